@@ -1,0 +1,134 @@
+"""Translation: text to text, scored with BLEU.
+
+    python recipes/translation.py                        the spoken commands that ship, English to German
+    python recipes/translation.py multi30k --data DIR    image captions (Elliott et al. 2016)
+    python recipes/translation.py files --train-source a.en --train-target a.de --valid-source b.en --valid-target b.de
+
+Every field can be set from the command line (see NAME --help). The same command again resumes.
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+import transduce as td
+from transduce.checkpoint import Run, claim, finish
+from transduce.data.corpus import Files, Folder
+from transduce.data.pairs import TextPairs, fingerprint
+from transduce.data.tokenizer import tokenizers
+from transduce.experiment import choose, identity, loss_of, with_vocabularies
+from transduce.report import test_report
+from transduce.train.optim import OptimConfig
+from transduce.train.trainer import Trainer, TrainingConfig
+from transduce.validate import TranslationValidation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Every number of a translation experiment."""
+
+    run: Path
+    """The run directory: everything that comes out, and all one needs to translate with it."""
+    corpus: Annotated[Folder | Files, tyro.conf.arg(name="")]
+    vocab_size: int = 8000
+    """Pieces of the BPE vocabulary, 260 special ones and bytes included; per side if not joint."""
+    joint: bool = True
+    """One vocabulary for both sides, and one table for encoder, decoder and output."""
+    bpe_dropout: float = 0.0
+    max_length: int = 256
+    """Longer training pairs, in tokens, are left out and counted."""
+    tokens_per_batch: int = 4096
+    """Rows times the longest side of a batch, padding included: what bounds memory."""
+    model: td.TransformerConfig = field(default_factory=td.transformer_tiny)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    decoding: td.Decoding = field(default_factory=td.Decoding)
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+COMMANDS = Experiment(
+    run=Path("runs/commands"),
+    corpus=Folder(data=Path(__file__).parent / "data" / "commands", valid="valid"),
+    vocab_size=1000,
+    model=replace(td.transformer_tiny(), dropout=0.1),
+    tokens_per_batch=2048,
+    training=TrainingConfig(
+        optim=OptimConfig(peak_rate=3e-3, warmup_steps=300),
+        max_updates=1200,
+        validate_every=200,
+        keep_last=3,
+        average="last",
+    ),
+)
+MULTI30K = Experiment(
+    run=Path("runs/multi30k"),
+    corpus=Folder(test="test_2016_flickr", default="multi30k"),
+    model=replace(td.transformer_tiny(), dropout=0.25),
+    training=TrainingConfig(
+        optim=OptimConfig(peak_rate=3e-3, warmup_steps=1000),
+        max_updates=8000,
+        max_minutes=57,
+        validate_every=200,
+        keep_last=10,
+        average="last",
+    ),
+)
+SETTINGS = {
+    "commands": ("The spoken commands that ship; minutes on two cores.", COMMANDS),
+    "multi30k": ("Image captions, 29,000 pairs; an hour on two cores.", MULTI30K),
+    "files": ("Any parallel text, the small model.", replace(MULTI30K, run=Path("runs/files"), corpus=Files())),
+    "files_base": (
+        "Any parallel text, the base model of the paper; wants a GPU.",
+        Experiment(run=Path("runs/files_base"), corpus=Files(), vocab_size=32000, model=td.transformer_base()),
+    ),
+}
+
+
+def run(x: Experiment) -> dict[str, float]:
+    """Train, then translate and score the test split; returns its scores."""
+    # Data
+    train, valid, test = (x.corpus.read(split) for split in ("train", "valid", "test"))
+    source, target = tokenizers(train.source, train.target, vocab_size=x.vocab_size, joint=x.joint)
+    pairs, held_out = (
+        TextPairs.encode(
+            text,
+            source,
+            target,
+            tokens_per_batch=x.tokens_per_batch,
+            max_length=x.max_length,
+            bpe_dropout=dropout,
+            seed=x.training.seed,
+        )
+        for text, dropout in ((train, x.bpe_dropout), (valid, 0.0))
+    )
+    print(f"train: {pairs}\nvalid: {held_out}")
+
+    # Model
+    torch.manual_seed(x.training.seed)
+    config = with_vocabularies(x.model, source.vocab_size, target.vocab_size, joint=x.joint)
+    model = td.Transformer(config).to(x.device)
+    claim(x.run, Run(config, identity(x, fingerprint(train)), source, target))
+    print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {x.device}")
+
+    # Training
+    validation = TranslationValidation(
+        td.Translator(model, source, target), valid.source, valid.target, held_out.epoch(0)
+    )
+    trainer = Trainer(
+        model=model,
+        data=pairs,
+        loss=loss_of(x.training),
+        validate=validation,
+        config=x.training,
+        directory=x.run,
+    )
+    finish(x.run, trainer.run().chosen(x.training.average, x.training.keep_last, x.training.keep_best))
+
+    # Decoding and score
+    return test_report(x.run, test, x.decoding, x.device) if test else {}
+
+
+if __name__ == "__main__":
+    run(choose(SETTINGS, default="commands", description=__doc__))

@@ -1,0 +1,117 @@
+"""attend() against the formula in scalar loops, and the two modules around it."""
+
+import math
+
+import pytest
+import torch
+
+from transduce.model.attention import CrossAttention, SelfAttention, attend
+from transduce.model.cache import Cache
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+
+CONFIG = TransformerConfig(d_model=21, n_heads=3, positions="none", decoder=StackConfig(input=Tokens()))
+
+
+def randn(rng, *shape):
+    return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+
+def written_out(query, key, value, lengths, causal):
+    """softmax(Q K^T / sqrt(E)) V, one number at a time: no softmax, no matmul, no mask."""
+    rows, heads, n_queries, width = query.shape
+    n_keys, want = key.size(2), torch.zeros(query.shape, dtype=torch.float64)
+    for b in range(rows):
+        for h in range(heads):
+            for t in range(n_queries):
+                end = n_keys if lengths is None else int(lengths[b])
+                if causal:  # the last query stands where the last key stands
+                    end = min(end, n_keys - n_queries + t + 1)
+                q, k = query[b, h, t].tolist(), key[b, h].tolist()
+                weights = [math.exp(sum(q[e] * k[s][e] for e in range(width)) / math.sqrt(width)) for s in range(end)]
+                for s in range(end):
+                    want[b, h, t] += weights[s] / sum(weights) * value[b, h, s]
+    return want
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [None, (7, 5)], ids=["no lengths", "lengths"])
+@pytest.mark.parametrize("n_queries", [1, 3, 7])
+def test_attention_is_the_formula_written_out(n_queries, lengths, causal, rng):
+    """Two rows, three heads of width 5, seven keys; in the last query's row all seven may be seen."""
+    query, key, value = (randn(rng, 2, 3, steps, 5) for steps in (n_queries, 7, 7))
+    lengths = None if lengths is None else torch.tensor(lengths)
+    got = attend(query, key, value, key_lengths=lengths, causal=causal)
+    torch.testing.assert_close(got, written_out(query, key, value, lengths, causal), rtol=0, atol=1e-12)
+
+
+def test_garbage_beyond_the_lengths_is_invisible_to_the_last_bit(rng):
+    query, key, value = (randn(rng, 2, 3, 7, 5) for _ in range(3))
+    lengths = torch.tensor([7, 5])
+    want = attend(query, key, value, key_lengths=lengths)
+    key[1, :, 5:], value[1, :, 5:] = 1e4, -1e4
+    assert torch.equal(attend(query, key, value, key_lengths=lengths), want)
+
+
+def test_dropout_zeroes_weights_and_scales_the_rest():
+    """Values that are the unit vectors show the weights themselves: 0, or the weight divided by 1 - p."""
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 23, 23, dtype=torch.float64)
+    unit = torch.eye(23, dtype=torch.float64)[None, None]
+    weights, dropped = attend(query, key, unit), attend(query, key, unit, dropout=0.25)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], weights[kept] / 0.75)
+    assert 0.70 < kept.double().mean() < 0.80
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_self_attention_is_torch_nn_multihead_attention(causal, rng):
+    ours, x, lengths = SelfAttention(CONFIG, causal=causal).double(), randn(rng, 2, 11, 21), torch.tensor([11, 5])
+    theirs = torch.nn.MultiheadAttention(21, 3, batch_first=True, dtype=torch.float64)
+    theirs.in_proj_weight, theirs.in_proj_bias, theirs.out_proj = ours.qkv.weight, ours.qkv.bias, ours.output
+    # There, True = ignore.
+    padding = torch.arange(11) >= lengths[:, None]
+    future = torch.ones(11, 11, dtype=torch.bool).triu(1) if causal else None
+    want, _ = theirs(x, x, x, key_padding_mask=padding, attn_mask=future)
+    torch.testing.assert_close(ours(x, lengths), want, rtol=0, atol=1e-12)
+
+
+def test_cross_attention_is_torch_nn_multihead_attention_with_beams_folded(rng):
+    """Two sentences of up to 13 positions; three beams each, five steps long."""
+    ours, x, memory = CrossAttention(CONFIG).double(), randn(rng, 2 * 3, 5, 21), randn(rng, 2, 13, 21)
+    lengths = torch.tensor([13, 7])
+    theirs = torch.nn.MultiheadAttention(21, 3, batch_first=True, dtype=torch.float64)
+    theirs.in_proj_weight.data = torch.cat((ours.q.weight, ours.kv.weight))
+    theirs.in_proj_bias.data = torch.cat((ours.q.bias, ours.kv.bias))
+    theirs.out_proj = ours.output
+    got = ours(x, *ours.project(memory), lengths)
+    for row in range(6):
+        own = memory[row // 3 : row // 3 + 1, : lengths[row // 3]]
+        want, _ = theirs(x[row : row + 1], own, own)
+        torch.testing.assert_close(got[row : row + 1], want, rtol=0, atol=1e-12)
+
+
+def test_cache_gives_back_what_was_appended_reordered_and_kept(rng):
+    """Against plain lists of tensors; long enough for the buffers to grow twice."""
+    cache = Cache(2)
+    assert cache.length == 0
+    cache.reorder(torch.tensor([0, 0]))  # nothing to reorder yet
+    keys = [randn(rng, 3, 2, 0, 5), randn(rng, 3, 2, 0, 5)]
+    values = [keys[0], keys[1]]
+    for step, rows in ((1, (2, 0, 0)), (16, (1, 1, 2, 0, 0)), (2, (4, 0)), (31, (1, 0))):
+        for i, layer in enumerate(cache.layers):
+            key, value = randn(rng, keys[i].size(0), 2, step, 5), randn(rng, keys[i].size(0), 2, step, 5)
+            keys[i], values[i] = torch.cat((keys[i], key), dim=2), torch.cat((values[i], value), dim=2)
+            got = layer.append(key, value)
+            assert torch.equal(got[0], keys[i])
+            assert torch.equal(got[1], values[i])
+        cache.reorder(torch.tensor(rows))
+        keys, values = [k[list(rows)] for k in keys], [v[list(rows)] for v in values]
+    assert cache.length == 1 + 16 + 2 + 31
+
+    memory = randn(rng, 3, 2, 7, 5)
+    cache.layers[1].memory, cache.memory_lengths = (memory, -memory), torch.tensor([7, 5, 3])
+    cache.keep(torch.tensor([2, 0]))
+    assert torch.equal(cache.layers[1].memory[0], memory[[2, 0]])
+    assert torch.equal(cache.layers[1].memory[1], -memory[[2, 0]])
+    assert cache.memory_lengths.tolist() == [3, 7]
+    assert cache.layers[0].memory is None

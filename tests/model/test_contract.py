@@ -1,0 +1,88 @@
+"""The contract of tests/contract.py, over every shape of model and every setting that could break it."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests import contract
+from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+
+# Different primes wherever the model allows: 2 heads of 7, 23 inside, vocabularies of 29 and 31, 2 and 3 layers.
+BASE = TransformerConfig(d_model=14, n_heads=2, d_ff=23, encoder=StackConfig(input=Tokens(vocab_size=29), n_layers=2))
+DECODER = StackConfig(input=Tokens(vocab_size=31), n_layers=3)
+
+SHAPES = {
+    "tokens-tokens": replace(BASE, decoder=DECODER),
+    "frames-tokens": replace(
+        BASE, encoder=StackConfig(input=Frames(n_features=14, stack=1), n_layers=2), decoder=DECODER
+    ),
+    "stacked-frames-tokens": replace(
+        BASE, encoder=StackConfig(input=Frames(n_features=5, stack=3), n_layers=2), decoder=DECODER
+    ),
+    "decoder": replace(BASE, encoder=None, decoder=DECODER),
+    "encoder": BASE,
+}
+
+# The sinusoidal table of 7 rows ends in the middle of every sequence; the learned one has room for the longest.
+POSITIONS = {
+    "sinusoidal": {"positions": "sinusoidal", "max_positions": 7},
+    "learned": {"positions": "learned", "max_positions": 23},
+    "none": {"positions": "none"},
+}
+
+
+def _cases() -> dict[str, TransformerConfig]:
+    """Every shape with both places of the norm and all positions; then one other setting at a time."""
+    cases = {}
+    for shape, config in SHAPES.items():
+        for norm in ("post", "pre"):
+            for kind, positions in POSITIONS.items():
+                cases[f"{shape}-{norm}-{kind}"] = replace(config, norm_position=norm, **positions)
+        for activation in ("gelu", "gelu_tanh"):
+            cases[f"{shape}-{activation}"] = replace(config, activation=activation)
+        cases[f"{shape}-tie-none"] = replace(config, tie="none", scale_embeddings=False)
+        if shape == "tokens-tokens":
+            cases[f"{shape}-tie-all"] = replace(config, encoder=replace(DECODER, n_layers=2), tie="all")
+        elif "frames" not in shape:
+            cases[f"{shape}-tie-all"] = replace(config, tie="all")
+    return cases
+
+
+CASES = _cases()
+every = pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
+with_decoder = pytest.mark.parametrize(
+    "config", [c for c in CASES.values() if c.decoder], ids=[name for name, c in CASES.items() if c.decoder]
+)
+with_encoder = pytest.mark.parametrize(
+    "config", [c for c in CASES.values() if c.encoder], ids=[name for name, c in CASES.items() if c.encoder]
+)
+
+
+@with_decoder
+def test_whole_equals_step_by_step(config, rng):
+    contract.whole_equals_step_by_step(contract.random_model(config, rng), rng)
+
+
+@every
+def test_padding_is_invisible(config, rng):
+    contract.padding_is_invisible(contract.random_model(config, rng), rng)
+
+
+@every
+def test_a_row_alone_equals_the_row_in_its_batch(config, rng):
+    contract.a_row_alone_equals_the_row_in_its_batch(contract.random_model(config, rng), rng)
+
+
+@with_decoder
+def test_the_future_is_invisible(config, rng):
+    contract.the_future_is_invisible(contract.random_model(config, rng), rng)
+
+
+@with_encoder
+def test_padding_gets_no_gradient(config, rng):
+    contract.padding_gets_no_gradient(contract.random_model(config, rng), rng)
+
+
+@with_decoder
+def test_beams_fold(config, rng):
+    contract.beams_fold(contract.random_model(config, rng), rng)

@@ -1,0 +1,66 @@
+"""Positions against the paper's formula, number by number."""
+
+import math
+
+import pytest
+import torch
+
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.positions import Positions, sinusoidal
+
+
+def formula(position: int, column: int, d_model: int) -> float:
+    """Vaswani et al. (2017), section 3.5."""
+    angle = position / 10000 ** ((column - column % 2) / d_model)
+    return math.cos(angle) if column % 2 else math.sin(angle)
+
+
+def table(start: int, stop: int, d_model: int) -> torch.Tensor:
+    return torch.tensor([[formula(t, column, d_model) for column in range(d_model)] for t in range(start, stop)])
+
+
+def positions(kind: str, max_positions: int) -> Positions:
+    decoder = StackConfig(input=Tokens())
+    return Positions(
+        TransformerConfig(decoder=decoder, d_model=14, n_heads=2, positions=kind, max_positions=max_positions)
+    )
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 11), (5, 7), (9973, 9979)])
+def test_sinusoidal_is_the_formula(start, stop):
+    """Far from the start, too, where angles computed in single precision would be off by 1e-3."""
+    torch.testing.assert_close(sinusoidal(start, stop, 14), table(start, stop, 14), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(("start", "steps"), [(0, 5), (0, 7), (3, 4), (3, 5), (6, 1), (7, 1), (5, 13), (101, 2)])
+def test_sinusoidal_has_no_end(start, steps, rng):
+    """Inside the table of seven rows, over its end, and beyond it."""
+    x = torch.randn(2, steps, 14, generator=rng)
+    got = positions("sinusoidal", 7)(x, start)
+    torch.testing.assert_close(got, x + table(start, start + steps, 14), rtol=0, atol=1e-6)
+
+
+def test_sinusoidal_has_no_weights_and_is_not_saved():
+    assert not list(positions("sinusoidal", 7).parameters())
+    assert not positions("sinusoidal", 7).state_dict()
+
+
+@pytest.mark.parametrize(("start", "steps"), [(0, 7), (3, 4), (6, 1)])
+def test_learned_adds_its_rows(start, steps, rng):
+    layer = positions("learned", 7)
+    weight = torch.randn(7, 14, generator=rng)
+    layer.learned.data = weight
+    x = torch.randn(2, steps, 14, generator=rng)
+    assert torch.equal(layer(x, start), torch.stack([row + weight[start : start + steps] for row in x]))
+
+
+@pytest.mark.parametrize(("start", "steps", "end"), [(0, 8, 8), (7, 1, 8), (5, 11, 16)])
+def test_learned_says_where_it_ends(start, steps, end):
+    with pytest.raises(ValueError) as error:
+        positions("learned", 7)(torch.zeros(2, steps, 14), start)
+    assert str(error.value) == f"learned positions end at max_positions=7, but the sequence has {end}"
+
+
+def test_none_adds_nothing(rng):
+    x = torch.randn(2, 11, 14, generator=rng)
+    assert torch.equal(positions("none", 7)(x, 3), x)

@@ -1,0 +1,20 @@
+"""One Transformer, many transductions. What is listed here is public; nothing else is promised."""
+
+from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
+from transduce.model.transformer import Transformer
+from transduce.pipeline import Decoding, Translator, load
+
+__all__ = [
+    "Decoding",
+    "Frames",
+    "StackConfig",
+    "Tokens",
+    "Transformer",
+    "TransformerConfig",
+    "Translator",
+    "load",
+    "transformer_base",
+    "transformer_big",
+    "transformer_tiny",
+]

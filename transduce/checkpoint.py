@@ -1,0 +1,181 @@
+"""A run directory: config.json, tokenizers, model.safetensors, and checkpoints/UPDATE while training goes on."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from safetensors.torch import save as serialise
+from torch import Tensor
+
+from transduce.config import differences, from_dict, to_dict
+from transduce.data.tokenizer import Tokenizer
+from transduce.files import write_file
+from transduce.model.config import TransformerConfig
+from transduce.model.transformer import Transformer
+
+CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run directory holds besides weights: the model's configuration, the experiment's, the tokenizers."""
+
+    model: TransformerConfig
+    experiment: dict[str, Any]
+    source_tokenizer: Tokenizer | None
+    target_tokenizer: Tokenizer | None
+
+
+def save_run(directory: Path, run: Run) -> None:
+    """Write config.json and tokenizers; one file where both sides share one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if run.source_tokenizer is run.target_tokenizer:
+        sides = {"tokenizer": run.source_tokenizer}
+    else:
+        sides = {"source": run.source_tokenizer, "target": run.target_tokenizer}
+    for side, tokenizer in sides.items():
+        if tokenizer is not None:
+            write_file(directory / f"{side}.model", tokenizer.model)
+    plain = {"model": to_dict(run.model), "experiment": run.experiment}
+    write_file(directory / CONFIG, json.dumps(plain, indent=2) + "\n")
+
+
+def load_run(directory: Path) -> Run:
+    """Read what `save_run` wrote.
+
+    Raises:
+        ValueError: `directory` is not a run directory, or its config.json is not ours.
+    """
+    path = directory / CONFIG
+    if not path.is_file():
+        what = "does not exist" if not directory.exists() else f"has no {CONFIG}"
+        raise ValueError(f"a run directory holds {CONFIG}, but {directory} {what}; a recipe makes one (--run DIRECTORY)")
+    try:
+        plain = json.loads(path.read_text())
+        model, experiment = plain["model"], plain["experiment"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} must be JSON with model and experiment, but it is not: {error!r}") from error
+    shared = _tokenizer(directory / "tokenizer.model")
+    return Run(
+        model=from_dict(TransformerConfig, model, str(path)),
+        experiment=experiment,
+        source_tokenizer=shared or _tokenizer(directory / "source.model"),
+        target_tokenizer=shared or _tokenizer(directory / "target.model"),
+    )
+
+
+def _tokenizer(path: Path) -> Tokenizer | None:
+    return Tokenizer.load(path) if path.is_file() else None
+
+
+def save_weights(path: Path, model: torch.nn.Module) -> None:
+    """Every parameter once, shared ones under their first name."""
+    save_file({name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}, path)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors by name.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def set_weights(model: torch.nn.Module, weights: dict[str, Tensor], name: str) -> None:
+    """Copy weights into the model.
+
+    Raises:
+        ValueError: a name or shape that the model does not have, or one that is missing.
+    """
+    own = dict(model.named_parameters())
+    wrong = [f"{n} is missing" for n in own if n not in weights]
+    wrong += [f"{n} is unknown" for n in weights if n not in own]
+    wrong += [
+        f"{n} is {tuple(weights[n].shape)} instead of {tuple(own[n].shape)}"
+        for n in own
+        if n in weights and weights[n].shape != own[n].shape
+    ]
+    if wrong:
+        raise ValueError(f"weights must fit the configuration, but in {name} {'; '.join(wrong[:5])}")
+    with torch.no_grad():
+        for n, parameter in own.items():
+            parameter.copy_(weights[n])
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted(path for path in (directory / CHECKPOINTS).glob("[0-9]*") if path.is_dir())
+
+
+def weights_path(directory: Path) -> Path:
+    """The weights to decode with: the finished model, or the newest checkpoint while there is none.
+
+    Raises:
+        ValueError: there are none.
+    """
+    found = [directory / WEIGHTS, *(path / WEIGHTS for path in reversed(checkpoints(directory)))]
+    for path in found:
+        if path.is_file():
+            return path
+    raise ValueError(f"a run needs weights, but {directory} has neither {WEIGHTS} nor a checkpoint; train it first")
+
+
+def load_model(directory: Path, device: torch.device | str = "cpu") -> Transformer:
+    """The run's model in evaluation mode."""
+    model = Transformer(load_run(directory).model)
+    path = weights_path(directory)
+    set_weights(model, read_weights(path), str(path))
+    return model.to(device).eval()
+
+
+def average(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of several weight files, summed in float64.
+
+    Source: Vaswani et al. (2017), section 6.1, "checkpoint averaging".
+    """
+    if not paths:
+        raise ValueError("an average needs at least one checkpoint, but there is none")
+    total: dict[str, Tensor] = {}
+    first = read_weights(paths[0])
+    for path in paths:
+        weights = read_weights(path)
+        if weights.keys() != first.keys():
+            raise ValueError(f"checkpoints to average must have the same names, but {paths[0]} and {path} differ")
+        for name, tensor in weights.items():
+            total[name] = total[name] + tensor.double() if name in total else tensor.double()
+    return {name: (tensor / len(paths)).to(first[name].dtype) for name, tensor in total.items()}
+
+
+def claim(directory: Path, run: Run) -> None:
+    """Make `directory` this run's, or go on with it where it already is.
+
+    Raises:
+        ValueError: another experiment lives there; the message lists what differs.
+    """
+    if not (directory / CONFIG).exists():
+        return save_run(directory, run)
+    before = load_run(directory)
+    changed = differences(
+        {"model": to_dict(before.model), **before.experiment}, {"model": to_dict(run.model), **run.experiment}
+    )
+    if changed:
+        raise ValueError(
+            f"a run goes on with the configuration it began with, but in {directory} this differs: "
+            f"{'; '.join(changed)}. Name another directory with --run, or remove this one"
+        )
+    return None
+
+
+def finish(directory: Path, updates: Sequence[int]) -> None:
+    """Write the mean of these checkpoints as the finished model.safetensors."""
+    weights = average([directory / CHECKPOINTS / f"{update:08d}" / WEIGHTS for update in updates])
+    write_file(directory / WEIGHTS, serialise(weights))

@@ -1,0 +1,56 @@
+"""Frozen dataclasses to JSON and back, and what differs between two of them."""
+
+import json
+from functools import cache
+from typing import Any, TypeVar
+
+import cattrs
+from cattrs.preconf.json import JsonConverter, make_converter
+
+Config = TypeVar("Config")
+
+
+@cache
+def _converter() -> JsonConverter:
+    return make_converter(forbid_extra_keys=True)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A dataclass, nested ones included, as what JSON can hold."""
+    plain: dict[str, Any] = json.loads(json.dumps(_converter().unstructure(config)))
+    return plain
+
+
+def from_dict(kind: type[Config], plain: dict[str, Any], name: str) -> Config:
+    """The dataclass `kind` from what `to_dict` made; `name` is what an error calls its origin.
+
+    Raises:
+        ValueError: an unknown, missing or impossible field.
+    """
+    try:
+        return _converter().structure(plain, kind)
+    except (cattrs.BaseValidationError, cattrs.StructureHandlerNotFoundError) as error:
+        told = "; ".join(cattrs.transform_error(error)) if isinstance(error, cattrs.BaseValidationError) else str(error)
+        raise ValueError(f"{name} does not describe a {kind.__name__}: {told}") from error
+
+
+def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} as {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """One line per field that differs: "training.seed: 1 -> 2"."""
+    before, after = flatten(old), flatten(new)
+    names = [*before, *(name for name in after if name not in before)]
+    return [
+        f"{name}: {before.get(name, 'absent')} -> {after.get(name, 'absent')}"
+        for name in names
+        if before.get(name, "absent") != after.get(name, "absent")
+    ]

@@ -1,0 +1,109 @@
+"""Sequences of many lengths to rectangles of few, in an order that is a function of (seed, epoch)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+IGNORE = -100
+"""In target_out: no prediction is asked for here (torch's own value for it)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What one update sees. Lengths say what is real; the rest is padding, to the right.
+
+    target_in begins with BOS, target_out ends with EOS, both of target_lengths.
+    """
+
+    target_in: Int[Tensor, "B T"]
+    target_out: Int[Tensor, "B T"]
+    target_lengths: Int[Tensor, " B"]
+    source: Shaped[Tensor, "B S *F"] | None = None
+    source_lengths: Int[Tensor, " B"] | None = None
+    n_tokens: int
+    """Target tokens to predict, EOS included, padding not."""
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch on another device, copied without waiting where memory is pinned."""
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(
+            self, **{n: t.to(device, non_blocking=True) for n, t in moved.items() if isinstance(t, torch.Tensor)}
+        )
+
+
+def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
+    """Rows of ids to a rectangle, and their lengths."""
+    lengths = np.array([len(row) for row in rows])
+    ids = np.full((len(rows), lengths.max()), value, dtype=np.int64)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+    return torch.from_numpy(ids), torch.from_numpy(lengths)
+
+
+def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[np.ndarray, " b"]]:
+    """Cut sequences, sorted by length, into batches with rows * longest <= tokens_per_batch on every side.
+
+    A sequence longer than the budget is a batch of its own.
+
+    Args:
+        lengths: of every example its k lengths (source and target).
+    """
+    order = np.lexsort((*lengths.T[:-1], lengths[:, -1], lengths.max(axis=1)))
+    batches, start, longest = [], 0, 0
+    for stop, index in enumerate(order):
+        longest = max(longest, int(lengths[index].max()))
+        if stop > start and (stop + 1 - start) * longest > tokens_per_batch:
+            batches.append(order[start:stop])
+            start, longest = stop, int(lengths[index].max())
+    batches.append(order[start:])
+    return batches
+
+
+def padding_share(lengths: Int[np.ndarray, "n k"], batches: list[Int[np.ndarray, " b"]]) -> float:
+    """Share of padding among all positions of all batches, all sides together."""
+    positions = sum(len(b) * lengths[b].max(axis=0).sum() for b in batches)
+    return 1 - lengths.sum() / positions
+
+
+class Epoch(Sequence[Batch]):
+    """The batches of one epoch, each made when asked for."""
+
+    def __init__(
+        self, source: list[list[int]], target: list[list[int]], *, tokens_per_batch: int, seed: int, epoch: int, bos: int
+    ) -> None:
+        self.source, self.target, self.bos = source, target, bos
+        rng = np.random.default_rng((seed, epoch))
+        lengths = np.array([(len(s), len(t)) for s, t in zip(source, target, strict=True)])
+        shuffled = rng.permutation(len(lengths))  # so that equal lengths meet different neighbours in every epoch
+        batches = [shuffled[b] for b in bucket(lengths[shuffled], tokens_per_batch)]
+        self.padding_share = padding_share(lengths, batches)
+        self.batches = [batches[i] for i in rng.permutation(len(batches))]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, i: int) -> Batch:  # type: ignore[override]  # no slices
+        rows = self.batches[i]
+        return pair_batch([self.source[r] for r in rows], [self.target[r] for r in rows], bos=self.bos)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self[i] for i in range(len(self)))
+
+
+def pair_batch(source: Sequence[Sequence[int]], target: Sequence[Sequence[int]], *, bos: int) -> Batch:
+    """Pairs of ids, each target ending in EOS, to one batch."""
+    source_ids, source_lengths = pad(source, 0)
+    target_out, target_lengths = pad(target, IGNORE)
+    target_in, _ = pad([[bos, *row[:-1]] for row in target], 0)
+    return Batch(
+        source=source_ids,
+        source_lengths=source_lengths,
+        target_in=target_in,
+        target_out=target_out,
+        target_lengths=target_lengths,
+        n_tokens=int(target_lengths.sum()),
+    )

@@ -1,0 +1,158 @@
+"""Text from files, line by line, with nothing shifted and nothing lost without a word."""
+
+import gzip
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+def read_lines(path: Path | str) -> list[str]:
+    """The lines of a UTF-8 file, plain or .gz. A line ends at \\n alone (a \\r before it goes too).
+
+    `str.splitlines` would also split at form feeds and U+2028, and shift one side of a corpus against the other.
+
+    Raises:
+        ValueError: bytes that are not UTF-8, by file and line.
+    """
+    path = Path(path)
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        try:
+            raw = file.read()
+        except (EOFError, gzip.BadGzipFile) as error:
+            raise ValueError(f"{path} is not a whole gzip file: {error}; unpack it or fetch it again") from error
+    return decode_lines(raw, str(path))
+
+
+def decode_lines(raw: bytes, name: str) -> list[str]:
+    """`read_lines` of bytes; `name` is what an error calls them."""
+    lines = []
+    for number, line in enumerate(raw.removesuffix(b"\n").split(b"\n") if raw else (), start=1):
+        try:
+            lines.append(line.removesuffix(b"\r").decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"text must be UTF-8, but {name}, line {number}, byte {error.start + 1} is {line[error.start]:#04x}; "
+                "convert the file, for example with iconv -f latin1 -t utf-8"
+            ) from error
+    if lines:
+        lines[0] = lines[0].removeprefix("\ufeff")  # a byte order mark belongs to the file, not to its first sentence
+    return lines
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """Sentence pairs: source[i] means target[i]. `n_blank` pairs were left out, one side or both being blank."""
+
+    source: list[str]
+    target: list[str]
+    n_blank: int = 0
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def read_parallel(source: Path | str, target: Path | str) -> ParallelText:
+    """Two files whose lines belong together.
+
+    Raises:
+        ValueError: their line counts differ, or no pair is left.
+    """
+    sources, targets = read_lines(source), read_lines(target)
+    if len(sources) != len(targets):
+        raise ValueError(
+            f"parallel files must have the same number of lines, "
+            f"but {source} has {len(sources)} and {target} has {len(targets)}"
+        )
+    return _without_blanks(sources, targets, f"{source} and {target}")
+
+
+def read_parallel_tsv(path: Path | str) -> ParallelText:
+    """One file, each line a source sentence, a tab and its target sentence.
+
+    Raises:
+        ValueError: a line has no tab or more than one, or no pair is left.
+    """
+    sources, targets = [], []
+    for number, line in enumerate(read_lines(path), start=1):
+        cells = line.split("\t")
+        if len(cells) != 2:
+            raise ValueError(f"a line must be source, tab, target, but {path}, line {number}, has {len(cells) - 1} tabs")
+        sources.append(cells[0])
+        targets.append(cells[1])
+    return _without_blanks(sources, targets, str(path))
+
+
+def _without_blanks(sources: list[str], targets: list[str], name: str) -> ParallelText:
+    kept = [(s, t) for s, t in zip(sources, targets, strict=True) if s.strip() and t.strip()]
+    if not kept:
+        raise ValueError(f"a corpus needs a pair with text on both sides, but {name}: {len(sources)} lines, none such")
+    return ParallelText([s for s, _ in kept], [t for _, t in kept], len(sources) - len(kept))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """Parallel text as SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz in one folder, the layout of Multi30k."""
+
+    data: Path | None = None
+    """The folder; without it, the setting's own name inside the folder that TRANSDUCE_DATA names."""
+    source: str = "en"
+    target: str = "de"
+    train: str = "train"
+    valid: str = "val"
+    test: str = "test"
+    default: str = ""
+    """Name of the folder inside TRANSDUCE_DATA."""
+
+    def read(self, split: Literal["train", "valid", "test"]) -> ParallelText:
+        """One split.
+
+        Raises:
+            ValueError: no folder is named, or it lacks the files.
+        """
+        name = getattr(self, split)
+        return read_parallel(self._file(f"{name}.{self.source}"), self._file(f"{name}.{self.target}"))
+
+    def _file(self, name: str) -> Path:
+        root = os.environ.get("TRANSDUCE_DATA")
+        folder = self.data or (Path(root) / self.default if root else None)
+        if folder is None:
+            raise ValueError("a folder of parallel text must be named: use --data DIR, or set TRANSDUCE_DATA")
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.is_file():
+                return path
+        there = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
+        raise ValueError(f"{folder} must hold {name} or {name}.gz, but it holds: {there}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Parallel text in files of any name: two per split, or one TSV of source, tab, target."""
+
+    train_source: Path | None = None
+    train_target: Path | None = None
+    train_tsv: Path | None = None
+    valid_source: Path | None = None
+    valid_target: Path | None = None
+    valid_tsv: Path | None = None
+    test_source: Path | None = None
+    test_target: Path | None = None
+    test_tsv: Path | None = None
+
+    def read(self, split: Literal["train", "valid", "test"]) -> ParallelText | None:
+        """One split; None where there is no test split.
+
+        Raises:
+            ValueError: a side is missing, or files and TSV are both given.
+        """
+        source, target, tsv = (getattr(self, f"{split}_{part}") for part in ("source", "target", "tsv"))
+        if tsv and not source and not target:
+            return read_parallel_tsv(tsv)
+        if source and target and not tsv:
+            return read_parallel(source, target)
+        if split == "test" and not (source or target or tsv):
+            return None
+        raise ValueError(
+            f"the {split} text is two files or one TSV: give --{split}-source and --{split}-target, or --{split}-tsv, "
+            f"but {split}_source={source}, {split}_target={target} and {split}_tsv={tsv}"
+        )

@@ -1,0 +1,162 @@
+"""Beam search over a Scorer: the likeliest whole sequences, as far as a beam can see."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transduce.decode.hypothesis import Hypothesis, check_bounds, ids_tensor, length_penalty
+from transduce.decode.scorer import Scorer
+
+
+@dataclass
+class Beams:
+    """K hypotheses of every running sentence, best first; -inf where there is none."""
+
+    tokens: Int[Tensor, "A K L"]
+    log_prob: Float[Tensor, "A K"]
+    score: Float[Tensor, "A K"]
+
+    def best(self, k: int) -> tuple["Beams", Int[Tensor, "A k"]]:
+        """The k best by score, and which they were."""
+        score, index = self.score.topk(k)
+        tokens = self.tokens.gather(1, index[:, :, None].expand(-1, -1, self.tokens.size(2)))
+        return Beams(tokens, self.log_prob.gather(1, index), score), index
+
+    def rows(self, sentences: Int[Tensor, " M"]) -> "Beams":
+        """Those of some sentences."""
+        return Beams(self.tokens[sentences], self.log_prob[sentences], self.score[sentences])
+
+
+@torch.inference_mode()
+def beam_search(
+    scorer: Scorer,
+    *,
+    bos_id: int,
+    eos_id: int,
+    max_lengths: Int[Tensor, " B"],
+    beam_size: int = 5,
+    alpha: float = 0.6,
+    n_best: int = 1,
+    forbidden: Sequence[int] = (),
+) -> list[list[Hypothesis]]:
+    """The n best hypotheses of every sentence, best score first.
+
+    Every step weighs the 2 * beam_size likeliest continuations of a sentence, so that at least beam_size live ones
+    remain when others end. A continuation that ends counts if it is among the best beam_size. A sentence is done when
+    it has beam_size finished hypotheses and its best live one, scored at its present length, beats none of them; or at
+    its own bound, where live hypotheses fill the places that finished ones left free. Done sentences leave the batch.
+
+    Args:
+        scorer: begins with one row per sentence; its tensors live where `max_lengths` does.
+        max_lengths: bound on the tokens of each sentence, EOS included.
+        alpha: exponent of the length penalty; 0 ranks by log-probability.
+        forbidden: ids never produced. They keep their share of the probability.
+
+    Raises:
+        ValueError: n_best is not in 1 ... beam_size, or max_lengths not one bound of at least 1 per sentence.
+    Source: Wu et al. (2016), section 7, for the penalty; the rule to stop is that of transformers' generate.
+    """
+    if not 1 <= n_best <= beam_size:
+        raise ValueError(f"n_best must lie in 1 ... beam_size, but n_best={n_best} and beam_size={beam_size}")
+    check_bounds(scorer.n_sentences, max_lengths)
+    device, banned = max_lengths.device, ids_tensor(forbidden, max_lengths.device)
+    running = list(range(scorer.n_sentences))
+    live, kept = _start(len(running), beam_size, device)
+    last = torch.full((len(running),), bos_id, device=device)
+    results: list[tuple[list[int], Beams, Beams]] = []
+    step = 0
+    while running:
+        step += 1
+        gain, token = _continuations(scorer.step(last), banned, 2 * beam_size)
+        live, kept, parent = _advance(live, kept, gain, token, eos_id, length_penalty(step, alpha))
+        done = (live.score[:, 0] <= kept.score[:, -1]) | (max_lengths <= step)
+        flags: list[bool] = done.tolist()  # the one host sync of a step
+        if any(flags):
+            gone, on = ([i for i, flag in enumerate(flags) if flag is want] for want in (True, False))
+            out, rest = ids_tensor(gone, device), ids_tensor(on, device)
+            results.append(([running[i] for i in gone], kept.rows(out), live.rows(out)))
+            running, max_lengths, parent = [running[i] for i in on], max_lengths[rest], parent[rest]
+            live, kept = live.rows(rest), kept.rows(rest)
+        scorer.reorder(parent.flatten())
+        if any(flags):
+            scorer.keep(rest)
+        last = live.tokens[:, :, -1].flatten()
+    return _collect(results, eos_id, n_best)
+
+
+def _start(n_sentences: int, beam_size: int, device: torch.device) -> tuple[Beams, Beams]:
+    """One empty live hypothesis a sentence, and no kept one."""
+    nothing = torch.empty(n_sentences, beam_size, 0, dtype=torch.long, device=device)
+    zero, never = torch.zeros(n_sentences, 1, device=device), torch.full(nothing.shape[:2], -math.inf, device=device)
+    return Beams(nothing[:, :1], zero, zero), Beams(nothing, never, never)
+
+
+def _continuations(
+    logits: Float[Tensor, "N V"], banned: Int[Tensor, " M"], k: int
+) -> tuple[Float[Tensor, "N C"], Int[Tensor, "N C"]]:
+    """Log-probabilities and ids of the C = min(k, V) likeliest next tokens of every row."""
+    log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    log_probs.index_fill_(1, banned, -math.inf)
+    best, token = log_probs.topk(min(k, logits.size(1)))
+    return best, token
+
+
+def _advance(
+    live: Beams, kept: Beams, gain: Float[Tensor, "N C"], token: Int[Tensor, "N C"], eos_id: int, penalty: float
+) -> tuple[Beams, Beams, Int[Tensor, "A K"]]:
+    """One token further: the new live and kept hypotheses, and the row that each live one goes on from."""
+    n_sentences, n_live = live.log_prob.shape
+    beam_size = kept.score.size(1)
+    total = (live.log_prob[:, :, None] + gain.view(n_sentences, n_live, -1)).flatten(1)
+    short = max(0, 2 * beam_size - total.size(1))  # fewer continuations than places: early, with a tiny vocabulary
+    log_prob, index = F.pad(total, (0, short), value=-math.inf).topk(2 * beam_size)
+    index = index.clamp_max(total.size(1) - 1)
+    parent, token = index // gain.size(1), token.view(n_sentences, -1).gather(1, index)
+    past = live.tokens.gather(1, parent[:, :, None].expand(-1, -1, live.tokens.size(2)))
+    tokens = torch.cat((past, token[:, :, None]), dim=2)
+
+    on, over = log_prob.masked_fill(token == eos_id, -math.inf), log_prob.masked_fill(token != eos_id, -math.inf)
+    live, chosen = Beams(tokens, on, on / penalty).best(beam_size)
+    ended = Beams(tokens[:, :beam_size], over[:, :beam_size], over[:, :beam_size] / penalty)
+    kept, _ = _joined(kept, ended, eos_id).best(beam_size)
+    first_row = n_live * torch.arange(n_sentences, device=token.device)[:, None]
+    return live, kept, first_row + parent.gather(1, chosen)
+
+
+def _joined(kept: Beams, ended: Beams, eos_id: int) -> Beams:
+    """Both; what ended earlier is filled up with EOS."""
+    tokens = F.pad(kept.tokens, (0, 1), value=eos_id)
+    return Beams(
+        torch.cat((tokens, ended.tokens), dim=1),
+        torch.cat((kept.log_prob, ended.log_prob), dim=1),
+        torch.cat((kept.score, ended.score), dim=1),
+    )
+
+
+def _collect(results: list[tuple[list[int], Beams, Beams]], eos_id: int, n_best: int) -> list[list[Hypothesis]]:
+    """Finished hypotheses, then live ones in the places left free; sorted, and in the order of the batch."""
+    found: dict[int, list[Hypothesis]] = {}
+    for sentences, kept, live in results:
+        beam_size = kept.score.size(1)
+        for sentence, finished, unfinished in zip(sentences, _lists(kept, eos_id), _lists(live, eos_id), strict=True):
+            hypotheses = (finished + unfinished)[:beam_size]
+            found[sentence] = sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:n_best]
+    return [found[sentence] for sentence in sorted(found)]
+
+
+def _lists(beams: Beams, eos_id: int) -> list[list[Hypothesis]]:
+    """Tensors to Hypotheses, without those that do not exist."""
+    columns = zip(beams.tokens.tolist(), beams.log_prob.tolist(), beams.score.tolist(), strict=True)
+    return [
+        [
+            Hypothesis(row[: row.index(eos_id)] if eos_id in row else row, log_prob, score, eos_id in row)
+            for row, log_prob, score in zip(*sentence, strict=True)
+            if score > -math.inf
+        ]
+        for sentence in columns
+    ]

@@ -1,0 +1,76 @@
+"""What search knows of a model: next-token logits for every live row, and nothing else."""
+
+from typing import Any, Protocol
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class Scorer(Protocol):
+    """Scores continuations of N = B * beams rows, sentence by sentence: rows b*beams ... (b+1)*beams-1 are b's.
+
+    Search begins with one row per sentence, N = B, and widens to beams with its first `reorder`.
+    """
+
+    @property
+    def n_sentences(self) -> int:
+        """B, the sentences still being searched."""
+        ...
+
+    def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
+        """Append one token to every row; return the logits of the next. Search may overwrite what it gets."""
+        ...
+
+    def reorder(self, rows: Int[Tensor, " M"]) -> None:
+        """Let row m go on from the past of row rows[m]; rows may repeat and be left out."""
+        ...
+
+    def keep(self, sentences: Int[Tensor, " M"]) -> None:
+        """Go on with these sentences only. Their rows were already chosen by `reorder`."""
+        ...
+
+
+class Past(Protocol):
+    """What a decoder remembers between steps; transduce.model.cache.Cache is one."""
+
+    def reorder(self, rows: Int[Tensor, " M"]) -> None: ...
+
+    def keep(self, sentences: Int[Tensor, " M"]) -> None: ...
+
+
+class States(Protocol):
+    """The encoder's output; transduce.model.transformer.Memory is one."""
+
+    @property
+    def states(self) -> Float[Tensor, "B S D"]: ...
+
+
+class Decoder(Protocol):
+    """A model that continues rows; transduce.model.transformer.Transformer is one."""
+
+    def new_cache(self) -> Any: ...
+
+    def decode(self, target_in: Int[Tensor, "N T"], *, memory: Any, cache: Any) -> Float[Tensor, "N T V"]: ...
+
+
+class ModelScorer:
+    """The Scorer of one encoder-decoder model and the memory of B sentences; a step costs one position."""
+
+    def __init__(self, model: Decoder, memory: States) -> None:
+        self.model = model
+        self.memory: States | None = memory
+        self.cache: Past = model.new_cache()
+        self.n_sentences = memory.states.size(0)
+
+    def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
+        """Logits after `tokens`. The first step projects the memory into the cache and lets go of it."""
+        logits = self.model.decode(tokens[:, None], memory=self.memory, cache=self.cache)
+        self.memory = None
+        return logits[:, -1]
+
+    def reorder(self, rows: Int[Tensor, " M"]) -> None:
+        self.cache.reorder(rows)
+
+    def keep(self, sentences: Int[Tensor, " M"]) -> None:
+        self.cache.keep(sentences)
+        self.n_sentences = len(sentences)

@@ -1,0 +1,57 @@
+"""What every recipe needs besides its data: a configuration from the command line, and what identifies it."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+from torch import Tensor
+
+from transduce.config import to_dict
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.train.loss import sequence_loss
+from transduce.train.trainer import TrainingConfig
+
+ExperimentT = TypeVar("ExperimentT")
+
+
+def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, description: str | None) -> ExperimentT:
+    """The named setting, with the fields that the command line overrides; `default` where it names none."""
+    arguments = sys.argv[1:]
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+        arguments = [default, *arguments]
+    return tyro.extras.overridable_config_cli(dict(settings), args=arguments, description=description)
+
+
+def identity(experiment: Any, data: str) -> dict[str, Any]:
+    """The fields that decide a result, and the data's fingerprint: paths and devices say where, not what."""
+
+    def keep(config: Any, plain: dict[str, Any]) -> dict[str, Any]:
+        kept = {}
+        for field in fields(config):
+            value = getattr(config, field.name)
+            if is_dataclass(value):
+                kept[field.name] = keep(value, plain[field.name])
+            elif not isinstance(value, Path) and value is not None and field.name != "device":
+                kept[field.name] = plain[field.name]
+        return kept
+
+    return keep(experiment, to_dict(experiment)) | {"data": data}
+
+
+def with_vocabularies(config: TransformerConfig, source: int, target: int, *, joint: bool) -> TransformerConfig:
+    """The same model for vocabularies of these sizes; tables are shared as far as vocabularies are."""
+    stacks: dict[str, StackConfig | None] = {}
+    for name, stack, size in (("encoder", config.encoder, source), ("decoder", config.decoder, target)):
+        tokens = stack is not None and isinstance(stack.input, Tokens)
+        stacks[name] = replace(stack, input=Tokens(vocab_size=size)) if stack and tokens else stack
+    tie = "output" if config.tie == "all" and not joint else config.tie
+    return replace(config, encoder=stacks["encoder"], decoder=stacks["decoder"], tie=tie)
+
+
+def loss_of(training: TrainingConfig) -> Callable[..., Tensor]:
+    """Cross-entropy with the training's label smoothing."""
+    return partial(sequence_loss, label_smoothing=training.label_smoothing)

@@ -1,0 +1,37 @@
+"""Writing that a crash cannot leave half done: first beside, then in place."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with beside.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    _sync_directory(path.parent)
+
+
+def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
+    """Make a directory whole or not at all; `fill` writes its files. An existing one is replaced."""
+    beside = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    fill(beside)
+    for file in beside.iterdir():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    shutil.rmtree(path, ignore_errors=True)
+    beside.rename(path)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)

@@ -1,0 +1,50 @@
+"""Ids or frames in, vectors out."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transduce.model.config import Frames, Tokens
+
+
+class TokenInput(nn.Module):
+    """An embedding table, scaled by sqrt(d_model) where the paper's scaling is on (section 3.4)."""
+
+    def __init__(self, tokens: Tokens, d_model: int, *, scaled: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(tokens.vocab_size, d_model))
+        self.scale = math.sqrt(d_model) if scaled else 1.0
+
+    def forward(
+        self, ids: Int[Tensor, "N T"], lengths: Int[Tensor, " N"] | None = None
+    ) -> tuple[Float[Tensor, "N T D"], Int[Tensor, " N"] | None]:
+        """Vectors, and the lengths as they were."""
+        return F.embedding(ids, self.weight) * self.scale, lengths
+
+
+class FrameInput(nn.Module):
+    """Stacks frames; where the stacked width is d_model they go straight in, otherwise through one linear map.
+
+    Padding beyond a row's length is zeroed first, so that it cannot enter the last stack.
+    """
+
+    def __init__(self, frames: Frames, d_model: int) -> None:
+        super().__init__()
+        self.frames = frames
+        self.projection = None if frames.width == d_model else nn.Linear(frames.width, d_model)
+
+    def forward(
+        self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None
+    ) -> tuple[Float[Tensor, "N U D"], Int[Tensor, " N"] | None]:
+        """Vectors, U = ceil(T / stack) a row, and their lengths."""
+        stack = self.frames.stack
+        if lengths is not None:
+            outside = torch.arange(frames.size(1), device=frames.device) >= lengths[:, None]
+            frames = frames.masked_fill(outside[:, :, None], 0.0)
+            lengths = (lengths + stack - 1) // stack
+        frames = F.pad(frames, (0, 0, 0, -frames.size(1) % stack))
+        vectors = frames.reshape(frames.size(0), -1, self.frames.width)
+        return (vectors if self.projection is None else self.projection(vectors)), lengths

@@ -1,0 +1,161 @@
+"""The Transformer: an encoder stack, a decoder stack, or both. Reading order: attention, layers, then this."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+
+from transduce.model.cache import Cache
+from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.init import initialise
+from transduce.model.inputs import FrameInput, TokenInput
+from transduce.model.layers import Layer
+from transduce.model.positions import Positions
+
+
+class Memory(NamedTuple):
+    """What the encoder understood: one vector per source position, and how many of them are real."""
+
+    states: Float[Tensor, "B S D"]
+    lengths: Int[Tensor, " B"] | None
+
+
+class Stack(nn.Module):
+    """Positions, dropout, then the layers one after the other."""
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, causal: bool, cross: bool) -> None:
+        super().__init__()
+        self.positions = Positions(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(Layer(config, causal=causal, cross=cross) for _ in range(stack.n_layers))
+        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps) if config.norm_position == "pre" else None
+
+    def forward(
+        self,
+        x: Float[Tensor, "N T D"],
+        *,
+        lengths: Int[Tensor, " N"] | None = None,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "N T D"]:
+        """Vectors to states. With a cache, `x` is only what follows the cached positions."""
+        states, memory_lengths = memory if memory is not None else (None, None)
+        if cache is not None and cache.memory_lengths is not None:
+            memory_lengths = cache.memory_lengths
+        elif cache is not None:
+            cache.memory_lengths = memory_lengths
+        x = self.dropout(self.positions(x, cache.length if cache else 0))
+        for i, layer in enumerate(self.layers):
+            layer_cache = cache.layers[i] if cache else None
+            x = layer(x, lengths=lengths, memory=states, memory_lengths=memory_lengths, cache=layer_cache)
+        return x if self.norm is None else self.norm(x)
+
+
+class Transformer(nn.Module):
+    """One Transformer, many transductions: what flows in decides which half exists (see TransformerConfig).
+
+    Source: Vaswani et al. (2017), "Attention Is All You Need".
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = self.decoder = self.source_input = self.target_input = self.output = None
+        if config.encoder is not None:
+            self.source_input = self._input(config.encoder)
+            self.encoder = Stack(config, config.encoder, causal=False, cross=False)
+        if config.decoder is not None:
+            shared = config.tie == "all" and config.encoder is not None
+            self.target_input = self.source_input if shared else self._input(config.decoder)
+            self.decoder = Stack(config, config.decoder, causal=True, cross=config.encoder is not None)
+        last = self.target_input if self.target_input is not None else self.source_input
+        if isinstance(last, TokenInput):
+            self.output = nn.Parameter(torch.empty_like(last.weight)) if config.tie == "none" else last.weight
+        initialise(self)
+
+    def _input(self, stack: StackConfig) -> TokenInput | FrameInput:
+        if isinstance(stack.input, Frames):
+            return FrameInput(stack.input, self.config.d_model)
+        assert isinstance(stack.input, Tokens)
+        return TokenInput(stack.input, self.config.d_model, scaled=self.config.scale_embeddings)
+
+    def forward(
+        self,
+        *,
+        source: Shaped[Tensor, "B S *F"] | None = None,
+        source_lengths: Int[Tensor, " B"] | None = None,
+        target_in: Int[Tensor, "B T"] | None = None,
+        target_lengths: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of the next token at every target position (of every source position in an encoder alone)."""
+        return self.project(
+            self.states(
+                source=source, source_lengths=source_lengths, target_in=target_in, target_lengths=target_lengths
+            )
+        )
+
+    def states(
+        self,
+        *,
+        source: Shaped[Tensor, "B S *F"] | None = None,
+        source_lengths: Int[Tensor, " B"] | None = None,
+        target_in: Int[Tensor, "B T"] | None = None,
+        target_lengths: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """What `forward` projects to logits. Padding lies to the right, so a causal decoder needs no target_lengths."""
+        memory = None
+        if self.encoder is not None:
+            if source is None:
+                raise ValueError("this model has an encoder, so it needs a source, but source=None")
+            memory = self.encode(source, source_lengths)
+        if self.decoder is None:
+            assert memory is not None
+            return memory.states
+        if target_in is None:
+            raise ValueError("this model has a decoder, so it needs target_in, but target_in=None")
+        return self._decoder_states(target_in, memory, None)
+
+    def encode(self, source: Shaped[Tensor, "B S *F"], source_lengths: Int[Tensor, " B"] | None = None) -> Memory:
+        """Ids (B, S) or frames (B, S, F) to memory. Without lengths, every position is real.
+
+        Raises:
+            ValueError: this model has no encoder.
+        """
+        if self.encoder is None or self.source_input is None:
+            raise ValueError("encode() needs an encoder, but this model was built with encoder=None")
+        vectors, lengths = self.source_input(source, source_lengths)
+        return Memory(self.encoder(vectors, lengths=lengths), lengths)
+
+    def decode(
+        self, target_in: Int[Tensor, "N T"], *, memory: Memory | None = None, cache: Cache | None = None
+    ) -> Float[Tensor, "N T V"]:
+        """Logits at every position of `target_in`.
+
+        With a cache, `target_in` is only what follows the cached positions, and the memory is read on the first call
+        only. N may be B * beams: rows b * beams ... (b + 1) * beams - 1 look at sentence b.
+        """
+        return self.project(self._decoder_states(target_in, memory, cache))
+
+    def _decoder_states(self, target_in: Tensor, memory: Memory | None, cache: Cache | None) -> Tensor:
+        if self.decoder is None or self.target_input is None:
+            raise ValueError("decode() needs a decoder, but this model was built with decoder=None")
+        vectors, _ = self.target_input(target_in)
+        return self.decoder(vectors, memory=memory, cache=cache)
+
+    def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
+        """States to logits."""
+        assert self.output is not None
+        return F.linear(states, self.output)
+
+    def new_cache(self) -> Cache:
+        """An empty cache for `decode`."""
+        if self.decoder is None:
+            raise ValueError("a cache belongs to a decoder, but this model was built with decoder=None")
+        return Cache(len(self.decoder.layers))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device

@@ -1,0 +1,115 @@
+"""What a training tells: a progress bar, metrics.jsonl, TensorBoard, samples.txt and a learning curve."""
+
+import json
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from transduce.files import write_file
+from transduce.train.plot import learning_curve
+from transduce.train.state import Progress, Validation
+
+EVERY = 50
+"""Updates between two training lines in metrics.jsonl."""
+
+
+class Log:
+    """Writes into `directory`. On resuming, lines of updates that are about to be repeated are taken out first."""
+
+    def __init__(self, directory: Path, max_updates: int) -> None:
+        self.directory, self.path, self.max_updates = directory, directory / "metrics.jsonl", max_updates
+        self.bar: tqdm | None = None
+        self.board: SummaryWriter | None = None
+        self.recent: deque[tuple[float, int]] = deque(maxlen=EVERY)
+        self.losses: list[float] = []
+        self.shown: dict[str, str] = {}
+
+    def open(self, progress: Progress) -> None:
+        """Begin, at update `progress.update`."""
+        if self.path.exists():
+            kept = [line for line in read_metrics(self.path) if line["update"] <= progress.update]
+            write_file(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        if progress.update:
+            self.say(f"resuming after update {progress.update}")
+        self.board = SummaryWriter(str(self.directory / "tensorboard"), purge_step=progress.update + 1)
+        self.bar = tqdm(
+            total=self.max_updates,
+            initial=progress.update,
+            unit="update",
+            mininterval=0.5 if sys.stderr.isatty() else 30,
+            dynamic_ncols=True,
+        )
+
+    def close(self) -> None:
+        """Finish the progress bar and flush."""
+        if self.bar is not None:
+            self.bar.close()
+        if self.board is not None:
+            self.board.close()
+
+    def say(self, message: str) -> None:
+        """A line to the terminal that does not tear the progress bar."""
+        tqdm.write(message, file=sys.stderr)
+
+    def update(self, progress: Progress, *, loss: float, norm: float, rate: float, n_tokens: int) -> None:
+        """After every update; writes one line in EVERY."""
+        self.recent.append((time.monotonic(), n_tokens))
+        self.losses.append(loss)
+        speed = self._tokens_per_second()
+        assert self.bar is not None
+        self.bar.update()
+        self.shown |= {"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}
+        self.bar.set_postfix(self.shown, refresh=False)
+        if progress.update % EVERY == 0:
+            mean = sum(self.losses) / len(self.losses)
+            self.losses.clear()
+            self._write(progress, "train", loss=mean, gradient_norm=norm, rate=rate, tokens_per_second=round(speed))
+
+    def validation(self, progress: Progress, validation: Validation) -> None:
+        """After every validation: numbers, samples and the curve."""
+        self.recent.clear()  # validation is not training speed
+        self._write(progress, "valid", **validation.metrics)
+        told = ", ".join(f"{name} {value:.3f}" for name, value in validation.metrics.items())
+        best = " (best so far)" if progress.validations_since_best == 0 else ""
+        self.say(f"update {progress.update}, epoch {progress.epoch + 1}, {progress.seconds / 60:.1f} min: {told}{best}")
+        for source, reference, output in validation.samples:
+            self.say(f"  {source}\n    should be  {reference}\n    is         {output}")
+        self.shown |= {name: f"{value:.2f}" for name, value in validation.metrics.items() if name != "loss"}
+        if validation.samples:
+            text = "".join(f"{s}\t{r}\t{o}\n" for s, r, o in validation.samples)
+            samples = self.directory / "samples"
+            samples.mkdir(exist_ok=True)
+            write_file(samples / f"{progress.update:08d}.tsv", text)
+        learning_curve(read_metrics(self.path), self.directory / "learning_curve.png")
+
+    def _tokens_per_second(self) -> float:
+        if len(self.recent) < 2:
+            return 0.0
+        seconds = self.recent[-1][0] - self.recent[0][0]
+        return (sum(n for _, n in self.recent) - self.recent[0][1]) / max(seconds, 1e-9)
+
+    def _write(self, progress: Progress, kind: str, **values: float) -> None:
+        line: dict[str, Any] = {"update": progress.update, "epoch": progress.epoch, "kind": kind}
+        line |= {"seconds": round(progress.seconds, 1), "skipped": progress.skipped, **values}
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        assert self.board is not None
+        for name, value in values.items():
+            self.board.add_scalar(f"{kind}/{name}", value, progress.update)
+        self.board.flush()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of metrics.jsonl; one torn by a crash is left out."""
+    lines = []
+    for line in path.read_text().split("\n"):
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return lines

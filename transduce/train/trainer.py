@@ -1,0 +1,196 @@
+"""The loop: accumulate, clip, step, validate, log, save, resume. It knows batches and losses, not the task."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from transduce.train.log import Log
+from transduce.train.optim import OptimConfig, optimiser
+from transduce.train.state import Progress, Store, Validation
+from transduce.train.stop import StopRequest
+
+
+class Batched(Protocol):
+    """What the trainer needs to know of a batch."""
+
+    n_tokens: int
+
+    def to(self, device: torch.device) -> "Batched": ...
+
+
+BatchT = TypeVar("BatchT", bound=Batched)
+
+
+class Data(Protocol[BatchT]):
+    """Training data: the batches of an epoch, the same for the same n."""
+
+    def epoch(self, n: int) -> Sequence[BatchT]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How long to train, how to step, when to look and what to keep."""
+
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    max_updates: int = 100_000
+    max_minutes: float | None = None
+    """Stop after this much training, validation included, resumed time added up. The only field that makes a result
+    depend on the machine's speed."""
+    accumulate: int = 1
+    """Batches per update."""
+    label_smoothing: float = 0.1
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: autocast; weights and optimiser stay in float32."""
+    compile: bool = False
+    """torch.compile; needs a C++ compiler on a CPU."""
+    validate_every: int = 1000
+    """Updates between validations; each makes a checkpoint."""
+    patience: int | None = None
+    """Stop after this many validations without a better score."""
+    keep_last: int = 5
+    keep_best: int = 5
+    average: Literal["last", "best", "none"] = "best"
+    """Which of the kept checkpoints the finished model is the mean of; none: the best one alone."""
+    max_skipped: int = 20
+    """Stop after this many updates in a row with a loss or gradient that is not finite."""
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("max_updates", "accumulate", "validate_every", "keep_last", "keep_best", "max_skipped"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, but {name}={getattr(self, name)}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must lie in [0, 1), but label_smoothing={self.label_smoothing}")
+
+
+class Trainer:
+    """Trains `model` on `data`, in `directory`, from the newest checkpoint there if there is one.
+
+    Args:
+        loss: of a model and a batch, summed over the batch's n_tokens, in nats.
+        validate: of a model: metrics, the score that decides (higher is better) and sample outputs.
+
+    Randomness is a function of (seed, update) and the order of (seed, epoch), so a resumed run needs no generator's
+    state and ends, on a CPU, with the same bits.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        data: Data[BatchT],
+        loss: Callable[[nn.Module, BatchT], Tensor],
+        validate: Callable[[nn.Module], Validation],
+        config: TrainingConfig,
+        directory: Path,
+    ) -> None:
+        self.model, self.data, self.validate, self.config = model, data, validate, config
+        self.loss = torch.compile(loss, dynamic=True) if config.compile else loss
+        self.device = next(model.parameters()).device
+        self.optimiser = optimiser(model, config.optim)
+        self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best)
+        self.progress = Progress()
+        self.log = Log(directory, config.max_updates)
+
+    def run(self) -> Progress:
+        """Train to the end; on Ctrl-C or SIGTERM save, then raise KeyboardInterrupt.
+
+        Raises:
+            FloatingPointError: max_skipped updates in a row had no finite loss or gradient.
+        """
+        self.progress = self.store.resume(self.model, self.optimiser) or Progress()
+        with ExitStack() as stack:
+            stop = stack.enter_context(StopRequest())
+            stack.callback(self.log.close)
+            self.log.open(self.progress)
+            while not self._finished():
+                self._epoch(stop)
+            if not self.progress.validated:  # the last updates too are looked at
+                self._validate()
+        return self.progress
+
+    def _epoch(self, stop: StopRequest) -> None:
+        batches = self.data.epoch(self.progress.epoch)
+        order = range(self.progress.batch, len(batches))
+        queue = (batches[i] for i in order)
+        while group := list(islice(queue, self.config.accumulate)):
+            started = time.monotonic()
+            self._update(group)
+            self.progress.batch += len(group)
+            self.progress.seconds += time.monotonic() - started
+            if self.progress.update % self.config.validate_every == 0 and not self.progress.validated:
+                self._validate()
+            if stop.requested:
+                self.store.save(self.model, self.optimiser, self.progress)
+                raise KeyboardInterrupt
+            if self._finished():
+                return
+        self.progress.epoch += 1
+        self.progress.batch = 0
+
+    def _update(self, group: Sequence[BatchT]) -> None:
+        """One step over the accumulated batches, as if they were one; skipped where anything is not finite."""
+        update = self.progress.update + 1
+        torch.manual_seed(self.config.seed * 1_000_003 + update)
+        self.model.train()
+        n_tokens = sum(batch.n_tokens for batch in group)
+        total = 0.0
+        for batch in group:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+                loss = self.loss(self.model, batch.to(self.device))
+            (loss / n_tokens).backward()
+            total += loss.item()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip_norm or math.inf).item()
+        if math.isfinite(total) and math.isfinite(norm):
+            self._step(update)
+            self.progress.skipped_in_a_row = 0
+        else:
+            self._skip(update, total / n_tokens, norm)
+        self.optimiser.zero_grad(set_to_none=True)
+        self.progress.update = update
+        self.log.update(self.progress, loss=total / n_tokens, norm=norm, rate=self._rate(update), n_tokens=n_tokens)
+
+    def _rate(self, update: int) -> float:
+        return self.config.optim.rate(update)
+
+    def _step(self, update: int) -> None:
+        for group in self.optimiser.param_groups:
+            group["lr"] = self._rate(update)
+        self.optimiser.step()
+
+    def _skip(self, update: int, loss: float, norm: float) -> None:
+        self.progress.skipped += 1
+        self.progress.skipped_in_a_row += 1
+        self.log.say(f"update {update} skipped: loss {loss}, gradient norm {norm} ({self.progress.skipped} so far)")
+        if self.progress.skipped_in_a_row >= self.config.max_skipped:
+            kept = self.store.newest()
+            raise FloatingPointError(
+                f"loss and gradient must be finite, but {self.config.max_skipped} updates in a row had loss {loss} or "
+                f"gradient norm {norm}; lower peak_rate={self.config.optim.peak_rate} or raise "
+                f"warmup_steps={self.config.optim.warmup_steps}; "
+                + (f"the last good checkpoint is {kept}" if kept else "there is no checkpoint yet")
+            )
+
+    def _validate(self) -> None:
+        started = time.monotonic()
+        self.model.eval()
+        with torch.no_grad():
+            validation = self.validate(self.model)
+        self.progress.seconds += time.monotonic() - started
+        self.progress.validations.append((self.progress.update, validation.score))
+        self.log.validation(self.progress, validation)  # before the checkpoint: a resumed run takes it back otherwise
+        self.store.save(self.model, self.optimiser, self.progress)
+
+    def _finished(self) -> bool:
+        progress, config = self.progress, self.config
+        late = config.max_minutes is not None and progress.seconds >= 60 * config.max_minutes
+        tired = config.patience is not None and progress.validations_since_best >= config.patience
+        return progress.update >= config.max_updates or late or tired
