@@ -104,7 +104,7 @@ def main() -> None:
         past = sentence.split()[: sentence.split().index("ran") + 1]
         print(f"   {' '.join(past)} ...")
         print("     all votes:", votes(model, past))
-        print("     the mask: ", votes(model, past, mask))
+        print("     masked:   ", votes(model, past, mask))
 
     print("\n4. Most features say nothing. The mask hides them, and 5 against 4 becomes 1 against 0.")
     print("   Choosing what to look at is attention; a Transformer learns to choose.")

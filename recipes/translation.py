@@ -7,6 +7,7 @@
 Every field can be set from the command line (see NAME --help). The same command again resumes.
 """
 
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,7 @@ from transduce.checkpoint import Run, claim, finish
 from transduce.data.corpus import Files, Folder
 from transduce.data.pairs import TextPairs, fingerprint
 from transduce.data.tokenizer import tokenizers
-from transduce.experiment import choose, identity, loss_of, with_vocabularies
+from transduce.experiment import identity, loss_of, main, with_vocabularies
 from transduce.report import test_report
 from transduce.train.optim import OptimConfig
 from transduce.train.trainer import Trainer, TrainingConfig
@@ -69,7 +70,7 @@ MULTI30K = Experiment(
     training=TrainingConfig(
         optim=OptimConfig(peak_rate=3e-3, warmup_steps=1000),
         max_updates=8000,
-        max_minutes=57,
+        max_minutes=57.0,
         validate_every=200,
         keep_last=10,
         average="last",
@@ -131,4 +132,4 @@ def run(x: Experiment) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run(choose(SETTINGS, default="commands", description=__doc__))
+    sys.exit(main(run, SETTINGS, default="commands", description=__doc__))

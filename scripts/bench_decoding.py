@@ -8,9 +8,9 @@ median of `--repeats` rounds is printed.
 """
 
 import argparse
+import ctypes
 import gzip
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -127,15 +127,25 @@ def compare(systems: dict[str, Search], work: list[Batch], beam_size: int, x: ar
 
 
 def peak(name: str, directory: Path, x: argparse.Namespace) -> None:
-    """Print the MiB that one beam search adds to the resident memory of a process that has the model loaded."""
-    search = rival_search(MarianMTModel.from_pretrained(directory).eval()) if name == "transformers" else None
-    search = search or our_search(import_marian(directory))
+    """Print the MiB that one beam search adds to the resident memory of a process that has the model loaded (Linux)."""
+    if name == "transformers":
+        search = rival_search(MarianMTModel.from_pretrained(directory).eval())
+    else:
+        search = our_search(import_marian(directory))
     vocabulary = 500 if x.tiny else 8000
     work = batches(source_lengths(x.data, tiny=x.tiny), x.batch_size[0], vocabulary, "cpu")
     search((work[-1][0][:2], work[-1][1][:2]), 2, 2)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    ctypes.CDLL(None).malloc_trim(0)  # what loading left behind would hide what the search takes
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = resident("VmRSS")
     search(work[0], x.beam_size, x.tokens)
-    print(f"{(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024:.0f}")
+    print(f"{(resident('VmHWM') - before) / 1024:.0f}")
+
+
+def resident(field: str) -> int:
+    """KiB of this process: VmRSS now, VmHWM at the peak."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1])
 
 
 def arguments() -> argparse.Namespace:

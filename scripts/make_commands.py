@@ -11,6 +11,7 @@ in test if it has at least one test pair and no valid pair, in valid if it has a
 in train if it has neither; any other is thrown away. So a test pair occurs in neither train nor valid, while every word
 of valid and test, English and German and as it is written there, occurs at least `COMMON` times in train.
 """
+
 import argparse
 import hashlib
 import re
@@ -22,6 +23,7 @@ from random import Random
 SEED = 2017
 SIZES = {"train": 12000, "valid": 400, "test": 400}
 COMMON = 5  # a word of valid or test occurs at least this often in train
+MAY_REPEAT = ["a", "an", "in", "is", "me", "my", "on", "our", "the", "to", "you", "your"]
 LONGEST = 14  # English words: about six seconds of speech
 CASES = {"nom": 0, "acc": 1, "dat": 2, "gen": 3}
 
@@ -38,6 +40,7 @@ STRONG = {"m": "er en em en", "f": "e e er er", "n": "es es em en", "p": "e e en
 @dataclass(frozen=True)
 class Noun:
     """A thing; `kinds` says what can be done with it: t text, f file, i image, a plays, s tells, c contains, p runs."""
+
     en: str
     en_plural: str
     de: str
@@ -50,6 +53,7 @@ class Noun:
 @dataclass(frozen=True)
 class Verb:
     """A verb and the kinds of its objects; `recipient` is "" (none), "may" or "must" (dative), or "an" (accusative)."""
+
     en: str
     past: str
     imperative: str
@@ -64,6 +68,7 @@ class Verb:
 @dataclass(frozen=True)
 class Happening:
     """What things do by themselves: base, past, participle, auxiliary, and who does it (English nouns)."""
+
     en: str
     past: str
     participle: str
@@ -74,6 +79,7 @@ class Happening:
 @dataclass(frozen=True)
 class Determiner:
     """`singular` and `plural` are the English words, None where there is no such form."""
+
     singular: str | None
     plural: str | None
     stem: str
@@ -85,6 +91,7 @@ class Determiner:
 @dataclass(frozen=True)
 class Person:
     """Somebody's relative: English, its possessive, gender, and the German noun in the order of CASES."""
+
     en: str
     owner: str
     gender: str
@@ -94,6 +101,7 @@ class Person:
 @dataclass(frozen=True)
 class Time:
     """A time as an adverb, and as an attribute ("the letter *from Monday*")."""
+
     en: str
     de: str
     of_en: str = ""
@@ -103,6 +111,7 @@ class Time:
 @dataclass(frozen=True)
 class Phrase:
     """A noun phrase, name or pronoun: English, German by case, gender, grammatical person, trailing relative clause."""
+
     en: str
     de: tuple[str, str, str, str]
     gender: str = "m"
@@ -118,6 +127,7 @@ class Phrase:
 @dataclass(frozen=True)
 class Action:
     """A verb with its object, recipient, goal (English, German) and time."""
+
     verb: Verb
     object: Phrase
     recipient: Phrase | None = None
@@ -174,22 +184,29 @@ HAPPENINGS = [
     Happening("run", "ran", "gelaufen", True, "program game"),
     Happening("crash", "crashed", "abgestürzt", True, "program game computer"),
     Happening("arrive", "arrived", "angekommen", True, "letter message bill report contract photo picture"),
-    Happening("disappear", "disappeared", "verschwunden", True, "file letter report list photo song folder directory film"),
+    Happening(
+        "disappear", "disappeared", "verschwunden", True, "file letter report list photo song folder directory film"
+    ),
     Happening("run down", "ran down", "leergelaufen", True, "battery"),
     Happening("work", "worked", "funktioniert", False, "program game computer printer phone"),
 ]
-STATES = [("empty", "leer", "battery folder directory"), ("full", "voll", "battery folder directory"),
-          ("broken", "kaputt", "battery printer computer phone"), ("new", "neu", "battery printer computer phone")]
+STATES = [
+    ("empty", "leer", "battery folder directory"),
+    ("full", "voll", "battery folder directory"),
+    ("broken", "kaputt", "battery printer computer phone"),
+    ("new", "neu", "battery printer computer phone"),
+]
 DEVICES = [
     Noun("battery", "batteries", "Akku", "m", "Akkus", "Akkus"),
     Noun("printer", "printers", "Drucker", "m", "Drucker", "Druckers"),
     Noun("computer", "computers", "Computer", "m", "Computer", "Computers"),
     Noun("phone", "phones", "Handy", "n", "Handys", "Handys"),
 ]
+TRASH = Noun("trash", "trash", "Papierkorb", "m", "Papierkörbe", "Papierkorbs")
 PLACES = {  # noun: (English preposition, German preposition)
     Noun("archive", "archives", "Archiv", "n", "Archive", "Archivs"): ("in", "in"),
     Noun("mailbox", "mailboxes", "Postfach", "n", "Postfächer", "Postfachs"): ("in", "in"),
-    Noun("trash", "trash", "Papierkorb", "m", "Papierkörbe", "Papierkorbs"): ("in", "in"),
+    TRASH: ("in", "in"),
     Noun("library", "libraries", "Bibliothek", "f", "Bibliotheken", "Bibliothek"): ("in", "in"),
     Noun("disk", "disks", "Festplatte", "f", "Festplatten", "Festplatte"): ("on", "auf"),
     Noun("desktop", "desktops", "Desktop", "m", "Desktops", "Desktops"): ("on", "auf"),
@@ -198,9 +215,17 @@ PLACES = {  # noun: (English preposition, German preposition)
     DEVICES[3]: ("on", "auf"),
 }
 ADJECTIVES = [  # English, German stem, kinds of nouns
-    ("new", "neu", "tfiacp"), ("old", "alt", "tfiacp"), ("important", "wichtig", "tfc"), ("secret", "geheim", "tfic"),
-    ("long", "lang", "ta"), ("short", "kurz", "ta"), ("big", "groß", "ficp"), ("small", "klein", "ficp"),
-    ("beautiful", "schön", "ias"), ("funny", "lustig", "iasp"), ("German", "deutsch", "tap"),
+    ("new", "neu", "tfiacpd"),
+    ("old", "alt", "tfiacpd"),
+    ("important", "wichtig", "tfc"),
+    ("secret", "geheim", "tfic"),
+    ("long", "lang", "ta"),
+    ("short", "kurz", "ta"),
+    ("big", "groß", "ficpd"),
+    ("small", "klein", "ficpd"),
+    ("beautiful", "schön", "ias"),
+    ("funny", "lustig", "iasp"),
+    ("German", "deutsch", "tap"),
     ("English", "englisch", "tap"),
 ]
 PEOPLE = [
@@ -221,43 +246,74 @@ POSSESSIVES = [Determiner(en, en, de, EIN, MIXED) for en, de in (("my", "mein"),
 THIS = Determiner("this", "these", "dies", DIES, WEAK)
 OWNERS = [Determiner(f"{name}'s", f"{name}'s", f"{name}s", BARE, STRONG) for name in NAMES]
 COUNTED = [Determiner(None, f"the {en}", "", ARTICLE, WEAK, de) for en, de in NUMBERS]
-DEFINITE = [THE, THE, THE, *POSSESSIVES, THIS, *COUNTED[:2], *OWNERS]
+OURS = [*6 * [THE], *3 * POSSESSIVES, *2 * [THIS], *OWNERS]
+DEFINITE = [*OURS, *COUNTED]
 SOME = [Determiner("a", None, "ein", EIN, MIXED), *(Determiner(None, en, de, BARE, STRONG) for en, de in NUMBERS)]
-TOTAL = [Determiner("every", "all", "", DIES, WEAK)]  # jeder in the singular, alle in the plural
+EVERY = [Determiner("every", None, "jed", DIES, WEAK), Determiner(None, "all", "all", DIES, WEAK)]
 WHICH = [Determiner("which", "which", "welch", DIES, WEAK)]
 HOW_MANY = [Determiner(None, "how many", "wie viele", BARE, STRONG)]
 PAST = [
-    Time("yesterday", "gestern", "from yesterday", "von gestern"), Time("today", "heute", "from today", "von heute"),
+    Time("yesterday", "gestern", "from yesterday", "von gestern"),
+    Time("today", "heute", "from today", "von heute"),
     Time("this morning", "heute Morgen", "from this morning", "von heute Morgen"),
     Time("last week", "letzte Woche", "from last week", "von letzter Woche"),
     Time("last month", "letzten Monat", "from last month", "vom letzten Monat"),
     Time("last year", "letztes Jahr", "from last year", "vom letzten Jahr"),
-    Time("on Monday", "am Montag", "from Monday", "vom Montag"), Time("on Friday", "am Freitag", "from Friday", "vom Freitag"),
-    Time("in May", "im Mai", "from May", "vom Mai"), Time("in July", "im Juli", "from July", "vom Juli"),
-    Time("an hour ago", "vor einer Stunde"), Time("two days ago", "vor zwei Tagen"), Time("three weeks ago", "vor drei Wochen"),
+    Time("on Monday", "am Montag", "from Monday", "vom Montag"),
+    Time("on Friday", "am Freitag", "from Friday", "vom Freitag"),
+    Time("in May", "im Mai", "from May", "vom Mai"),
+    Time("in July", "im Juli", "from July", "vom Juli"),
+    Time("an hour ago", "vor einer Stunde"),
+    Time("two days ago", "vor zwei Tagen"),
+    Time("three weeks ago", "vor drei Wochen"),
 ]
 FUTURE = [
-    Time("now", "jetzt"), Time("tomorrow", "morgen"), Time("tonight", "heute Abend"), Time("next week", "nächste Woche"),
-    Time("on Monday", "am Montag"), Time("on Friday", "am Freitag"), Time("at four o'clock", "um vier Uhr"),
+    Time("now", "jetzt"),
+    Time("tomorrow", "morgen"),
+    Time("tonight", "heute Abend"),
+    Time("next week", "nächste Woche"),
+    Time("on Monday", "am Montag"),
+    Time("on Friday", "am Freitag"),
+    Time("at four o'clock", "um vier Uhr"),
     Time("at ten o'clock", "um zehn Uhr"),
 ]
-NEED = [("need", "needs", {"1s": "brauche", "2s": "brauchst", "3s": "braucht", "1p": "brauchen", "3p": "brauchen"}),
-        ("like", "likes", {"1s": "mag", "2s": "magst", "3s": "mag", "1p": "mögen", "3p": "mögen"})]
-MODALS = [("want to", "wants to", {"1s": "will", "2s": "willst", "3s": "will", "1p": "wollen", "3p": "wollen"}),
-          ("have to", "has to", {"1s": "muss", "2s": "musst", "3s": "muss", "1p": "müssen", "3p": "müssen"})]
+NEED = [
+    ("need", "needs", {"1s": "brauche", "2s": "brauchst", "3s": "braucht", "1p": "brauchen", "3p": "brauchen"}),
+    ("like", "likes", {"1s": "mag", "2s": "magst", "3s": "mag", "1p": "mögen", "3p": "mögen"}),
+]
+MODALS = [
+    ("want to", "wants to", {"1s": "will", "2s": "willst", "3s": "will", "1p": "wollen", "3p": "wollen"}),
+    ("have to", "has to", {"1s": "muss", "2s": "musst", "3s": "muss", "1p": "müssen", "3p": "müssen"}),
+]
 HABEN = {"1s": "habe", "2s": "hast", "3s": "hat", "1p": "haben", "3p": "haben"}
 SEIN = {"3s": "ist", "3p": "sind"}
-PRONOUNS = [Phrase("me", ("", "mich", "mir", ""), pronoun=True), Phrase("us", ("", "uns", "uns", ""), pronoun=True),
-            Phrase("him", ("", "ihn", "ihm", ""), pronoun=True), Phrase("her", ("", "sie", "ihr", ""), pronoun=True),
-            Phrase("them", ("", "sie", "ihnen", ""), pronoun=True)]
-SPEAKERS = [Phrase("I", ("ich", "", "", ""), person="1s"), Phrase("you", ("du", "", "", ""), person="2s"),
-            Phrase("we", ("wir", "", "", ""), person="1p")]
+PRONOUNS = [
+    Phrase("me", ("", "mich", "mir", ""), pronoun=True),
+    Phrase("us", ("", "uns", "uns", ""), pronoun=True),
+    Phrase("him", ("", "ihn", "ihm", ""), pronoun=True),
+    Phrase("her", ("", "sie", "ihr", ""), pronoun=True),
+    Phrase("them", ("", "sie", "ihnen", ""), pronoun=True),
+]
+SPEAKERS = [
+    Phrase("I", ("ich", "", "", ""), person="1s"),
+    Phrase("you", ("du", "", "", ""), person="2s"),
+    Phrase("we", ("wir", "", "", ""), person="1p"),
+]
 WHO = Phrase("who", ("wer", "", "", ""))
-IT = {"m": Phrase("it", ("er", "ihn", "", ""), pronoun=True), "f": Phrase("it", ("sie", "sie", "", ""), pronoun=True),
-      "n": Phrase("it", ("es", "es", "", ""), pronoun=True), "p": Phrase("them", ("sie", "sie", "", ""), pronoun=True)}
-INTROS = [("check", "prüf", "."), ("please check", "prüf bitte", "."), ("tell me", "sag mir", "."),
-          ("I want to know", "ich will wissen", "."), ("do you know", "weißt du", "?"),
-          ("can you tell me", "kannst du mir sagen", "?")]
+IT = {
+    "m": Phrase("it", ("er", "ihn", "", ""), pronoun=True),
+    "f": Phrase("it", ("sie", "sie", "", ""), pronoun=True),
+    "n": Phrase("it", ("es", "es", "", ""), pronoun=True),
+    "p": Phrase("them", ("sie", "sie", "", ""), pronoun=True),
+}
+INTROS = [
+    ("check", "prüf", "."),
+    ("please check", "prüf bitte", "."),
+    ("tell me", "sag mir", "."),
+    ("I want to know", "ich will wissen", "."),
+    ("do you know", "weißt du", "?"),
+    ("can you tell me", "kannst du mir sagen", "?"),
+]
 
 
 def words(*parts: str) -> str:
@@ -271,22 +327,28 @@ def ending(table: dict[str, str], gender: str, case: str) -> str:
 def decline(noun: Noun, det: Determiner, plural: bool, adjective: tuple[str, str], case: str) -> str:
     """The German noun phrase in one case."""
     gender = "p" if plural else noun.gender
-    stem = ("all" if plural else "jed") if det is TOTAL[0] else det.stem
     if plural:
         form = noun.de_plural + ("n" if case == "dat" and noun.de_plural[-1] not in "ns" else "")
     else:
         form = noun.genitive if case == "gen" else noun.de
     inflected = adjective[1] and adjective[1] + ending(det.adjective, gender, case)
-    return words(stem + ending(det.endings, gender, case), det.after, inflected, form)
+    return words(det.stem + ending(det.endings, gender, case), det.after, inflected, form)
 
 
-def noun_phrase(rng: Random, noun: Noun, dets: list[Determiner], *, plural: bool | None = None, adjective: float = 0.4,
-                owner: float = 0.0) -> Phrase:
+def noun_phrase(
+    rng: Random,
+    noun: Noun,
+    dets: list[Determiner],
+    *,
+    plural: bool | None = None,
+    adjective: float = 0.4,
+    owner: float = 0.0,
+) -> Phrase:
     """A noun with a determiner, perhaps an adjective, perhaps an owner in the genitive ("my brother's photos")."""
-    det = rng.choice(dets)
+    det = rng.choice([det for det in dets if plural is None or (det.plural if plural else det.singular) is not None])
     if plural is None:
         plural = det.singular is None or (det.plural is not None and rng.random() < 0.5)
-    fitting = [(en, de) for en, de, kinds in ADJECTIVES if set(kinds) & set(noun.kinds or "c")]
+    fitting = [(en, de) for en, de, kinds in ADJECTIVES if set(kinds) & set(noun.kinds or "d")]
     adj = rng.choice(fitting) if rng.random() < adjective else ("", "")
     head, tail = (det.plural if plural else det.singular), ""
     if rng.random() < owner:
@@ -313,27 +375,28 @@ def somebody(rng: Random, others: list[Phrase]) -> Phrase:
     return person(rng.choice(POSSESSIVES), rng.choice(PEOPLE))
 
 
-def place(rng: Random, case: str, apart_from: Noun | None = None) -> tuple[str, str]:
+def place(rng: Random, case: str, apart_from: tuple[Noun, ...] = ()) -> tuple[str, str]:
     """Where (dative) or whereto (accusative): im Ordner, in den Ordner."""
-    noun = rng.choice([noun for noun in PLACES if noun is not apart_from])
+    noun = rng.choice([noun for noun in PLACES if noun not in apart_from])
     where = noun_phrase(rng, noun, [THE, THE, *POSSESSIVES], plural=False, adjective=0.2)
     de = re.sub("^in dem ", "im ", re.sub("^in das ", "ins ", f"{PLACES[noun][1]} {where[case]}"))
     return f"{'to' if case == 'acc' else PLACES[noun][0]} {where.en}", de
 
 
-def attribute(rng: Random, noun: Noun) -> tuple[str, str]:
-    """What may follow a noun: a place, a time, or (of folders) what is in them."""
-    if "c" in noun.kinds and rng.random() < 0.5:
-        inside = noun_phrase(rng, rng.choice(NOUNS[:17]), [THE, *POSSESSIVES, *OWNERS], plural=True)
+def attribute(rng: Random, noun: Noun, dated: bool) -> tuple[str, str]:
+    """What may follow a noun: a place, a time (unless the sentence is dated), or (of folders and texts) what is in it."""
+    if set("ct") & set(noun.kinds) and rng.random() < 0.4:
+        contents = rng.choice([other for other in NOUNS if set("tia") & set(other.kinds) and other is not noun])
+        inside = noun_phrase(rng, contents, [*OURS, *COUNTED, *SOME[1:]], plural=True)
         return f"with {inside.en}", f"mit {inside['dat']}"
-    if rng.random() < 0.5:
+    if not dated and rng.random() < 0.5:
         time = rng.choice([time for time in PAST if time.of_en])
         return time.of_en, time.of_de
-    return place(rng, "dat", noun)
+    return place(rng, "dat", (noun,))
 
 
-def with_attribute(rng: Random, phrase: Phrase, noun: Noun) -> Phrase:
-    en, de = attribute(rng, noun)
+def with_attribute(rng: Random, phrase: Phrase, noun: Noun, dated: bool = False) -> Phrase:
+    en, de = attribute(rng, noun, dated)
     return Phrase(f"{phrase.en} {en}", tuple(f"{form} {de}" for form in phrase.de), phrase.gender, phrase.person)
 
 
@@ -344,10 +407,13 @@ def with_relative(rng: Random, phrase: Phrase, noun: Noun) -> Phrase:
     third = subject.person == "3s"
     fitting = [verb for verb in VERBS if set(verb.kinds) & set(noun.kinds)]
     happenings = [h for h in HAPPENINGS if noun.en in h.subjects.split()]
-    if kind < 0.15:
+    if kind < 0.22:
         plain, s_form, forms = rng.choice(NEED)
-        en, de = f"{subject.en} {s_form if third else plain}", f"{which['acc']} {subject['nom']} {forms[subject.person]}"
-    elif kind < 0.3:
+        en, de = (
+            f"{subject.en} {s_form if third else plain}",
+            f"{which['acc']} {subject['nom']} {forms[subject.person]}",
+        )
+    elif kind < 0.35:
         plain, s_form, forms = rng.choice(MODALS)
         verb, (en_time, de_time) = rng.choice([v for v in fitting if v.recipient in ("", "may")]), when(rng, FUTURE)
         en = words(subject.en, s_form if third else plain, verb.en, en_time)
@@ -357,17 +423,22 @@ def with_relative(rng: Random, phrase: Phrase, noun: Noun) -> Phrase:
         aux = (SEIN if happening.sein else HABEN)[phrase.person]
         en, de = words(happening.past, en_time), words(which["nom"], de_time, happening.participle, aux)
     elif kind < 0.6:
-        en_place, de_place = place(rng, "dat", noun)
+        en_place, de_place = place(rng, "dat", (noun,))
         en = f"{'are' if phrase.person == '3p' else 'is'} {en_place}"
         de = f"{which['nom']} {de_place} {SEIN[phrase.person]}"
     else:
         verb, (en_time, de_time) = rng.choice(fitting), when(rng, PAST)
-        to = rng.choice([p for p in PRONOUNS if p.en not in ("me", "us") or third]) if (
-            verb.recipient == "must" or verb.recipient == "may" and rng.random() < 0.5) else None
+        to = (
+            rng.choice([p for p in PRONOUNS if p.en not in ("me", "us") or third])
+            if (verb.recipient == "must" or (verb.recipient == "may" and rng.random() < 0.5))
+            else None
+        )
         if verb.recipient == "an":
             verb = VERBS[1]
         en = words(subject.en, verb.past, to.en if to else "", en_time)
-        de = words(which["acc"], subject["nom"], to["dat"] if to else "", de_time, verb.participle, HABEN[subject.person])
+        de = words(
+            which["acc"], subject["nom"], to["dat"] if to else "", de_time, verb.participle, HABEN[subject.person]
+        )
     return Phrase(phrase.en, phrase.de, phrase.gender, phrase.person, False, f"that {en}", f", {de}")
 
 
@@ -376,15 +447,29 @@ def when(rng: Random, times: list[Time], chance: float = 0.5) -> tuple[str, str]
     return (time.en, time.de) if rng.random() < chance else ("", "")
 
 
-def action(rng: Random, *, times: list[Time], me: bool = True, dets: list[Determiner] | None = None, simple: bool = False,
-           apart_from: Noun | None = None) -> tuple[Action, Noun]:
-    """A verb and all that belongs to it, with the noun of its object; `me` allows "me" and "us" as recipients."""
-    verb = rng.choice(VERBS)
+def action(
+    rng: Random,
+    *,
+    times: list[Time],
+    me: bool = True,
+    dets: list[Determiner] | None = None,
+    simple: bool = False,
+    apart_from: Noun | None = None,
+    without: tuple[str, ...] = (),
+) -> tuple[Action, Noun]:
+    """A verb and all that belongs to it, with the noun of its object.
+
+    `me` allows "me" and "us" as recipients, `simple` leaves out attributes and times, and `without` names the verbs
+    and the values of `Verb.recipient` that are not wanted.
+    """
+    verb = rng.choice([verb for verb in VERBS if verb.recipient not in without and verb.en not in without])
     noun = rng.choice([noun for noun in NOUNS if set(noun.kinds) & set(verb.kinds) and noun is not apart_from])
     if dets is None:
-        dets = SOME if verb.en == "write" else DEFINITE if rng.random() < 0.7 else TOTAL + SOME
-        dets = DEFINITE + TOTAL[:1] if verb.en in ("sort", "close", "rename") else dets
-    thing = noun_phrase(rng, noun, dets, plural=True if verb.en == "sort" else None, owner=0.1 if dets is DEFINITE else 0)
+        dets = SOME if verb.en == "write" else DEFINITE if rng.random() < 0.7 else EVERY + SOME
+        dets = DEFINITE + EVERY if verb.en in ("sort", "close", "rename") else dets
+    thing = noun_phrase(
+        rng, noun, dets, plural=True if verb.en == "sort" else None, owner=0.1 if dets is DEFINITE else 0
+    )
     to = goal = None
     if verb.recipient == "an":
         someone = somebody(rng, PRONOUNS if me else PRONOUNS[2:])
@@ -392,17 +477,17 @@ def action(rng: Random, *, times: list[Time], me: bool = True, dets: list[Determ
     elif verb.recipient == "must" or (verb.recipient == "may" and rng.random() < 0.7):
         to = rng.choice(PRONOUNS[:1]) if me and rng.random() < 0.4 else somebody(rng, PRONOUNS if me else PRONOUNS[2:])
     elif verb.en in ("copy", "move", "download") and rng.random() < 0.6:
-        goal = place(rng, "acc", noun)
+        goal = place(rng, "acc", (noun,) if verb.en == "move" else (noun, TRASH))
     elif verb.en == "sort" and rng.random() < 0.6:
         goal = rng.choice([("by name", "nach Namen"), ("by date", "nach Datum"), ("by size", "nach Größe")])
     elif verb.en == "translate" and rng.random() < 0.6:
         goal = rng.choice([("into German", "ins Deutsche"), ("into English", "ins Englische")])
     time = when(rng, times, 0.0 if simple else 0.3)
-    if not simple and not goal and verb.en != "write" and rng.random() < 0.4:
-        if rng.random() < 0.5 and not time[0]:
+    if not simple and not goal and verb.en != "write" and rng.random() < 0.5:
+        if rng.random() < 0.6 and not time[0]:
             thing = with_relative(rng, thing, noun)
         else:
-            thing = with_attribute(rng, thing, noun)
+            thing = with_attribute(rng, thing, noun, dated=bool(time[0]))
     return Action(verb, thing, to, goal or ("", ""), time), noun
 
 
@@ -453,7 +538,7 @@ def command(rng: Random) -> tuple[str, str]:
 
 
 def prohibition(rng: Random) -> tuple[str, str]:
-    act, _ = action(rng, times=FUTURE, dets=[THE, *POSSESSIVES, THIS, *OWNERS])
+    act, _ = action(rng, times=FUTURE, dets=OURS, without=("may", "find"))
     please = rng.random() < 0.3
     en = words("please" if please else "", "do not", english(act.verb.en, act, rng))
     return sentence(en, imperative(act, please=please, negative=True))
@@ -464,7 +549,7 @@ def two_commands(rng: Random) -> tuple[str, str]:
     one, noun = action(rng, times=FUTURE, simple=True)
     two, _ = action(rng, times=FUTURE, simple=True, apart_from=noun)
     plain = not two.verb.recipient and set(noun.kinds) & set(two.verb.kinds) and two.verb is not one.verb
-    if plain and two.verb.en != "sort" and one.verb.en != "write" and rng.random() < 0.6:
+    if plain and two.verb.en not in ("sort", "find") and one.verb.en != "write" and rng.random() < 0.6:
         two = Action(two.verb, IT[one.object.gender])
     en_one, en_two = english(one.verb.en, one, rng), english(two.verb.en, two, rng)
     if rng.random() < 0.5:
@@ -481,7 +566,9 @@ def wish(rng: Random) -> tuple[str, str]:
     if rng.random() < 0.4:
         please = rng.random() < 0.4
         en = words("can you", "please" if please else "", english(act.verb.en, act, rng))
-        return sentence(en, words("kannst du", middle(act, please=please), act.verb.infinitive) + act.object.rel_de, "?")
+        return sentence(
+            en, words("kannst du", middle(act, please=please), act.verb.infinitive) + act.object.rel_de, "?"
+        )
     plain, s_form, forms = rng.choice(MODALS)
     subject = somebody(rng, SPEAKERS)
     act, _ = action(rng, times=FUTURE, me=subject.person == "3s")
@@ -494,46 +581,51 @@ def event(rng: Random, times: list[Time], *, question: bool, en_first: str = "",
     """Something happened: somebody did something, or a thing did it by itself; as a direct question or a clause."""
     if rng.random() < 0.65:
         subject = somebody(rng, SPEAKERS)
-        act, _ = action(rng, times=times, me=subject.person == "3s", dets=[*DEFINITE, *TOTAL])
-        if act.object.rel_en:
-            act = Action(act.verb, act.object, act.recipient, act.goal)
+        act, _ = action(rng, times=times, me=subject.person == "3s", dets=[*DEFINITE, *EVERY])
         en = english(act.verb.en if question else act.verb.past, act, rng)
-        return (words(en_first, "did" if question else "", subject.en, en),
-                past(act, subject, question=question, first=de_first))
+        return (
+            words(en_first, "did" if question else "", subject.en, en),
+            past(act, subject, question=question, first=de_first),
+        )
     happening = rng.choice(HAPPENINGS)
     noun = rng.choice([noun for noun in NOUNS + DEVICES if noun.en in happening.subjects.split()])
-    thing = noun_phrase(rng, noun, [THE, THIS, *POSSESSIVES, *OWNERS], plural=False if noun in DEVICES else None, adjective=0.3)
+    thing = noun_phrase(rng, noun, OURS, plural=False if noun in DEVICES else None, adjective=0.3)
     en_time, de_time = when(rng, times, 0.6)
     aux = (SEIN if happening.sein else HABEN)[thing.person]
     if question:
-        return (words(en_first, "did", thing.en, happening.en, en_time),
-                words(de_first, aux, thing["nom"], de_time, happening.participle))
-    return (words(en_first, thing.en, happening.past, en_time),
-            words(de_first, thing["nom"], de_time, happening.participle, aux))
+        return (
+            words(en_first, "did", thing.en, happening.en, en_time),
+            words(de_first, aux, thing["nom"], de_time, happening.participle),
+        )
+    return (
+        words(en_first, thing.en, happening.past, en_time),
+        words(de_first, thing["nom"], de_time, happening.participle, aux),
+    )
 
 
 def presence(rng: Random, *, question: bool) -> tuple[str, str]:
     """Whether there is something, in what state it is, where it is, or how many there are."""
     kind, if_en, if_de = rng.random(), "" if question else "whether", "" if question else "ob"
     noun = rng.choice(NOUNS)
-    en_place, de_place = place(rng, "dat", noun)
-    if kind < 0.3:
+    en_place, de_place = place(rng, "dat", (noun,))
+    if kind < 0.25:
         thing = noun_phrase(rng, noun, SOME, adjective=0.5)
         be = "is" if thing.person == "3s" else "are"
         if question:
             return f"{be} there {thing.en} {en_place}", f"gibt es {de_place} {thing['acc']}"
         return f"whether there {be} {thing.en} {en_place}", f"ob es {de_place} {thing['acc']} gibt"
-    if kind < 0.5:
+    if kind < 0.4:
         en_state, de_state, subjects = rng.choice(STATES)
         noun = rng.choice([noun for noun in NOUNS + DEVICES if noun.en in subjects.split()])
-        thing = noun_phrase(rng, noun, [THE, THIS, *POSSESSIVES, *OWNERS], plural=False, adjective=0.0)
+        thing = noun_phrase(rng, noun, OURS, plural=False, adjective=0.0)
         if question:
             return f"is {thing.en} {en_state}", f"ist {thing['nom']} {de_state}"
         return words(if_en, thing.en, "is", en_state), words(if_de, thing["nom"], de_state, "ist")
-    if kind < 0.75:
+    if kind < 0.55:
         thing = noun_phrase(rng, noun, HOW_MANY, adjective=0.5)
-        return f"{thing.en} are {en_place}", words(thing["nom"], "sind" if question else "", de_place, "" if question else "sind")
-    thing = noun_phrase(rng, noun, DEFINITE, adjective=0.5, owner=0.15)
+        de = words(thing["nom"], "sind", de_place) if question else words(thing["nom"], de_place, "sind")
+        return f"{thing.en} are {en_place}", de
+    thing = noun_phrase(rng, noun, DEFINITE, adjective=0.7, owner=0.15)
     thing = rng.choice([with_relative, with_attribute])(rng, thing, noun) if rng.random() < 0.5 else thing
     be_en, be_de = ("is", "ist") if thing.person == "3s" else ("are", "sind")
     rel_en = f" {thing.rel_en}" if thing.rel_en else ""
@@ -553,20 +645,17 @@ def question(rng: Random) -> tuple[str, str]:
         times = PAST if en_first == "why" else [Time("", "")]
         en, de = event(rng, times, question=True, en_first=en_first, de_first=de_first)
     elif kind < 0.8:
-        act, _ = action(rng, times=PAST, dets=[*DEFINITE, *TOTAL])
-        act = Action(act.verb, act.object, act.recipient, act.goal, act.time)
+        act, _ = action(rng, times=PAST, dets=[*DEFINITE, *EVERY])
         en = f"who {english(act.verb.past, act, rng)}"
         de = words("wer hat", middle(act), act.verb.participle) + act.object.rel_de
     else:
         subject = somebody(rng, SPEAKERS)
-        act, _ = action(rng, times=PAST, me=subject.person == "3s", dets=WHICH, simple=True)
+        act, _ = action(rng, times=PAST, dets=WHICH, simple=True, without=("must", "an"))
+        to = rng.choice(PRONOUNS) if act.verb.recipient and subject.person == "3s" else None
         en_time, de_time = when(rng, PAST)
-        if act.verb.recipient == "an" or act.goal[0]:
-            act = Action(VERBS[8], act.object)
-        to = act.recipient if act.recipient and act.recipient.pronoun else None
-        verb = VERBS[8] if act.recipient and not to else act.verb
-        en = words(act.object.en, "did", subject.en, verb.en, to.en if to else "", en_time)
-        de = words(act.object["acc"], HABEN[subject.person], subject["nom"], to["dat"] if to else "", de_time, verb.participle)
+        en = words(act.object.en, "did", subject.en, act.verb.en, to.en if to else "", en_time)
+        have, dative = HABEN[subject.person], to["dat"] if to else ""
+        de = words(act.object["acc"], have, subject["nom"], dative, de_time, act.verb.participle)
     return sentence(en, de, "?")
 
 
@@ -582,17 +671,19 @@ def indirect_question(rng: Random) -> tuple[str, str]:
         times = PAST if en_first == "why" else [Time("", "")]
         en, de = event(rng, times, question=False, en_first=en_first, de_first=de_first)
     else:
-        act, _ = action(rng, times=PAST, dets=[*DEFINITE, *TOTAL])
+        act, _ = action(rng, times=PAST, dets=[*DEFINITE, *EVERY])
         en, de = f"who {english(act.verb.past, act, rng)}", past(act, WHO, question=False)
     return sentence(f"{en_intro} {en}", f"{de_intro}, {de}", mark)
 
 
 def property_of(rng: Random) -> tuple[str, str]:
     """The genitive: die Größe der neuen Datei."""
-    en_intro, de_intro = rng.choice([("tell me", "sag mir"), ("show me", "zeig mir"), ("please tell me", "sag mir bitte")])
+    en_intro, de_intro = rng.choice(
+        [("tell me", "sag mir"), ("show me", "zeig mir"), ("please tell me", "sag mir bitte")]
+    )
     en_what, de_what = rng.choice([("size", "die Größe"), ("date", "das Datum"), ("name", "den Namen")])
     noun = rng.choice(NOUNS)
-    thing = noun_phrase(rng, noun, [THE, THE, *POSSESSIVES, THIS], plural=False if en_what == "name" else None)
+    thing = noun_phrase(rng, noun, [THE, THE, *POSSESSIVES, THIS], plural=None if en_what == "size" else False)
     thing = with_attribute(rng, thing, noun) if rng.random() < 0.4 else thing
     return sentence(f"{en_intro} the {en_what} of {thing.en}", f"{de_intro} {de_what} {thing['gen']}")
 
@@ -602,7 +693,7 @@ def condition(rng: Random) -> tuple[str, str]:
     act, _ = action(rng, times=FUTURE, simple=True)
     en_state, de_state, subjects = rng.choice(STATES[:3])
     noun = rng.choice([noun for noun in NOUNS + DEVICES if noun.en in subjects.split()])
-    thing = noun_phrase(rng, noun, [THE, *POSSESSIVES, *OWNERS], plural=False, adjective=0.0)
+    thing = noun_phrase(rng, noun, OURS, plural=False, adjective=0.0)
     en_if, de_if = f"if {thing.en} is {en_state}", f"wenn {thing['nom']} {de_state} ist"
     en_do, de_do = english(act.verb.en, act, rng), imperative(act)
     if rng.random() < 0.5:
@@ -610,21 +701,36 @@ def condition(rng: Random) -> tuple[str, str]:
     return sentence(f"{en_do} {en_if}", f"{de_do}, {de_if}")
 
 
-KINDS = [(command, 30), (prohibition, 8), (two_commands, 10), (wish, 12), (question, 18), (indirect_question, 16),
-         (property_of, 4), (condition, 4)]
+KINDS = [
+    (command, 30),
+    (prohibition, 8),
+    (two_commands, 10),
+    (wish, 12),
+    (question, 18),
+    (indirect_question, 16),
+    (property_of, 4),
+    (condition, 4),
+]
+
+
+# English word forms to lemmas: of nouns, and of their modifiers.
+NOUN_OF = {form: noun.en for noun in NOUNS for form in (noun.en, noun.en_plural)}
+MODIFIER_OF = (
+    {form: verb.en for verb in VERBS for form in (verb.en, verb.past)}
+    | {en.lower(): en.lower() for en, _, _ in ADJECTIVES}
+    | {noun.en: noun.en for noun in PLACES if noun.en not in NOUN_OF}
+)
 
 
 def spoken_words(text: str) -> list[str]:
     return re.findall(r"[\w']+", text)
 
 
-def lemmas() -> tuple[dict[str, str], dict[str, str]]:
-    """English word forms to lemmas: of nouns, and of their modifiers."""
-    nouns = {form: noun.en for noun in NOUNS for form in (noun.en, noun.en_plural)}
-    modifiers = {form: verb.en for verb in VERBS for form in (verb.en, verb.past)}
-    modifiers |= {en.lower(): en.lower() for en, _, _ in ADJECTIVES}
-    modifiers |= {noun.en: noun.en for noun in PLACES if noun.en not in nouns}
-    return nouns, modifiers
+def repeats(en: str) -> bool:
+    """Whether a sentence says a noun, a name, a number or an adjective twice, which nobody would."""
+    said = [word.lower().removesuffix("'s").rstrip("'") for word in spoken_words(en)]
+    said = [NOUN_OF.get(w, MODIFIER_OF.get(w, w)) for w in said if w not in MAY_REPEAT]
+    return len(said) != len(set(said))
 
 
 def home(noun: str, modifier: str) -> str:
@@ -635,41 +741,37 @@ def home(noun: str, modifier: str) -> str:
 
 def split_of(en: str) -> str | None:
     """The split a sentence belongs to, None if it mixes test and valid pairs."""
-    nouns, modifiers = lemmas()
     spoken = [word.lower() for word in spoken_words(en)]
-    homes = {home(nouns[n], modifiers[m]) for n in spoken if n in nouns for m in spoken if m in modifiers}
-    homes.discard("train")
+    nouns = [NOUN_OF[word] for word in spoken if word in NOUN_OF]
+    homes = {home(noun, MODIFIER_OF[word]) for noun in nouns for word in spoken if word in MODIFIER_OF} - {"train"}
     return None if len(homes) > 1 else homes.pop() if homes else "train"
 
 
 def make_corpus(seed: int = SEED) -> dict[str, list[tuple[str, str]]]:
     """English-German pairs by split, each English sentence once."""
     rng, german = Random(seed), {}
-    functions, weights = zip(*KINDS)
+    functions, weights = zip(*KINDS, strict=True)
     splits: dict[str, list[tuple[str, str]]] = {name: [] for name in SIZES}
     while any(len(splits[name]) < size * (1 if name == "train" else 1.5) for name, size in SIZES.items()):
         en, de = rng.choices(functions, weights)[0](rng)
         if len(spoken_words(en)) > LONGEST or repeats(en):
             continue
-        if german.setdefault(en, de) != de:
-            raise AssertionError(f"two translations of {en!r}: {german[en]!r} and {de!r}")
-        split = split_of(en)
-        if split and (en, de) not in (known := splits[split]):
-            known.append((en, de))
+        if en in german:
+            assert german[en] == de, f"two translations of {en!r}: {german[en]!r} and {de!r}"
+            continue
+        german[en] = de
+        if split := split_of(en):
+            splits[split].append((en, de))
     splits["train"] = splits["train"][: SIZES["train"]]
     counts = [Counter(word for pair in splits["train"] for word in spoken_words(pair[side])) for side in (0, 1)]
     for name in ("valid", "test"):
-        common = [pair for pair in splits[name] if all(counts[s][w] >= COMMON for s in (0, 1) for w in spoken_words(pair[s]))]
+        common = [
+            pair
+            for pair in splits[name]
+            if all(counts[side][word] >= COMMON for side in (0, 1) for word in spoken_words(pair[side]))
+        ]
         splits[name] = common[: SIZES[name]]
     return splits
-
-
-def repeats(en: str) -> bool:
-    """Whether a sentence says a noun, a name, a number or an adjective twice, which nobody would."""
-    content = [word.lower().removesuffix("'s") for word in spoken_words(en)]
-    nouns, modifiers = lemmas()
-    said = [nouns.get(w, modifiers.get(w, w)) for w in content if w not in ("to", "the", "my", "your", "our", "you", "me")]
-    return len(said) != len(set(said))
 
 
 def write_corpus(folder: Path) -> None:
@@ -685,9 +787,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Write the corpus `commands`: spoken commands in English with their German translations.",
         epilog="The same bytes on every run. The test sentences combine nouns with verbs, adjectives and places that never "
-        "stand in one training sentence; the docstring of this file states the rule.")
-    parser.add_argument("--output", type=Path, metavar="DIR", default=Path(__file__).parents[1] / "recipes/data/commands",
-                        help="folder for {train,valid,test}.{en,de} (default: %(default)s)")
+        "stand in one training sentence; the docstring of this file states the rule.",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        default=Path(__file__).parents[1] / "recipes/data/commands",
+        help="folder for {train,valid,test}.{en,de} (default: recipes/data/commands of this project)",
+    )
     write_corpus(parser.parse_args().output)
 
 

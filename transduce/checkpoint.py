@@ -54,7 +54,9 @@ def load_run(directory: Path) -> Run:
     path = directory / CONFIG
     if not path.is_file():
         what = "does not exist" if not directory.exists() else f"has no {CONFIG}"
-        raise ValueError(f"a run directory holds {CONFIG}, but {directory} {what}; a recipe makes one (--run DIRECTORY)")
+        raise ValueError(
+            f"a run directory holds {CONFIG}, but {directory} {what}; a recipe makes one (--run DIRECTORY)"
+        )
     try:
         plain = json.loads(path.read_text())
         model, experiment = plain["model"], plain["experiment"]

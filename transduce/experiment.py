@@ -1,5 +1,6 @@
 """What every recipe needs besides its data: a configuration from the command line, and what identifies it."""
 
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -16,6 +17,30 @@ from transduce.train.loss import sequence_loss
 from transduce.train.trainer import TrainingConfig
 
 ExperimentT = TypeVar("ExperimentT")
+
+
+def main(
+    run: Callable[[ExperimentT], object],
+    settings: Mapping[str, tuple[str, ExperimentT]],
+    *,
+    default: str,
+    description: str | None,
+) -> int:
+    """A recipe's command line: 0 if all went well, 2 if its input was at fault, 130 after Ctrl-C."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    experiment = choose(settings, default=default, description=description)
+    try:
+        run(experiment)
+    except FileNotFoundError as error:
+        print(f"error: {error.filename} does not exist", file=sys.stderr)
+        return 2
+    except (ValueError, OSError, FloatingPointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; run the same command again to go on from the newest checkpoint", file=sys.stderr)
+        return 130
+    return 0
 
 
 def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, description: str | None) -> ExperimentT:

@@ -26,8 +26,12 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
     for file in beside.iterdir():
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
-    shutil.rmtree(path, ignore_errors=True)
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)  # two renames, so that only a crash right between them finds neither
     beside.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
     _sync_directory(path.parent)
 
 

@@ -18,8 +18,8 @@ from transduce.train.state import Validation
 def held_out_loss(model: Transformer, batches: Epoch) -> float:
     """Cross-entropy without smoothing, in nats per token."""
     model.eval()
-    total = sum(sequence_loss(model, batch.to(model.device)).item() for batch in batches)
-    return total / sum(batch.n_tokens for batch in batches)
+    losses = [sequence_loss(model, batch.to(model.device)).item() for batch in batches]
+    return sum(losses) / sum(batch.n_tokens for batch in batches)
 
 
 @dataclass(frozen=True)

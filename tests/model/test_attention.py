@@ -9,11 +9,19 @@ from transduce.model.attention import CrossAttention, SelfAttention, attend
 from transduce.model.cache import Cache
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 
-CONFIG = TransformerConfig(d_model=21, n_heads=3, positions="none", decoder=StackConfig(input=Tokens()))
+CONFIG = TransformerConfig(d_model=21, n_heads=3, positions="none", decoder=StackConfig(input=Tokens(vocab_size=5)))
 
 
 def randn(rng, *shape):
     return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+
+def randomised(module, rng):
+    """Random biases too, where they begin at zero."""
+    with torch.no_grad():
+        for parameter in module.double().parameters():
+            parameter.copy_(randn(rng, *parameter.shape) / 5)
+    return module
 
 
 def written_out(query, key, value, lengths, causal):
@@ -34,22 +42,35 @@ def written_out(query, key, value, lengths, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("lengths", [None, (7, 5)], ids=["no lengths", "lengths"])
-@pytest.mark.parametrize("n_queries", [1, 3, 7])
+@pytest.mark.parametrize("lengths", [None, (23, 11)], ids=["no lengths", "lengths"])
+@pytest.mark.parametrize("n_queries", [1, 3, 7, 17, 19, 23])
 def test_attention_is_the_formula_written_out(n_queries, lengths, causal, rng):
-    """Two rows, three heads of width 5, seven keys; in the last query's row all seven may be seen."""
-    query, key, value = (randn(rng, 2, 3, steps, 5) for steps in (n_queries, 7, 7))
+    """Two rows, three heads of width 5, 23 keys; few queries and many, which take different ways on a CPU."""
+    query, key, value = (randn(rng, 2, 3, steps, 5) for steps in (n_queries, 23, 23))
     lengths = None if lengths is None else torch.tensor(lengths)
     got = attend(query, key, value, key_lengths=lengths, causal=causal)
     torch.testing.assert_close(got, written_out(query, key, value, lengths, causal), rtol=0, atol=1e-12)
 
 
-def test_garbage_beyond_the_lengths_is_invisible_to_the_last_bit(rng):
-    query, key, value = (randn(rng, 2, 3, 7, 5) for _ in range(3))
+@pytest.mark.parametrize("n_queries", [7, 19])
+def test_garbage_beyond_the_lengths_is_invisible_to_the_last_bit(n_queries, rng):
+    query, key, value = (randn(rng, 2, 3, steps, 5) for steps in (n_queries, 7, 7))
     lengths = torch.tensor([7, 5])
     want = attend(query, key, value, key_lengths=lengths)
     key[1, :, 5:], value[1, :, 5:] = 1e4, -1e4
     assert torch.equal(attend(query, key, value, key_lengths=lengths), want)
+
+
+@pytest.mark.parametrize("n_queries", [1, 7, 19])
+def test_a_query_that_sees_nothing_gets_zeros_and_gives_no_gradient(n_queries, rng):
+    """A row without a source: no NaN, and the row beside it is as it was."""
+    query, key, value = (randn(rng, 2, 3, steps, 5).requires_grad_() for steps in (n_queries, 7, 7))
+    got = attend(query, key, value, key_lengths=torch.tensor([0, 7]))
+    assert torch.all(got[0] == 0)
+    torch.testing.assert_close(got[1:], written_out(query[1:], key[1:], value[1:], None, False), rtol=0, atol=1e-12)
+    for gradient in torch.autograd.grad(got.sum(), (query, key, value)):
+        assert torch.all(gradient[0] == 0)
+        assert torch.all(gradient[1].isfinite())
 
 
 def test_dropout_zeroes_weights_and_scales_the_rest():
@@ -65,7 +86,8 @@ def test_dropout_zeroes_weights_and_scales_the_rest():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_self_attention_is_torch_nn_multihead_attention(causal, rng):
-    ours, x, lengths = SelfAttention(CONFIG, causal=causal).double(), randn(rng, 2, 11, 21), torch.tensor([11, 5])
+    ours = randomised(SelfAttention(CONFIG, causal=causal), rng)
+    x, lengths = randn(rng, 2, 11, 21), torch.tensor([11, 5])
     theirs = torch.nn.MultiheadAttention(21, 3, batch_first=True, dtype=torch.float64)
     theirs.in_proj_weight, theirs.in_proj_bias, theirs.out_proj = ours.qkv.weight, ours.qkv.bias, ours.output
     # There, True = ignore.
@@ -77,7 +99,8 @@ def test_self_attention_is_torch_nn_multihead_attention(causal, rng):
 
 def test_cross_attention_is_torch_nn_multihead_attention_with_beams_folded(rng):
     """Two sentences of up to 13 positions; three beams each, five steps long."""
-    ours, x, memory = CrossAttention(CONFIG).double(), randn(rng, 2 * 3, 5, 21), randn(rng, 2, 13, 21)
+    ours = randomised(CrossAttention(CONFIG), rng)
+    x, memory = randn(rng, 2 * 3, 5, 21), randn(rng, 2, 13, 21)
     lengths = torch.tensor([13, 7])
     theirs = torch.nn.MultiheadAttention(21, 3, batch_first=True, dtype=torch.float64)
     theirs.in_proj_weight.data = torch.cat((ours.q.weight, ours.kv.weight))

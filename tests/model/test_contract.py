@@ -26,7 +26,7 @@ SHAPES = {
 # The sinusoidal table of 7 rows ends in the middle of every sequence; the learned one has room for the longest.
 POSITIONS = {
     "sinusoidal": {"positions": "sinusoidal", "max_positions": 7},
-    "learned": {"positions": "learned", "max_positions": 23},
+    "learned": {"positions": "learned", "max_positions": 31},
     "none": {"positions": "none"},
 }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,10 +30,9 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device, copied without waiting where memory is pinned."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(
-            self, **{n: t.to(device, non_blocking=True) for n, t in moved.items() if isinstance(t, torch.Tensor)}
-        )
+        tensors = {f.name: t for f in fields(self) if isinstance(t := getattr(self, f.name), torch.Tensor)}
+        moved: dict[str, Any] = {name: t.to(device, non_blocking=True) for name, t in tensors.items()}
+        return replace(self, **moved)
 
 
 def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
@@ -44,7 +44,7 @@ def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Int[Tensor, "B T"], 
     return torch.from_numpy(ids), torch.from_numpy(lengths)
 
 
-def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[np.ndarray, " b"]]:
+def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[np.ndarray, " _"]]:
     """Cut sequences, sorted by length, into batches with rows * longest <= tokens_per_batch on every side.
 
     A sequence longer than the budget is a batch of its own.
@@ -63,7 +63,7 @@ def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[n
     return batches
 
 
-def padding_share(lengths: Int[np.ndarray, "n k"], batches: list[Int[np.ndarray, " b"]]) -> float:
+def padding_share(lengths: Int[np.ndarray, "n k"], batches: list[Int[np.ndarray, " _"]]) -> float:
     """Share of padding among all positions of all batches, all sides together."""
     positions = sum(len(b) * lengths[b].max(axis=0).sum() for b in batches)
     return 1 - lengths.sum() / positions
@@ -73,7 +73,14 @@ class Epoch(Sequence[Batch]):
     """The batches of one epoch, each made when asked for."""
 
     def __init__(
-        self, source: list[list[int]], target: list[list[int]], *, tokens_per_batch: int, seed: int, epoch: int, bos: int
+        self,
+        source: list[list[int]],
+        target: list[list[int]],
+        *,
+        tokens_per_batch: int,
+        seed: int,
+        epoch: int,
+        bos: int,
     ) -> None:
         self.source, self.target, self.bos = source, target, bos
         rng = np.random.default_rng((seed, epoch))

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,25 +20,31 @@ def read_lines(path: Path | str) -> list[str]:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:
             raw = file.read()
-        except (EOFError, gzip.BadGzipFile) as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is not a whole gzip file: {error}; unpack it or fetch it again") from error
     return decode_lines(raw, str(path))
 
 
 def decode_lines(raw: bytes, name: str) -> list[str]:
     """`read_lines` of bytes; `name` is what an error calls them."""
-    lines = []
-    for number, line in enumerate(raw.removesuffix(b"\n").split(b"\n") if raw else (), start=1):
-        try:
-            lines.append(line.removesuffix(b"\r").decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"text must be UTF-8, but {name}, line {number}, byte {error.start + 1} is {line[error.start]:#04x}; "
-                "convert the file, for example with iconv -f latin1 -t utf-8"
-            ) from error
-    if lines:
-        lines[0] = lines[0].removeprefix("\ufeff")  # a byte order mark belongs to the file, not to its first sentence
-    return lines
+    lines = raw.removesuffix(b"\n").split(b"\n") if raw else []
+    return [decode_line(line, name, number) for number, line in enumerate(lines, start=1)]
+
+
+def decode_line(line: bytes, name: str, number: int) -> str:
+    """One line without its \\n.
+
+    Raises:
+        ValueError: it is not UTF-8.
+    """
+    try:
+        text = line.removesuffix(b"\r").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"text must be UTF-8, but {name}, line {number}, byte {error.start + 1} is {line[error.start]:#04x}; "
+            "convert the file, for example with iconv -f latin1 -t utf-8"
+        ) from error
+    return text.removeprefix("\ufeff") if number == 1 else text  # a byte order mark belongs to the file
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,9 @@ def read_parallel_tsv(path: Path | str) -> ParallelText:
     for number, line in enumerate(read_lines(path), start=1):
         cells = line.split("\t")
         if len(cells) != 2:
-            raise ValueError(f"a line must be source, tab, target, but {path}, line {number}, has {len(cells) - 1} tabs")
+            raise ValueError(
+                f"a line must be source, tab, target, but {path}, line {number}, has {len(cells) - 1} tabs"
+            )
         sources.append(cells[0])
         targets.append(cells[1])
     return _without_blanks(sources, targets, str(path))

@@ -97,7 +97,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Text of each list of ids; the special pieces have none."""
-        return self._processor.decode([list(row) for row in ids])
+        return self._processor.decode([list(row) for row in ids]) if len(ids) else []  # it takes [] for one text
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The pieces as one reads them, for pictures and reports."""

@@ -72,8 +72,8 @@ def beam_search(
     step = 0
     while running:
         step += 1
-        gain, token = _continuations(scorer.step(last), banned, 2 * beam_size)
-        live, kept, parent = _advance(live, kept, gain, token, eos_id, length_penalty(step, alpha))
+        continuations = _continuations(scorer.step(last), live.log_prob, banned, 2 * beam_size)
+        live, kept, parent = _advance(live, kept, continuations, eos_id, length_penalty(step, alpha))
         done = (live.score[:, 0] <= kept.score[:, -1]) | (max_lengths <= step)
         flags: list[bool] = done.tolist()  # the one host sync of a step
         if any(flags):
@@ -97,34 +97,36 @@ def _start(n_sentences: int, beam_size: int, device: torch.device) -> tuple[Beam
 
 
 def _continuations(
-    logits: Float[Tensor, "N V"], banned: Int[Tensor, " M"], k: int
-) -> tuple[Float[Tensor, "N C"], Int[Tensor, "N C"]]:
-    """Log-probabilities and ids of the C = min(k, V) likeliest next tokens of every row."""
-    log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    log_probs.index_fill_(1, banned, -math.inf)
-    best, token = log_probs.topk(min(k, logits.size(1)))
-    return best, token
+    logits: Float[Tensor, "N V"], live: Float[Tensor, "A k"], banned: Int[Tensor, " M"], n: int
+) -> tuple[Float[Tensor, "A n"], Int[Tensor, "A n"], Int[Tensor, "A n"]]:
+    """The n likeliest ways to go on of every sentence: log-probability, token, and which of its k rows it goes on from."""
+    vocab_size = logits.size(1)
+    log_prob = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    log_prob.index_fill_(1, banned, -math.inf)
+    total = log_prob.view(*live.shape, vocab_size).add_(live[:, :, None]).flatten(1)
+    if total.size(1) < n:  # in the first steps with a tiny vocabulary
+        total = F.pad(total, (0, n - total.size(1)), value=-math.inf)
+    best, index = total.topk(n)
+    return best, index % vocab_size, (index // vocab_size).clamp_max(live.size(1) - 1)
 
 
 def _advance(
-    live: Beams, kept: Beams, gain: Float[Tensor, "N C"], token: Int[Tensor, "N C"], eos_id: int, penalty: float
+    live: Beams,
+    kept: Beams,
+    continuations: tuple[Float[Tensor, "A n"], Int[Tensor, "A n"], Int[Tensor, "A n"]],
+    eos_id: int,
+    penalty: float,
 ) -> tuple[Beams, Beams, Int[Tensor, "A K"]]:
     """One token further: the new live and kept hypotheses, and the row that each live one goes on from."""
-    n_sentences, n_live = live.log_prob.shape
+    log_prob, token, parent = continuations
     beam_size = kept.score.size(1)
-    total = (live.log_prob[:, :, None] + gain.view(n_sentences, n_live, -1)).flatten(1)
-    short = max(0, 2 * beam_size - total.size(1))  # fewer continuations than places: early, with a tiny vocabulary
-    log_prob, index = F.pad(total, (0, short), value=-math.inf).topk(2 * beam_size)
-    index = index.clamp_max(total.size(1) - 1)
-    parent, token = index // gain.size(1), token.view(n_sentences, -1).gather(1, index)
     past = live.tokens.gather(1, parent[:, :, None].expand(-1, -1, live.tokens.size(2)))
     tokens = torch.cat((past, token[:, :, None]), dim=2)
-
     on, over = log_prob.masked_fill(token == eos_id, -math.inf), log_prob.masked_fill(token != eos_id, -math.inf)
-    live, chosen = Beams(tokens, on, on / penalty).best(beam_size)
     ended = Beams(tokens[:, :beam_size], over[:, :beam_size], over[:, :beam_size] / penalty)
     kept, _ = _joined(kept, ended, eos_id).best(beam_size)
-    first_row = n_live * torch.arange(n_sentences, device=token.device)[:, None]
+    first_row = live.score.size(1) * torch.arange(len(parent), device=parent.device)[:, None]
+    live, chosen = Beams(tokens, on, on / penalty).best(beam_size)
     return live, kept, first_row + parent.gather(1, chosen)
 
 

@@ -1,11 +1,12 @@
 """What search knows of a model: next-token logits for every live row, and nothing else."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 
+@runtime_checkable
 class Scorer(Protocol):
     """Scores continuations of N = B * beams rows, sentence by sentence: rows b*beams ... (b+1)*beams-1 are b's.
 
@@ -30,6 +31,7 @@ class Scorer(Protocol):
         ...
 
 
+@runtime_checkable
 class Past(Protocol):
     """What a decoder remembers between steps; transduce.model.cache.Cache is one."""
 
@@ -38,6 +40,7 @@ class Past(Protocol):
     def keep(self, sentences: Int[Tensor, " M"]) -> None: ...
 
 
+@runtime_checkable
 class States(Protocol):
     """The encoder's output; transduce.model.transformer.Memory is one."""
 
@@ -45,6 +48,7 @@ class States(Protocol):
     def states(self) -> Float[Tensor, "B S D"]: ...
 
 
+@runtime_checkable
 class Decoder(Protocol):
     """A model that continues rows; transduce.model.transformer.Transformer is one."""
 

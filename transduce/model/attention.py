@@ -29,7 +29,7 @@ def attend(
     if causal and n_queries == n_keys and key_lengths is None:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
     visible = _visible(n_queries, n_keys, key_lengths, causal and n_queries > 1, query.device)
-    if n_queries <= 8 and query.device.type == "cpu" and not dropout:
+    if n_queries <= 16 and query.device.type == "cpu" and not dropout:
         return _attend_few(query, key, value, visible)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout)
 
@@ -40,7 +40,10 @@ def _attend_few(
     value: Float[Tensor, "B H S E"],
     visible: Bool[Tensor, "..."] | None,
 ) -> Float[Tensor, "B H T E"]:
-    """The same, written out: a search has few queries, and there this is 2 to 4 times as fast as PyTorch's CPU kernel."""
+    """The same, written out: for few queries, as in search, that is faster than PyTorch's kernel on the CPU.
+
+    Measured on 2 threads with 64 sentences and 5 beams: 1.5 to 3 times in float32, 2 to 6 in bfloat16.
+    """
     weights = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)
     if visible is None:
         return weights.softmax(-1) @ value
@@ -100,9 +103,12 @@ class CrossAttention(nn.Module):
         self.output = nn.Linear(config.d_model, config.d_model)
 
     def project(self, memory: Float[Tensor, "B S D"]) -> tuple[Float[Tensor, "B H S E"], Float[Tensor, "B H S E"]]:
-        """Keys and values of the memory: computed once per sentence, whatever the number of beams and steps."""
-        key, value = self.kv(memory).chunk(2, dim=-1)
-        return _split(key, self.n_heads), _split(value, self.n_heads)
+        """Keys and values of the memory: computed once per sentence, whatever the number of beams and steps.
+
+        They are laid out head by head, as every step reads them.
+        """
+        key, value = (_split(part, self.n_heads).contiguous() for part in self.kv(memory).chunk(2, dim=-1))
+        return key, value
 
     def forward(
         self,

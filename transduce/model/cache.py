@@ -33,6 +33,7 @@ class LayerCache:
             buffer[:, :, : self.length] = self.buffers[which][:, :, : self.length]
         return buffer
 
+    @torch.no_grad()
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
         """Let row m go on from the past of row rows[m]; rows may repeat and be left out."""
         if self.buffers is None:

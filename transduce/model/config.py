@@ -1,9 +1,12 @@
 """What a Transformer is made of: frozen dataclasses that check themselves."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
+NormPosition = Literal["post", "pre"]
+PositionKind = Literal["sinusoidal", "learned", "none"]
+Tie = Literal["all", "output", "none"]
 
 
 def at_least(low: int, **values: int) -> None:
@@ -11,6 +14,12 @@ def at_least(low: int, **values: int) -> None:
     for name, value in values.items():
         if value < low:
             raise ValueError(f"{name} must be at least {low}, but {name}={value}")
+
+
+def one_of(name: str, value: str, choices: Any) -> None:
+    """Raise ValueError unless the value is one of a Literal's."""
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, but {name}={value!r}")
 
 
 def fraction(**values: float) -> None:
@@ -81,20 +90,24 @@ class TransformerConfig:
     attention_dropout: float = 0.0
     """On the attention weights; not in the paper, but in many systems after it."""
     activation: Activation = "relu"
-    norm_position: Literal["post", "pre"] = "post"
+    norm_position: NormPosition = "post"
     """post: norm(x + f(x)), the paper's; pre: x + f(norm(x)), with one more norm at the end of the stack."""
     norm_eps: float = 1e-5
-    positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
+    positions: PositionKind = "sinusoidal"
     max_positions: int = 1024
     """Rows of the learned table; sinusoidal positions have no end."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (paper, section 3.4)."""
-    tie: Literal["all", "output", "none"] = "output"
+    tie: Tie = "output"
     """Which tables are one: encoder, decoder and output; decoder and output; none."""
 
     def __post_init__(self) -> None:
         at_least(1, d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff, max_positions=self.max_positions)
         fraction(dropout=self.dropout, attention_dropout=self.attention_dropout)
+        one_of("activation", self.activation, Activation)
+        one_of("norm_position", self.norm_position, NormPosition)
+        one_of("positions", self.positions, PositionKind)
+        one_of("tie", self.tie, Tie)
         if self.d_model % self.n_heads:
             raise ValueError(f"n_heads must divide d_model, but n_heads={self.n_heads} and d_model={self.d_model}")
         if self.positions == "sinusoidal" and self.d_model % 2:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -16,6 +17,30 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
+
+
+class Dropout(nn.Module):
+    """Zero each value with probability p while training, and scale the others by 1 / (1 - p).
+
+    On a CPU one random byte decides over one value, so p is rounded to 256ths (and the scale with it): PyTorch draws a
+    Bernoulli number each, one after the other, which took an eighth of a small model's training time.
+
+    Source: Srivastava et al. (2014).
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        if not self.training or not self.p:
+            return x
+        if x.device.type != "cpu":
+            return F.dropout(x, self.p)
+        dropped = max(1, round(self.p * 256))
+        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(1 << 63), None)
+        kept = words.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
+        return torch.where(kept, x * (256 / (256 - dropped)), 0.0)
 
 
 class FeedForward(nn.Module):
@@ -40,7 +65,7 @@ class Sublayer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.pre = config.norm_position == "pre"
 
     def forward(self, x: Float[Tensor, "N T D"], function: Callable[[Tensor], Tensor]) -> Float[Tensor, "N T D"]:

@@ -18,7 +18,9 @@ def sinusoidal(start: int, stop: int, d_model: int, device: torch.device | None 
 
 
 class Positions(nn.Module):
-    """Adds a position to every vector: sinusoidal (a table that grows when needed), learned (one that ends), or none."""
+    """Adds a position to every vector: sinusoidal (without end), learned (a table that ends), or none."""
+
+    table: Tensor
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -40,7 +42,9 @@ class Positions(nn.Module):
             return x
         if self.learned is not None:
             if stop > len(self.learned):
-                raise ValueError(f"learned positions end at max_positions={len(self.learned)}, but the sequence has {stop}")
+                raise ValueError(
+                    f"learned positions end at max_positions={len(self.learned)}, but the sequence has {stop}"
+                )
             return x + self.learned[start:stop]
         if stop <= len(self.table):
             return x + self.table[start:stop].to(x.dtype)

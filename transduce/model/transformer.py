@@ -11,7 +11,7 @@ from transduce.model.cache import Cache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.init import initialise
 from transduce.model.inputs import FrameInput, TokenInput
-from transduce.model.layers import Layer
+from transduce.model.layers import Dropout, Layer
 from transduce.model.positions import Positions
 
 
@@ -28,7 +28,7 @@ class Stack(nn.Module):
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, causal: bool, cross: bool) -> None:
         super().__init__()
         self.positions = Positions(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(Layer(config, causal=causal, cross=cross) for _ in range(stack.n_layers))
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps) if config.norm_position == "pre" else None
 
@@ -106,6 +106,8 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """What `forward` projects to logits. Padding lies to the right, so a causal decoder needs no target_lengths."""
         memory = None
+        if self.encoder is None and source is not None:
+            raise ValueError("this model has no encoder, so it takes no source; give the text as target_in")
         if self.encoder is not None:
             if source is None:
                 raise ValueError("this model has an encoder, so it needs a source, but source=None")
@@ -145,8 +147,13 @@ class Transformer(nn.Module):
         return self.decoder(vectors, memory=memory, cache=cache)
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """States to logits."""
-        assert self.output is not None
+        """States to logits.
+
+        Raises:
+            ValueError: an encoder alone over frames has no vocabulary to project to.
+        """
+        if self.output is None:
+            raise ValueError("logits need a vocabulary, but this model has only an encoder over frames; use states()")
         return F.linear(states, self.output)
 
     def new_cache(self) -> Cache:

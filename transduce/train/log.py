@@ -1,6 +1,7 @@
 """What a training tells: a progress bar, metrics.jsonl, TensorBoard, samples.txt and a learning curve."""
 
 import json
+import math
 import sys
 import time
 from collections import deque
@@ -59,16 +60,17 @@ class Log:
     def update(self, progress: Progress, *, loss: float, norm: float, rate: float, n_tokens: int) -> None:
         """After every update; writes one line in EVERY."""
         self.recent.append((time.monotonic(), n_tokens))
-        self.losses.append(loss)
+        if math.isfinite(loss):  # a skipped update says nothing about the others
+            self.losses.append(loss)
         speed = self._tokens_per_second()
         assert self.bar is not None
         self.bar.update()
         self.shown |= {"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}
         self.bar.set_postfix(self.shown, refresh=False)
         if progress.update % EVERY == 0:
-            mean = sum(self.losses) / len(self.losses)
+            mean = sum(self.losses) / len(self.losses) if self.losses else math.nan
             self.losses.clear()
-            self._write(progress, "train", loss=mean, gradient_norm=norm, rate=rate, tokens_per_second=round(speed))
+            self._write(progress, "train", loss=mean, gradient_norm=norm, rate=rate, tokens_per_second=round(speed, 1))
 
     def validation(self, progress: Progress, validation: Validation) -> None:
         """After every validation: numbers, samples and the curve."""
@@ -95,7 +97,8 @@ class Log:
 
     def _write(self, progress: Progress, kind: str, **values: float) -> None:
         line: dict[str, Any] = {"update": progress.update, "epoch": progress.epoch, "kind": kind}
-        line |= {"seconds": round(progress.seconds, 1), "skipped": progress.skipped, **values}
+        line |= {"seconds": round(progress.seconds, 1), "skipped": progress.skipped}
+        line |= {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         assert self.board is not None

@@ -1,10 +1,10 @@
 """Label-smoothed cross-entropy, fused with the output projection."""
 
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 CHUNK = 512
 """Rows of logits alive at once: 512 x 8000 floats stay in a CPU's cache, 512 x 50,000 are no burden to a GPU."""
@@ -18,14 +18,16 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, states, weight, targets, smoothing, with_gradient):  # type: ignore[override]
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, targets: Tensor, smoothing: float, with_gradient: bool
+    ) -> Tensor:
         n_classes = weight.size(0)
-        total = states.new_zeros((), dtype=torch.float32)
-        grad_states = torch.empty_like(states) if with_gradient else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if with_gradient else None
+        total = states.new_zeros((), dtype=torch.promote_types(states.dtype, torch.float32))
+        grad_states = torch.empty_like(states)
+        grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         for start in range(0, len(states), CHUNK):
             rows, wanted = states[start : start + CHUNK], targets[start : start + CHUNK, None]
-            logits = (rows @ weight.T).float()
+            logits = (rows @ weight.T).to(total.dtype)
             log_norm = logits.logsumexp(dim=-1, keepdim=True)
             picked = logits.gather(1, wanted)
             total += (log_norm - (1 - smoothing) * picked).sum() - smoothing / n_classes * logits.sum()
@@ -41,7 +43,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx, grad_total):  # type: ignore[override]
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
         grad_states, grad_weight = ctx.saved_tensors
         return grad_total * grad_states, (grad_total * grad_weight).to(ctx.weight_dtype), None, None, None
 
@@ -57,7 +59,7 @@ def projected_cross_entropy(
     """Cross-entropy of softmax(states @ weight.T) with smoothed targets, in nats, summed; `ignore` asks for nothing.
 
     Positions to ignore are left out before the projection, so padding costs nothing here. Computes in autocast's type
-    where autocast is on, its softmax and sums in float32.
+    where autocast is on, its softmax and sums in float32 or wider.
 
     Source: Szegedy et al. (2016), label smoothing; Vaswani et al. (2017), section 5.4. The gradient p - y of the
     logits is why one pass is enough.
@@ -72,17 +74,39 @@ def projected_cross_entropy(
         )
 
 
+@runtime_checkable
+class SequenceModel(Protocol):
+    """What `sequence_loss` asks of a model; see model/transformer.py."""
+
+    output: Any
+
+    def states(
+        self,
+        *,
+        source: Tensor | None,
+        source_lengths: Tensor | None,
+        target_in: Tensor | None,
+        target_lengths: Tensor | None,
+    ) -> Tensor: ...
+
+
+@runtime_checkable
 class Seq2SeqBatch(Protocol):
     """What `sequence_loss` reads of a batch; see data/batch.py."""
 
-    source: Tensor | None
-    source_lengths: Tensor | None
-    target_in: Tensor
-    target_out: Tensor
-    target_lengths: Tensor
+    @property
+    def source(self) -> Tensor | None: ...
+    @property
+    def source_lengths(self) -> Tensor | None: ...
+    @property
+    def target_in(self) -> Tensor: ...
+    @property
+    def target_out(self) -> Tensor: ...
+    @property
+    def target_lengths(self) -> Tensor: ...
 
 
-def sequence_loss(model: nn.Module, batch: Seq2SeqBatch, *, label_smoothing: float = 0.0) -> Float[Tensor, ""]:
+def sequence_loss(model: SequenceModel, batch: Seq2SeqBatch, *, label_smoothing: float = 0.0) -> Float[Tensor, ""]:
     """Cross-entropy of a batch's target_out under a Transformer, in nats, summed over its tokens."""
     states = model.states(
         source=batch.source,

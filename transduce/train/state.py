@@ -85,7 +85,8 @@ class Store:
         """Write the checkpoint of this update, then remove what is not kept."""
 
         def fill(path: Path) -> None:
-            save_file({n: p.detach().cpu().contiguous() for n, p in model.named_parameters()}, path / "model.safetensors")
+            weights = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
+            save_file(weights, path / "model.safetensors")
             save_file(_flat_state(optimiser), path / "optimizer.safetensors")
             (path / "state.json").write_text(json.dumps(asdict(progress)) + "\n")
 
@@ -111,9 +112,14 @@ class Store:
             index, key = name.split(".")
             state.setdefault(int(index), {})[key] = tensor
         optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
-        plain = json.loads((path / "state.json").read_text())
-        plain["validations"] = [(update, score) for update, score in plain["validations"]]
-        return Progress(**plain)
+        return read_progress(path)
+
+
+def read_progress(checkpoint: Path) -> Progress:
+    """Where the training stood when it wrote this checkpoint."""
+    plain = json.loads((checkpoint / "state.json").read_text())
+    plain["validations"] = [(update, score) for update, score in plain["validations"]]
+    return Progress(**plain)
 
 
 def _flat_state(optimiser: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

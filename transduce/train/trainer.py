@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,21 +18,21 @@ from transduce.train.state import Progress, Store, Validation
 from transduce.train.stop import StopRequest
 
 
-class Batched(Protocol):
+@runtime_checkable
+class Batch(Protocol):
     """What the trainer needs to know of a batch."""
 
-    n_tokens: int
+    @property
+    def n_tokens(self) -> int: ...
 
-    def to(self, device: torch.device) -> "Batched": ...
-
-
-BatchT = TypeVar("BatchT", bound=Batched)
+    def to(self, device: torch.device) -> "Batch": ...
 
 
-class Data(Protocol[BatchT]):
+@runtime_checkable
+class Data(Protocol):
     """Training data: the batches of an epoch, the same for the same n."""
 
-    def epoch(self, n: int) -> Sequence[BatchT]: ...
+    def epoch(self, n: int) -> Sequence[Batch]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +86,9 @@ class Trainer:
         self,
         *,
         model: nn.Module,
-        data: Data[BatchT],
-        loss: Callable[[nn.Module, BatchT], Tensor],
-        validate: Callable[[nn.Module], Validation],
+        data: Data,
+        loss: Callable[[Any, Any], Tensor],
+        validate: Callable[[Any], Validation],
         config: TrainingConfig,
         directory: Path,
     ) -> None:
@@ -129,14 +129,15 @@ class Trainer:
             if self.progress.update % self.config.validate_every == 0 and not self.progress.validated:
                 self._validate()
             if stop.requested:
-                self.store.save(self.model, self.optimiser, self.progress)
+                if not self.progress.validated:  # else this very update is saved already
+                    self.store.save(self.model, self.optimiser, self.progress)
                 raise KeyboardInterrupt
             if self._finished():
                 return
         self.progress.epoch += 1
         self.progress.batch = 0
 
-    def _update(self, group: Sequence[BatchT]) -> None:
+    def _update(self, group: Sequence[Batch]) -> None:
         """One step over the accumulated batches, as if they were one; skipped where anything is not finite."""
         update = self.progress.update + 1
         torch.manual_seed(self.config.seed * 1_000_003 + update)

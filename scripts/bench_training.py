@@ -1,0 +1,293 @@
+"""Training speed and memory against a plain PyTorch loop: the same sizes, the same run.
+
+English to German Multi30k, one BPE vocabulary of 8000 pieces, 3 + 3 layers, d_model 256, d_ff 1024, 4 heads: 7,577,600
+parameters; batches of at most 4096 positions a side, dropout and label smoothing 0.1, Adam, gradients clipped. Without
+the data, random ids: sources of 6 to 30 tokens, evenly, targets up to 3 tokens shorter or longer, within 6 to 30.
+
+    plain loop              torch.nn.Transformer, F.cross_entropy and torch.optim.Adam, on our length-bucketed batches
+    plain loop, no buckets  the same on sentences in random order, as many toolkits batch them
+    transduce ...           Trainer.run, with all a user gets: clipping, skipping, progress bar and metrics
+
+Making batches counts, validation and checkpoints do not. The systems take turns, each going on where it stopped, and the
+median of `--rounds` turns of `--updates` updates is printed. Memory is what training adds to a process of its own.
+
+    python scripts/bench_training.py --data DIRECTORY
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import transduce as td
+from transduce.data.batch import Batch, Epoch
+from transduce.data.corpus import Folder
+from transduce.data.pairs import TextPairs
+from transduce.data.tokenizer import BOS, tokenizers
+from transduce.experiment import loss_of
+from transduce.model.positions import sinusoidal
+from transduce.train.state import Validation
+from transduce.train.trainer import Trainer, TrainingConfig
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Ids of sentence pairs, each side ending in EOS, and their batches."""
+
+    source: list[list[int]]
+    target: list[list[int]]
+    tokens_per_batch: int
+
+    def epoch(self, n: int) -> Epoch:
+        """Length-bucketed, as every recipe has them."""
+        return Epoch(self.source, self.target, tokens_per_batch=self.tokens_per_batch, seed=1, epoch=n, bos=BOS)
+
+    def unsorted(self, n: int) -> Epoch:
+        """In random order: as many pairs as come, until rows times the longest side reaches the budget."""
+        batches: list[list[int]] = [[]]
+        longest = 0
+        for i in np.random.default_rng((1, n)).permutation(len(self.source)):
+            own = max(len(self.source[i]), len(self.target[i]))
+            longest = max(longest, own)
+            if (len(batches[-1]) + 1) * longest > self.tokens_per_batch:
+                batches.append([])
+                longest = own
+            batches[-1].append(i)
+        epoch = self.epoch(n)
+        epoch.batches = batches
+        return epoch
+
+
+class Clock(Sequence[Batch]):
+    """Batches that are counted when asked for; the time runs from the first of a turn."""
+
+    def __init__(self, epoch: Callable[[int], Sequence[Batch]], device: str) -> None:
+        self.make, self.device = epoch, device
+        self.n_tokens, self.start = 0, 0.0
+
+    def epoch(self, n: int) -> "Clock":
+        self.batches = self.make(n)
+        return self
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, i: int) -> Batch:  # type: ignore[override]  # no slices
+        self.start = self.start or time.perf_counter()
+        batch = self.batches[i]
+        self.n_tokens += batch.n_tokens
+        return batch
+
+    def stop(self) -> float:
+        """Target tokens per second of this turn; the next batch begins a new one."""
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+        rate = self.n_tokens / (time.perf_counter() - self.start)
+        self.n_tokens, self.start = 0, 0.0
+        return rate
+
+
+class Ours:
+    """Turns of `Trainer.run`, each of which resumes from the checkpoint of the one before."""
+
+    def __init__(self, model: nn.Module, corpus: Corpus, x: argparse.Namespace, **how: object) -> None:
+        self.clock, self.rate = Clock(corpus.epoch, x.device), 0.0
+        self.directory = tempfile.TemporaryDirectory()
+        config = TrainingConfig(validate_every=10**9, keep_last=1, keep_best=1, **how)  # type: ignore[arg-type]
+        self.trainer = Trainer(
+            model=model, data=self.clock, loss=loss_of(config), validate=self.validate, config=config,
+            directory=Path(self.directory.name),
+        )  # fmt: skip
+
+    def validate(self, _: nn.Module) -> Validation:
+        """Called right after the last update of a turn."""
+        self.rate = self.clock.stop()
+        return Validation({"loss": 0.0}, 0.0)
+
+    def __call__(self, n_updates: int) -> float:
+        self.trainer.config = replace(self.trainer.config, max_updates=self.trainer.progress.update + n_updates)
+        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar amid the table
+            self.trainer.run()
+        return self.rate
+
+
+class PlainTransformer(nn.Module):
+    """torch.nn.Transformer with one table for both sides and the output, after the paper as ours is.
+
+    Its final norms are taken out: post-norm ends in a norm anyway, and the paper has no second one.
+    """
+
+    def __init__(self, config: td.TransformerConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.encoder.input.vocab_size, config.d_model)
+        self.transformer = nn.Transformer(
+            config.d_model, config.n_heads, config.encoder.n_layers, config.decoder.n_layers, config.d_ff,
+            config.dropout, batch_first=True,
+        )  # fmt: skip
+        self.transformer.encoder.norm = self.transformer.decoder.norm = None
+        self.dropout = nn.Dropout(config.dropout)
+        self.register_buffer("positions", sinusoidal(0, 512, config.d_model))
+        nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.dropout(self.embedding(ids) * self.embedding.embedding_dim**0.5 + self.positions[: ids.size(1)])
+
+    def forward(self, batch: Batch) -> Tensor:
+        n_source, n_target = batch.source.size(1), batch.target_in.size(1)
+        hidden = torch.arange(n_source, device=batch.source.device) >= batch.source_lengths[:, None]
+        future = torch.ones(n_target, n_target, dtype=torch.bool, device=batch.source.device).triu(1)
+        states = self.transformer(
+            self.embed(batch.source), self.embed(batch.target_in), tgt_mask=future, src_key_padding_mask=hidden,
+            memory_key_padding_mask=hidden, tgt_is_causal=True,
+        )  # fmt: skip
+        return states @ self.embedding.weight.T
+
+
+class Plain:
+    """Turns of the loop that a tutorial writes."""
+
+    def __init__(self, model: nn.Module, epoch: Callable[[int], Sequence[Batch]], x: argparse.Namespace) -> None:
+        self.model, self.device, self.clock = model, x.device, Clock(epoch, x.device)
+        self.optimiser = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
+        self.batches = self.endless()
+
+    def endless(self) -> Iterator[Batch]:
+        for n in count():
+            yield from self.clock.epoch(n)
+
+    def __call__(self, n_updates: int) -> float:
+        self.model.train()
+        for batch in islice(self.batches, n_updates):
+            batch = batch.to(self.device)
+            logits = self.model(batch)
+            loss = F.cross_entropy(logits.flatten(0, 1), batch.target_out.flatten(), label_smoothing=0.1)
+            self.optimiser.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimiser.step()
+            loss.item()  # a loop shows its loss
+        return self.clock.stop()
+
+
+PLAIN, UNSORTED, FP32, BF16, COMPILED = NAMES = (
+    "plain loop", "plain loop, no buckets", "transduce fp32", "transduce bf16", "transduce bf16 compiled",
+)  # fmt: skip
+
+
+def system(name: str, corpus: Corpus, x: argparse.Namespace) -> Plain | Ours:
+    """One of NAMES, with new weights."""
+    stack = td.StackConfig(input=td.Tokens(vocab_size=vocabulary(x)), n_layers=1 if x.tiny else 3)
+    width = 32 if x.tiny else 256
+    config = td.TransformerConfig(
+        encoder=stack, decoder=stack, d_model=width, n_heads=4, d_ff=4 * width, dropout=0.1, tie="all"
+    )
+    torch.manual_seed(1)
+    ours, plain = td.Transformer(config), PlainTransformer(config)
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (ours, plain)]
+    if sizes[0] != sizes[1]:
+        raise SystemExit(f"both models must have as many parameters, but ours has {sizes[0]} and the plain {sizes[1]}")
+    if name in (PLAIN, UNSORTED):
+        return Plain(plain.to(x.device), corpus.epoch if name == PLAIN else corpus.unsorted, x)
+    return Ours(ours.to(x.device), corpus, x, precision=name.split()[1], compile=name == COMPILED)
+
+
+def vocabulary(x: argparse.Namespace) -> int:
+    return 100 if x.tiny else 8000
+
+
+def read_corpus(x: argparse.Namespace) -> Corpus:
+    """Multi30k's training pairs; without the data, random ids (see above)."""
+    budget = 256 if x.tiny else 4096
+    if not x.tiny and (x.data or "TRANSDUCE_DATA" in os.environ):
+        text = Folder(data=x.data, default="multi30k").read("train")
+        both = tokenizers(text.source, text.target, vocab_size=vocabulary(x), joint=True)
+        pairs = TextPairs.encode(text, *both, tokens_per_batch=budget)
+        return Corpus(pairs.source, pairs.target, budget)
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(6, 31, 300 if x.tiny else 29000)
+    sides = lengths, np.clip(lengths + rng.integers(-3, 4, len(lengths)), 6, 30)
+    ids = [[rng.integers(4, vocabulary(x), n).tolist() for n in side] for side in sides]
+    return Corpus(ids[0], ids[1], budget)
+
+
+def peak(name: str, ids: Path, x: argparse.Namespace) -> None:
+    """Print the MiB that a few updates add to the memory of a process that has the corpus and the model."""
+    run = system(name, Corpus(*json.loads(ids.read_text())), x)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run(x.updates)
+    added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(round(added if x.device == "cpu" else torch.cuda.max_memory_allocated() / 2**20))
+
+
+def peaks(names: Sequence[str], corpus: Corpus) -> None:
+    """Print the memory of every system, measured by this script in a process for each."""
+    with tempfile.TemporaryDirectory() as directory:
+        ids = Path(directory) / "ids.json"
+        ids.write_text(json.dumps([corpus.source, corpus.target, corpus.tokens_per_batch]))
+        for name in names:
+            again = [sys.executable, *sys.argv, "--peak", name, str(ids)]
+            mebibytes = subprocess.run(again, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+            print(f"{name:24} {mebibytes:>7} MiB of memory for training", flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="Multi30k's folder (default: multi30k in $TRANSDUCE_DATA)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of every system (default: 3)")
+    parser.add_argument("--updates", type=int, default=8, help="updates of a turn (default: 8)")
+    parser.add_argument("--warm-up", type=int, default=3, help="updates before the first turn (default: 3)")
+    parser.add_argument("--compile", action="store_true", help="torch.compile too; needs a C++ compiler on a CPU")
+    parser.add_argument("--no-memory", action="store_true", help="leave the memory out")
+    parser.add_argument("--tiny", action="store_true", help="a model and corpus of seconds, to try the script")
+    parser.add_argument("--peak", nargs=2, metavar=("SYSTEM", "IDS"), help="only measure memory (used by itself)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    x = arguments()
+    torch.set_num_threads(x.threads)
+    if x.peak:
+        return peak(x.peak[0], Path(x.peak[1]), x)
+    corpus = read_corpus(x)
+    names = NAMES if x.compile else NAMES[:-1]
+    systems = {name: system(name, corpus, x) for name in names}
+    size = sum(p.numel() for p in systems[PLAIN].model.parameters())
+    print(
+        f"{len(corpus.source)} pairs, {size:,} parameters, {x.threads} threads, {x.device}, torch {torch.__version__}"
+    )
+    for run in systems.values():
+        run(x.warm_up)
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(x.rounds):
+        for name, run in systems.items():
+            rates[name].append(run(x.updates))
+    middle = {name: statistics.median(rate) for name, rate in rates.items()}
+    for name, rate in rates.items():
+        spread = f"{min(rate):,.0f} to {max(rate):,.0f}"
+        ratio = middle[name] / middle[PLAIN]
+        print(f"{name:24} {middle[name]:7,.0f} target tokens/s {ratio:6.2f} x  ({spread})", flush=True)
+    if not x.no_memory:
+        peaks(names, corpus)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""Search against brute force, against a plain beam search in lists, and against itself under changes of the batch."""
+
+import math
+from copy import deepcopy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force, plain_beam_search
+from transduce.decode.beam import beam_search
+from transduce.decode.greedy import greedy_search
+from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.scorer import ModelScorer
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.transformer import Memory, Transformer
+
+# A language of random numbers
+
+
+def search(language: Language, sentences: list[int], bounds: list[int], **settings) -> list[list[Hypothesis]]:
+    scorer = LanguageScorer(language, sentences)
+    return beam_search(scorer, bos_id=BOS, eos_id=EOS, max_lengths=torch.tensor(bounds, dtype=torch.long), **settings)
+
+
+def same(got: list[Hypothesis], want: list[Hypothesis]) -> None:
+    assert [(h.tokens, h.finished) for h in got] == [(h.tokens, h.finished) for h in want]
+    assert [h.log_prob for h in got] == pytest.approx([h.log_prob for h in want], rel=1e-12)
+    assert [h.score for h in got] == pytest.approx([h.score for h in want], rel=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize(("forbidden", "size"), [([], 1 + 4 + 16 + 64 + 256), ([PAD, BOS], 1 + 2 + 4 + 8 + 16)])
+def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(forbidden, size, alpha):
+    language = Language(seed=3)
+    got = search(language, [7, 8], [4, 4], beam_size=size, n_best=size, alpha=alpha, forbidden=forbidden)
+    for sentence, hypotheses in zip([7, 8], got, strict=True):
+        want = brute_force(language, sentence, 4, alpha, forbidden)
+        assert len(want) == size
+        same(hypotheses, want)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
+def test_a_narrow_beam_is_the_search_in_lists(beam_size, alpha):
+    bounds = [1 + i % 11 for i in range(44)]
+    for vocab_size, forbidden in ((5, [PAD, BOS]), (7, [PAD]), (3, [])):
+        language = Language(seed=beam_size, vocab_size=vocab_size)
+        got = search(
+            language, list(range(44)), bounds, beam_size=beam_size, n_best=beam_size, alpha=alpha, forbidden=forbidden
+        )
+        for sentence, (bound, hypotheses) in enumerate(zip(bounds, got, strict=True)):
+            same(hypotheses, plain_beam_search(language, sentence, bound, beam_size, alpha, forbidden))
+        assert {h.finished for hypotheses in got for h in hypotheses} == {True, False}
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_a_beam_of_one_is_greedy(alpha):
+    sentences, bounds = list(range(200)), [1 + i % 13 for i in range(200)]
+    language = Language(seed=5)
+    beam = search(language, sentences, bounds, beam_size=1, alpha=alpha, forbidden=[PAD])
+    settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": torch.tensor(bounds), "forbidden": [PAD]}
+    scored = greedy_search(LanguageScorer(language, sentences), **settings, scores=True)
+    unscored = greedy_search(LanguageScorer(language, sentences), **settings)
+    for (best,), hypothesis, quick in zip(beam, scored, unscored, strict=True):
+        assert (
+            (best.tokens, best.finished) == (hypothesis.tokens, hypothesis.finished) == (quick.tokens, quick.finished)
+        )
+        assert best.log_prob == pytest.approx(hypothesis.log_prob, rel=1e-12)
+        assert hypothesis.score == hypothesis.log_prob
+        assert math.isnan(quick.log_prob)
+
+
+def test_hypotheses_are_sorted_and_distinct_and_keep_their_bounds():
+    bounds = [1 + i % 7 for i in range(70)]
+    found = search(Language(seed=1), list(range(70)), bounds, beam_size=5, n_best=5, alpha=0.6)
+    for hypotheses, bound in zip(found, bounds, strict=True):
+        assert len(hypotheses) == len({tuple(h.tokens) + (EOS,) * h.finished for h in hypotheses}) == 5
+        assert hypotheses == sorted(hypotheses, key=lambda h: -h.score)
+        for h in hypotheses:
+            assert EOS not in h.tokens
+            assert len(h.tokens) + 1 <= bound if h.finished else len(h.tokens) == bound
+
+
+def test_n_best_is_the_beginning_of_the_whole_beam():
+    whole = search(Language(seed=2), list(range(30)), [9] * 30, beam_size=4, n_best=4)
+    assert search(Language(seed=2), list(range(30)), [9] * 30, beam_size=4, n_best=2) == [h[:2] for h in whole]
+
+
+def test_neighbours_in_the_batch_change_nothing():
+    language, bounds = Language(seed=4), [1 + 5 * i % 13 for i in range(40)]
+    together = search(language, list(range(40)), bounds, beam_size=3, n_best=3)
+    for sentence, bound in enumerate(bounds):
+        (alone,) = search(language, [sentence], [bound], beam_size=3, n_best=3)
+        assert alone == together[sentence]
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_the_first_step_has_no_beams_and_done_sentences_leave_at_once(beam_size):
+    scorer = LanguageScorer(Language(seed=6), [0, 1, 2, 3])
+    bounds = torch.tensor([2, 5, 3, 5])
+    settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": bounds, "forbidden": [EOS]}
+    if beam_size == 1:
+        greedy_search(scorer, **settings)
+    else:
+        beam_search(scorer, **settings, beam_size=beam_size)
+    assert scorer.n_rows == [4, 4 * beam_size, 3 * beam_size, 2 * beam_size, 2 * beam_size]
+    assert scorer.n_sentences == 0
+
+
+def test_a_vocabulary_smaller_than_the_beam_and_an_empty_batch():
+    assert search(Language(seed=0), [], [], beam_size=3) == []
+    (hypotheses,) = search(
+        Language(seed=0, vocab_size=3), [1], [4], beam_size=9, n_best=9, alpha=0.0, forbidden=[PAD, BOS]
+    )
+    assert [(h.tokens, h.finished) for h in hypotheses] == [([], True)]  # only EOS may follow: one sequence exists
+
+
+# A real Transformer
+
+CONFIG = TransformerConfig(
+    encoder=StackConfig(input=Tokens(vocab_size=13), n_layers=2),
+    decoder=StackConfig(input=Tokens(vocab_size=11), n_layers=2),
+    d_model=12,
+    n_heads=2,
+    d_ff=17,
+    tie="none",
+)
+
+
+class UncachedScorer:
+    """A Scorer that decodes the whole prefix of every row anew, and repeats the memory for every beam."""
+
+    def __init__(self, model: Transformer, memory: Memory) -> None:
+        self.model, self.memory, self.n_sentences = model, memory, len(memory.states)
+        self.prefixes = torch.empty(self.n_sentences, 0, dtype=torch.long)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self.prefixes = torch.cat((self.prefixes, tokens[:, None]), dim=1)
+        beams = len(tokens) // len(self.memory.states)
+        memory = Memory(*(part.repeat_interleave(beams, dim=0) for part in self.memory))
+        return self.model.decode(self.prefixes, memory=memory)[:, -1]
+
+    def reorder(self, rows: Tensor) -> None:
+        self.prefixes = self.prefixes[rows]
+
+    def keep(self, sentences: Tensor) -> None:
+        self.memory = Memory(*(part[sentences] for part in self.memory))
+        self.n_sentences = len(sentences)
+
+
+@dataclass(frozen=True)
+class Example:
+    model: Transformer
+    source: Tensor
+    lengths: Tensor
+    bounds: Tensor
+
+    def search(self, rows: Tensor, scorer: type = ModelScorer, extra: int = 0) -> list[list[Hypothesis]]:
+        """The four best of these rows, their sources padded with `extra` more random ids."""
+        lengths = self.lengths[rows]
+        garbage = torch.randint(13, (len(rows), extra), generator=torch.Generator().manual_seed(0))
+        source = torch.cat((self.source[rows, : int(lengths.max())], garbage), dim=1)
+        with torch.no_grad():
+            scored = scorer(self.model, self.model.encode(source, lengths))
+        settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": self.bounds[rows], "forbidden": [PAD, BOS]}
+        return beam_search(scored, **settings, beam_size=4, n_best=4)
+
+
+@pytest.fixture(scope="module")
+def example() -> Example:
+    """24 sentences of 1 to 9 tokens, and a model for which EOS comes at all sorts of steps (few seeds make one)."""
+    rng = torch.Generator().manual_seed(7)
+    model = Transformer(CONFIG).double().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.copy_(torch.randn(weight.shape, generator=rng, dtype=torch.float64))
+    lengths = torch.randint(1, 10, (24,), generator=rng)
+    source = torch.randint(13, (24, 9), generator=rng)
+    return Example(model, source, lengths, 2 * lengths + 3)
+
+
+def test_a_cache_changes_nothing_but_the_cost(example):
+    rows = torch.arange(24)
+    got = example.search(rows)
+    assert len({len(h.tokens) for hypotheses in got for h in hypotheses if h.finished}) > 5
+    for cached, uncached in zip(got, example.search(rows, UncachedScorer), strict=True):
+        same(cached, uncached)
+
+
+def test_log_prob_is_that_of_the_forward_pass(example):
+    with torch.no_grad():
+        for row, hypotheses in enumerate(example.search(torch.arange(24))):
+            for h in hypotheses:
+                target = torch.tensor([[BOS, *h.tokens, *[EOS] * h.finished]])
+                logits = example.model(
+                    source=example.source[row : row + 1, : int(example.lengths[row])], target_in=target[:, :-1]
+                )
+                want = logits[0].log_softmax(-1).gather(1, target[0, 1:, None]).sum().item()
+                assert h.log_prob == pytest.approx(want, rel=1e-10)
+
+
+def test_batch_size_order_and_padding_change_nothing(example, rng):
+    want = example.search(torch.arange(24))
+    for size, extra in ((1, 0), (1, 3), (7, 0), (24, 5)):
+        order = torch.randperm(24, generator=rng)
+        for rows in order.split(size):
+            for row, hypotheses in zip(rows.tolist(), example.search(rows, extra=extra), strict=True):
+                same(hypotheses, want[row])
+
+
+def test_half_precision_logits_are_summed_in_float32(example):
+    with torch.no_grad():
+        model = deepcopy(example.model).bfloat16()
+        memory = model.encode(example.source, example.lengths)
+    settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": example.bounds}
+    found = [best for (best,) in beam_search(ModelScorer(model, memory), **settings)]
+    found += greedy_search(ModelScorer(model, memory), **settings, scores=True)
+    log_prob = torch.tensor([hypothesis.log_prob for hypothesis in found])
+    assert (log_prob.bfloat16().float() != log_prob).all()
+
+
+# Errors
+
+
+@pytest.mark.parametrize("n_best", [0, 4])
+def test_n_best_must_fit_into_the_beam(n_best):
+    with pytest.raises(ValueError, match=f"^n_best must lie in 1 ... beam_size, but n_best={n_best} and beam_size=3$"):
+        search(Language(seed=0), [0], [3], beam_size=3, n_best=n_best)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ([3], "max_lengths must hold one bound per sentence, but it holds 1 for 2 sentences"),
+        ([3, 0], "max_lengths must be at least 1, but the least is 0; leave empty sentences out of the batch"),
+    ],
+)
+def test_there_must_be_one_bound_of_at_least_one_per_sentence(bounds, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        search(Language(seed=0), [0, 1], bounds)

@@ -1,0 +1,164 @@
+"""An imported Marian model against transformers, the library that wrote it: logits, beam search and greedy search."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from transformers import MarianConfig, MarianMTModel
+from transformers.utils import logging
+
+from transduce.decode.beam import beam_search
+from transduce.decode.greedy import greedy_search
+from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.scorer import ModelScorer
+from transduce.interop.marian import Marian, import_marian, residual_order
+from transduce.model.positions import sinusoidal
+
+SENTENCES, LONGEST, BOUND = 50, 17, 23
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> None:
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def rival(directory: Path, **settings) -> MarianMTModel:
+    """A MarianMTModel with random weights, saved."""
+    torch.manual_seed(0)
+    defaults = {
+        "vocab_size": 29, "decoder_vocab_size": 29, "d_model": 16, "encoder_layers": 2, "decoder_layers": 3,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 23, "decoder_ffn_dim": 23,
+        "activation_function": "relu", "scale_embedding": True, "max_position_embeddings": 37, "init_std": 0.3,
+        "eos_token_id": 0, "pad_token_id": 1, "decoder_start_token_id": 1, "forced_eos_token_id": None,
+    }  # fmt: skip
+    model = MarianMTModel(MarianConfig(**(defaults | settings))).eval()
+    model.save_pretrained(directory)
+    return model
+
+
+def sources(rng: torch.Generator, rows: int = SENTENCES) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids with random ones in the padding, their lengths, and 1 where they are real."""
+    lengths = torch.randint(1, LONGEST + 1, (rows,), generator=rng)
+    lengths[0] = LONGEST
+    source = torch.randint(2, 29, (rows, LONGEST), generator=rng)
+    return source, lengths, (torch.arange(LONGEST) < lengths[:, None]).long()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"scale_embedding": False, "activation_function": "gelu"},
+        {"activation_function": "gelu_new", "encoder_layers": 1},
+        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 31},
+        {"tie_word_embeddings": False},
+        {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+    ],
+    ids=lambda settings: ",".join(settings) or "defaults",
+)
+def test_logits_are_those_of_transformers(tmp_path, rng, settings):
+    theirs = rival(tmp_path, **settings)
+    ours = import_marian(tmp_path)
+    source, lengths, visible = sources(rng, rows=5)
+    target = torch.randint(2, 29, (5, 7), generator=rng)
+    with torch.no_grad():
+        want = theirs(input_ids=source, attention_mask=visible, decoder_input_ids=target).logits
+        got = ours.model(source=source, source_lengths=lengths, target_in=target)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert (ours.bos_id, ours.eos_id, ours.pad_id) == (1, 0, 1)
+    assert not ours.model.training
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> tuple[MarianMTModel, Marian, Tensor, Tensor, Tensor]:
+    """Both models and sources. A moment's training to copy makes EOS come at all sorts of steps."""
+    directory, rng = tmp_path_factory.mktemp("marian"), torch.Generator().manual_seed(0)
+    theirs, (source, lengths, visible) = rival(directory, dropout=0.0), sources(rng)
+    target = torch.nn.functional.pad(source.where(visible == 1, -100), (0, 1), value=-100)
+    target = target.scatter(1, lengths[:, None], theirs.config.eos_token_id)
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=1e-2)
+    for _ in range(80):
+        optimizer.zero_grad()
+        theirs(input_ids=source, attention_mask=visible, labels=target).loss.backward()
+        optimizer.step()
+    theirs.save_pretrained(directory)
+    return theirs, import_marian(directory), source, lengths, visible
+
+
+def search(ours: Marian, source: Tensor, lengths: Tensor, beam_size: int | None) -> list[Hypothesis]:
+    with torch.no_grad():
+        scorer = ModelScorer(ours.model, ours.model.encode(source, lengths))
+    settings = {"bos_id": ours.bos_id, "eos_id": ours.eos_id, "forbidden": [ours.pad_id]}
+    bounds = torch.full_like(lengths, BOUND)
+    if beam_size is None:
+        return greedy_search(scorer, **settings, max_lengths=bounds)
+    return [best for best, *_ in beam_search(scorer, **settings, max_lengths=bounds, beam_size=beam_size, alpha=0.0)]
+
+
+@pytest.mark.parametrize("beam_size", [None, 4, 5])
+def test_search_finds_what_generate_finds(pair, beam_size):
+    theirs, ours, source, lengths, visible = pair
+    output = theirs.generate(
+        input_ids=source, attention_mask=visible, num_beams=beam_size or 1, do_sample=False, length_penalty=0.0,
+        early_stopping=False, max_new_tokens=BOUND, bad_words_ids=[[ours.pad_id]],
+    )  # fmt: skip
+    want = [[token for token in row[1:] if token != ours.pad_id] for row in output.tolist()]
+    found = search(ours, source, lengths, beam_size)
+    assert [h.tokens + [ours.eos_id] * h.finished for h in found] == want
+    assert len({len(h.tokens) for h in found if h.finished}) > 5, sorted(len(h.tokens) for h in found if h.finished)
+
+
+def test_the_residual_order_turns_their_positions_into_ours(pair):
+    theirs, *_ = pair
+    table = theirs.model.encoder.embed_positions.weight
+    torch.testing.assert_close(table[:, residual_order(16)], sinusoidal(0, 37, 16), rtol=0, atol=1e-6)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("model_type", "bart", "model_type must be 'marian', but in {} it is 'bart'"),
+        (
+            "activation_function",
+            "swish",
+            "activation_function must be one of relu, gelu, gelu_new, but in {} it is 'swish'",
+        ),
+        (
+            "decoder_attention_heads",
+            4,
+            "encoder_attention_heads must equal decoder_attention_heads, but in {} they are 2 and 4",
+        ),
+        ("decoder_ffn_dim", 19, "encoder_ffn_dim must equal decoder_ffn_dim, but in {} they are 23 and 19"),
+    ],
+)
+def test_a_model_of_another_make_is_refused(tmp_path, name, value, message):
+    rival(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | {name: value}), encoding="utf-8")
+    with pytest.raises(ValueError, match=f"^{re.escape(message.format(tmp_path))}$"):
+        import_marian(tmp_path)
+
+
+def test_an_output_bias_is_refused(tmp_path):
+    rival(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["final_logits_bias"][0, 3] = -2.5
+    save_file(weights, tmp_path / "model.safetensors")
+    message = (
+        "final_logits_bias must be zero, for output logits have no bias here, "
+        f"but in {tmp_path} its largest absolute value is 2.5"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        import_marian(tmp_path)

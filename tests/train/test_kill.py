@@ -1,0 +1,150 @@
+"""A real recipe, really killed: the same command again ends with the same bytes."""
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recipes import translation
+from transduce.experiment import choose
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 300  # seconds until a process that does nothing is given up
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """190 sentences and the same with every word backwards."""
+    folder = tmp_path_factory.mktemp("corpus")
+    words = ("red green old tiny", "cat dog bird horse", "mat roof tree table", "now then again")
+    lines = ["the {} {} sat on the {} {}".format(*some) for some in itertools.product(*(w.split() for w in words))]
+    random.Random(1).shuffle(lines)
+    for split, part in (("train", lines[:186]), ("valid", lines[186:190])):
+        (folder / f"{split}.en").write_text("".join(f"{line}\n" for line in part))
+        backwards = [" ".join(word[::-1] for word in line.split()) for line in part]
+        (folder / f"{split}.xx").write_text("".join(f"{line}\n" for line in backwards))
+    return folder
+
+
+def arguments(corpus: Path, run: Path, *more: str) -> list[str]:
+    files = [
+        f"--{split}-{side}={corpus / split}.{end}"
+        for split in ("train", "valid")
+        for side, end in (("source", "en"), ("target", "xx"))
+    ]
+    small = "--model.d-model 16 --model.d-ff 32 --model.n-heads 2 --vocab-size 310 --bpe-dropout 0.1 --device cpu"
+    short = "--training.max-updates 50 --training.validate-every 10 --training.keep-last 3 --tokens-per-batch 400"
+    return ["files", f"--run={run}", *files, *small.split(), *short.split(), *more]
+
+
+class Started:
+    """The command in a process of its own, with what it says."""
+
+    def __init__(self, corpus: Path, run: Path) -> None:
+        self.run, self.said = run, run.with_suffix(".log").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "recipes/translation.py", *arguments(corpus, run)],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=self.said,
+            stderr=subprocess.STDOUT,
+        )
+
+    def end(self) -> tuple[int, str]:
+        """Exit status and everything it said."""
+        status = self.process.wait(PATIENCE)
+        self.said.seek(0)
+        said = self.said.read()
+        self.said.close()
+        return status, said
+
+    def hit(self, number: signal.Signals, update: int, *, saving: bool = False) -> tuple[int, str]:
+        """Send a signal when the checkpoint of this update is there (`saving`: when its hidden directory is)."""
+        checkpoints = self.run / "checkpoints"
+        wanted = [checkpoints / f"{update:08d}", *([checkpoints / f".{update:08d}.tmp"] if saving else [])]
+        until = time.monotonic() + PATIENCE
+        while self.process.poll() is None and not any(path.exists() for path in wanted):
+            assert time.monotonic() < until
+            time.sleep(0.0005)
+        self.process.send_signal(number)
+        return self.end()
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory) -> Path:
+    """A run that nothing disturbed."""
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    status, said = Started(corpus, run).end()
+    assert status == 0, said
+    return run
+
+
+def test_killed_and_interrupted_it_ends_with_the_same_bytes(corpus, whole, tmp_path):
+    run = tmp_path / "killed"
+    status, _ = Started(corpus, run).hit(signal.SIGKILL, 10)
+    assert status == -signal.SIGKILL and not (run / "model.safetensors").exists()
+
+    status, said = Started(corpus, run).hit(signal.SIGKILL, 20, saving=True)
+    assert status == -signal.SIGKILL and "resuming after update 10" in said
+
+    status, said = Started(corpus, run).hit(signal.SIGINT, 30)
+    assert status == 130 and "Traceback" not in said
+    assert said.rstrip().endswith("stopped; run the same command again to go on from the newest checkpoint")
+    saved = max(int(path.parent.name) for path in run.glob("checkpoints/*/optimizer.safetensors"))
+    assert 30 <= saved < 50
+
+    status, said = Started(corpus, run).end()
+    assert status == 0 and f"resuming after update {saved}" in said
+    for name in ("model.safetensors", "tokenizer.model", "config.json"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes(), name
+    assert sorted(p.name for p in (run / "checkpoints").iterdir() if not p.name.startswith(".")) == sorted(
+        p.name for p in (whole / "checkpoints").iterdir()
+    )
+
+
+def chosen(monkeypatch, corpus: Path, run: Path, *more: str) -> translation.Experiment:
+    """The configuration that the command line means."""
+    monkeypatch.setattr(sys, "argv", ["translation.py", *arguments(corpus, run, *more)])
+    return choose(translation.SETTINGS, default="commands", description=None)
+
+
+def test_another_configuration_is_refused_with_the_difference(monkeypatch, corpus, whole):
+    x = chosen(monkeypatch, corpus, whole, "--training.optim.peak-rate=0.25", "--model.dropout=0.5")
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError) as caught:
+        translation.run(x)
+    assert str(caught.value) == (
+        f"a run goes on with the configuration it began with, but in {whole} this differs: "
+        "model.dropout: 0.25 -> 0.5; training.optim.peak_rate: 0.003 -> 0.25. "
+        "Name another directory with --run, or remove this one"
+    )
+    assert before == {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+
+
+def test_another_text_is_another_configuration(monkeypatch, corpus, whole, tmp_path):
+    other = shutil.copytree(corpus, tmp_path / "other")
+    lines = (other / "train.en").read_text()
+    (other / "train.en").write_text(lines.replace("cat", "tac", 1))
+    with pytest.raises(ValueError) as caught:
+        translation.run(chosen(monkeypatch, other, whole))
+    assert "this differs: data: " in str(caught.value)
+
+
+def test_another_place_is_the_same_experiment(monkeypatch, corpus, whole, tmp_path):
+    """Run and corpus copied elsewhere, the text packed in one TSV, another name for the device: nothing to train."""
+    moved = shutil.copytree(whole, tmp_path / "moved")
+    (moved / "model.safetensors").unlink()
+    sides = [(corpus / f"train.{end}").read_text().splitlines() for end in ("en", "xx")]
+    (tmp_path / "train.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in zip(*sides, strict=True)))
+    x = chosen(monkeypatch, corpus, moved, "--device=cpu:0")
+    files = replace(x.corpus, train_source=None, train_target=None, train_tsv=tmp_path / "train.tsv")
+    assert translation.run(replace(x, corpus=files)) == {}
+    assert (moved / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()

@@ -1,0 +1,144 @@
+"""The fused loss against torch's own cross-entropy, and against the formula written out."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transduce.data.batch import IGNORE, pair_batch
+from transduce.data.tokenizer import BOS, EOS
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.transformer import Transformer
+from transduce.train.loss import CHUNK, projected_cross_entropy, sequence_loss
+
+D, V = 7, 13
+
+
+def problem(
+    rng: torch.Generator, *shape: int, dtype: torch.dtype = torch.float64, ignored: float = 0.3
+) -> tuple[Tensor, Tensor, Tensor]:
+    states = torch.randn(*shape, D, generator=rng, dtype=dtype)
+    weight = torch.randn(V, D, generator=rng, dtype=dtype)
+    targets = torch.randint(V, shape, generator=rng)
+    targets[torch.rand(shape, generator=rng) < ignored] = IGNORE
+    return states.requires_grad_(), weight.requires_grad_(), targets
+
+
+def rival(states: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    logits = states.flatten(0, -2) @ weight.T
+    return F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, ignore_index=IGNORE, reduction="sum")
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("shape", [(11,), (3, 5), (1, 1), (3, CHUNK), (2, CHUNK + 1)])
+def test_value_and_both_gradients_are_those_of_torch(rng, shape, smoothing):
+    states, weight, targets = problem(rng, *shape, ignored=0.3 if math.prod(shape) > 1 else 0.0)
+    got = projected_cross_entropy(states, weight, targets, label_smoothing=smoothing)
+    want = rival(states, weight, targets, smoothing)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(
+        torch.autograd.grad(got, (states, weight)), torch.autograd.grad(want, (states, weight)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+def test_the_value_is_the_formula_written_out(rng):
+    states, weight, targets = problem(rng, 4)
+    smoothing, want = 0.2, 0.0
+    for row, target in zip(states.tolist(), targets.tolist(), strict=True):
+        logits = [sum(a * b for a, b in zip(row, column, strict=True)) for column in weight.tolist()]
+        norm = math.log(sum(math.exp(x) for x in logits))
+        for v, logit in enumerate(logits):
+            share = smoothing / V + (1 - smoothing) * (v == target)
+            want -= share * (logit - norm) * (target != IGNORE)
+    got = projected_cross_entropy(states, weight, targets, label_smoothing=smoothing)
+    assert got.item() == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_gradcheck(rng, smoothing):
+    states, weight, targets = problem(rng, 2, 3)
+    assert torch.autograd.gradcheck(
+        lambda s, w: projected_cross_entropy(s, w, targets, label_smoothing=smoothing), (states, weight)
+    )
+
+
+def test_an_upstream_gradient_scales_both(rng):
+    """What dividing by the number of tokens, or a loss scale, asks for."""
+    states, weight, targets = problem(rng, 9)
+    plain = torch.autograd.grad(projected_cross_entropy(states, weight, targets), (states, weight))
+    scaled = torch.autograd.grad(projected_cross_entropy(states, weight, targets) * -2.5, (states, weight))
+    for once, times in zip(plain, scaled, strict=True):
+        torch.testing.assert_close(times, -2.5 * once, rtol=1e-14, atol=0)
+
+
+def test_a_shared_weight_gets_the_gradient_of_both_its_uses(rng):
+    """Tied tables: the weight is embedding and projection at once."""
+    _, weight, targets = problem(rng, 9)
+    ids = torch.randint(V, (9,), generator=rng)
+    (got,) = torch.autograd.grad(projected_cross_entropy(weight[ids], weight, targets), weight)
+    (want,) = torch.autograd.grad(rival(weight[ids], weight, targets, 0.0), weight)
+    torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
+
+
+def test_far_apart_logits_do_not_overflow():
+    states, weight = torch.tensor([[1e3, 0.0]]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    wrong = projected_cross_entropy(states.requires_grad_(), weight, torch.tensor([1]))
+    assert wrong.item() == 2000.0
+    (gradient,) = torch.autograd.grad(wrong, states)
+    assert gradient.tolist() == [[2.0, 0.0]]
+
+
+def test_bf16_autocast_is_close_to_float32(rng):
+    states, weight, targets = problem(rng, 700, dtype=torch.float32)
+    want = rival(states, weight, targets, 0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = projected_cross_entropy(states, weight, targets, label_smoothing=0.1)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, want, rtol=4e-3, atol=0)  # bf16 has 8 bits: 2^-8 = 4e-3
+    for ours, theirs in zip(
+        torch.autograd.grad(got, (states, weight)), torch.autograd.grad(want, (states, weight)), strict=True
+    ):
+        assert ours.dtype == torch.float32
+        assert (ours - theirs).norm() / theirs.norm() < 1e-2
+
+
+def test_nothing_to_predict_is_a_loss_of_zero(rng):
+    states, weight, targets = problem(rng, 2, 5, ignored=1.1)
+    loss = projected_cross_entropy(states, weight, targets, label_smoothing=0.1)
+    assert loss.item() == 0
+    for gradient in torch.autograd.grad(loss, (states, weight)):
+        assert gradient.count_nonzero() == 0
+
+
+def test_ignored_positions_have_no_say(rng):
+    states, weight, targets = problem(rng, 40)
+    garbage = torch.where((targets == IGNORE)[:, None], 1e4, states)
+    want = projected_cross_entropy(states, weight, targets)
+    torch.testing.assert_close(projected_cross_entropy(garbage, weight, targets), want, rtol=0, atol=0)
+
+
+def test_without_gradients_the_value_is_the_same(rng):
+    states, weight, targets = problem(rng, 40)
+    want = projected_cross_entropy(states, weight, targets).item()
+    with torch.no_grad():
+        assert projected_cross_entropy(states, weight, targets).item() == want
+
+
+def test_the_loss_of_a_batch_is_that_of_its_logits():
+    stack = StackConfig(input=Tokens(vocab_size=V), n_layers=1)
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(encoder=stack, decoder=stack, d_model=8, n_heads=2, d_ff=16)).double().eval()
+    batch = pair_batch([[5, 6, EOS], [7, EOS]], [[8, EOS], [9, 10, 11, EOS]], bos=BOS)
+    logits = model(
+        source=batch.source,
+        source_lengths=batch.source_lengths,
+        target_in=batch.target_in,
+        target_lengths=batch.target_lengths,
+    )
+    probabilities = logits.softmax(-1).tolist()
+    wanted = enumerate(([8, EOS], [9, 10, 11, EOS]))
+    want = -sum(math.log(probabilities[row][t][v]) for row, ids in wanted for t, v in enumerate(ids))
+    assert sequence_loss(model, batch).item() == pytest.approx(want, rel=1e-10)

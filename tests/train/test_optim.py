@@ -1,0 +1,113 @@
+"""The learning rate against the paper's formula; the optimiser against Adam written out."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from transduce.train.optim import OptimConfig, optimiser
+
+
+@pytest.mark.parametrize(("d_model", "warmup"), [(512, 4000), (1024, 4000), (128, 37)])
+def test_the_schedule_is_the_papers(d_model, warmup):
+    """Vaswani et al. (2017), equation 3."""
+    config = OptimConfig(peak_rate=(d_model * warmup) ** -0.5, warmup_steps=warmup)
+    for step in (1, 2, 10, warmup - 1, warmup, warmup + 1, 2 * warmup, 100_000):
+        assert config.rate(step) == pytest.approx(d_model**-0.5 * min(step**-0.5, step * warmup**-1.5), rel=1e-12)
+
+
+def test_the_peak_is_at_the_end_of_the_warmup_and_four_times_later_half_of_it():
+    config = OptimConfig(peak_rate=2e-3, warmup_steps=100)
+    rates = {update: config.rate(update) for update in range(1, 1001)}
+    assert max(rates, key=rates.__getitem__) == 100 and rates[100] == 2e-3
+    assert [rates[u] for u in (1, 25, 50)] == pytest.approx([2e-5, 5e-4, 1e-3])
+    assert [rates[u] for u in (400, 900)] == pytest.approx([1e-3, 2e-3 / 3])
+
+
+def test_constant_stays_after_the_warmup():
+    config = OptimConfig(peak_rate=2e-3, warmup_steps=10, schedule="constant")
+    assert config.rate(5) == pytest.approx(1e-3)
+    assert [config.rate(update) for update in (10, 11, 10_000)] == [2e-3] * 3
+
+
+@pytest.mark.parametrize("schedule", ["inverse_sqrt", "constant"])
+def test_no_warmup_begins_at_the_peak(schedule):
+    config = OptimConfig(peak_rate=2e-3, warmup_steps=0, schedule=schedule)
+    assert config.rate(1) == 2e-3
+    assert config.rate(4) == pytest.approx(1e-3 if schedule == "inverse_sqrt" else 2e-3)
+
+
+def test_the_defaults_are_the_papers():
+    """Vaswani et al. (2017), section 5.3."""
+    config = OptimConfig()
+    assert (config.betas, config.eps, config.warmup_steps) == ((0.9, 0.98), 1e-9, 4000)
+
+
+def a_model() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2, bias=False))
+    return model.double()
+
+
+def test_matrices_decay_and_nothing_else():
+    """A gradient of zero leaves only the decay: w - rate * decay * w."""
+    model = a_model()
+    model[2].weight.data.fill_(0.7)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    steps = optimiser(model, OptimConfig(weight_decay=0.25))
+    for group in steps.param_groups:
+        group["lr"] = 0.1
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    steps.step()
+    decayed = {"0.weight", "1.weight", "3.weight"}
+    assert decayed < set(before)
+    for name, parameter in model.named_parameters():
+        want = before[name] * (1 - 0.1 * 0.25 if name in decayed else 1)
+        torch.testing.assert_close(parameter.detach(), want, rtol=1e-14, atol=0)
+
+
+def test_every_trained_parameter_is_in_one_group_and_a_frozen_one_in_none():
+    model = a_model()
+    model[0].weight.requires_grad_(False)
+    ids = [id(p) for group in optimiser(model, OptimConfig()).param_groups for p in group["params"]]
+    assert sorted(ids) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+
+
+def test_steps_are_those_of_adam_written_out():
+    """Kingma and Ba (2015), algorithm 1."""
+    weight = nn.Linear(1, 1, bias=False).double()
+    config = OptimConfig(betas=(0.9, 0.98), eps=1e-9)
+    steps = optimiser(weight, config)
+    x = want = weight.weight.item()
+    m = v = 0.0
+    for t, g in enumerate((0.5, -2.0, 0.1, 0.0, 3.0), start=1):
+        rate = 0.01 * t
+        m, v = 0.9 * m + 0.1 * g, 0.98 * v + 0.02 * g * g
+        want -= rate * (m / (1 - 0.9**t)) / (math.sqrt(v / (1 - 0.98**t)) + 1e-9)
+        for group in steps.param_groups:
+            group["lr"] = rate
+        weight.weight.grad = torch.full_like(weight.weight, g)
+        steps.step()
+    assert weight.weight.item() == pytest.approx(want, rel=1e-6) and want != x
+
+
+@pytest.mark.parametrize("rate", [0.0, -1e-3])
+def test_a_rate_that_is_not_positive_is_refused(rate):
+    with pytest.raises(ValueError) as caught:
+        OptimConfig(peak_rate=rate)
+    assert str(caught.value) == f"peak_rate must be positive, but peak_rate={rate}"
+
+
+@pytest.mark.parametrize("field", ["warmup_steps", "clip_norm", "weight_decay"])
+def test_negative_settings_are_refused(field):
+    values: dict[str, float] = {"warmup_steps": 4000, "clip_norm": 1.0, "weight_decay": 0.0}
+    values[field] = -1 if field == "warmup_steps" else -1.0
+    with pytest.raises(ValueError) as caught:
+        OptimConfig(**values)
+    assert str(caught.value) == (
+        "warmup_steps, clip_norm and weight_decay must not be negative, but "
+        f"warmup_steps={values['warmup_steps']}, clip_norm={values['clip_norm']}, "
+        f"weight_decay={values['weight_decay']}"
+    )

@@ -1,0 +1,196 @@
+"""A training that was interrupted ends with the same bits as one that was not."""
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train import toy
+from transduce.data.corpus import ParallelText
+from transduce.data.pairs import TextPairs
+from transduce.data.tokenizer import tokenizers
+from transduce.model.config import StackConfig, Tokens
+from transduce.model.transformer import Transformer
+from transduce.train.loss import sequence_loss
+from transduce.train.optim import OptimConfig
+from transduce.train.state import Progress
+from transduce.train.stop import StopRequest
+from transduce.train.trainer import Trainer
+
+UPDATES = 30
+
+
+class PowerCut(Exception):
+    """The process is gone."""
+
+
+class Interrupted:
+    """The loss; when it works on this update, a signal comes or the power goes."""
+
+    def __init__(self, update: int | None, how: signal.Signals | None) -> None:
+        self.update, self.how = update, how
+
+    def __call__(self, model, batch):
+        if self.training.progress.update + 1 == self.update:
+            self.update = None  # once
+            if self.how is None:
+                raise PowerCut
+            signal.raise_signal(self.how)
+        return sequence_loss(model, batch)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lean_log():
+    """A line in metrics.jsonl after every 7 updates, and no pictures, which take longer than the toy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transduce.train.log.EVERY", 7)
+        patch.setattr("transduce.train.log.learning_curve", lambda metrics, path: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def data() -> TextPairs:
+    lines = [f"{'the cat sat on a mat '[: 5 + i % 11]} number {i}" for i in range(40)]
+    text = ParallelText(lines, [line[::-1] for line in lines])
+    pairs = TextPairs.encode(
+        text, *tokenizers(lines, text.target, vocab_size=300, joint=True), tokens_per_batch=180, bpe_dropout=0.3
+    )
+    sizes = [len(pairs.epoch(n)) for n in range(8)]
+    assert min(sizes) > 3 and any(n % 2 for n in sizes)  # the last update of some epoch has one batch, not two
+    assert UPDATES > 3 * max(sizes) / 2  # several epochs
+    return pairs
+
+
+def training(
+    directory: Path, data: TextPairs, *, update: int | None = None, how=None, updates: int = UPDATES
+) -> Trainer:
+    small = toy.model(dropout=0.3).config
+    stack = StackConfig(input=Tokens(vocab_size=data.source_tokenizer.vocab_size), n_layers=1)
+    torch.manual_seed(3)
+    model = Transformer(replace(small, encoder=stack, decoder=stack))
+    loss = Interrupted(update, how)
+    config = toy.config(
+        max_updates=updates, accumulate=2, keep_last=2, keep_best=1, optim=OptimConfig(peak_rate=1e-2, weight_decay=0.1)
+    )
+    loss.training = toy.trainer(directory, model=model, data=data, loss=loss, config=config)
+    return loss.training
+
+
+def adam(trainer: Trainer) -> dict[str, torch.Tensor]:
+    state = trainer.optimiser.state_dict()["state"]
+    return {f"{i}.{key}": tensor for i, values in state.items() for key, tensor in values.items()}
+
+
+@pytest.fixture(scope="module")
+def straight(data, tmp_path_factory) -> tuple[Trainer, Progress]:
+    trainer = training(tmp_path_factory.mktemp("straight"), data)
+    return trainer, trainer.run()
+
+
+def same_end(one: tuple[Trainer, Progress], other: tuple[Trainer, Progress]) -> None:
+    assert toy.same(toy.weights(one[0].model), toy.weights(other[0].model))
+    assert toy.same(adam(one[0]), adam(other[0]))
+    assert replace(one[1], seconds=0.0) == replace(other[1], seconds=0.0)
+    directories = [trainer.store.directory.parent for trainer, _ in (one, other)]
+    assert toy.metrics(directories[0]) == toy.metrics(directories[1])
+    for name in ("samples", "checkpoints"):
+        assert len({tuple(sorted(p.name for p in (d / name).iterdir())) for d in directories}) == 1
+
+
+def test_the_comparison_can_fail(straight, data, tmp_path):
+    """Dropout and segmentation do matter: other randomness, other weights."""
+    assert toy.metrics(straight[0].store.directory.parent) == [
+        ("train", 7), ("valid", 10), ("train", 14), ("valid", 20), ("train", 21), ("train", 28), ("valid", 30),
+    ]  # fmt: skip
+    for changed in (replace(data, seed=1), replace(data, bpe_dropout=0.0)):
+        other = training(tmp_path / f"{changed.bpe_dropout}{changed.seed}", changed)
+        other.run()
+        assert not toy.same(toy.weights(straight[0].model), toy.weights(other.model))
+
+
+@pytest.mark.parametrize(
+    ("how", "update"),
+    [(signal.SIGINT, u) for u in (1, 10, 14, 30)] + [(signal.SIGTERM, 17)] + [(None, u) for u in (1, 10, 11, 28)],
+)
+def test_one_interruption_leaves_no_trace(straight, data, tmp_path, update, how):
+    with pytest.raises(PowerCut if how is None else KeyboardInterrupt):
+        training(tmp_path, data, update=update, how=how).run()
+    again = training(tmp_path, data)
+    saved = again.store.newest()
+    on_disk = 0 if saved is None else int(saved.name)
+    assert on_disk == ((update - 1) // 10 * 10 if how is None else update)  # a signal waits for the update's end
+    same_end(straight, (again, again.run()))
+
+
+def test_many_interruptions_leave_no_trace(straight, data, tmp_path):
+    for update in (2, 3, 4, 9, 10, 23, 24, 29):
+        with pytest.raises(KeyboardInterrupt):
+            training(tmp_path, data, update=update, how=signal.SIGINT).run()
+    last = training(tmp_path, data)
+    same_end(straight, (last, last.run()))
+
+
+def test_a_finished_training_has_nothing_left_to_do(straight, data, tmp_path):
+    first = training(tmp_path, data)
+    first.run()
+    before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
+    again = training(tmp_path, data)
+    same_end(straight, (again, again.run()))
+    assert before == {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
+
+
+def test_more_updates_go_on_where_it_ended(straight, data, tmp_path):
+    training(tmp_path, data, updates=13).run()
+    longer = training(tmp_path, data)
+    assert [update for update, _ in longer.run().validations] == [10, 13, 20, 30]
+    assert toy.same(toy.weights(straight[0].model), toy.weights(longer.model))
+
+
+def test_a_torn_last_line_of_metrics_is_dropped(straight, data, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        training(tmp_path, data, update=15, how=signal.SIGINT).run()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"update": 30, "kind": "valid", "loss": 1.0}) + "\n")  # of an update to be repeated
+        file.write('{"update": 30, "ki')
+    again = training(tmp_path, data)
+    same_end(straight, (again, again.run()))
+
+
+def test_time_adds_up(data, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        training(tmp_path, data, update=5, how=signal.SIGINT).run()
+    state = json.loads((tmp_path / "checkpoints" / "00000005" / "state.json").read_text())
+    assert state["seconds"] > 0
+    state["seconds"] = 100.0
+    (tmp_path / "checkpoints" / "00000005" / "state.json").write_text(json.dumps(state))
+    again = training(tmp_path, data, updates=6)
+    assert again.run().seconds > 100
+    again.config = replace(again.config, max_minutes=1.0, max_updates=99)
+    assert again.run().update == 6  # the hundred seconds count
+
+
+def test_a_half_written_checkpoint_does_not_count(straight, data, tmp_path):
+    """What a crash in the middle of a save leaves: a hidden directory beside."""
+    with pytest.raises(KeyboardInterrupt):
+        training(tmp_path, data, update=15, how=signal.SIGINT).run()
+    half = tmp_path / "checkpoints" / ".00000020.tmp"
+    half.mkdir()
+    (half / "optimizer.safetensors").write_bytes(b"half")
+    (tmp_path / "checkpoints" / "00000010" / "model.safetensors").unlink()  # one that was being removed
+    again = training(tmp_path, data)
+    assert again.store.newest() == tmp_path / "checkpoints" / "00000015"
+    same_end(straight, (again, again.run()))
+
+
+def test_the_second_signal_acts_at_once_and_handlers_come_back():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with StopRequest() as stop:
+        assert not stop.requested
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before

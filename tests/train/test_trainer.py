@@ -1,0 +1,237 @@
+"""The loop: it learns, counts, clips, skips, stops and keeps what it says."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.train import toy
+from transduce.data.batch import IGNORE, Batch
+from transduce.train.loss import sequence_loss
+from transduce.train.optim import OptimConfig
+from transduce.train.state import Progress, Validation
+from transduce.train.trainer import TrainingConfig
+
+
+def held_out(model) -> float:
+    batches = list(toy.Backwards(n=100, letters=6).epoch(0))
+    with torch.no_grad():
+        return sum(sequence_loss(model, b).item() for b in batches) / sum(b.n_tokens for b in batches)
+
+
+def test_it_learns_to_read_backwards(tmp_path):
+    """Lengths 3 to 5: a guess of (letter, END) without a look at the source costs at least ln 8 per letter."""
+    lengths = [3, 4, 5]
+    blind = sum(n * math.log(toy.LETTERS) for n in lengths) / sum(n + 1 for n in lengths)
+    training = toy.trainer(
+        tmp_path,
+        model=toy.model(d_model=32),
+        config=toy.config(max_updates=250, validate_every=250),
+    )
+    before = held_out(training.model)
+    training.run()
+    assert before > blind > 1.6
+    assert held_out(training.model) < 0.6 * blind
+
+
+def test_two_half_batches_are_one_whole_batch(tmp_path):
+    """Uneven halves: gradients are weighted by tokens, not by batches."""
+
+    class Whole:
+        def epoch(self, n: int) -> list[Batch]:
+            return [toy.Backwards(tokens_per_batch=100_000).epoch(0)[0]]
+
+    class Halves:
+        def epoch(self, n: int) -> list[Batch]:
+            (whole,) = Whole().epoch(n)
+            return [part(whole, slice(0, 40)), part(whole, slice(40, None))]
+
+    results = []
+    for name, data, accumulate in (("whole", Whole(), 1), ("halves", Halves(), 2)):
+        config = toy.config(max_updates=5, accumulate=accumulate)
+        training = toy.trainer(tmp_path / name, model=toy.model().double(), data=data, config=config)
+        assert len(data.epoch(0)) == accumulate
+        assert training.run().update == 5
+        results.append(toy.weights(training.model))
+    assert not toy.same(results[0], toy.weights(toy.model().double()))
+    for name in results[0]:
+        torch.testing.assert_close(results[1][name], results[0][name], rtol=0, atol=1e-6)
+
+
+def part(batch: Batch, rows: slice) -> Batch:
+    assert batch.source is not None and batch.source_lengths is not None
+    return Batch(
+        source=batch.source[rows],
+        source_lengths=batch.source_lengths[rows],
+        target_in=batch.target_in[rows],
+        target_out=batch.target_out[rows],
+        target_lengths=batch.target_lengths[rows],
+        n_tokens=int((batch.target_out[rows] != IGNORE).sum()),
+    )
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.01])
+def test_the_gradient_is_clipped_to_the_norm_asked_for(tmp_path, clip):
+    training = toy.trainer(tmp_path, config=toy.config(optim=OptimConfig(clip_norm=clip), max_updates=3))
+    norms, step = [], training.optimiser.step
+
+    def look_and_step():
+        norms.append(math.sqrt(sum(p.grad.double().pow(2).sum().item() for p in training.model.parameters())))
+        step()
+
+    training.optimiser.step = look_and_step
+    training.run()
+    if clip:
+        assert norms == pytest.approx([clip] * 3, rel=1e-3)
+    else:
+        assert min(norms) > 0.1
+
+
+def test_the_learning_rate_of_every_step_is_the_schedules(tmp_path):
+    training = toy.trainer(
+        tmp_path, config=toy.config(optim=OptimConfig(peak_rate=8e-3, warmup_steps=4), max_updates=9)
+    )
+    rates, step = [], training.optimiser.step
+    training.optimiser.step = lambda: (rates.append([g["lr"] for g in training.optimiser.param_groups]), step())
+    training.run()
+    want = [8e-3 * min(u / 4, math.sqrt(4 / u)) for u in range(1, 10)]
+    assert [rate for rate, _ in rates] == pytest.approx(want) and all(a == b for a, b in rates)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path, value):
+    seen = {}
+
+    def after(n):
+        """Weights and Adam's moments after n updates, the n-th of them faulty or not."""
+        training = toy.trainer(
+            tmp_path / f"{n}", config=toy.config(max_updates=n), loss=toy.Faulty(at=frozenset({7}), value=value)
+        )
+        seen[n] = training.run()
+        moments = [state["exp_avg"].clone() for state in training.optimiser.state.values()]
+        return toy.weights(training.model), moments
+
+    (before, moments), (skipped, unmoved), (later, _) = after(6), after(7), after(8)
+    assert toy.same(before, skipped) and not toy.same(skipped, later)
+    assert all(torch.equal(a, b) for a, b in zip(moments, unmoved, strict=True))
+    assert all(tensor.isfinite().all() for tensor in later.values())
+    assert [(p.update, p.skipped, p.skipped_in_a_row) for _, p in sorted(seen.items())] == [
+        (6, 0, 0), (7, 1, 1), (8, 1, 0),
+    ]  # fmt: skip
+
+
+def test_a_bad_half_spoils_the_whole_update(tmp_path):
+    config = toy.config(max_updates=4, accumulate=2)
+    progress = toy.trainer(tmp_path, config=config, loss=toy.Faulty(at=frozenset({3, 6}))).run()
+    assert (progress.update, progress.skipped) == (4, 2)
+
+
+def test_too_many_in_a_row_end_the_training_and_keep_the_checkpoint(tmp_path):
+    config = toy.config(max_skipped=3, optim=OptimConfig(peak_rate=0.5, warmup_steps=20))
+    # two in a row and one alone are forgiven, three are not
+    training = toy.trainer(tmp_path, config=config, loss=toy.Faulty(at=frozenset({3, 4, 6, 15, 16, 17})))
+    with pytest.raises(FloatingPointError) as caught:
+        training.run()
+    assert str(caught.value) == (
+        "loss and gradient must be finite, but 3 updates in a row had loss nan or gradient norm nan; "
+        "lower peak_rate=0.5 or raise warmup_steps=20; "
+        f"the last good checkpoint is {tmp_path / 'checkpoints' / '00000010'}"
+    )
+    again = toy.trainer(tmp_path, config=config)
+    progress = again.run()
+    assert progress.update == 30
+    assert progress.skipped == 3  # those before the checkpoint
+    assert all(tensor.isfinite().all() for tensor in toy.weights(again.model).values())
+
+
+def test_without_a_checkpoint_the_error_says_so(tmp_path):
+    training = toy.trainer(tmp_path, config=toy.config(max_skipped=2), loss=toy.Faulty(at=frozenset({1, 2})))
+    with pytest.raises(FloatingPointError) as caught:
+        training.run()
+    assert str(caught.value) == (
+        "loss and gradient must be finite, but 2 updates in a row had loss nan or gradient norm nan; "
+        "lower peak_rate=0.01 or raise warmup_steps=20; there is no checkpoint yet"
+    )
+
+
+def test_metrics_stay_json_when_an_update_is_skipped(tmp_path):
+    """NaN is no JSON: other readers stop at it."""
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} in metrics.jsonl")
+
+    toy.trainer(tmp_path, config=toy.config(max_updates=50), loss=toy.Faulty(at=frozenset({20, 50}))).run()
+    lines = [json.loads(x, parse_constant=refuse) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    (train,) = (line for line in lines if line["kind"] == "train")
+    assert train["skipped"] == 2 and 0 < train["loss"] < 5
+
+
+def test_patience_ends_the_training_after_so_many_looks_without_a_better_score(tmp_path):
+    scores = toy.Scores([1.0, 3.0, 2.0, 3.0, 2.9, 9.0])  # an equal score is no better one
+    config = toy.config(max_updates=100, validate_every=5, patience=3)
+    progress = toy.trainer(tmp_path, config=config, validate=scores).run()
+    assert progress.update == 25
+    assert progress.validations == [(5, 1.0), (10, 3.0), (15, 2.0), (20, 3.0), (25, 2.9)]
+
+
+def test_the_last_updates_are_looked_at_too(tmp_path):
+    progress = toy.trainer(tmp_path, config=toy.config(max_updates=13)).run()
+    assert [update for update, _ in progress.validations] == [10, 13]
+
+
+def test_what_is_kept_is_the_last_and_the_best_and_nothing_else(tmp_path):
+    scores = toy.Scores([1.0, 9.0, 8.0, 2.0, 7.0, 3.0, 4.0])
+    config = toy.config(max_updates=35, validate_every=5, keep_last=2, keep_best=3)
+    progress = toy.trainer(tmp_path, config=config, validate=scores).run()
+    kept = sorted((tmp_path / "checkpoints").iterdir())
+    assert [int(path.name) for path in kept] == [10, 15, 25, 30, 35]  # 9, 8 and 7 are the best; 30 and 35 the last
+    for path in kept:
+        files = {"model.safetensors", "state.json"} | ({"optimizer.safetensors"} if path == kept[-1] else set())
+        assert {file.name for file in path.iterdir()} == files
+    assert progress.best(3) == [10, 15, 25] and progress.last(2) == [30, 35]
+
+
+def test_what_is_chosen():
+    progress = Progress(update=40, validations=[(10, 1.0), (20, 5.0), (30, 5.0), (40, 2.0)])
+    assert progress.best(1) == [20]  # the earlier of two equals
+    assert progress.best(3) == [20, 30, 40] and progress.last(3) == [20, 30, 40]
+    assert progress.chosen("last", 2, 3) == [30, 40]
+    assert progress.chosen("best", 2, 3) == [20, 30, 40]
+    assert progress.chosen("none", 2, 3) == [20]
+    assert progress.chosen("last", 9, 9) == [10, 20, 30, 40]
+    assert progress.validations_since_best == 2 and progress.validated
+    assert not replace(progress, update=41).validated
+    assert Progress().validations_since_best == 0 and not Progress().validated
+
+
+def test_validation_sees_evaluation_mode_and_training_goes_on_in_training_mode(tmp_path):
+    modes = []
+
+    def loss(model, batch):
+        modes.append(model.training)
+        return sequence_loss(model, batch)
+
+    def validate(model):
+        assert not model.training and not torch.is_grad_enabled()
+        return Validation({"loss": 1.0}, 1.0)
+
+    toy.trainer(tmp_path, loss=loss, validate=validate).run()
+    assert modes == [True] * 30
+
+
+@pytest.mark.parametrize(
+    "name", ["max_updates", "accumulate", "validate_every", "keep_last", "keep_best", "max_skipped"]
+)
+def test_counts_below_one_are_refused(name):
+    with pytest.raises(ValueError) as caught:
+        TrainingConfig(**{name: 0})
+    assert str(caught.value) == f"{name} must be at least 1, but {name}=0"
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
+def test_smoothing_out_of_range_is_refused(smoothing):
+    with pytest.raises(ValueError) as caught:
+        TrainingConfig(label_smoothing=smoothing)
+    assert str(caught.value) == f"label_smoothing must lie in [0, 1), but label_smoothing={smoothing}"

@@ -1,0 +1,205 @@
+"""The command line: translate, score, describe, average."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, BinaryIO, TextIO
+
+import torch
+import tyro
+from tqdm import tqdm
+from tyro.conf import Positional, arg
+from tyro.extras import SubcommandApp
+
+from transduce.checkpoint import WEIGHTS, average, checkpoints, load_run, read_weights, serialise, weights_path
+from transduce.cli_score import score_bleu, score_chrf, score_ter
+from transduce.config import flatten, to_dict
+from transduce.data.corpus import decode_line, read_lines
+from transduce.files import write_file
+from transduce.pipeline import Decoding, Output, Translator, load
+from transduce.train.log import read_metrics
+from transduce.train.state import read_progress
+
+CHUNK = 2000
+"""Lines translated, and then written, at a time: sorted by length within, in order without."""
+
+Run = Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it.")]
+
+
+def translate(
+    run: Positional[Run],
+    files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]")]] = (),
+    *,
+    output: Path | None = None,
+    beam_size: int = 5,
+    alpha: float = 0.6,
+    greedy: bool = False,
+    n_best: int = 1,
+    scores: bool = False,
+    device: str = "cuda" if torch.cuda.is_available() else "cpu",
+    batch_tokens: int = 2048,
+) -> None:
+    """Translate lines: as many out as in, in the same order, a blank line for a blank line.
+
+    Args:
+        files: Text to translate, plain or .gz, one after the other; standard input if none.
+        output: Where translations go; standard output if not given.
+        beam_size: Hypotheses per sentence.
+        alpha: Exponent of the length penalty ((5 + length) / 6)^alpha.
+        greedy: Take the likeliest next token each time: --beam-size 1.
+        n_best: Translations per line, best first, on as many lines.
+        scores: Put the score (log-probability over length penalty) and a tab before each translation.
+        device: cpu, cuda, cuda:1, ...
+        batch_tokens: Source tokens per batch, padding included: speed and memory, never the output.
+    """
+    decoding = Decoding(
+        beam_size=1 if greedy else beam_size, alpha=alpha, n_best=1 if greedy else n_best, batch_tokens=batch_tokens
+    )
+    translator = load(run, _device(device))
+    with ExitStack() as stack:
+        out = stack.enter_context(output.open("w", encoding="utf-8", newline="\n")) if output else sys.stdout
+        if files:
+            lines = [line for file in files for line in read_lines(file)]
+            bar = stack.enter_context(tqdm(total=len(lines), unit="line", disable=not sys.stderr.isatty()))
+            _write(translator, lines, CHUNK, decoding, scores, out, bar)
+        else:
+            chunk = 1 if sys.stdin.isatty() else CHUNK
+            bar = stack.enter_context(tqdm(unit="line", disable=not sys.stderr.isatty() or chunk == 1))
+            _write(translator, _standard_input(sys.stdin.buffer), chunk, decoding, scores, out, bar)
+
+
+def _standard_input(stream: BinaryIO) -> Iterator[str]:
+    for number, line in enumerate(stream, start=1):
+        yield decode_line(line.removesuffix(b"\n"), "standard input", number)
+
+
+def _write(
+    translator: Translator,
+    lines: Iterable[str],
+    chunk: int,
+    decoding: Decoding,
+    scores: bool,
+    out: TextIO,
+    bar: "tqdm[None]",
+) -> None:
+    done, rest = 0, iter(lines)
+    while some := list(islice(rest, chunk)):
+        for outputs in translator.translate(some, decoding, first_line=done + 1, progress=bar.update):
+            out.writelines(_line(each, scores) for each in outputs)
+        out.flush()
+        done += len(some)
+        bar.update(done - bar.n)  # blank lines pass without a batch
+
+
+def _line(output: Output, scores: bool) -> str:
+    return f"{output.score:.4f}\t{output.text}\n" if scores else f"{output.text}\n"
+
+
+def _device(name: str) -> torch.device:
+    """Raises ValueError where there is no such device."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"device must be one that this machine has, but {name!r}: {reason}; try --device cpu"
+        ) from error
+    return device
+
+
+def describe(run: Positional[Run]) -> None:
+    """Tell what a run directory holds: model, tokenizers, training, scores."""
+    kept = load_run(run)
+    weights = weights_path(run)
+    tensors = read_weights(weights)
+    print(f"{run}: {sum(t.numel() for t in tensors.values()):,} parameters in {weights.relative_to(run)}")
+    names = {"source": kept.source_tokenizer, "target": kept.target_tokenizer}
+    for name, tokenizer in names.items():
+        if tokenizer is not None:
+            print(f"{name} vocabulary: {tokenizer.vocab_size} pieces")
+    print(f"checkpoints: {', '.join(str(int(path.name)) for path in checkpoints(run)) or 'none'}")
+    metrics = run / "metrics.jsonl"
+    valid = [line for line in read_metrics(metrics) if line["kind"] == "valid"] if metrics.is_file() else []
+    if valid:
+        last = {name: value for name, value in valid[-1].items() if name not in ("kind", "skipped")}
+        print("last validation: " + ", ".join(f"{name} {value:g}" for name, value in last.items()))
+    for title, plain in (("model", to_dict(kept.model)), ("experiment", kept.experiment)):
+        print(f"{title}:")
+        for name, value in flatten({k: v for k, v in plain.items() if title == "model" or k != "model"}).items():
+            print(f"  {name} = {value}")
+
+
+def average_checkpoints(
+    run: Positional[Run], *, last: int | None = None, best: int | None = None, output: Path | None = None
+) -> None:
+    """Make the mean of checkpoints the run's finished model.
+
+    Args:
+        last: Average this many newest checkpoints.
+        best: Average this many checkpoints with the best validation score.
+        output: Write the weights there, and leave the run's finished model alone.
+    """
+    if (last is None) == (best is None):
+        raise ValueError(f"name --last N or --best N, one of them, but last={last} and best={best}")
+    count = last if last is not None else best
+    assert count is not None
+    there = validated(run)
+    chosen = there[-count:] if last is not None else sorted(there, key=lambda each: -each[1])[:count]
+    if not 1 <= count <= len(there):
+        raise ValueError(
+            f"an average takes 1 to all checkpoints, but {count} were asked for and {run} has {len(there)}"
+        )
+    target = output or run / WEIGHTS
+    write_file(target, serialise(average([path / WEIGHTS for path, _ in chosen])))
+    print(f"{target}: mean of the updates {', '.join(str(int(path.name)) for path, _ in chosen)}")
+
+
+def validated(run: Path) -> list[tuple[Path, float]]:
+    """The checkpoints of a run that were validated, with their scores, oldest first."""
+    load_run(run)
+    found = checkpoints(run)
+    scores = dict(read_progress(found[-1]).validations) if found else {}
+    return [(path, scores[int(path.name)]) for path in found if int(path.name) in scores]
+
+
+def app() -> SubcommandApp:
+    """All commands."""
+    score = SubcommandApp()
+    for name, command in (("bleu", score_bleu), ("chrf", score_chrf), ("ter", score_ter)):
+        score.command(name=name)(command)
+    commands = SubcommandApp()
+    commands.command(translate)
+    commands.command(score, name="score", help="Score translations against references.")
+    commands.command(describe)
+    commands.command(name="average")(average_checkpoints)
+    return commands
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; 0 if it went well, 2 if the input was at fault, 130 after Ctrl-C."""
+    logging.basicConfig(format="transduce: %(message)s", level=logging.WARNING)
+    description = "One Transformer, many transductions."
+    try:
+        app().cli(prog="transduce", description=description, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    except FileNotFoundError as error:
+        print(f"transduce: {error.filename} does not exist", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # whoever read us has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as error:
+        print(f"transduce: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("transduce: stopped; every line written so far is whole", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
