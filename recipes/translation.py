@@ -17,7 +17,7 @@ import tyro
 
 import transduce as td
 from transduce.checkpoint import Run, claim, finish
-from transduce.data.corpus import Files, Folder
+from transduce.data.corpus import Files, Folder, corpus_folder
 from transduce.data.pairs import TextPairs, fingerprint
 from transduce.data.tokenizer import tokenizers
 from transduce.experiment import identity, loss_of, main, with_vocabularies
@@ -65,7 +65,7 @@ COMMANDS = Experiment(
 )
 MULTI30K = Experiment(
     run=Path("runs/multi30k"),
-    corpus=Folder(test="test_2016_flickr", default="multi30k"),
+    corpus=Folder(data=corpus_folder("multi30k"), test="test_2016_flickr"),
     model=replace(td.transformer_tiny(), dropout=0.25),
     training=TrainingConfig(
         optim=OptimConfig(peak_rate=3e-3, warmup_steps=1000),

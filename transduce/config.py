@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import cattrs
 from cattrs.preconf.json import JsonConverter, make_converter
+from cattrs.v import format_exception
 
 Config = TypeVar("Config")
 
@@ -30,8 +31,16 @@ def from_dict(kind: type[Config], plain: dict[str, Any], name: str) -> Config:
     try:
         return _converter().structure(plain, kind)
     except (cattrs.BaseValidationError, cattrs.StructureHandlerNotFoundError) as error:
-        told = "; ".join(cattrs.transform_error(error)) if isinstance(error, cattrs.BaseValidationError) else str(error)
+        told = str(error)
+        if isinstance(error, cattrs.BaseValidationError):
+            told = "; ".join(cattrs.transform_error(error, format_exception=_told))
         raise ValueError(f"{name} does not describe a {kind.__name__}: {told}") from error
+
+
+def _told(error: BaseException, kind: Any) -> str:
+    """What cattrs says, and what the dataclass itself says of its fields."""
+    told = format_exception(error, kind)
+    return f"{told} ({error})" if isinstance(error, ValueError) else told
 
 
 def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -69,7 +69,7 @@ def test_target_in_is_target_out_shifted_by_one():
     assert batch.target_out.tolist() == [[5, EOS, IGNORE, IGNORE], [4, 5, 6, EOS]]
     assert batch.target_lengths.tolist() == [2, 4]
     assert batch.n_tokens == 6
-    assert IGNORE == torch.nn.CrossEntropyLoss().ignore_index
+    assert torch.nn.CrossEntropyLoss().ignore_index == IGNORE
 
 
 def test_moving_a_batch_moves_every_tensor_and_nothing_else():

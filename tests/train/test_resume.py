@@ -60,7 +60,7 @@ def data() -> TextPairs:
     )
     sizes = [len(pairs.epoch(n)) for n in range(8)]
     assert min(sizes) > 3 and any(n % 2 for n in sizes)  # the last update of some epoch has one batch, not two
-    assert UPDATES > 3 * max(sizes) / 2  # several epochs
+    assert 3 * max(sizes) / 2 < UPDATES  # several epochs
     return pairs
 
 

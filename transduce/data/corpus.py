@@ -99,19 +99,22 @@ def _without_blanks(sources: list[str], targets: list[str], name: str) -> Parall
     return ParallelText([s for s, _ in kept], [t for _, t in kept], len(sources) - len(kept))
 
 
+def corpus_folder(name: str) -> Path | None:
+    """The folder `name` inside the one that the environment's TRANSDUCE_DATA names; None where it names none."""
+    root = os.environ.get("TRANSDUCE_DATA")
+    return Path(root) / name if root else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Folder:
     """Parallel text as SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz in one folder, the layout of Multi30k."""
 
     data: Path | None = None
-    """The folder; without it, the setting's own name inside the folder that TRANSDUCE_DATA names."""
     source: str = "en"
     target: str = "de"
     train: str = "train"
     valid: str = "val"
     test: str = "test"
-    default: str = ""
-    """Name of the folder inside TRANSDUCE_DATA."""
 
     def read(self, split: Literal["train", "valid", "test"]) -> ParallelText:
         """One split.
@@ -123,15 +126,15 @@ class Folder:
         return read_parallel(self._file(f"{name}.{self.source}"), self._file(f"{name}.{self.target}"))
 
     def _file(self, name: str) -> Path:
-        root = os.environ.get("TRANSDUCE_DATA")
-        folder = self.data or (Path(root) / self.default if root else None)
-        if folder is None:
+        if self.data is None:
             raise ValueError("a folder of parallel text must be named: use --data DIR, or set TRANSDUCE_DATA")
-        for path in (folder / name, folder / f"{name}.gz"):
+        for path in (self.data / name, self.data / f"{name}.gz"):
             if path.is_file():
                 return path
-        there = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
-        raise ValueError(f"{folder} must hold {name} or {name}.gz, but it holds: {there}")
+        there = "no such folder"
+        if self.data.is_dir():
+            there = "it holds " + (", ".join(sorted(path.name for path in self.data.iterdir())[:8]) or "nothing")
+        raise ValueError(f"the folder {self.data} must hold {name} or {name}.gz, but {there}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,86 @@
+"""The recipe from end to end, with a model too small to be good."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from safetensors.numpy import load_file
+
+import transduce as td
+from recipes.translation import COMMANDS, SETTINGS, run
+from transduce.data.corpus import Folder
+from transduce.experiment import with_vocabularies
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A corner of the corpus that ships."""
+    folder = tmp_path_factory.mktemp("corpus")
+    assert isinstance(COMMANDS.corpus, Folder)
+    assert COMMANDS.corpus.data is not None
+    for split, n in (("train", 300), ("valid", 12), ("test", 9)):
+        for language in ("en", "de"):
+            lines = (COMMANDS.corpus.data / f"{split}.{language}").read_text().split("\n")[:n]
+            (folder / f"{split}.{language}").write_text("".join(line + "\n" for line in lines))
+    return folder
+
+
+def small(run, corpus, **fields):
+    return replace(
+        COMMANDS,
+        run=run,
+        corpus=Folder(data=corpus, valid="valid"),
+        vocab_size=400,
+        model=replace(COMMANDS.model, d_model=16, d_ff=32, n_heads=2),
+        training=replace(COMMANDS.training, max_updates=6, validate_every=3, precision="bf16"),
+        **fields,
+    )
+
+
+@pytest.mark.parametrize("joint", [True, False], ids=["joint", "one per side"])
+def test_a_run_directory_is_whole(tmp_path, corpus, joint, capsys):
+    scores = run(small(tmp_path / "run", corpus, joint=joint))
+    assert set(scores) == {f"{m}.{s}" for m in ("bleu", "bleu.lowercase", "chrf") for s in ("greedy", "beam5")}
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    tokenizers = {"tokenizer.model"} if joint else {"source.model", "target.model"}
+    assert names == tokenizers | {
+        "config.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples", "tensorboard",
+        "checkpoints", "test.greedy.txt", "test.beam5.txt", "test.json",
+    }  # fmt: skip
+    assert all("|version:" in each["score"] for each in json.loads((tmp_path / "run" / "test.json").read_text()))
+    valid = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in valid if line["kind"] == "valid"] == [3, 6]
+    assert "% padding; left out: 0 blank, 0 too long" in capsys.readouterr().out
+
+    (tmp_path / "run").rename(tmp_path / "moved")
+    lines = (corpus / "test.en").read_text().removesuffix("\n").split("\n")
+    kept = (tmp_path / "moved" / "test.beam5.txt").read_text().removesuffix("\n").split("\n")
+    assert td.load(tmp_path / "moved")(lines) == kept
+
+
+def test_the_same_command_again_changes_nothing_and_another_is_refused(tmp_path, corpus):
+    first = small(tmp_path / "run", corpus)
+    scores = run(first)
+    weights = (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert run(first) == scores
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
+    with pytest.raises(ValueError) as error:
+        run(replace(first, bpe_dropout=0.1))
+    assert str(error.value) == (
+        f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
+        "bpe_dropout: 0.0 -> 0.1. Name another directory with --run, or remove this one"
+    )
+
+
+def test_the_finished_model_is_the_mean_of_the_kept_checkpoints(tmp_path, corpus):
+    run(small(tmp_path, corpus))
+    three, six = (load_file(tmp_path / "checkpoints" / f"{u:08d}" / "model.safetensors") for u in (3, 6))
+    for name, value in load_file(tmp_path / "model.safetensors").items():
+        assert abs(value - (three[name] + six[name]) / 2).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_describes_a_model_that_can_be_built(name):
+    config = with_vocabularies(SETTINGS[name][1].model, 300, 320, joint=False)
+    assert config.tie == "output"
+    td.Transformer(replace(config, d_model=32, d_ff=8))
