@@ -66,12 +66,14 @@ COMMANDS = Experiment(
 MULTI30K = Experiment(
     run=Path("runs/multi30k"),
     corpus=Folder(data=corpus_folder("multi30k"), test="test_2016_flickr"),
-    model=replace(td.transformer_tiny(), dropout=0.25),
+    tokens_per_batch=2048,
+    model=replace(td.transformer_tiny(), dropout=0.15),
     training=TrainingConfig(
         optim=OptimConfig(peak_rate=3e-3, warmup_steps=1000),
-        max_updates=8000,
-        max_minutes=57.0,
-        validate_every=200,
+        max_updates=20_000,
+        max_minutes=57,
+        precision="bf16",
+        validate_every=400,
         keep_last=10,
         average="last",
     ),

@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import io
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -38,7 +37,7 @@ from torch import Tensor, nn
 
 import transduce as td
 from transduce.data.batch import Batch, Epoch
-from transduce.data.corpus import Folder
+from transduce.data.corpus import Folder, corpus_folder
 from transduce.data.pairs import TextPairs
 from transduce.data.tokenizer import BOS, tokenizers
 from transduce.experiment import loss_of
@@ -220,8 +219,9 @@ def vocabulary(x: argparse.Namespace) -> int:
 def read_corpus(x: argparse.Namespace) -> Corpus:
     """Multi30k's training pairs; without the data, random ids (see above)."""
     budget = 256 if x.tiny else 4096
-    if not x.tiny and (x.data or "TRANSDUCE_DATA" in os.environ):
-        text = Folder(data=x.data, default="multi30k").read("train")
+    folder = None if x.tiny else x.data or corpus_folder("multi30k")
+    if folder:
+        text = Folder(data=folder).read("train")
         both = tokenizers(text.source, text.target, vocab_size=vocabulary(x), joint=True)
         pairs = TextPairs.encode(text, *both, tokens_per_batch=budget)
         return Corpus(pairs.source, pairs.target, budget)

@@ -1,15 +1,13 @@
 """Batches: every example once, within the budget, in an order that can be made again."""
 
-import os
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from transduce.data.batch import IGNORE, Batch, Epoch, bucket, pad, padding_share, pair_batch
-from transduce.data.corpus import Folder, ParallelText
+from transduce.data.corpus import Folder, ParallelText, corpus_folder
 from transduce.data.pairs import TextPairs, fingerprint
 from transduce.data.tokenizer import BOS, EOS, PAD, tokenizers
 
@@ -199,10 +197,10 @@ def test_the_fingerprint_tells_texts_apart():
 
 @pytest.mark.data
 def test_multi30k_at_4096_tokens_is_at_most_a_tenth_padding():
-    root = os.environ.get("TRANSDUCE_DATA")
-    if not root or not (Path(root) / "multi30k").is_dir():
+    folder = corpus_folder("multi30k")
+    if folder is None or not folder.is_dir():
         pytest.skip("needs multi30k inside the folder that TRANSDUCE_DATA names")
-    text = Folder(default="multi30k").read("train")
+    text = Folder(data=folder).read("train")
     assert len(text) + text.n_blank == 29_000  # Elliott et al. (2016), table 1
     source, target = tokenizers(text.source, text.target, vocab_size=8000, joint=True)
     epoch = TextPairs.encode(text, source, target, tokens_per_batch=4096).epoch(0)

@@ -9,6 +9,7 @@ from transduce.data.corpus import (
     Files,
     Folder,
     ParallelText,
+    corpus_folder,
     decode_lines,
     read_lines,
     read_parallel,
@@ -135,8 +136,7 @@ def corpus(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_has_three_splits_packed_or_not(tmp_path, monkeypatch):
-    monkeypatch.delenv("TRANSDUCE_DATA", raising=False)
+def test_a_folder_has_three_splits_packed_or_not(tmp_path):
     folder = Folder(data=corpus(tmp_path / "captions"))
     for split, name in (("train", "train"), ("valid", "val"), ("test", "test")):
         assert folder.read(split) == ParallelText([f"{name} one"], [f"{name} eins"])
@@ -144,31 +144,33 @@ def test_a_folder_has_three_splits_packed_or_not(tmp_path, monkeypatch):
     assert swapped.read("test") == ParallelText(["val eins"], ["val one"])
 
 
-def test_a_folder_without_a_path_is_looked_up_in_the_environment(tmp_path, monkeypatch):
+def test_the_environment_names_the_folder_of_corpora(tmp_path, monkeypatch):
     corpus(tmp_path / "captions")
     monkeypatch.setenv("TRANSDUCE_DATA", str(tmp_path))
-    assert Folder(default="captions").read("train").target == ["train eins"]
-    elsewhere = tmp_path / "elsewhere"
-    with pytest.raises(ValueError) as caught:  # what the user names wins over the environment
-        Folder(default="captions", data=elsewhere).read("train")
-    assert str(caught.value) == f"{elsewhere} must hold train.en or train.en.gz, but it holds: no such folder"
+    assert Folder(data=corpus_folder("captions")).read("train").target == ["train eins"]
+    monkeypatch.setenv("TRANSDUCE_DATA", "")
+    assert corpus_folder("captions") is None
+    monkeypatch.delenv("TRANSDUCE_DATA")
+    assert corpus_folder("captions") is None
 
 
-def test_no_folder_named_says_how_to_name_one(monkeypatch):
-    monkeypatch.delenv("TRANSDUCE_DATA", raising=False)
+def test_no_folder_named_says_how_to_name_one():
     with pytest.raises(ValueError) as caught:
-        Folder(default="captions").read("train")
+        Folder().read("train")
     assert str(caught.value) == "a folder of parallel text must be named: use --data DIR, or set TRANSDUCE_DATA"
 
 
 def test_a_folder_that_lacks_a_file_says_what_it_holds(tmp_path):
-    folder = corpus(tmp_path / "captions")
-    with pytest.raises(ValueError) as caught:
-        Folder(data=folder, target="fr").read("train")
-    assert str(caught.value) == (
-        f"{folder} must hold train.fr or train.fr.gz, but it holds: "
-        "test.de.gz, test.en, train.de.gz, train.en, val.de.gz, val.en"
-    )
+    full, empty, nowhere = corpus(tmp_path / "captions"), tmp_path / "empty", tmp_path / "nowhere"
+    empty.mkdir()
+    for folder, there in (
+        (full, "it holds test.de.gz, test.en, train.de.gz, train.en, val.de.gz, val.en"),
+        (empty, "it holds nothing"),
+        (nowhere, "no such folder"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            Folder(data=folder, source="fr").read("train")
+        assert str(caught.value) == f"the folder {folder} must hold train.fr or train.fr.gz, but {there}"
 
 
 def test_files_are_two_per_split_or_one_tsv(tmp_path):
