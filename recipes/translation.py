@@ -71,7 +71,7 @@ MULTI30K = Experiment(
     training=TrainingConfig(
         optim=OptimConfig(peak_rate=3e-3, warmup_steps=1000),
         max_updates=20_000,
-        max_minutes=57,
+        max_minutes=57.0,
         precision="bf16",
         validate_every=400,
         keep_last=10,
@@ -81,7 +81,15 @@ MULTI30K = Experiment(
 SETTINGS = {
     "commands": ("The spoken commands that ship; minutes on two cores.", COMMANDS),
     "multi30k": ("Image captions, 29,000 pairs; an hour on two cores.", MULTI30K),
-    "files": ("Any parallel text, the small model.", replace(MULTI30K, run=Path("runs/files"), corpus=Files())),
+    "files": (
+        "Any parallel text, the small model; until ten validations bring nothing better.",
+        replace(
+            MULTI30K,
+            run=Path("runs/files"),
+            corpus=Files(),
+            training=replace(MULTI30K.training, max_minutes=None, max_updates=100_000, patience=10),
+        ),
+    ),
     "files_base": (
         "Any parallel text, the base model of the paper; wants a GPU.",
         Experiment(run=Path("runs/files_base"), corpus=Files(), vocab_size=32000, model=td.transformer_base()),
@@ -112,7 +120,7 @@ def run(x: Experiment) -> dict[str, float]:
     torch.manual_seed(x.training.seed)
     config = with_vocabularies(x.model, source.vocab_size, target.vocab_size, joint=x.joint)
     model = td.Transformer(config).to(x.device)
-    claim(x.run, Run(config, identity(x, fingerprint(train)), source, target))
+    claim(x.run, Run(config, identity(x, fingerprint(train, valid)), source, target))
     print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {x.device}")
 
     # Training

@@ -9,7 +9,6 @@ median of `--repeats` rounds is printed.
 
 import argparse
 import ctypes
-import gzip
 import os
 import statistics
 import subprocess
@@ -28,6 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import MarianConfig, MarianMTModel
 from transformers.utils import logging
 
+from transduce.data.corpus import corpus_folder, read_lines
 from transduce.decode.beam import beam_search
 from transduce.decode.greedy import greedy_search
 from transduce.decode.scorer import ModelScorer
@@ -87,8 +87,7 @@ def source_lengths(data: Path | None, *, tiny: bool) -> list[int]:
     """Pieces per sentence of Multi30k's test set, taken as 1.3 a word; without the data, 8 ... 30 evenly."""
     if tiny or data is None:
         return [8 + i % 23 for i in range(48 if tiny else 1000)]
-    with gzip.open(data / "multi30k" / "test_2016_flickr.en.gz", "rt", encoding="utf-8") as lines:
-        return [round(1.3 * len(line.split())) for line in lines]
+    return [round(1.3 * len(line.split())) for line in read_lines(data / "test_2016_flickr.en.gz")]
 
 
 def batches(lengths: list[int], size: int, vocabulary: int, device: str) -> list[Batch]:
@@ -150,9 +149,8 @@ def resident(field: str) -> int:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    data = os.environ.get("TRANSDUCE_DATA")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(data) if data else None, help="holds multi30k/")
+    parser.add_argument("--data", type=Path, default=corpus_folder("multi30k"), help="the folder of Multi30k")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[64, 32], help="sentences")
     parser.add_argument("--beam-size", type=int, default=5)

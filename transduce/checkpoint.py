@@ -1,5 +1,6 @@
 """A run directory: config.json, tokenizers, model.safetensors, and checkpoints/UPDATE while training goes on."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,12 @@ class Run:
     experiment: dict[str, Any]
     source_tokenizer: Tokenizer | None
     target_tokenizer: Tokenizer | None
+
+    def identity(self) -> dict[str, Any]:
+        """Everything a resumed run must have in common with its beginning."""
+        sides = {"source_tokenizer": self.source_tokenizer, "target_tokenizer": self.target_tokenizer}
+        hashes = {name: hashlib.sha256(side.model).hexdigest()[:12] if side else None for name, side in sides.items()}
+        return {"fitted_model": to_dict(self.model), **hashes, **self.experiment}
 
 
 def save_run(directory: Path, run: Run) -> None:
@@ -166,9 +173,7 @@ def claim(directory: Path, run: Run) -> None:
     if not (directory / CONFIG).exists():
         return save_run(directory, run)
     before = load_run(directory)
-    changed = differences(
-        {"model": to_dict(before.model), **before.experiment}, {"model": to_dict(run.model), **run.experiment}
-    )
+    changed = differences(before.identity(), run.identity())
     if changed:
         raise ValueError(
             f"a run goes on with the configuration it began with, but in {directory} this differs: "

@@ -51,8 +51,14 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
     return tyro.extras.overridable_config_cli(dict(settings), args=arguments, description=description)
 
 
+FREE = {"device", "max_updates", "max_minutes"}
+
+
 def identity(experiment: Any, data: str) -> dict[str, Any]:
-    """The fields that decide a result, and the data's fingerprint: paths and devices say where, not what."""
+    """The fields that decide a result, and the data's fingerprint.
+
+    Paths and devices say where and not what; how long to train may change when a run is resumed.
+    """
 
     def keep(config: Any, plain: dict[str, Any]) -> dict[str, Any]:
         kept = {}
@@ -60,7 +66,7 @@ def identity(experiment: Any, data: str) -> dict[str, Any]:
             value = getattr(config, field.name)
             if is_dataclass(value):
                 kept[field.name] = keep(value, plain[field.name])
-            elif not isinstance(value, Path) and value is not None and field.name != "device":
+            elif not isinstance(value, Path) and value is not None and field.name not in FREE:
                 kept[field.name] = plain[field.name]
         return kept
 

@@ -92,10 +92,10 @@ def _with_eos(rows: list[list[int]]) -> list[list[int]]:
     return [[*row, EOS] for row in rows]
 
 
-def fingerprint(text: ParallelText) -> str:
-    """SHA-256 of the sentences: what the training data is, wherever it lies."""
+def fingerprint(*texts: ParallelText) -> str:
+    """SHA-256 of the sentences: what the data is, wherever it lies."""
     digest = hashlib.sha256()
-    for side in (text.source, text.target):
+    for side in (side for text in texts for side in (text.source, text.target)):
         for line in side:
             digest.update(line.encode() + b"\n")
     return digest.hexdigest()

@@ -1,8 +1,9 @@
-"""SentencePiece BPE: raw text to ids and back, nothing unknown."""
+"""SentencePiece BPE: raw text to ids and back (in NFKC, with single spaces), nothing unknown."""
 
 import io
-import threading
+import random
 from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import sentencepiece
@@ -19,6 +20,8 @@ class Tokenizer:
     def __init__(self, model: bytes) -> None:
         self.model = model
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._ids = {self._processor.id_to_piece(i): i for i in range(self.vocab_size)}
+        """Of every piece; a merge learned earlier has the smaller id."""
         ids = [getattr(self._processor, f"{name}_id")() for name in ("pad", "unk", "bos", "eos")]
         if ids != [PAD, UNK, BOS, EOS]:
             raise ValueError(f"pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them {ids}")
@@ -79,21 +82,38 @@ class Tokenizer:
     def encode_with_dropout(self, texts: Sequence[str], *, dropout: float, seed: int) -> list[list[int]]:
         """`encode` that skips each merge with probability `dropout`: another segmentation for every seed.
 
-        SentencePiece seeds its generator once per thread, so a new thread makes the result a function of the seed.
+        Our own loop, since SentencePiece's sampling is another one in every process, whatever its seed; without
+        dropout the segmentation is SentencePiece's.
 
-        Source: Provilkov et al. (2020), BPE-dropout.
+        Source: Provilkov et al. (2020), BPE-dropout, algorithm 1.
         """
-        ids: list[list[int]] = []
+        rng = random.Random(seed)
+        rows = []
+        for plain in self.encode(texts):
+            row: list[int] = []
+            for is_byte, run in groupby(plain, self._processor.is_byte):
+                if is_byte:  # characters without a piece merge with nothing
+                    row += run
+                    continue
+                text = "".join(self._processor.id_to_piece(i) for i in run)
+                for word in text.replace("▁", " ▁").split(" "):
+                    row += (self._ids[piece] for piece in self._merge(word, dropout, rng))
+            rows.append(row)
+        return rows
 
-        def sample() -> None:
-            sentencepiece.set_random_generator_seed(seed)
-            for text in texts:
-                ids.append(self._processor.encode(text, enable_sampling=True, alpha=dropout, nbest_size=-1))
-
-        thread = threading.Thread(target=sample)
-        thread.start()
-        thread.join()
-        return ids
+    def _merge(self, word: str, dropout: float, rng: random.Random) -> list[str]:
+        """Characters to pieces: merge the pair that was learned first, again and again, but for what is dropped."""
+        pieces = list(word)
+        while True:
+            open_merges = [
+                (rank, i)
+                for i, (left, right) in enumerate(pairwise(pieces))
+                if (rank := self._ids.get(left + right)) is not None and rng.random() >= dropout
+            ]
+            if not open_merges:
+                return pieces
+            i = min(open_merges)[1]
+            pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Text of each list of ids; the special pieces have none."""

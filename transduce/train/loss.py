@@ -5,6 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 CHUNK = 512
 """Rows of logits alive at once: 512 x 8000 floats stay in a CPU's cache, 512 x 50,000 are no burden to a GPU."""
@@ -43,6 +44,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
         grad_states, grad_weight = ctx.saved_tensors
         return grad_total * grad_states, (grad_total * grad_weight).to(ctx.weight_dtype), None, None, None

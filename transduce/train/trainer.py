@@ -115,6 +115,8 @@ class Trainer:
                 self._epoch(stop)
             if not self.progress.validated:  # the last updates too are looked at
                 self._validate()
+            if stop.requested:
+                raise KeyboardInterrupt
         return self.progress
 
     def _epoch(self, stop: StopRequest) -> None:
@@ -175,8 +177,8 @@ class Trainer:
             kept = self.store.newest()
             raise FloatingPointError(
                 f"loss and gradient must be finite, but {self.config.max_skipped} updates in a row had loss {loss} or "
-                f"gradient norm {norm}; lower peak_rate={self.config.optim.peak_rate} or raise "
-                f"warmup_steps={self.config.optim.warmup_steps}; "
+                f"gradient norm {norm}; begin another run with less than "
+                f"peak_rate={self.config.optim.peak_rate} or more than warmup_steps={self.config.optim.warmup_steps}; "
                 + (f"the last good checkpoint is {kept}" if kept else "there is no checkpoint yet")
             )
 
