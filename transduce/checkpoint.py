@@ -35,7 +35,7 @@ class Run:
         """Everything a resumed run must have in common with its beginning."""
         sides = {"source_tokenizer": self.source_tokenizer, "target_tokenizer": self.target_tokenizer}
         hashes = {name: hashlib.sha256(side.model).hexdigest()[:12] if side else None for name, side in sides.items()}
-        return {"fitted_model": to_dict(self.model), **hashes, **self.experiment}
+        return {"model": to_dict(self.model)} | {n: v for n, v in self.experiment.items() if n != "model"} | hashes
 
 
 def save_run(directory: Path, run: Run) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, Literal
 
 import torch
 import tyro
@@ -64,14 +64,16 @@ def translate(
     translator = load(run, _device(device), torch.bfloat16 if precision == "bf16" else torch.float32)
     with ExitStack() as stack:
         out = stack.enter_context(output.open("w", encoding="utf-8", newline="\n")) if output else sys.stdout
+        lines: Iterable[str] = _standard_input(sys.stdin.buffer)
+        chunk, total = (1 if sys.stdin.isatty() else CHUNK), None
         if files:
             lines = [line for file in files for line in read_lines(file)]
-            bar = stack.enter_context(tqdm(total=len(lines), unit="line", disable=not sys.stderr.isatty()))
-            _write(translator, lines, CHUNK, decoding, scores, out, bar)
-        else:
-            chunk = 1 if sys.stdin.isatty() else CHUNK
-            bar = stack.enter_context(tqdm(unit="line", disable=not sys.stderr.isatty() or chunk == 1))
-            _write(translator, _standard_input(sys.stdin.buffer), chunk, decoding, scores, out, bar)
+            chunk, total = CHUNK, len(lines)
+        quiet = chunk == 1 or not sys.stderr.isatty()
+        bar = stack.enter_context(tqdm(total=total, unit="line", disable=quiet))
+        for text in _translations(translator, lines, chunk, decoding, scores, bar):
+            out.write(text)
+            out.flush()
 
 
 def _standard_input(stream: Iterable[bytes]) -> Iterator[str]:
@@ -79,20 +81,14 @@ def _standard_input(stream: Iterable[bytes]) -> Iterator[str]:
         yield decode_line(line.removesuffix(b"\n"), "standard input", number)
 
 
-def _write(
-    translator: Translator,
-    lines: Iterable[str],
-    chunk: int,
-    decoding: Decoding,
-    scores: bool,
-    out: TextIO,
-    bar: "tqdm[None]",
-) -> None:
+def _translations(
+    translator: Translator, lines: Iterable[str], chunk: int, decoding: Decoding, scores: bool, bar: "tqdm[None]"
+) -> Iterator[str]:
+    """What to write for each chunk of lines."""
     done, rest = 0, iter(lines)
     while some := list(islice(rest, chunk)):
-        for outputs in translator.translate(some, decoding, first_line=done + 1, progress=bar.update):
-            out.writelines(_line(each, scores) for each in outputs)
-        out.flush()
+        found = translator.translate(some, decoding, first_line=done + 1, progress=bar.update)
+        yield "".join(_line(each, scores) for outputs in found for each in outputs)
         done += len(some)
         bar.update(done - bar.n)  # blank lines pass without a batch
 

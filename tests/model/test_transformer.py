@@ -12,7 +12,7 @@ from torch import nn
 from tests.contract import random_example, random_model
 from tests.model.test_contract import CASES
 from tests.reference import Reference
-from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.config import Frames, StackConfig, Tie, Tokens, TransformerConfig, one_of
 from transduce.model.layers import Layer
 from transduce.model.presets import PRESETS, transformer_base
 from transduce.model.transformer import Transformer
@@ -358,3 +358,10 @@ def test_learned_positions_end_in_the_middle_of_a_cached_sequence_too():
     model.decode(IDS, cache=cache)
     with pytest.raises(ValueError, match=r"^learned positions end at max_positions=7, but the sequence has 10$"):
         model.decode(IDS, cache=cache)
+
+
+def test_a_word_that_is_no_choice_is_refused_with_the_choices():
+    """Called directly: when tests run, the type checker would refuse the configuration first."""
+    with pytest.raises(ValueError) as error:
+        one_of("tie", "outptu", Tie)
+    assert str(error.value) == "tie must be one of all, output, none, but tie='outptu'"

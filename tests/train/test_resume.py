@@ -56,7 +56,7 @@ def data() -> TextPairs:
     lines = [f"{'the cat sat on a mat '[: 5 + i % 11]} number {i}" for i in range(40)]
     text = ParallelText(lines, [line[::-1] for line in lines])
     pairs = TextPairs.encode(
-        text, *tokenizers(lines, text.target, vocab_size=300, joint=True), tokens_per_batch=180, bpe_dropout=0.3
+        text, *tokenizers(lines, text.target, vocab_size=300, joint=True), tokens_per_batch=170, bpe_dropout=0.3
     )
     sizes = [len(pairs.epoch(n)) for n in range(8)]
     assert min(sizes) > 3 and any(n % 2 for n in sizes)  # the last update of some epoch has one batch, not two

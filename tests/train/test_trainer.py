@@ -136,7 +136,7 @@ def test_too_many_in_a_row_end_the_training_and_keep_the_checkpoint(tmp_path):
         training.run()
     assert str(caught.value) == (
         "loss and gradient must be finite, but 3 updates in a row had loss nan or gradient norm nan; "
-        "lower peak_rate=0.5 or raise warmup_steps=20; "
+        "begin another run with less than peak_rate=0.5 or more than warmup_steps=20; "
         f"the last good checkpoint is {tmp_path / 'checkpoints' / '00000010'}"
     )
     again = toy.trainer(tmp_path, config=config)
@@ -152,7 +152,7 @@ def test_without_a_checkpoint_the_error_says_so(tmp_path):
         training.run()
     assert str(caught.value) == (
         "loss and gradient must be finite, but 2 updates in a row had loss nan or gradient norm nan; "
-        "lower peak_rate=0.01 or raise warmup_steps=20; there is no checkpoint yet"
+        "begin another run with less than peak_rate=0.01 or more than warmup_steps=20; there is no checkpoint yet"
     )
 
 
