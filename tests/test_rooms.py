@@ -17,13 +17,25 @@ SHARED = {"config", "files"}
 KNOWS = {
     "config": set(),
     "files": set(),
+    "exit": set(),
     "checkpoint": {"config", "files", "model", "data"},
     "pipeline": {"config", "files", "model", "data", "decode", "checkpoint"},
     "validate": {"config", "files", "model", "data", "pipeline", "score", "train"},
     "report": {"config", "files", "data", "pipeline", "score"},
-    "experiment": {"config", "files", "model", "train"},
+    "experiment": {"config", "exit", "files", "model", "train"},
     "interop": {"config", "files", "model", "data", "decode"},
-    "cli": {"config", "files", "checkpoint", "pipeline", "score", "data.corpus", "train.log", "train.state", "cli_*"},
+    "cli": {
+        "config",
+        "exit",
+        "files",
+        "checkpoint",
+        "pipeline",
+        "score",
+        "data.corpus",
+        "train.log",
+        "train.state",
+        "cli_*",
+    },  # fmt: skip
     "__init__": {"model", "pipeline"},
 } | {room: {room, *SHARED} for room in ROOMS}
 

@@ -1,7 +1,6 @@
 """The command line: translate, score, describe, average."""
 
 import logging
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from transduce.checkpoint import WEIGHTS, average, checkpoints, load_run, read_w
 from transduce.cli_score import score_bleu, score_chrf, score_ter
 from transduce.config import flatten, to_dict
 from transduce.data.corpus import decode_line, read_lines
+from transduce.exit import exit_code
 from transduce.files import write_file
 from transduce.pipeline import Decoding, Output, Translator, load
 from transduce.train.log import read_metrics
@@ -181,22 +181,16 @@ def app() -> SubcommandApp:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0 if it went well, 2 if the input was at fault, 130 after Ctrl-C."""
     logging.basicConfig(format="transduce: %(message)s", level=logging.WARNING)
-    description = "One Transformer, many transductions."
-    try:
-        app().cli(prog="transduce", description=description, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
-    except FileNotFoundError as error:
-        print(f"transduce: {error.filename} does not exist", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # whoever read us has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ValueError, OSError) as error:
-        print(f"transduce: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("transduce: stopped; every line written so far is whole", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code(
+        lambda: app().cli(
+            prog="transduce",
+            description="One Transformer, many transductions.",
+            args=arguments,
+            config=(tyro.conf.FlagCreatePairsOff,),
+        ),
+        prefix="transduce",
+        interrupted="transduce: stopped; every line written so far is whole",
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import tyro
 from torch import Tensor
 
 from transduce.config import to_dict
+from transduce.exit import exit_code
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.train.loss import sequence_loss
 from transduce.train.trainer import TrainingConfig
@@ -29,18 +30,11 @@ def main(
     """A recipe's command line: 0 if all went well, 2 if its input was at fault, 130 after Ctrl-C."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     experiment = choose(settings, default=default, description=description)
-    try:
-        run(experiment)
-    except FileNotFoundError as error:
-        print(f"error: {error.filename} does not exist", file=sys.stderr)
-        return 2
-    except (ValueError, OSError, FloatingPointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; run the same command again to go on from the newest checkpoint", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code(
+        lambda: run(experiment),
+        prefix="error",
+        interrupted="stopped; run the same command again to go on from the newest checkpoint",
+    )
 
 
 def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, description: str | None) -> ExperimentT:

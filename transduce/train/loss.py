@@ -77,22 +77,6 @@ def projected_cross_entropy(
 
 
 @runtime_checkable
-class SequenceModel(Protocol):
-    """What `sequence_loss` asks of a model; see model/transformer.py."""
-
-    output: Any
-
-    def states(
-        self,
-        *,
-        source: Tensor | None,
-        source_lengths: Tensor | None,
-        target_in: Tensor | None,
-        target_lengths: Tensor | None,
-    ) -> Tensor: ...
-
-
-@runtime_checkable
 class Seq2SeqBatch(Protocol):
     """What `sequence_loss` reads of a batch; see data/batch.py."""
 
@@ -108,8 +92,12 @@ class Seq2SeqBatch(Protocol):
     def target_lengths(self) -> Tensor: ...
 
 
-def sequence_loss(model: SequenceModel, batch: Seq2SeqBatch, *, label_smoothing: float = 0.0) -> Float[Tensor, ""]:
-    """Cross-entropy of a batch's target_out under a Transformer, in nats, summed over its tokens."""
+def sequence_loss(model: Any, batch: Seq2SeqBatch, *, label_smoothing: float = 0.0) -> Float[Tensor, ""]:
+    """Cross-entropy of a batch's target_out, in nats, summed over its tokens.
+
+    Args:
+        model: a Transformer (see model/transformer.py): its `states` and its `output` weight are used.
+    """
     states = model.states(
         source=batch.source,
         source_lengths=batch.source_lengths,

@@ -12,7 +12,7 @@ def learning_curve(metrics: list[dict[str, Any]], path: Path) -> None:
     """Training and validation loss, and every other validation metric, against updates."""
     train = [line for line in metrics if line["kind"] == "train"]
     valid = [line for line in metrics if line["kind"] == "valid"]
-    standard = {"update", "epoch", "kind", "seconds", "skipped"}
+    standard = {"update", "epoch", "kind", "seconds", "skipped", "perplexity"}  # perplexity is the loss again
     names = ["loss", *(name for name in (valid[-1] if valid else {}) if name not in standard | {"loss"})]
     figure = Figure(figsize=(5 * len(names), 3.6), layout="constrained")
     for name, axes in zip(names, figure.subplots(1, len(names), squeeze=False)[0], strict=True):
