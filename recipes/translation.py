@@ -17,10 +17,11 @@ import tyro
 
 import transduce as td
 from transduce.checkpoint import Run, claim, finish
+from transduce.config import to_dict
 from transduce.data.corpus import Files, Folder, corpus_folder
 from transduce.data.pairs import TextPairs, fingerprint
 from transduce.data.tokenizer import tokenizers
-from transduce.experiment import identity, loss_of, main, with_vocabularies
+from transduce.experiment import loss_of, main, with_vocabularies
 from transduce.report import test_report
 from transduce.train.optim import OptimConfig
 from transduce.train.trainer import Trainer, TrainingConfig
@@ -120,7 +121,7 @@ def run(x: Experiment) -> dict[str, float]:
     torch.manual_seed(x.training.seed)
     config = with_vocabularies(x.model, source.vocab_size, target.vocab_size, joint=x.joint)
     model = td.Transformer(config).to(x.device)
-    claim(x.run, Run(config, identity(x, fingerprint(train, valid)), source, target))
+    claim(x.run, Run(config, {**to_dict(x), "text": fingerprint(train, valid)}, source, target))
     print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {x.device}")
 
     # Training

@@ -183,7 +183,7 @@ def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
         claim(tmp_path / "run", other)
     assert str(caught.value) == (
         f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
-        "model.d_ff: 12 -> 16; training.seed: 1 -> 2; data: abc -> absent; training.new: absent -> 3. "
+        "training.seed: 1 -> 2; data: abc -> absent; model.d_ff: 12 -> 16; training.new: absent -> 3. "
         "Name another directory with --run, or remove this one"
     )
     assert (tmp_path / "run" / "config.json").read_bytes() == before

@@ -35,7 +35,7 @@ KNOWS = {
         "train.log",
         "train.state",
         "cli_*",
-    },  # fmt: skip
+    },
     "__init__": {"model", "pipeline"},
 } | {room: {room, *SHARED} for room in ROOMS}
 

@@ -13,13 +13,16 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as serialise
 from torch import Tensor
 
-from transduce.config import differences, from_dict, to_dict
+from transduce.config import differences, flatten, from_dict, to_dict
 from transduce.data.tokenizer import Tokenizer
 from transduce.files import write_file
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
 
 CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
+
+
+FREE = ("run.", "device.", "corpus.", "decoding.", "training.max_updates.", "training.max_minutes.")
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,14 @@ class Run:
     target_tokenizer: Tokenizer | None
 
     def identity(self) -> dict[str, Any]:
-        """Everything a resumed run must have in common with its beginning."""
+        """Everything a resumed run must have in common with its beginning, by dotted name.
+
+        Where things lie, how long to train and how to decode may change; that the text is the same, its hash tells.
+        """
         sides = {"source_tokenizer": self.source_tokenizer, "target_tokenizer": self.target_tokenizer}
         hashes = {name: hashlib.sha256(side.model).hexdigest()[:12] if side else None for name, side in sides.items()}
-        return {"model": to_dict(self.model)} | {n: v for n, v in self.experiment.items() if n != "model"} | hashes
+        named = flatten({**self.experiment, "model": to_dict(self.model), **hashes})
+        return {name: value for name, value in named.items() if not (name + ".").startswith(FREE)}
 
 
 def save_run(directory: Path, run: Run) -> None:

@@ -3,15 +3,13 @@
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tyro
 from torch import Tensor
 
-from transduce.config import to_dict
 from transduce.exit import exit_code
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.train.loss import sequence_loss
@@ -43,28 +41,6 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = [default, *arguments]
     return tyro.extras.overridable_config_cli(dict(settings), args=arguments, description=description)
-
-
-FREE = {"device", "max_updates", "max_minutes"}
-
-
-def identity(experiment: Any, data: str) -> dict[str, Any]:
-    """The fields that decide a result, and the data's fingerprint.
-
-    Paths and devices say where and not what; how long to train may change when a run is resumed.
-    """
-
-    def keep(config: Any, plain: dict[str, Any]) -> dict[str, Any]:
-        kept = {}
-        for field in fields(config):
-            value = getattr(config, field.name)
-            if is_dataclass(value):
-                kept[field.name] = keep(value, plain[field.name])
-            elif not isinstance(value, Path) and value is not None and field.name not in FREE:
-                kept[field.name] = plain[field.name]
-        return kept
-
-    return keep(experiment, to_dict(experiment)) | {"data": data}
 
 
 def with_vocabularies(config: TransformerConfig, source: int, target: int, *, joint: bool) -> TransformerConfig:

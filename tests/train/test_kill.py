@@ -40,7 +40,7 @@ def arguments(corpus: Path, run: Path, *more: str) -> list[str]:
         for split in ("train", "valid")
         for side, end in (("source", "en"), ("target", "xx"))
     ]
-    small = "--model.d-model 16 --model.d-ff 32 --model.n-heads 2 --vocab-size 310 --bpe-dropout 0.1 --device cpu"
+    small = "--model.d-model 16 --model.d-ff 32 --model.n-heads 2 --model.dropout 0.25 --vocab-size 310 --bpe-dropout 0.1 --device cpu"
     short = "--training.max-updates 50 --training.validate-every 10 --training.keep-last 3 --tokens-per-batch 400"
     return ["files", f"--run={run}", *files, *small.split(), *short.split(), *more]
 
@@ -135,7 +135,7 @@ def test_another_text_is_another_configuration(monkeypatch, corpus, whole, tmp_p
     (other / "train.en").write_text(lines.replace("cat", "tac", 1))
     with pytest.raises(ValueError) as caught:
         translation.run(chosen(monkeypatch, other, whole))
-    assert "this differs: data: " in str(caught.value)
+    assert "this differs: text: " in str(caught.value)
 
 
 def test_another_place_is_the_same_experiment(monkeypatch, corpus, whole, tmp_path):
