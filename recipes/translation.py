@@ -57,10 +57,11 @@ COMMANDS = Experiment(
     model=replace(td.transformer_tiny(), dropout=0.1),
     tokens_per_batch=2048,
     training=TrainingConfig(
-        optim=OptimConfig(peak_rate=3e-3, warmup_steps=300),
-        max_updates=1200,
-        validate_every=200,
-        keep_last=3,
+        optim=OptimConfig(peak_rate=3e-3, warmup_steps=250),
+        max_updates=900,
+        precision="bf16",
+        validate_every=150,
+        keep_last=2,
         average="last",
     ),
 )
@@ -78,6 +79,7 @@ MULTI30K = Experiment(
         keep_last=10,
         average="last",
     ),
+    decoding=td.Decoding(alpha=1.6),
 )
 SETTINGS = {
     "commands": ("The spoken commands that ship; minutes on two cores.", COMMANDS),
