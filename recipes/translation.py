@@ -59,7 +59,6 @@ COMMANDS = Experiment(
     training=TrainingConfig(
         optim=OptimConfig(peak_rate=3e-3, warmup_steps=250),
         max_updates=900,
-        precision="bf16",
         validate_every=150,
         keep_last=2,
         average="last",
