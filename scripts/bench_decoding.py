@@ -8,7 +8,6 @@ median of `--repeats` rounds is printed.
 """
 
 import argparse
-import ctypes
 import os
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from memory import added_by
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import MarianConfig, MarianMTModel
@@ -134,17 +134,7 @@ def peak(name: str, directory: Path, x: argparse.Namespace) -> None:
     vocabulary = 500 if x.tiny else 8000
     work = batches(source_lengths(x.data, tiny=x.tiny), x.batch_size[0], vocabulary, "cpu")
     search((work[-1][0][:2], work[-1][1][:2]), 2, 2)
-    ctypes.CDLL(None).malloc_trim(0)  # what loading left behind would hide what the search takes
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = resident("VmRSS")
-    search(work[0], x.beam_size, x.tokens)
-    print(f"{(resident('VmHWM') - before) / 1024:.0f}")
-
-
-def resident(field: str) -> int:
-    """KiB of this process: VmRSS now, VmHWM at the peak."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1])
+    print(added_by(lambda: search(work[0], x.beam_size, x.tokens)))
 
 
 def arguments() -> argparse.Namespace:

@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import io
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from memory import added_by
 from torch import Tensor, nn
 
 import transduce as td
@@ -235,10 +235,8 @@ def read_corpus(x: argparse.Namespace) -> Corpus:
 def peak(name: str, ids: Path, x: argparse.Namespace) -> None:
     """Print the MiB that a few updates add to the memory of a process that has the corpus and the model."""
     run = system(name, Corpus(*json.loads(ids.read_text())), x)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    run(x.updates)
-    added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(round(added if x.device == "cpu" else torch.cuda.max_memory_allocated() / 2**20))
+    added = added_by(lambda: run(x.updates))
+    print(added if x.device == "cpu" else round(torch.cuda.max_memory_allocated() / 2**20))
 
 
 def peaks(names: Sequence[str], corpus: Corpus) -> None:
