@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 source scripts/setup.sh ""
 RUN="${RUN:-runs/commands}"
 
-echo; echo "== train: spoken commands, English to German (about two minutes on two cores)"
+echo; echo "== train: spoken commands, English to German (under three minutes on two cores)"
 python recipes/translation.py commands --run "$RUN"
 
 echo; echo "== translate, from the command line"
