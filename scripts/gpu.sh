@@ -19,6 +19,8 @@ for word in "$@"; do
 done
 RUNS="${RUNS:-runs/gpu}"
 mkdir -p "$RUNS"
+[ ! -d .venv ] || PATH="$PWD/.venv/bin:$PATH"
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"  # a machine that has the dependencies need not install the package
 
 multi30k() { # source, target, seed: enough updates to overfit if nothing held back, batches of 8192 as in the literature
   local small=()
