@@ -1,6 +1,7 @@
 """A real recipe, really killed: the same command again ends with the same bytes."""
 
 import itertools
+import json
 import os
 import random
 import shutil
@@ -103,8 +104,11 @@ def test_killed_and_interrupted_it_ends_with_the_same_bytes(corpus, whole, tmp_p
 
     status, said = Started(corpus, run).end()
     assert status == 0 and f"resuming after update {saved}" in said
-    for name in ("model.safetensors", "tokenizer.model", "config.json"):
+    for name in ("model.safetensors", "tokenizer.model"):
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
+    configs = [json.loads((path / "config.json").read_text()) for path in (run, whole)]
+    assert [config["experiment"].pop("run") for config in configs] == [str(run), str(whole)]
+    assert configs[0] == configs[1]
     assert sorted(p.name for p in (run / "checkpoints").iterdir() if not p.name.startswith(".")) == sorted(
         p.name for p in (whole / "checkpoints").iterdir()
     )
