@@ -32,7 +32,7 @@ def rival(states: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> 
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("shape", [(11,), (3, 5), (1, 1), (3, CHUNK), (2, CHUNK + 1)])
+@pytest.mark.parametrize("shape", [(11,), (3, 5), (1, 1), (3, CHUNK["cpu"]), (2, CHUNK["cpu"] + 1)])
 def test_value_and_both_gradients_are_those_of_torch(rng, shape, smoothing):
     states, weight, targets = problem(rng, *shape, ignored=0.3 if math.prod(shape) > 1 else 0.0)
     got = projected_cross_entropy(states, weight, targets, label_smoothing=smoothing)

@@ -8,18 +8,21 @@ from torch import nn
 
 from transduce.train.optim import OptimConfig, optimiser
 
+LAST = 1_000_000
+"""Of no matter to a schedule that is no cosine."""
+
 
 @pytest.mark.parametrize(("d_model", "warmup"), [(512, 4000), (1024, 4000), (128, 37)])
 def test_the_schedule_is_the_papers(d_model, warmup):
     """Vaswani et al. (2017), equation 3."""
     config = OptimConfig(peak_rate=(d_model * warmup) ** -0.5, warmup_steps=warmup)
     for step in (1, 2, 10, warmup - 1, warmup, warmup + 1, 2 * warmup, 100_000):
-        assert config.rate(step) == pytest.approx(d_model**-0.5 * min(step**-0.5, step * warmup**-1.5), rel=1e-12)
+        assert config.rate(step, LAST) == pytest.approx(d_model**-0.5 * min(step**-0.5, step * warmup**-1.5), rel=1e-12)
 
 
 def test_the_peak_is_at_the_end_of_the_warmup_and_four_times_later_half_of_it():
     config = OptimConfig(peak_rate=2e-3, warmup_steps=100)
-    rates = {update: config.rate(update) for update in range(1, 1001)}
+    rates = {update: config.rate(update, LAST) for update in range(1, 1001)}
     assert max(rates, key=rates.__getitem__) == 100 and rates[100] == 2e-3
     assert [rates[u] for u in (1, 25, 50)] == pytest.approx([2e-5, 5e-4, 1e-3])
     assert [rates[u] for u in (400, 900)] == pytest.approx([1e-3, 2e-3 / 3])
@@ -27,15 +30,37 @@ def test_the_peak_is_at_the_end_of_the_warmup_and_four_times_later_half_of_it():
 
 def test_constant_stays_after_the_warmup():
     config = OptimConfig(peak_rate=2e-3, warmup_steps=10, schedule="constant")
-    assert config.rate(5) == pytest.approx(1e-3)
-    assert [config.rate(update) for update in (10, 11, 10_000)] == [2e-3] * 3
+    assert config.rate(5, LAST) == pytest.approx(1e-3)
+    assert [config.rate(update, LAST) for update in (10, 11, 10_000)] == [2e-3] * 3
+
+
+def test_the_cosine_is_nanogpts():
+    """nanoGPT's Shakespeare setting, 1e-3 to 1e-4 in 5000 updates: half way down in the middle, at the end the end."""
+    config = OptimConfig(peak_rate=1e-3, final_rate=1e-4, warmup_steps=100, schedule="cosine")
+    assert config.rate(50, 5000) == pytest.approx(5e-4)
+    assert config.rate(100, 5000) == 1e-3
+    assert config.rate(100 + 4900 // 2, 5000) == pytest.approx((1e-3 + 1e-4) / 2)
+    assert config.rate(100 + 4900 // 3, 5000) == pytest.approx(1e-4 + 9e-4 * 3 / 4, rel=1e-3)  # cos 60 deg = 1 / 2
+    assert config.rate(5000, 5000) == pytest.approx(1e-4)
+    assert config.rate(6000, 5000) == pytest.approx(1e-4)
+
+
+def test_a_cosine_no_longer_than_its_warmup_ends_at_the_peak():
+    config = OptimConfig(peak_rate=1e-3, warmup_steps=100, schedule="cosine")
+    assert config.rate(100, 100) == 1e-3
+
+
+@pytest.mark.parametrize("final", [-1e-5, 2e-3])
+def test_the_final_rate_is_not_above_the_peak(final):
+    with pytest.raises(ValueError, match="final_rate must lie between 0 and peak_rate"):
+        OptimConfig(peak_rate=1e-3, final_rate=final)
 
 
 @pytest.mark.parametrize("schedule", ["inverse_sqrt", "constant"])
 def test_no_warmup_begins_at_the_peak(schedule):
     config = OptimConfig(peak_rate=2e-3, warmup_steps=0, schedule=schedule)
-    assert config.rate(1) == 2e-3
-    assert config.rate(4) == pytest.approx(1e-3 if schedule == "inverse_sqrt" else 2e-3)
+    assert config.rate(1, LAST) == 2e-3
+    assert config.rate(4, LAST) == pytest.approx(1e-3 if schedule == "inverse_sqrt" else 2e-3)
 
 
 def test_the_defaults_are_the_papers():

@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK = 512
-"""Rows of logits alive at once: 512 x 8000 floats stay in a CPU's cache, 512 x 50,000 are no burden to a GPU."""
+CHUNK = {"cpu": 256, "cuda": 4096}
+"""Rows of logits alive at once, by device: few enough for a CPU's caches, enough to fill a GPU."""
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
@@ -26,18 +26,23 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         total = states.new_zeros((), dtype=torch.promote_types(states.dtype, torch.float32))
         grad_states = torch.empty_like(states)
         grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        for start in range(0, len(states), CHUNK):
-            rows, wanted = states[start : start + CHUNK], targets[start : start + CHUNK, None]
+        weight_sum = weight.sum(dim=0, dtype=total.dtype)  # a row times this is the sum of its logits
+        chunk = CHUNK.get(states.device.type, 256)
+        for start in range(0, len(states), chunk):
+            rows, wanted = states[start : start + chunk], targets[start : start + chunk, None]
             logits = (rows @ weight.T).to(total.dtype)
-            log_norm = logits.logsumexp(dim=-1, keepdim=True)
+            largest = logits.amax(dim=-1, keepdim=True)
             picked = logits.gather(1, wanted)
-            total += (log_norm - (1 - smoothing) * picked).sum() - smoothing / n_classes * logits.sum()
+            exp = logits.sub_(largest).exp_()
+            norm = exp.sum(dim=-1, keepdim=True)
+            total += (norm.log() + largest - (1 - smoothing) * picked).sum()
+            total -= smoothing / n_classes * (rows.to(total.dtype) @ weight_sum).sum()
             if with_gradient:
-                grad = logits.sub_(log_norm).exp_()  # p, and then p - y
+                grad = exp.mul_(1 / norm)  # p, and then p - y
                 grad -= smoothing / n_classes
                 grad.scatter_add_(1, wanted, grad.new_full(wanted.shape, smoothing - 1))
                 grad = grad.to(states.dtype)
-                torch.mm(grad, weight, out=grad_states[start : start + CHUNK])
+                torch.mm(grad, weight, out=grad_states[start : start + chunk])
                 grad_weight += grad.T @ rows
         ctx.save_for_backward(grad_states, grad_weight)
         ctx.weight_dtype = weight.dtype

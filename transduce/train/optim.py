@@ -18,8 +18,10 @@ class OptimConfig:
     peak_rate: float = 7e-4
     """Learning rate at the end of the warm-up; the paper's own is (d_model * warmup_steps)^-0.5."""
     warmup_steps: int = 4000
-    schedule: Literal["inverse_sqrt", "constant"] = "inverse_sqrt"
-    """After the warm-up: fall with 1 / sqrt(update), or stay."""
+    schedule: Literal["inverse_sqrt", "cosine", "constant"] = "inverse_sqrt"
+    """After the warm-up: fall with 1 / sqrt(update), along half a cosine down to final_rate at max_updates, or stay."""
+    final_rate: float = 0.0
+    """Where the cosine ends."""
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
     weight_decay: float = 0.0
@@ -30,18 +32,31 @@ class OptimConfig:
     def __post_init__(self) -> None:
         if self.peak_rate <= 0:
             raise ValueError(f"peak_rate must be positive, but peak_rate={self.peak_rate}")
+        if not 0 <= self.final_rate <= self.peak_rate:
+            raise ValueError(
+                "final_rate must lie between 0 and peak_rate, but "
+                f"final_rate={self.final_rate}, peak_rate={self.peak_rate}"
+            )
         if self.warmup_steps < 0 or self.clip_norm < 0 or self.weight_decay < 0:
             raise ValueError(
                 "warmup_steps, clip_norm and weight_decay must not be negative, but "
                 f"warmup_steps={self.warmup_steps}, clip_norm={self.clip_norm}, weight_decay={self.weight_decay}"
             )
 
-    def rate(self, update: int) -> float:
-        """Learning rate of this update; the first is 1."""
+    def rate(self, update: int, max_updates: int) -> float:
+        """Learning rate of this update; the first is 1, the last max_updates.
+
+        Source: the cosine is Loshchilov and Hutter (2017), equation 5, without restarts.
+        """
         warmup = max(1, self.warmup_steps)
         if update < warmup:
             return self.peak_rate * update / warmup
-        return self.peak_rate * (math.sqrt(warmup / update) if self.schedule == "inverse_sqrt" else 1.0)
+        if self.schedule == "inverse_sqrt":
+            return self.peak_rate * math.sqrt(warmup / update)
+        if self.schedule == "cosine" and max_updates > warmup:
+            done = min(1.0, (update - warmup) / (max_updates - warmup))
+            return self.final_rate + (self.peak_rate - self.final_rate) * (1 + math.cos(math.pi * done)) / 2
+        return self.peak_rate
 
 
 def optimiser(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:

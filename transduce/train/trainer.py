@@ -162,7 +162,7 @@ class Trainer:
         self.log.update(self.progress, loss=total / n_tokens, norm=norm, rate=self._rate(update), n_tokens=n_tokens)
 
     def _rate(self, update: int) -> float:
-        return self.config.optim.rate(update)
+        return self.config.optim.rate(update, self.config.max_updates)
 
     def _step(self, update: int) -> None:
         for group in self.optimiser.param_groups:
