@@ -26,27 +26,29 @@ def attend(
     Source: Vaswani et al. (2017), sections 3.2.1 and 3.2.3.
     """
     n_queries, n_keys = query.size(2), key.size(2)
-    searching = n_queries <= 16 and not torch.is_grad_enabled()
-    narrow = query.dtype == torch.bfloat16 and n_keys <= 512
-    written_out = query.device.type == "cpu" and not dropout and (searching or narrow)
-    if causal and n_queries == n_keys and key_lengths is None and not written_out:
+    on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
+    if on_cpu and training and query.dtype == torch.bfloat16:
+        with torch.autocast("cpu", enabled=False):  # in bf16 the kernel is slower, and the queries' gradient is noise
+            wide = (x.float() for x in (query, key, value))
+            return attend(*wide, key_lengths=key_lengths, causal=causal, dropout=dropout).to(query.dtype)
+    few = on_cpu and not training and n_queries <= 16
+    if causal and n_queries == n_keys and key_lengths is None and not few:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
     visible = _visible(n_queries, n_keys, key_lengths, causal and n_queries > 1, query.device)
-    if written_out:
-        return _attend_written_out(query, key, value, visible)
+    if few:
+        return _attend_few(query, key, value, visible)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout)
 
 
-def _attend_written_out(
+def _attend_few(
     query: Float[Tensor, "B H T E"],
     key: Float[Tensor, "B H S E"],
     value: Float[Tensor, "B H S E"],
     visible: Bool[Tensor, "..."] | None,
 ) -> Float[Tensor, "B H T E"]:
-    """The same in four steps: on a CPU faster than PyTorch's kernel in two cases.
+    """The same, written out: for the few queries of a search, in large batches, it is faster than PyTorch's CPU kernel.
 
-    In a search, with few queries and large batches (not in batches of two sentences, or with a single thread and a
-    hundred keys). And in bf16, where the kernel's gradient takes five to ten times as long on 12 to 128 keys.
+    In batches of two sentences, or with a single thread and a hundred keys, it is not; nor with a gradient.
     """
     weights = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)
     if visible is None:
@@ -127,6 +129,15 @@ class CrossAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         heads = attend(_split(query, self.n_heads), key, value, key_lengths=lengths, dropout=dropout)
         return self.output(_join(heads).view(n_rows, n_steps, -1))
+
+    def weights(
+        self, x: Float[Tensor, "B T D"], key: Float[Tensor, "B H S E"], lengths: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B H T S"]:
+        """How much each position of `x` looks at each of the memory: what `forward` does not keep."""
+        query = _split(self.q(x), self.n_heads)
+        scores = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)
+        visible = _visible(x.size(1), key.size(2), lengths, False, x.device)
+        return (scores if visible is None else scores.masked_fill(~visible, -torch.inf)).softmax(-1)
 
 
 def _split(x: Float[Tensor, "N T D"], n_heads: int) -> Float[Tensor, "N H T E"]:
