@@ -76,31 +76,47 @@ def _report(
     if not references:
         raise ValueError(f"a score needs a reference, but only {hypotheses} was given; write HYP REF [REF2 ...]")
     if paired is None:
-        lines, *others = _read([hypotheses, *references])
+        lines, *others = read_sides([hypotheses, *references])
         measure = {"bleu": bleu, "chrf": chrf, "ter": ter}[metric]
         score = measure(lines, others, lowercase=lowercase, resamples=resamples)
         print(score)
         print(_what_was_scored(score, resamples))
     else:
-        lines, other, *others = _read([hypotheses, paired, *references])
+        lines, other, *others = read_sides([hypotheses, paired, *references])
         found = compare(lines, other, others, metric=metric, lowercase=lowercase, resamples=resamples)
-        print(f"{found.system}  {_name(hypotheses)}")
-        print(f"{found.other}  {_name(paired)}")
+        print(f"{found.system}  {side_name(hypotheses)}")
+        print(f"{found.other}  {side_name(paired)}")
         print(_what_was_scored(found.system, resamples))
-        print(_what_it_means(found, "lower" if metric == "ter" else "higher"))
+        print(what_it_means(found, "lower" if metric == "ter" else "higher"))
 
 
-def _read(paths: Sequence[Path]) -> list[list[str]]:
+def read_sides(paths: Sequence[Path]) -> list[list[str]]:
+    """The lines of every file, - being standard input.
+
+    Raises:
+        ValueError: their numbers differ, or - stands for more than one.
+    """
+    check_one_stdin(paths)
+    texts = [read_side(path) for path in paths]
+    check_lines(dict(zip(map(side_name, paths), texts, strict=True)))
+    return texts
+
+
+def check_one_stdin(paths: Sequence[Path]) -> None:
+    """Raises ValueError where - stands for more than one file."""
     if paths.count(STDIN) > 1:
         raise ValueError(
             f"standard input can be read once, but - stands for {paths.count(STDIN)} files; name the others"
         )
-    texts = [decode_lines(sys.stdin.buffer.read(), _name(p)) if p == STDIN else read_lines(p) for p in paths]
-    check_lines(dict(zip(map(_name, paths), texts, strict=True)))
-    return texts
 
 
-def _name(path: Path) -> str:
+def read_side(path: Path) -> list[str]:
+    """The lines of one file, or of standard input for -."""
+    return decode_lines(sys.stdin.buffer.read(), side_name(path)) if path == STDIN else read_lines(path)
+
+
+def side_name(path: Path) -> str:
+    """What messages call it."""
     return "standard input" if path == STDIN else str(path)
 
 
@@ -109,7 +125,8 @@ def _what_was_scored(score: Score, resamples: int) -> str:
     return f"over {score.n} line{'' if score.n == 1 else 's'}{interval}"
 
 
-def _what_it_means(found: Comparison, better: str) -> str:
+def what_it_means(found: Comparison, better: str) -> str:
+    """How to read a comparison; `better` is "lower" or "higher"."""
     return (
         f"difference {found.difference:+.2f} {found.system.name} ({better} is better), p = {found.p_value:.4f}\n"
         f"If both systems were equally good, the choice of lines alone would give such a lead in "
