@@ -32,6 +32,8 @@ class Language:
 class LanguageScorer:
     """A Scorer of a Language: every row is a sentence and a prefix. It counts the rows of each step."""
 
+    additive = False
+
     def __init__(self, language: Language, sentences: list[int]) -> None:
         self.language, self.n_sentences = language, len(sentences)
         self.rows: list[tuple[int, tuple[int, ...]]] = [(sentence, ()) for sentence in sentences]

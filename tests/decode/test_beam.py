@@ -132,6 +132,8 @@ CONFIG = TransformerConfig(
 class UncachedScorer:
     """A Scorer that decodes the whole prefix of every row anew, and repeats the memory for every beam."""
 
+    additive = False
+
     def __init__(self, model: Transformer, memory: Memory) -> None:
         self.model, self.memory, self.n_sentences = model, memory, len(memory.states)
         self.prefixes = torch.empty(self.n_sentences, 0, dtype=torch.long)

@@ -285,7 +285,7 @@ TOKENS = StackConfig(input=Tokens(vocab_size=29))
         (lambda: TransformerConfig(), "a Transformer needs an encoder, a decoder or both, but both are None"),
         (
             lambda: TransformerConfig(decoder=StackConfig(input=Frames(n_features=13, stack=3))),
-            "a decoder takes Tokens, but decoder.input=Frames(n_features=13, stack=3)",
+            "a decoder takes Tokens, but decoder.input=Frames(n_features=13, stack=3, project=False)",
         ),
         (
             lambda: replace(TRANSLATION, tie="all"),

@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decode.hypothesis import Hypothesis, check_bounds, ids_tensor, length_penalty
-from transduce.decode.scorer import Scorer
+from transduce.decode.ngram import check_block, rule_out
+from transduce.decode.scorer import Scorer, log_probs
 
 
 @dataclass
@@ -43,6 +44,7 @@ def beam_search(
     alpha: float = 0.6,
     n_best: int = 1,
     forbidden: Sequence[int] = (),
+    block_ngram: int = 0,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of every sentence, best score first.
 
@@ -56,14 +58,17 @@ def beam_search(
         max_lengths: bound on the tokens of each sentence, EOS included.
         alpha: exponent of the length penalty; 0 ranks by log-probability.
         forbidden: ids never produced. They keep their share of the probability.
+        block_ngram: no n-gram of this many tokens occurs twice in a hypothesis (see decode/ngram.py); 0 = off.
 
     Raises:
-        ValueError: n_best is not in 1 ... beam_size, or max_lengths not one bound of at least 1 per sentence.
+        ValueError: n_best is not in 1 ... beam_size, max_lengths not one bound of at least 1 per sentence, or
+            block_ngram negative.
     Source: Wu et al. (2016), section 7, for the penalty; the rule to stop is that of transformers' generate.
     """
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best must lie in 1 ... beam_size, but n_best={n_best} and beam_size={beam_size}")
     check_bounds(scorer.n_sentences, max_lengths)
+    check_block(block_ngram)
     device, banned = max_lengths.device, ids_tensor(forbidden, max_lengths.device)
     running = list(range(scorer.n_sentences))
     live, kept = _start(len(running), beam_size, device)
@@ -72,7 +77,9 @@ def beam_search(
     step = 0
     while running:
         step += 1
-        continuations = _continuations(scorer.step(last), live.log_prob, banned, 2 * beam_size)
+        scores = log_probs(scorer, last)
+        rule_out(scores, live.tokens.flatten(0, 1), banned=banned, block_ngram=block_ngram, eos_id=eos_id)
+        continuations = _continuations(scores, live.log_prob, 2 * beam_size)
         live, kept, parent = _advance(live, kept, continuations, eos_id, length_penalty(step, alpha))
         done = (live.score[:, 0] <= kept.score[:, -1]) | (max_lengths <= step)
         flags: list[bool] = done.tolist()  # the one host sync of a step
@@ -97,12 +104,10 @@ def _start(n_sentences: int, beam_size: int, device: torch.device) -> tuple[Beam
 
 
 def _continuations(
-    logits: Float[Tensor, "N V"], live: Float[Tensor, "A k"], banned: Int[Tensor, " M"], n: int
+    log_prob: Float[Tensor, "N V"], live: Float[Tensor, "A k"], n: int
 ) -> tuple[Float[Tensor, "A n"], Int[Tensor, "A n"], Int[Tensor, "A n"]]:
     """The n likeliest ways to go on of every sentence: log-probability, token, and which of its k rows it goes on from."""
-    vocab_size = logits.size(1)
-    log_prob = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    log_prob.index_fill_(1, banned, -math.inf)
+    vocab_size = log_prob.size(1)
     total = log_prob.view(*live.shape, vocab_size).add_(live[:, :, None]).flatten(1)
     if total.size(1) < n:  # in the first steps with a tiny vocabulary
         total = F.pad(total, (0, n - total.size(1)), value=-math.inf)

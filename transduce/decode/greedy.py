@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decode.hypothesis import Hypothesis, check_bounds, ids_tensor
+from transduce.decode.ngram import check_block, rule_out
 from transduce.decode.scorer import Scorer
 
 
@@ -20,6 +21,7 @@ def greedy_search(
     max_lengths: Int[Tensor, " B"],
     forbidden: Sequence[int] = (),
     scores: bool = False,
+    block_ngram: int = 0,
 ) -> list[Hypothesis]:
     """The same tokens as beam_search with beam_size=1, without a softmax.
 
@@ -28,11 +30,13 @@ def greedy_search(
         max_lengths: bound on the tokens of each sentence, EOS included.
         forbidden: ids never produced.
         scores: also compute log_prob, which is nan otherwise; it costs one pass over the vocabulary per step.
+        block_ngram: no n-gram of this many tokens occurs twice in a hypothesis (see decode/ngram.py); 0 = off.
 
     Raises:
-        ValueError: max_lengths does not hold one bound of at least 1 per sentence.
+        ValueError: max_lengths does not hold one bound of at least 1 per sentence, or block_ngram is negative.
     """
     check_bounds(scorer.n_sentences, max_lengths)
+    check_block(block_ngram)
     device, banned = max_lengths.device, ids_tensor(forbidden, max_lengths.device)
     running = list(range(scorer.n_sentences))
     tokens = torch.full((len(running), 1), bos_id, device=device)
@@ -40,9 +44,12 @@ def greedy_search(
     ended: list[tuple[list[int], Tensor, Tensor]] = []
     while running:
         logits = scorer.step(tokens[:, -1])
-        token, gain = _likeliest(logits, banned, scores)
+        total = _log_norm(logits) if scores and not scorer.additive else 0.0
+        rule_out(logits, tokens[:, 1:], banned=banned, block_ngram=block_ngram, eos_id=eos_id)
+        best, token = logits.max(dim=-1)
         tokens = torch.cat((tokens, token[:, None]), dim=1)
-        log_prob = log_prob + gain
+        if scores:
+            log_prob = log_prob + (best - total)
         done = (token == eos_id) | (max_lengths < tokens.size(1))
         flags: list[bool] = done.tolist()  # the one host sync of a step
         if any(flags):
@@ -56,14 +63,9 @@ def greedy_search(
     return _hypotheses(ended, eos_id)
 
 
-def _likeliest(
-    logits: Float[Tensor, "N V"], banned: Int[Tensor, " M"], scores: bool
-) -> tuple[Int[Tensor, " N"], Float[Tensor, " N"] | float]:
-    """The best token of every row, and its log-probability or 0."""
-    total = logits.to(torch.promote_types(logits.dtype, torch.float32)).logsumexp(-1) if scores else None
-    logits.index_fill_(1, banned, -math.inf)
-    best, token = logits.max(dim=-1)
-    return token, 0.0 if total is None else best - total
+def _log_norm(logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
+    """What log_softmax takes from every logit of a row."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).logsumexp(-1)
 
 
 def _hypotheses(ended: list[tuple[list[int], Tensor, Tensor]], eos_id: int) -> list[Hypothesis]:

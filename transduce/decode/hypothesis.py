@@ -15,7 +15,8 @@ class Hypothesis:
     tokens: list[int]
     """Without BOS and EOS."""
     log_prob: float
-    """Natural log of the product over all tokens, EOS included where it was reached; nan where it was not asked for."""
+    """Natural log of the product over all tokens, EOS included where it was reached; nan where it was not asked for.
+    Where the scorer is additive, the sum of its scores."""
     score: float
     """log_prob / length_penalty: what beam search ranks by."""
     finished: bool

@@ -1,7 +1,8 @@
-"""What search knows of a model: next-token logits for every live row, and nothing else."""
+"""What search knows of a model: scores of the next token for every live row, and nothing else."""
 
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -18,8 +19,13 @@ class Scorer(Protocol):
         """B, the sentences still being searched."""
         ...
 
+    @property
+    def additive(self) -> bool:
+        """True: a hypothesis scores the sum of what `step` returned. False: those are logits, and search normalises."""
+        ...
+
     def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
-        """Append one token to every row; return the logits of the next. Search may overwrite what it gets."""
+        """Append one token to every row; return the scores of the next. Search may overwrite what it gets."""
         ...
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
@@ -29,6 +35,13 @@ class Scorer(Protocol):
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
         """Go on with these sentences only. Their rows were already chosen by `reorder`."""
         ...
+
+
+def log_probs(scorer: Scorer, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
+    """Append one token to every row; what each next one adds to a hypothesis, in float32 or wider."""
+    scores = scorer.step(tokens)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return scores if scorer.additive else scores.log_softmax(-1)
 
 
 @runtime_checkable
@@ -59,6 +72,8 @@ class Decoder(Protocol):
 
 class ModelScorer:
     """The Scorer of one encoder-decoder model and the memory of B sentences; a step costs one position."""
+
+    additive = False
 
     def __init__(self, model: Decoder, memory: States) -> None:
         self.model = model

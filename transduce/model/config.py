@@ -48,6 +48,8 @@ class Frames:
 
     n_features: int
     stack: int = 1
+    project: bool = False
+    """A linear map even where none is needed."""
 
     def __post_init__(self) -> None:
         at_least(1, n_features=self.n_features, stack=self.stack)
@@ -100,6 +102,8 @@ class TransformerConfig:
     """Multiply embeddings by sqrt(d_model) (paper, section 3.4)."""
     tie: Tie = "output"
     """Which tables are one: encoder, decoder and output; decoder and output; none."""
+    ctc: bool = False
+    """A linear map from the memory to the decoder's vocabulary, for a CTC loss beside cross-entropy."""
 
     def __post_init__(self) -> None:
         at_least(1, d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff, max_positions=self.max_positions)
@@ -120,6 +124,11 @@ class TransformerConfig:
             raise ValueError(
                 "tie='all' needs one vocabulary on both sides, "
                 f"but encoder.input={self.encoder.input} and decoder.input={self.decoder.input}; use tie='output'"
+            )
+        if self.ctc and (self.encoder is None or self.decoder is None):
+            raise ValueError(
+                "ctc=True maps the encoder's memory to the decoder's vocabulary and needs both, "
+                f"but encoder={self.encoder} and decoder={self.decoder}; use ctc=False"
             )
 
     @property

@@ -34,7 +34,8 @@ class FrameInput(nn.Module):
     def __init__(self, frames: Frames, d_model: int) -> None:
         super().__init__()
         self.frames = frames
-        self.projection = None if frames.width == d_model else nn.Linear(frames.width, d_model)
+        straight = frames.width == d_model and not frames.project
+        self.projection = None if straight else nn.Linear(frames.width, d_model)
 
     def forward(
         self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None

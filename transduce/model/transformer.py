@@ -62,7 +62,7 @@ class Transformer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder = self.decoder = self.source_input = self.target_input = self.output = None
+        self.encoder = self.decoder = self.source_input = self.target_input = self.output = self.ctc = None
         if config.encoder is not None:
             self.source_input = self._input(config.encoder)
             self.encoder = Stack(config, config.encoder, causal=False, cross=False)
@@ -73,6 +73,8 @@ class Transformer(nn.Module):
         last = self.target_input if self.target_input is not None else self.source_input
         if isinstance(last, TokenInput):
             self.output = nn.Parameter(torch.empty_like(last.weight)) if config.tie == "none" else last.weight
+        if config.ctc and self.output is not None:
+            self.ctc = nn.Linear(config.d_model, self.output.size(0))
         initialise(self)
 
     def _input(self, stack: StackConfig) -> TokenInput | FrameInput:
@@ -117,7 +119,7 @@ class Transformer(nn.Module):
             return memory.states
         if target_in is None:
             raise ValueError("this model has a decoder, so it needs target_in, but target_in=None")
-        return self._decoder_states(target_in, memory, None)
+        return self.decoder_states(target_in, memory=memory)
 
     def encode(self, source: Shaped[Tensor, "B S *F"], source_lengths: Int[Tensor, " B"] | None = None) -> Memory:
         """Ids (B, S) or frames (B, S, F) to memory. Without lengths, every position is real.
@@ -138,9 +140,12 @@ class Transformer(nn.Module):
         With a cache, `target_in` is only what follows the cached positions, and the memory is read on the first call
         only. N may be B * beams: rows b * beams ... (b + 1) * beams - 1 look at sentence b.
         """
-        return self.project(self._decoder_states(target_in, memory, cache))
+        return self.project(self.decoder_states(target_in, memory=memory, cache=cache))
 
-    def _decoder_states(self, target_in: Tensor, memory: Memory | None, cache: Cache | None) -> Tensor:
+    def decoder_states(
+        self, target_in: Int[Tensor, "N T"], *, memory: Memory | None = None, cache: Cache | None = None
+    ) -> Float[Tensor, "N T D"]:
+        """What `decode` projects to logits."""
         if self.decoder is None or self.target_input is None:
             raise ValueError("decode() needs a decoder, but this model was built with decoder=None")
         vectors, _ = self.target_input(target_in)
@@ -155,6 +160,20 @@ class Transformer(nn.Module):
         if self.output is None:
             raise ValueError("logits need a vocabulary, but this model has only an encoder over frames; use states()")
         return F.linear(states, self.output)
+
+    def ctc_logits(self, memory_states: Float[Tensor, "B S D"]) -> Float[Tensor, "B S V"]:
+        """The memory's states to logits of one token, or of the blank symbol, at every source position.
+
+        Computed in the type of the weights, autocast or not.
+
+        Raises:
+            ValueError: this model has no CTC head.
+        Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition.
+        """
+        if self.ctc is None:
+            raise ValueError("ctc_logits() needs a CTC head, but this model was built with ctc=False")
+        with torch.autocast(memory_states.device.type, enabled=False):
+            return self.ctc(memory_states.to(self.ctc.weight.dtype))
 
     def new_cache(self) -> Cache:
         """An empty cache for `decode`."""

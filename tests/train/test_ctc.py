@@ -1,0 +1,214 @@
+"""CTC against the sum over all alignments and against torch's own; the hybrid loss against its two halves."""
+
+import itertools
+import math
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.contract import GARBAGE, random_model
+from transduce.data.batch import IGNORE, Batch, pad
+from transduce.data.tokenizer import BOS, EOS, PAD
+from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.transformer import Transformer
+from transduce.train.ctc import ctc_loss, hybrid_loss, positions_needed
+from transduce.train.loss import sequence_loss
+
+V = 11
+
+
+def collapsed(path: tuple[int, ...], blank: int) -> list[int]:
+    """Graves et al. (2006), section 3.1: one of each run, then without blanks."""
+    return [label for label, _ in itertools.groupby(path) if label != blank]
+
+
+@pytest.mark.parametrize("blank", [0, 2])
+@pytest.mark.parametrize("tokens", [[], [1], [1, 3], [1, 1], [3, 1, 3], [3, 3, 1]])
+def test_the_loss_is_the_sum_over_all_alignments(rng, tokens, blank):
+    length, n_symbols, eos = 5, 4, 3
+    logits = torch.randn(1, length, n_symbols, generator=rng, dtype=torch.float64)
+    norms = [math.log(sum(math.exp(x) for x in frame)) for frame in logits[0].tolist()]
+    total = 0.0
+    for path in itertools.product(range(n_symbols), repeat=length):
+        if collapsed(path, blank) == tokens:
+            total += math.exp(sum(logits[0, t, label].item() - norms[t] for t, label in enumerate(path)))
+    target, lengths = torch.tensor([[*tokens, eos]]), torch.tensor([len(tokens) + 1])
+    assert ctc_loss(logits, None, target, lengths, blank_id=blank).item() == pytest.approx(-math.log(total), rel=1e-12)
+
+
+def problem(rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Logits of 5 rows and their targets; what is padded is random or IGNORE. No repeats, so that all have room."""
+    rows = [[*(torch.randperm(V - 4, generator=rng) + 4)[:n].tolist(), EOS] for n in (5, 0, 7, 3, 1)]
+    target, target_lengths = pad(rows, IGNORE)
+    logits = torch.randn(5, 13, V, generator=rng, dtype=torch.float64).requires_grad_()
+    return logits, torch.tensor([13, 2, 7, 12, 1]), target, target_lengths
+
+
+def test_a_batch_is_the_sum_of_its_rows_alone(rng):
+    logits, lengths, target, target_lengths = problem(rng)
+    want = sum(
+        F.ctc_loss(
+            logits[row, :s].log_softmax(-1), target[row, : t - 1], torch.tensor(s), torch.tensor(t - 1), reduction="sum"
+        )
+        for row, (s, t) in enumerate(zip(lengths.tolist(), target_lengths.tolist(), strict=True))
+    )
+    got = ctc_loss(logits, lengths, target, target_lengths)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    (gradient,), (theirs,) = torch.autograd.grad(got, logits), torch.autograd.grad(want, logits)
+    torch.testing.assert_close(gradient, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_the_gradient_is_the_slope(rng):
+    logits, lengths, target, target_lengths = problem(rng)
+    assert torch.autograd.gradcheck(lambda x: ctc_loss(x, lengths, target, target_lengths), logits)
+
+
+def test_padding_has_no_say(rng):
+    logits, lengths, target, target_lengths = problem(rng)
+    want = ctc_loss(logits, lengths, target, target_lengths)
+    with torch.no_grad():
+        beyond = (torch.arange(13) >= lengths[:, None])[:, :, None]
+        garbage = F.pad(logits.masked_fill(beyond, GARBAGE), (0, 0, 0, 3), value=GARBAGE)
+    target = F.pad(target, (0, 2), value=7)
+    torch.testing.assert_close(ctc_loss(garbage, lengths, target, target_lengths), want, rtol=0, atol=0)
+    garbage.requires_grad_()
+    (gradient,) = torch.autograd.grad(ctc_loss(garbage, lengths, target, target_lengths), garbage)
+    for row, length in enumerate(lengths.tolist()):
+        assert gradient[row, length:].count_nonzero() == 0
+
+
+def test_half_precision_logits_are_summed_in_float32(rng):
+    logits, lengths, target, target_lengths = problem(rng)
+    half = logits.detach().bfloat16()
+    want = ctc_loss(half.float(), lengths, target, target_lengths)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = ctc_loss(half, lengths, target, target_lengths)
+    assert got.dtype == torch.float32 and got == want
+
+
+def test_a_source_too_short_for_its_target_contributes_nothing_and_can_be_counted(rng):
+    rows = [[4, 5, 6, EOS], [4, 4, 5, EOS], [EOS], [7, 7, 7, EOS], [9, EOS]]
+    target, target_lengths = pad(rows, IGNORE)
+    needed = positions_needed(target, target_lengths)
+    for row, n in zip(rows, needed.tolist(), strict=True):
+        symbols = [PAD, *set(row[:-1])]
+        room = [any(collapsed(p, PAD) == row[:-1] for p in itertools.product(symbols, repeat=m)) for m in range(n + 1)]
+        assert room == [False] * n + [True]
+    logits = torch.randn(5, 6, V, generator=rng, dtype=torch.float64).requires_grad_()
+    short = needed - torch.tensor([1, 1, 0, 1, 0])
+    got = ctc_loss(logits, short, target, target_lengths)
+    whole = ctc_loss(logits[[2, 4]], short[[2, 4]], target[[2, 4]], target_lengths[[2, 4]])
+    assert got.item() == pytest.approx(whole.item(), rel=1e-12)
+    (gradient,) = torch.autograd.grad(got, logits)
+    assert gradient[[0, 1, 3]].count_nonzero() == 0 and gradient[4].count_nonzero() > 0
+
+
+# The hybrid loss
+
+CONFIG = TransformerConfig(
+    encoder=StackConfig(input=Frames(n_features=5, stack=2), n_layers=1),
+    decoder=StackConfig(input=Tokens(vocab_size=V), n_layers=1),
+    d_model=12,
+    n_heads=2,
+    d_ff=17,
+    dropout=0.0,
+    ctc=True,
+)
+
+
+def batch(rng: torch.Generator, dtype: torch.dtype = torch.float64) -> Batch:
+    rows = [[4, 5, 5, 6, EOS], [7, EOS], [8, 9, 10, EOS]]
+    target_out, target_lengths = pad(rows, IGNORE)
+    target_in, _ = pad([[BOS, *row[:-1]] for row in rows], PAD)
+    return Batch(
+        source=torch.randn(3, 21, 5, generator=rng, dtype=dtype),
+        source_lengths=torch.tensor([21, 7, 14]),
+        target_in=target_in,
+        target_out=target_out,
+        target_lengths=target_lengths,
+        n_tokens=int(target_lengths.sum()),
+    )
+
+
+@pytest.mark.parametrize("weight", [0.3, 1.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_value_and_gradients_are_those_of_torchs_two_losses(rng, weight, smoothing):
+    model, examples = random_model(CONFIG, rng), batch(rng)
+    logits = model(source=examples.source, source_lengths=examples.source_lengths, target_in=examples.target_in)
+    entropy = F.cross_entropy(
+        logits.flatten(0, 1), examples.target_out.flatten(), label_smoothing=smoothing, reduction="sum"
+    )
+    states = model.encode(examples.source, examples.source_lengths).states
+    ctc = F.ctc_loss(
+        F.linear(states, model.ctc.weight, model.ctc.bias).log_softmax(-1).transpose(0, 1),
+        torch.tensor([4, 5, 5, 6, 7, 8, 9, 10]),
+        torch.tensor([11, 4, 7]),  # frames are stacked in twos
+        torch.tensor([4, 1, 3]),
+        reduction="sum",
+    )
+    want = (1 - weight) * entropy + weight * ctc
+    got = hybrid_loss(model, examples, label_smoothing=smoothing, ctc_weight=weight)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    parameters = list(model.parameters())
+    for ours, theirs in zip(torch.autograd.grad(got, parameters), torch.autograd.grad(want, parameters), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_the_source_is_encoded_once(rng):
+    model, calls = random_model(CONFIG, rng), []
+    model.encoder.register_forward_hook(lambda *_: calls.append(1))
+    hybrid_loss(model, batch(rng), ctc_weight=0.3)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("ctc", [True, False])
+def test_without_weight_it_is_sequence_loss(rng, ctc):
+    model, examples = random_model(replace(CONFIG, ctc=ctc), rng), batch(rng)
+    got = hybrid_loss(model, examples, label_smoothing=0.1, ctc_weight=0.0)
+    assert got == sequence_loss(model, examples, label_smoothing=0.1)
+
+
+def test_under_autocast_ctc_stays_in_float32(rng):
+    torch.manual_seed(0)
+    model, examples = Transformer(CONFIG), batch(rng, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = hybrid_loss(model, examples, ctc_weight=1.0)
+        memory = model.encode(examples.source, examples.source_lengths)
+    logits = F.linear(memory.states.float(), model.ctc.weight, model.ctc.bias)
+    want = ctc_loss(logits, memory.lengths, examples.target_out, examples.target_lengths)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
+
+
+def test_it_learns_an_alignment(rng):
+    """After some steps the likeliest path spells them."""
+    torch.manual_seed(0)
+    model, examples = Transformer(CONFIG), batch(rng, torch.float32)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        optimiser.zero_grad()
+        hybrid_loss(model, examples, ctc_weight=0.5).backward()
+        optimiser.step()
+    memory = model.encode(examples.source, examples.source_lengths)
+    paths = model.ctc_logits(memory.states).argmax(-1).tolist()
+    spelt = [collapsed(tuple(path[:n]), PAD) for path, n in zip(paths, memory.lengths.tolist(), strict=True)]
+    assert spelt == [[4, 5, 5, 6], [7], [8, 9, 10]]
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("config", "weight", "message"),
+    [
+        (CONFIG, -0.1, "ctc_weight must lie in [0, 1], but ctc_weight=-0.1"),
+        (CONFIG, 1.5, "ctc_weight must lie in [0, 1], but ctc_weight=1.5"),
+        (replace(CONFIG, ctc=False), 0.3, "ctc_logits() needs a CTC head, but this model was built with ctc=False"),
+    ],
+)
+def test_what_cannot_be_weighed_is_refused(rng, config, weight, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        hybrid_loss(random_model(config, rng), batch(rng), ctc_weight=weight)
