@@ -6,15 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all."""
+def write_file(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Write a file whole or not at all; `durable=False` does not wait for the disk (a power cut may still tear it)."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with beside.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     beside.replace(path)
-    _sync_directory(path.parent)
+    if durable:
+        _sync_directory(path.parent)
 
 
 def write_directory(path: Path, fill: Callable[[Path], None]) -> None:

@@ -1,0 +1,158 @@
+"""Recordings of any libsndfile format to one channel at one rate; what cannot be used is refused by its name."""
+
+import math
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torchaudio.functional import resample
+
+BLOCK = 2**20
+"""Numbers decoded at once. A header may promise any length, so memory is taken for what is there, block by block."""
+
+LONGEST_RATIO = 1000
+"""The filters for a ratio of a : b have about a * b weights, so b above this is rounded: 16000 : 44099 as 283 : 780."""
+
+RATES = (1000, 768_000)
+"""Sample rates that a header may claim, in Hz."""
+
+PAUSE = 0.1
+"""Seconds over which `pieces` measures how quiet a place is: longer than the closure of a [t], shorter than a pause."""
+
+
+def read_audio(path: Path, sample_rate: int) -> Float[Tensor, " n"]:
+    """The waveform of a file, its channels averaged, at `sample_rate` Hz, in [-1, 1].
+
+    What is louder than full scale (floats may be, and resampling overshoots) is scaled down to it as a whole. A file
+    that ends before its header says gives the samples that are there, where its format can be decoded up to the cut
+    (WAV, AIFF, MP3).
+
+    Raises:
+        ValueError: the file is missing, a directory, empty, not sound, damaged, without samples, or has NaN or
+            infinite ones; the message names it.
+    """
+    with _opened(path) as file:
+        low, high = RATES
+        if not low <= file.samplerate <= high:
+            raise ValueError(
+                f"{path} cannot be used: a sample rate must lie in {low} ... {high} Hz, but its header says "
+                f"{file.samplerate}; correct the header or leave it out"
+            )
+        average = torch.full((file.channels,), 1 / file.channels)
+        blocks = [torch.from_numpy(block) @ average for block in _blocks(file)]
+        ratio = Fraction(sample_rate, file.samplerate)
+    if not blocks:
+        raise ValueError(f"{path} cannot be used: it has no samples; record it again or leave it out")
+    waveform = torch.cat(blocks)
+    del blocks  # of an hour at 48 kHz they are 700 MB
+    waveform = change_rate(waveform, ratio)
+    loudest = waveform.abs().max()
+    if not loudest.isfinite():  # resampling passes both on
+        raise ValueError(f"{path} cannot be used: it has NaN or infinite samples; convert it again or leave it out")
+    return waveform / loudest.clamp_min(1.0)
+
+
+def duration(path: Path) -> float:
+    """Seconds that the header of a file promises.
+
+    Raises:
+        ValueError: the file is missing, a directory, empty or not sound; the message names it.
+    """
+    with _opened(path) as file:
+        return file.frames / file.samplerate
+
+
+def sound_status(path: Path) -> os.stat_result:
+    """Size and time of a file that is there and is not empty.
+
+    Raises:
+        ValueError: it is missing, not a regular file, or empty.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}; check the path") from error
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
+        raise ValueError(f"{path} cannot be read as sound: it is {kind}; name a sound file")
+    if status.st_size == 0:
+        raise ValueError(f"{path} cannot be read as sound: the file is empty; fetch it again or leave it out")
+    return status
+
+
+def pieces(waveform: Float[Tensor, " n"], sample_rate: int, longest: float) -> list[tuple[int, int]]:
+    """Where to cut a long recording: start and stop samples of windows that cover it, one after the other.
+
+    Each lasts at most `longest` seconds and, unless it is the only one, at least about a quarter of that. A cut is at
+    the quietest place (the least energy within 0.1 s) in the second half of the longest window possible; of several
+    equally quiet ones, at the middle one.
+
+    Raises:
+        ValueError: `longest` is below one second.
+    """
+    if not longest >= 1:
+        raise ValueError(f"longest must be at least one second, but longest={longest} s; 30.0 is usual")
+    limit, pause = int(longest * sample_rate), max(1, round(PAUSE * sample_rate))
+    found, start = [], 0
+    while len(waveform) - start > limit:
+        first = start + limit // 2
+        last = min(start + limit, len(waveform) - limit // 4)  # or the last piece might be shorter than a frame
+        stop = first + _quietest(waveform[first:last], pause)
+        found.append((start, stop))
+        start = stop
+    return [*found, (start, len(waveform))]
+
+
+def change_rate(waveform: Float[Tensor, " n"], ratio: Fraction) -> Float[Tensor, " m"]:
+    """The same sound in m = ceil(ratio * n) samples, by a windowed sinc (see LONGEST_RATIO).
+
+    Works block by block: all at once, an hour at 48 kHz takes 5 GB.
+    """
+    ratio = ratio.limit_denominator(LONGEST_RATIO)
+    if ratio == 1:
+        return waveform
+    up, down = ratio.numerator, ratio.denominator
+    step, margin = down * math.ceil(BLOCK / down), 8 * down  # torchaudio's filters reach 6.1 * down / min(up, down)
+    parts = []
+    for start in range(0, len(waveform), step):
+        before = min(start, margin)
+        part = resample(waveform[start - before : start + step + margin], down, up)
+        first = before // down * up
+        parts.append(part[first : first + step // down * up])
+    return torch.cat(parts)
+
+
+def _quietest(waveform: Float[Tensor, " n"], pause: int) -> int:
+    """The middle of the window of `pause` samples that has the least energy."""
+    total = torch.nn.functional.pad(waveform.double().square().cumsum(0), (1, 0))
+    energy = total[pause:] - total[:-pause]
+    least = (energy == energy.min()).nonzero()[:, 0]
+    return int(least[len(least) // 2]) + pause // 2
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[soundfile.SoundFile]:
+    """An open sound file; what libsndfile says against it, now or while it is read, becomes a ValueError."""
+    sound_status(path)
+    try:
+        with soundfile.SoundFile(path) as file:
+            yield file
+    except (soundfile.SoundFileError, TypeError) as error:  # TypeError: headerless, by the ending of its name
+        told = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
+        raise ValueError(
+            f"{path} cannot be read as sound: it is damaged or of an unknown format (libsndfile: "
+            f"{told.strip().rstrip('.')}); convert it to WAV or leave it out"
+        ) from error
+
+
+def _blocks(file: soundfile.SoundFile) -> Iterator[Float[np.ndarray, "n c"]]:
+    while len(block := file.read(math.ceil(BLOCK / file.channels), dtype="float32", always_2d=True)):
+        yield block

@@ -1,0 +1,218 @@
+"""MFCC in two steps, waveform to log-mel and log-mel to coefficients: a cache and frequency masks stand in between."""
+
+import math
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torchaudio.functional import compute_deltas
+from torchaudio.transforms import MFCC
+
+FLOOR = 1e-6
+"""Added to the energy of a mel band before its logarithm; digital silence is log(1e-6) = -13.8."""
+
+EPSILON = 1e-5
+"""Added to a variance before the division by its root: a constant feature becomes 0."""
+
+CHUNK = 512
+"""Frames transformed at once: few enough for a CPU's caches, and an hour of sound needs no more memory for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureConfig:
+    """What MFCC are made of; the defaults are those usual for speech at 16 kHz.
+
+    With n_mels = n_coefficients nothing but the phase is lost: the DCT is orthonormal.
+    """
+
+    sample_rate: int = 16000
+    """Hz."""
+    frame: float = 0.025
+    """Seconds under one window."""
+    hop: float = 0.01
+    """Seconds from one window to the next."""
+    n_mels: int = 80
+    n_coefficients: int = 40
+    """The first so many of the n_mels cosines, the 0th (loudness) included."""
+    low: float = 20.0
+    """Hz where the lowest mel band begins."""
+    high: float | None = None
+    """Hz where the highest one ends; None is half the sample rate."""
+    deltas: int = 0
+    """1 appends the coefficients' slopes over five frames, 2 the slopes of the slopes as well."""
+    normalise: Literal["utterance", "global", "none"] = "utterance"
+    """Whose mean 0 and variance 1 each feature gets: the utterance's, or the training data's (see `statistics`)."""
+
+    def __post_init__(self) -> None:
+        if self.sample_rate < 2 or self.sample_rate % 2:  # torchaudio's filters end at sample_rate // 2
+            raise ValueError(f"sample_rate must be positive and even, but sample_rate={self.sample_rate} Hz")
+        if not (0 < self.hop <= self.frame and self.hop_samples >= 1):
+            raise ValueError(
+                f"hop must lie between one sample and frame, but hop={self.hop} s and frame={self.frame} s "
+                f"at sample_rate={self.sample_rate} Hz"
+            )
+        if not 1 <= self.n_coefficients <= self.n_mels:
+            raise ValueError(
+                f"n_coefficients must lie in 1 ... n_mels, but n_coefficients={self.n_coefficients} "
+                f"and n_mels={self.n_mels}"
+            )
+        if not 0 <= self.low < self.highest <= self.sample_rate / 2:
+            raise ValueError(
+                f"mel bands must lie in 0 <= low < high <= sample_rate / 2, but low={self.low} Hz, "
+                f"high={self.highest} Hz and sample_rate={self.sample_rate} Hz"
+            )
+        if self.deltas not in (0, 1, 2):
+            raise ValueError(f"deltas must be 0, 1 or 2, but deltas={self.deltas}")
+        if self.normalise not in ("utterance", "global", "none"):
+            raise ValueError(f"normalise must be utterance, global or none, but normalise={self.normalise}")
+
+    @property
+    def n_features(self) -> int:
+        """Numbers per frame, F."""
+        return self.n_coefficients * (1 + self.deltas)
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples under one window."""
+        return round(self.frame * self.sample_rate)
+
+    @property
+    def hop_samples(self) -> int:
+        """Samples from one window to the next."""
+        return round(self.hop * self.sample_rate)
+
+    @property
+    def n_fft(self) -> int:
+        """Points of the DFT: the first power of two that holds a window, filled up with zeros to its right."""
+        return 2 ** math.ceil(math.log2(self.frame_samples))
+
+    @property
+    def highest(self) -> float:
+        """Hz where the highest mel band ends."""
+        return self.sample_rate / 2 if self.high is None else self.high
+
+    def n_frames(self, n_samples: int) -> int:
+        """S of a waveform: 1 + (n_samples - frame_samples) // hop_samples.
+
+        Windows lie inside the waveform, the first at its first sample; what does not fill a last one is left out.
+        """
+        return max(0, 1 + (n_samples - self.frame_samples) // self.hop_samples)
+
+
+class Features:
+    """The transformations that a FeatureConfig describes; `mean` and `std` of every feature for "global" only.
+
+    Periodic Hann window, |DFT|², triangles that are equally wide in HTK mels and 1 high (torchaudio's filters),
+    log(x + FLOOR), orthonormal DCT-II (torchaudio's), deltas, normalisation. No pre-emphasis, dither or liftering,
+    no padding at the ends.
+
+    Raises:
+        ValueError: a mel band is narrower than the DFT can see, or mean and std are missing, of another shape, or
+            given where they are not used.
+    Source: Davis & Mermelstein (1980), Comparison of parametric representations.
+    """
+
+    def __init__(
+        self,
+        config: FeatureConfig,
+        *,
+        mean: Float[Tensor, " F"] | None = None,
+        std: Float[Tensor, " F"] | None = None,
+    ) -> None:
+        wanted = (config.n_features,) if config.normalise == "global" else None
+        found = [None if given is None else tuple(given.shape) for given in (mean, std)]
+        if found != [wanted, wanted]:
+            raise ValueError(
+                f"normalise={config.normalise} needs mean and std of shape {wanted}, but mean has {found[0]} and std "
+                f"has {found[1]}; `statistics` makes them for global, and no other has any"
+            )
+        self.config, self.mean, self.std = config, mean, std
+        self._window = torch.hann_window(config.frame_samples)
+        with warnings.catch_warnings():  # torchaudio warns of the empty bands that _check_bands refuses
+            warnings.simplefilter("ignore")
+            mfcc = MFCC(
+                sample_rate=config.sample_rate,
+                n_mfcc=config.n_coefficients,
+                melkwargs={
+                    "n_fft": config.n_fft,
+                    "n_mels": config.n_mels,
+                    "f_min": config.low,
+                    "f_max": config.highest,
+                },
+            )
+        self._bands, self._cosines = mfcc.MelSpectrogram.mel_scale.fb, mfcc.dct_mat
+        self._check_bands()
+
+    def _check_bands(self) -> None:
+        n_empty = int((self._bands.amax(dim=0) == 0).sum())
+        if n_empty:
+            c = self.config
+            raise ValueError(
+                f"every mel band must hold a frequency of the DFT, but {n_empty} of n_mels={c.n_mels} between "
+                f"{c.low} and {c.highest} Hz lie between its steps of {c.sample_rate / c.n_fft:.4g} Hz; take fewer "
+                "bands or a longer frame"
+            )
+
+    def __call__(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S F"]:
+        """`mfcc` of `log_mel`."""
+        return self.mfcc(self.log_mel(waveform))
+
+    def log_mel(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S M"]:
+        """log(energy + FLOOR) of every mel band, S = n_frames(n).
+
+        Raises:
+            ValueError: the waveform is shorter than one window.
+        """
+        config = self.config
+        if len(waveform) < config.frame_samples:
+            raise ValueError(
+                f"a waveform must fill one window of {config.frame_samples} samples ({config.frame} s at "
+                f"{config.sample_rate} Hz), but it has {len(waveform)}; leave it out or add silence"
+            )
+        windows = waveform.unfold(0, config.frame_samples, config.hop_samples)
+        return torch.cat([self._log_energy(chunk) for chunk in windows.split(CHUNK)])
+
+    def _log_energy(self, windows: Float[Tensor, "S w"]) -> Float[Tensor, "S M"]:
+        spectrum = torch.fft.rfft(windows * self._window, n=self.config.n_fft)
+        power = torch.view_as_real(spectrum).square().sum(dim=-1)
+        return (power @ self._bands).add_(FLOOR).log_()
+
+    def mfcc(self, log_mel: Float[Tensor, "S M"]) -> Float[Tensor, "S F"]:
+        """Coefficients, then their deltas, then those of the deltas; all normalised."""
+        blocks = [log_mel @ self._cosines]
+        for _ in range(self.config.deltas):
+            blocks.append(compute_deltas(blocks[-1].T, win_length=5).T)
+        frames = torch.cat(blocks, dim=1)
+        if self.config.normalise == "none":
+            return frames
+        if self.mean is not None and self.std is not None:
+            return _normalised(frames, self.mean, self.std.square())
+        return _normalised(frames, frames.mean(dim=0), frames.var(dim=0, correction=0))
+
+
+def statistics(utterances: Iterable[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
+    """Mean and standard deviation of every feature over all frames, for normalise="global".
+
+    The frames must not be normalised themselves: make them with normalise="none". Added up in float64.
+
+    Raises:
+        ValueError: there are no frames.
+    """
+    n, total, squares = 0, torch.zeros(()), torch.zeros(())
+    for frames in utterances:
+        wide = frames.double()
+        n, total, squares = n + len(wide), total + wide.sum(dim=0), squares + wide.square().sum(dim=0)
+    if n == 0:
+        raise ValueError("statistics need at least one frame, but there is none; look at what was left out, and why")
+    mean = total / n
+    return mean.float(), (squares / n - mean.square()).clamp_min(0).sqrt().float()
+
+
+def _normalised(
+    frames: Float[Tensor, "S F"], mean: Float[Tensor, " F"], variance: Float[Tensor, " F"]
+) -> Float[Tensor, "S F"]:
+    return (frames - mean) / (variance + EPSILON).sqrt()
