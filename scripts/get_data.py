@@ -1,9 +1,17 @@
 """Fetch a corpus from its public home, check it, and put it where recipes look for it.
 
     python scripts/get_data.py multi30k --output data/multi30k
+    python scripts/get_data.py fsdd --output data --sha256 HEX
+    python scripts/get_data.py speechocean762 --output data --sha256 HEX
 
 multi30k: image captions in English, German, French and Czech as SPLIT.LANGUAGE.gz (train, val, test_2016_flickr), for
-research use; cite Elliott et al. (2016, 2017), Barrault et al. (2018). A file that is there and right is kept.
+research use; cite Elliott et al. (2016, 2017), Barrault et al. (2018).
+fsdd: spoken digits, 3,000 recordings of 6 speakers, CC BY-SA 4.0; cite Jackson et al. (2018), version 1.0.10.
+speechocean762: read English of 250 learners, 5,000 recordings, CC BY 4.0; cite Zhang et al. (2021).
+
+The last two are archives whose SHA-256 their publishers do not tell: without --sha256 it is told here, and the file is
+not said to be right. Unpack them with tar -xzf, then see scripts/make_manifest.py. A file that is there and right is
+kept.
 """
 
 import argparse
@@ -24,8 +32,8 @@ class Corpus(NamedTuple):
 
     home: str
     """Base URL; a file's name follows."""
-    files: dict[str, str]
-    """Name to SHA-256 of its text, unpacked where the name ends in .gz."""
+    files: dict[str, str | None]
+    """Name to SHA-256 of its text, unpacked where the name ends in .gz; None: its publisher tells none."""
 
 
 CORPORA = {
@@ -46,20 +54,30 @@ CORPORA = {
             "test_2016_flickr.cs.gz": "45adb85f688de8407fddcbe1b36dca15d12aab868149b337e2576f2d6d2ff8d8",
         },
     ),
+    "fsdd": Corpus(
+        "https://github.com/Jakobovski/free-spoken-digit-dataset/archive/refs/tags/", {"v1.0.10.tar.gz": None}
+    ),
+    "speechocean762": Corpus("https://www.openslr.org/resources/101/", {"speechocean762.tar.gz": None}),
 }
 
 
 def digest(name: str, content: bytes) -> str:
-    """SHA-256 of a file's text; what does not unpack has none, and the reason stands in its place."""
+    """SHA-256 of a file's text, or of an archive as it is; what does not unpack has the reason in place of one."""
+    packed = name.endswith(".gz") and not name.endswith(".tar.gz")
     try:
-        return hashlib.sha256(gzip.decompress(content) if name.endswith(".gz") else content).hexdigest()
+        return hashlib.sha256(gzip.decompress(content) if packed else content).hexdigest()
     except (OSError, EOFError, zlib.error) as error:
         return f"no whole gzip file: {error}"
 
 
-def check(name: str, content: bytes, wanted: str, *, where: str, way_out: str) -> None:
+def check(name: str, content: bytes, wanted: str | None, *, where: str, way_out: str) -> None:
     """Raise ValueError unless the text is the one that `wanted` names."""
     got = digest(name, content)
+    if wanted is None:
+        raise ValueError(
+            f"the SHA-256 of {where} must be known, but its publisher tells none; it is {got}; "
+            f"if somebody you trust has the same, add --sha256 {got}"
+        )
     if got != wanted:
         raise ValueError(f"the SHA-256 of {where} must be {wanted}, but it is {got}; {way_out}")
 
@@ -91,20 +109,27 @@ def write_whole(path: Path, content: bytes) -> None:
         beside.unlink(missing_ok=True)
 
 
-def get(corpus: Corpus, output: Path, mirror: str | None) -> None:
+def get(corpus: Corpus, output: Path, mirror: str | None, sha256: str | None = None) -> None:
     """Fetch what is missing, one file after the other, telling which.
+
+    Args:
+        sha256: of a file for which `corpus` has none.
 
     Raises:
         ValueError: a file cannot be fetched, or has another text; an existing file with another text stays as it is.
+            Or its SHA-256 is not known: then it is fetched all the same, so that it need not be fetched again.
     """
     output.mkdir(parents=True, exist_ok=True)
-    for number, (name, wanted) in enumerate(corpus.files.items(), start=1):
+    for number, (name, known) in enumerate(corpus.files.items(), start=1):
+        wanted = known or (sha256.lower() if sha256 else None)
         path, url = output / name, f"{(mirror or corpus.home).rstrip('/')}/{name}"
         kept = path.exists()
         if kept:
             check(name, path.read_bytes(), wanted, where=str(path), way_out="move it away to have it fetched anew")
         else:
             content = download(url)
+            if wanted is None:
+                write_whole(path, content)
             check(name, content, wanted, where=url, way_out="nothing was written; try again, or name another --mirror")
             write_whole(path, content)
         size = path.stat().st_size
@@ -117,9 +142,10 @@ def main() -> int:
     parser.add_argument("corpus", choices=CORPORA)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the files")
     parser.add_argument("--mirror", metavar="URL", help="folder of the same files elsewhere (default: the public home)")
+    parser.add_argument("--sha256", metavar="HEX", help="of an archive whose publisher tells none")
     x = parser.parse_args()
     try:
-        get(CORPORA[x.corpus], x.output, x.mirror)
+        get(CORPORA[x.corpus], x.output, x.mirror, x.sha256)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -167,6 +167,39 @@ def test_a_missing_file_and_no_server_are_told(get, refusal, server, home):
     assert said.endswith(way_out)
 
 
+def archive_of(monkeypatch, get, url, *arguments):
+    """The command for a corpus that is one archive, whose SHA-256 nobody tells."""
+    monkeypatch.setattr(get_data, "CORPORA", {"digits": get_data.Corpus(url, {"digits.tar.gz": None})})
+    monkeypatch.setattr(sys, "argv", ["get_data.py", "digits", "--output", str(get.output), *arguments])
+    return get_data.main()
+
+
+def test_an_archive_is_right_only_by_a_digest_that_is_given(get, server, home, monkeypatch, capsys):
+    content = b"no gzip at all: an archive is not unpacked here"
+    (home / "digits.tar.gz").write_bytes(content)
+    url, there = f"http://127.0.0.1:{server.server_port}/", get.output / "digits.tar.gz"
+    sha256 = hashlib.sha256(content).hexdigest()
+    for where in (f"{url}digits.tar.gz", there):
+        assert archive_of(monkeypatch, get, url) == 2
+        assert capsys.readouterr().err == (
+            f"error: the SHA-256 of {where} must be known, but its publisher tells none; it is {sha256}; "
+            f"if somebody you trust has the same, add --sha256 {sha256}\n"
+        )
+        assert there.read_bytes() == content
+    assert archive_of(monkeypatch, get, url, "--sha256", sha256.upper()) == 0
+    assert capsys.readouterr().out == f"[1/1] {there} {len(content)} bytes, kept\n"
+    assert archive_of(monkeypatch, get, url, "--sha256", "0" * 64) == 2
+    assert f"must be {'0' * 64}, but it is {sha256}; move it away" in capsys.readouterr().err
+    assert server.asked == ["/digits.tar.gz"]
+
+
+def test_an_archive_with_another_digest_than_given_is_not_left_behind(get, server, home, monkeypatch, capsys):
+    (home / "digits.tar.gz").write_bytes(b"other")
+    assert archive_of(monkeypatch, get, f"http://127.0.0.1:{server.server_port}/", "--sha256", "1" * 64) == 2
+    assert capsys.readouterr().err.endswith("nothing was written; try again, or name another --mirror\n")
+    assert names(get.output) == []
+
+
 @pytest.mark.data
 def test_the_table_is_the_corpus(capsys):
     root = os.environ.get("TRANSDUCE_DATA")
