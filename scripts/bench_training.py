@@ -36,7 +36,7 @@ from memory import added_by
 from torch import Tensor, nn
 
 import transduce as td
-from transduce.data.batch import Batch, Epoch
+from transduce.data.batch import Batch, Epoch, pair_epoch
 from transduce.data.corpus import Folder, corpus_folder
 from transduce.data.pairs import TextPairs
 from transduce.data.tokenizer import BOS, tokenizers
@@ -56,7 +56,7 @@ class Corpus:
 
     def epoch(self, n: int) -> Epoch:
         """Length-bucketed, as every recipe has them."""
-        return Epoch(self.source, self.target, tokens_per_batch=self.tokens_per_batch, seed=1, epoch=n, bos=BOS)
+        return pair_epoch(self.source, self.target, tokens_per_batch=self.tokens_per_batch, seed=1, epoch=n, bos=BOS)
 
     def unsorted(self, n: int) -> Epoch:
         """In random order: as many pairs as come, until rows times the longest side reaches the budget."""

@@ -10,7 +10,7 @@ import torch
 import transduce as td
 from tests.runs import ENGLISH, random_run
 from transduce.data.tokenizer import BOS, EOS
-from transduce.pipeline import GREEDY
+from transduce.decoding import GREEDY
 
 SHORT = td.Decoding(length_ratio=0.0, length_extra=7)
 
@@ -127,4 +127,4 @@ def test_load_says_what_a_directory_lacks(tmp_path):
     (run / "tokenizer.model").unlink()
     with pytest.raises(ValueError) as error:
         td.load(run)
-    assert str(error.value) == f"a translator needs two tokenizers or a shared one, but {run} has none"
+    assert str(error.value) == f"text needs a tokenizer to come out, but {run} has none"

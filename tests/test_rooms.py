@@ -19,9 +19,11 @@ KNOWS = {
     "files": set(),
     "exit": set(),
     "checkpoint": {"config", "files", "model", "data"},
-    "pipeline": {"config", "files", "model", "data", "decode", "checkpoint"},
-    "validate": {"config", "files", "model", "data", "pipeline", "score", "train"},
-    "report": {"config", "files", "data", "pipeline", "score"},
+    "decoding": {"config", "files", "model", "data", "decode"},
+    "transcriber": {"config", "files", "model", "data", "decode", "decoding"},
+    "pipeline": {"config", "files", "model", "data", "decode", "checkpoint", "decoding", "transcriber"},
+    "validate": {"config", "files", "model", "data", "decoding", "pipeline", "score", "train", "transcriber"},
+    "report": {"config", "files", "data", "decoding", "pipeline", "score"},
     "experiment": {"config", "exit", "files", "model", "train"},
     "interop": {"config", "files", "model", "data", "decode"},
     "cli": {
@@ -29,14 +31,16 @@ KNOWS = {
         "exit",
         "files",
         "checkpoint",
+        "decoding",
         "pipeline",
+        "transcriber",
         "score",
         "data.corpus",
         "train.log",
         "train.state",
         "cli_*",
     },
-    "__init__": {"model", "pipeline"},
+    "__init__": {"decoding", "model", "pipeline", "transcriber"},
 } | {room: {room, *SHARED} for room in ROOMS}
 
 

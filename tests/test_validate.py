@@ -12,7 +12,7 @@ from tests.runs import ENGLISH, GERMAN, random_run
 from transduce.data.corpus import ParallelText
 from transduce.data.pairs import TextPairs
 from transduce.data.tokenizer import BOS, EOS
-from transduce.pipeline import GREEDY
+from transduce.decoding import GREEDY
 from transduce.validate import TranslationValidation, held_out_loss
 
 

@@ -1,15 +1,18 @@
 """One Transformer, many transductions. What is listed here is public; nothing else is promised."""
 
+from transduce.decoding import Decoding
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
 from transduce.model.transformer import Transformer
-from transduce.pipeline import Decoding, Translator, load
+from transduce.pipeline import Translator, load
+from transduce.transcriber import Transcriber
 
 __all__ = [
     "Decoding",
     "Frames",
     "StackConfig",
     "Tokens",
+    "Transcriber",
     "Transformer",
     "TransformerConfig",
     "Translator",

@@ -14,25 +14,39 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from transduce.config import differences, flatten, from_dict, to_dict
+from transduce.data.features import FeatureConfig, Features
 from transduce.data.tokenizer import Tokenizer
+from transduce.data.vectors import VectorConfig, Vectors
 from transduce.files import write_file
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
 
 CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
+STATISTICS = "features.safetensors"
 
-
-FREE = ("run.", "device.", "corpus.", "decoding.", "training.max_updates.", "training.max_minutes.")
+FREE = (
+    "run.",
+    "device.",
+    "corpus.",
+    "cache.",
+    "workers.",
+    "decoding.",
+    "training.max_updates.",
+    "training.max_minutes.",
+)
+"""What may change from one start of a run to the next: where things lie, on what machine, how long, how to decode."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory holds besides weights: the model's configuration, the experiment's, the tokenizers."""
+    """What a run directory holds besides weights: configurations, tokenizers, what becomes of sound."""
 
     model: TransformerConfig
     experiment: dict[str, Any]
     source_tokenizer: Tokenizer | None
     target_tokenizer: Tokenizer | None
+    front: Features | Vectors | None = None
+    """How what is not text becomes frames."""
 
     def identity(self) -> dict[str, Any]:
         """Everything a resumed run must have in common with its beginning, by dotted name.
@@ -56,6 +70,10 @@ def save_run(directory: Path, run: Run) -> None:
         if tokenizer is not None:
             write_file(directory / f"{side}.model", tokenizer.model)
     plain = {"model": to_dict(run.model), "experiment": run.experiment}
+    if run.front is not None:
+        plain["features"] = to_dict(run.front.config)
+    if isinstance(run.front, Features) and run.front.mean is not None and run.front.std is not None:
+        write_file(directory / STATISTICS, serialise({"mean": run.front.mean, "std": run.front.std}))
     write_file(directory / CONFIG, json.dumps(plain, indent=2) + "\n")
 
 
@@ -82,7 +100,25 @@ def load_run(directory: Path) -> Run:
         experiment=experiment,
         source_tokenizer=shared or _tokenizer(directory / "source.model"),
         target_tokenizer=shared or _tokenizer(directory / "target.model"),
+        front=_front(plain["features"], directory) if "features" in plain else None,
     )
+
+
+def _front(plain: dict[str, Any], directory: Path) -> Features | Vectors:
+    where = str(directory / CONFIG)
+    if "sample_rate" not in plain:
+        return Vectors(from_dict(VectorConfig, plain, where))
+    path = directory / STATISTICS
+    config = from_dict(FeatureConfig, plain, where)
+    if config.normalise != "global":
+        return Features(config)
+    if not path.is_file():
+        raise ValueError(
+            f"normalise=global needs the training data's mean and std, but {directory} has no {STATISTICS}; copy the "
+            "whole run directory"
+        )
+    statistics = read_weights(path)
+    return Features(config, mean=statistics.get("mean"), std=statistics.get("std"))
 
 
 def _tokenizer(path: Path) -> Tokenizer | None:

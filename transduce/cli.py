@@ -1,4 +1,4 @@
-"""The command line: translate, score, describe, average."""
+"""The command line: translate, transcribe, score, describe, average."""
 
 import logging
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 import tyro
@@ -15,12 +15,16 @@ from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
 from transduce.checkpoint import WEIGHTS, average, checkpoints, load_run, read_weights, serialise, weights_path
+from transduce.cli_device import Precision, dtype_of, torch_device
 from transduce.cli_score import score_bleu, score_chrf, score_ter
+from transduce.cli_score_wer import score_cer, score_wer
+from transduce.cli_transcribe import transcribe
 from transduce.config import flatten, to_dict
 from transduce.data.corpus import decode_line, read_lines
+from transduce.decoding import Decoding, Output
 from transduce.exit import exit_code
 from transduce.files import write_file
-from transduce.pipeline import Decoding, Output, Translator, load
+from transduce.pipeline import Translator, load_translator
 from transduce.train.log import read_metrics
 from transduce.train.state import read_progress
 
@@ -42,7 +46,7 @@ def translate(
     scores: bool = False,
     device: str = "cuda" if torch.cuda.is_available() else "cpu",
     batch_tokens: int = 2048,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Precision = "fp32",
 ) -> None:
     """Translate lines: as many out as in, in the same order, a blank line for a blank line.
 
@@ -61,7 +65,7 @@ def translate(
     decoding = Decoding(
         beam_size=1 if greedy else beam_size, alpha=alpha, n_best=1 if greedy else n_best, batch_tokens=batch_tokens
     )
-    translator = load(run, _device(device), torch.bfloat16 if precision == "bf16" else torch.float32)
+    translator = load_translator(run, torch_device(device), dtype_of(precision))
     with ExitStack() as stack:
         out = stack.enter_context(output.open("w", encoding="utf-8", newline="\n")) if output else sys.stdout
         lines: Iterable[str] = _standard_input(sys.stdin.buffer)
@@ -95,19 +99,6 @@ def _translations(
 
 def _line(output: Output, scores: bool) -> str:
     return f"{output.score:.4f}\t{output.text}\n" if scores else f"{output.text}\n"
-
-
-def _device(name: str) -> torch.device:
-    """Raises ValueError where there is no such device."""
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(
-            f"device must be one that this machine has, but {name!r}: {reason}; try --device cpu"
-        ) from error
-    return device
 
 
 def describe(run: Positional[Run]) -> None:
@@ -170,9 +161,12 @@ def app() -> SubcommandApp:
     score = SubcommandApp()
     for name, command in (("bleu", score_bleu), ("chrf", score_chrf), ("ter", score_ter)):
         score.command(name=name)(command)
+    score.command(name="wer")(score_wer)
+    score.command(name="cer")(score_cer)
     commands = SubcommandApp()
     commands.command(translate)
-    commands.command(score, name="score", help="Score translations against references.")
+    commands.command(transcribe)
+    commands.command(score, name="score", help="Score translations or transcripts against references.")
     commands.command(describe)
     commands.command(name="average")(average_checkpoints)
     return commands

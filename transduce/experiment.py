@@ -11,8 +11,8 @@ import tyro
 from torch import Tensor
 
 from transduce.exit import exit_code
-from transduce.model.config import StackConfig, Tokens, TransformerConfig
-from transduce.train.loss import sequence_loss
+from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.train.ctc import hybrid_loss
 from transduce.train.trainer import TrainingConfig
 
 ExperimentT = TypeVar("ExperimentT")
@@ -53,6 +53,32 @@ def with_vocabularies(config: TransformerConfig, source: int, target: int, *, jo
     return replace(config, encoder=stacks["encoder"], decoder=stacks["decoder"], tie=tie)
 
 
-def loss_of(training: TrainingConfig) -> Callable[..., Tensor]:
-    """Cross-entropy with the training's label smoothing."""
-    return partial(sequence_loss, label_smoothing=training.label_smoothing)
+def with_frames(config: TransformerConfig, n_features: int, target: int) -> TransformerConfig:
+    """The same model for frames of this many features and a vocabulary of this size.
+
+    Raises:
+        ValueError: the model has no encoder that takes frames.
+    """
+    encoder = config.encoder
+    if encoder is None or not isinstance(encoder.input, Frames) or config.decoder is None:
+        raise ValueError(f"speech needs an encoder that takes Frames and a decoder, but the model is {config}")
+    return replace(
+        config,
+        encoder=replace(encoder, input=replace(encoder.input, n_features=n_features)),
+        decoder=replace(config.decoder, input=Tokens(vocab_size=target)),
+    )
+
+
+def flow(config: TransformerConfig) -> str:
+    """In words: how frames become the encoder's vectors."""
+    assert config.encoder is not None and isinstance(config.encoder.input, Frames)
+    frames, d_model = config.encoder.input, config.d_model
+    told = f"{frames.n_features} features x {frames.stack} frames = {frames.width} numbers per position"
+    if frames.width == d_model and not frames.project:
+        return f"{told} = d_model: straight in"
+    return f"{told}, one linear map to d_model={d_model}; d_model={frames.width} would need none"
+
+
+def loss_of(training: TrainingConfig, ctc_weight: float = 0.0) -> Callable[..., Tensor]:
+    """Cross-entropy with the training's label smoothing, and CTC beside it where it has a weight."""
+    return partial(hybrid_loss, label_smoothing=training.label_smoothing, ctc_weight=ctc_weight)

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,58 +9,12 @@ import torch
 
 from transduce.checkpoint import load_model, load_run
 from transduce.data.batch import bucket, pad
-from transduce.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
-from transduce.decode.beam import beam_search
-from transduce.decode.greedy import greedy_search
-from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.scorer import ModelScorer
+from transduce.data.tokenizer import EOS, PAD, Tokenizer
+from transduce.decoding import Decoding, Output, outputs_of, search
 from transduce.model.transformer import Transformer
+from transduce.transcriber import Transcriber
 
 logger = logging.getLogger("transduce")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """How to search."""
-
-    beam_size: int = 5
-    """1 is greedy search."""
-    alpha: float = 0.6
-    """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
-    n_best: int = 1
-    batch_tokens: int = 2048
-    """Source tokens per batch, padding included. It changes speed and memory, never the output."""
-    length_ratio: float = 2.0
-    length_extra: int = 20
-    """At most length_ratio * source tokens + length_extra tokens come out."""
-    max_source_length: int = 512
-    """Longer sources, in tokens, are cut, with a warning."""
-
-    def __post_init__(self) -> None:
-        for name in ("beam_size", "n_best", "batch_tokens", "max_source_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, but {name}={getattr(self, name)}")
-        if self.n_best > self.beam_size:
-            raise ValueError(
-                f"a beam holds at most beam_size hypotheses, but n_best={self.n_best} and beam_size={self.beam_size}"
-            )
-        if self.alpha < 0 or self.length_ratio < 0 or self.length_extra < 1:
-            raise ValueError(
-                "alpha and length_ratio must not be negative and length_extra at least 1, but "
-                f"alpha={self.alpha}, length_ratio={self.length_ratio}, length_extra={self.length_extra}"
-            )
-
-
-GREEDY = Decoding(beam_size=1)
-
-
-@dataclass(frozen=True)
-class Output:
-    """One text that came out, with its natural log-probability and the score that ranked it."""
-
-    text: str
-    log_prob: float = 0.0
-    score: float = 0.0
 
 
 class Translator:
@@ -98,8 +51,10 @@ class Translator:
             lengths = np.array([len(ids) for ids in sources.values()])
             for batch in reversed(bucket(lengths[:, None], decoding.batch_tokens)):  # longest first: memory peaks early
                 rows = numbers[batch].tolist()
-                for row, hypotheses in zip(rows, self._search([sources[r] for r in rows], decoding), strict=True):
-                    outputs[row] = self._outputs(hypotheses, decoding.n_best)
+                for row, hypotheses in zip(
+                    rows, search(self.model, *pad([sources[r] for r in rows], PAD), decoding), strict=True
+                ):
+                    outputs[row] = outputs_of(self.tokenizer, hypotheses, decoding.n_best)
                 if progress:
                     progress(len(rows))
         return outputs
@@ -119,47 +74,54 @@ class Translator:
             sources[i] = [*ids[: limit - 1], EOS]
         return sources
 
-    @torch.inference_mode()
-    def _search(self, sources: list[list[int]], decoding: Decoding) -> list[list[Hypothesis]]:
-        device = self.model.device
-        source, lengths = (tensor.to(device) for tensor in pad(sources, PAD))
-        bounds = (lengths * decoding.length_ratio).long() + decoding.length_extra
-        if self.model.config.positions == "learned":
-            bounds = bounds.clamp(max=self.model.config.max_positions)
-        scorer = ModelScorer(self.model, self.model.encode(source, lengths))
-        never = (PAD, UNK, BOS)
-        if decoding.beam_size == 1:
-            found = greedy_search(scorer, bos_id=BOS, eos_id=EOS, max_lengths=bounds, forbidden=never, scores=True)
-            return [[hypothesis] for hypothesis in found]
-        return beam_search(
-            scorer,
-            bos_id=BOS,
-            eos_id=EOS,
-            max_lengths=bounds,
-            beam_size=decoding.beam_size,
-            alpha=decoding.alpha,
-            n_best=decoding.n_best,
-            forbidden=never,
-        )
 
-    def _outputs(self, hypotheses: list[Hypothesis], n_best: int) -> list[Output]:
-        """Texts of one line each: byte pieces could spell a line break."""
-        texts = self.tokenizer.decode([hypothesis.tokens for hypothesis in hypotheses])
-        found = [
-            Output(text.replace("\n", " ").replace("\r", " "), hypothesis.log_prob, hypothesis.score)
-            for text, hypothesis in zip(texts, hypotheses, strict=True)
-        ]
-        return found + [replace(found[-1])] * (n_best - len(found))  # n lines in, n * n_best lines out
-
-
-def load(directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Translator:
-    """A run directory as a Translator, its weights as `dtype`: bfloat16 is faster and not quite the same.
+def load(
+    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Translator | Transcriber:
+    """A run directory as what it was trained to be, its weights as `dtype`: bfloat16 is faster and not quite the same.
 
     Raises:
-        ValueError: the directory is not a whole run of text to text.
+        ValueError: the directory is not a whole run.
     """
     directory = Path(directory)
     run = load_run(directory)
-    if run.source_tokenizer is None or run.target_tokenizer is None:
+    if run.target_tokenizer is None:
+        raise ValueError(f"text needs a tokenizer to come out, but {directory} has none")
+    model = load_model(directory, device).to(dtype)
+    if run.front is not None:
+        return Transcriber(model, run.target_tokenizer, run.front)
+    if run.source_tokenizer is None:
         raise ValueError(f"a translator needs two tokenizers or a shared one, but {directory} has none")
-    return Translator(load_model(directory, device).to(dtype), run.source_tokenizer, run.target_tokenizer)
+    return Translator(model, run.source_tokenizer, run.target_tokenizer)
+
+
+def load_translator(
+    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Translator:
+    """`load`, where only a translator will do.
+
+    Raises:
+        ValueError: something else was trained there.
+    """
+    found = load(directory, device, dtype)
+    if not isinstance(found, Translator):
+        raise ValueError(
+            f"translating takes a run of text to text, but {directory} transcribes; use transduce transcribe"
+        )
+    return found
+
+
+def load_transcriber(
+    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Transcriber:
+    """`load`, where only a transcriber will do.
+
+    Raises:
+        ValueError: something else was trained there.
+    """
+    found = load(directory, device, dtype)
+    if not isinstance(found, Transcriber):
+        raise ValueError(
+            f"transcribing takes a run of speech to text, but {directory} translates; use transduce translate"
+        )
+    return found

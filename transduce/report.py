@@ -2,13 +2,17 @@
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from transduce.data.corpus import ParallelText
+from transduce.data.manifest import Recording
+from transduce.decoding import Decoding
 from transduce.files import write_file
-from transduce.pipeline import Decoding, load
-from transduce.score.bleu import bleu, chrf
+from transduce.pipeline import load_transcriber, load_translator
+from transduce.score.bleu import Score, bleu, chrf
+from transduce.score.wer import cer, wer
 
 
 def test_report(directory: Path, test: ParallelText, decoding: Decoding, device: str) -> dict[str, float]:
@@ -17,7 +21,7 @@ def test_report(directory: Path, test: ParallelText, decoding: Decoding, device:
     Returns:
         Scores by name, for example "bleu.beam5.lowercase".
     """
-    translator = load(directory, device)
+    translator = load_translator(directory, device)
     searches = {"greedy": replace(decoding, beam_size=1, n_best=1)}
     if decoding.beam_size > 1:
         searches[f"beam{decoding.beam_size}"] = replace(decoding, n_best=1)
@@ -39,5 +43,61 @@ def test_report(directory: Path, test: ParallelText, decoding: Decoding, device:
             kept.append({"search": name, "score": str(score)})
     for source, target, output in list(zip(test.source, test.target, outputs, strict=True))[:5]:
         print(f"  {source}\n    should be  {target}\n    is         {output}")
+    write_file(directory / "test.json", json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+    return values
+
+
+def speech_report(
+    directory: Path,
+    test: Sequence[Recording],
+    decoding: Decoding,
+    device: str,
+    *,
+    ctc_weight: float = 0.0,
+    speech_translation: bool = False,
+) -> dict[str, float]:
+    """Transcribe `test` greedily, with the beam, and with CTC beside it; print and keep every score.
+
+    A recording that cannot be used is named and counts as a blank transcript; one without a text is left out.
+
+    Args:
+        ctc_weight: of the search with CTC; 0 leaves that search out.
+        speech_translation: BLEU and chrF, not WER and CER.
+
+    Raises:
+        ValueError: no recording has a text.
+    """
+    spoken = [r for r in test if r.text.strip()]
+    if not spoken:
+        raise ValueError(f"a test needs texts to compare with, but none of its {len(test)} recordings has one")
+    transcriber = load_transcriber(directory, device)
+    plain = replace(decoding, n_best=1, ctc_weight=0.0)
+    searches = {"greedy": replace(plain, beam_size=1), f"beam{plain.beam_size}": plain}
+    if ctc_weight:
+        searches[f"beam{plain.beam_size}.ctc"] = replace(plain, ctc_weight=ctc_weight)
+    references = [r.text for r in spoken]
+    values: dict[str, float] = {}
+    kept: list[dict[str, object]] = []
+    for name, search in searches.items():
+        started = time.monotonic()
+        transcripts = transcriber.transcribe([r.audio for r in spoken], search)
+        seconds = time.monotonic() - started
+        for error in filter(None, (transcript.error for transcript in transcripts)):
+            print(f"  {error}")
+        outputs = [transcript.text for transcript in transcripts]
+        write_file(directory / f"test.{name}.txt", "".join(line + "\n" for line in outputs))
+        factor = seconds / sum(r.seconds for r in spoken)
+        print(f"test, {name}: {len(outputs)} recordings in {seconds:.1f} s, real-time factor {factor:.4f}")
+        scores: dict[str, Score]
+        if speech_translation:
+            scores = {"bleu": bleu(outputs, [references]), "chrf": chrf(outputs, [references])}
+        else:
+            scores = {"wer": wer(outputs, references), "cer": cer(outputs, references)}
+        for kind, score in scores.items():
+            print(f"  {score}")
+            values[f"{kind}.{name}"] = score.value
+            kept.append({"search": name, "score": str(score)})
+    for recording, output in list(zip(spoken, outputs, strict=True))[:5]:
+        print(f"  {recording.id}\n    should be  {recording.text}\n    is         {output}")
     write_file(directory / "test.json", json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
     return values

@@ -1,17 +1,29 @@
 """What the trainer looks at: held-out loss, the score of real decoding, and the same few sample outputs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from transduce.data.batch import Epoch
+from transduce.data.batch import Epoch, pad, pad_frames
+from transduce.data.speech import SpeechPairs
+from transduce.data.tokenizer import BOS
+from transduce.decoding import GREEDY, Decoding
+from transduce.model.config import Frames
+from transduce.model.maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
-from transduce.pipeline import GREEDY, Decoding, Translator
+from transduce.pipeline import Translator
 from transduce.score.bleu import bleu
+from transduce.score.wer import cer, wer
 from transduce.train.loss import sequence_loss
+from transduce.train.plot import attention_map
 from transduce.train.state import Validation
+from transduce.transcriber import Transcriber
 
 
 @torch.no_grad()
@@ -43,3 +55,61 @@ class TranslationValidation:
         chosen = range(0, len(self.source), step)[: self.n_samples]
         samples = [(self.source[i], self.target[i], hypotheses[i]) for i in chosen]
         return Validation({"loss": loss, "perplexity": math.exp(min(loss, 50)), "bleu": score}, score, samples)
+
+
+@dataclass(frozen=True)
+class SpeechValidation:
+    """Loss and error rates of a speech model on held-out recordings, and how it aligns them."""
+
+    transcriber: Transcriber
+    pairs: SpeechPairs
+    batches: Epoch
+    decoding: Decoding = GREEDY
+    n_samples: int = 3
+    bleu: bool = False
+    """Speech translation: BLEU decides, not WER."""
+
+    def __call__(self, model: Transformer) -> Validation:
+        """Decode everything; the error rate decides, the lower the better."""
+        recordings = self.pairs.recordings
+        frames = [self.pairs.reader(r.audio) for r in recordings]
+        references = [r.text for r in recordings]
+        hypotheses = [outputs[0].text for outputs in self.transcriber.decode(frames, self.decoding)]
+        metrics = {"loss": held_out_loss(model, self.batches)}
+        if self.bleu:
+            metrics["bleu"] = bleu(hypotheses, [references], resamples=0).value
+        else:
+            metrics["wer"] = wer(hypotheses, references, resamples=0).value
+            metrics["cer"] = cer(hypotheses, references, resamples=0).value
+        step = max(1, len(recordings) // self.n_samples)
+        chosen = range(0, len(recordings), step)[: self.n_samples]
+        metrics["diagonality"], draw = self._alignment(model, [frames[i] for i in chosen], chosen)
+        samples = [(recordings[i].id, references[i], hypotheses[i]) for i in chosen]
+        score = metrics["bleu"] if self.bleu else -metrics["wer"]
+        return Validation(metrics, score, samples, {"attention": draw})
+
+    def _alignment(
+        self, model: Transformer, frames: Sequence[Float[Tensor, "_ F"]], chosen: Sequence[int]
+    ) -> tuple[float, Callable[[Path], None]]:
+        """Diagonality of the straightest head over some utterances, and what draws that head on the first of them."""
+        targets = [self.pairs.target[i] for i in chosen]
+        source, lengths = pad_frames(frames)
+        target_in, target_lengths = pad([[BOS, *row[:-1]] for row in targets], 0)
+        memory = model.encode(source.to(model.device), lengths.to(model.device))
+        weights = cross_attention(model, memory, target_in.to(model.device)).float().cpu()
+        assert memory.lengths is not None
+        sizes = list(zip(target_lengths.tolist(), memory.lengths.tolist(), strict=True))
+        heads: dict[tuple[int, int], float] = {}
+        for layer in range(weights.size(0)):
+            for head in range(weights.size(2)):
+                values = [diagonality(weights[layer, b, head, :t, :s]) for b, (t, s) in enumerate(sizes)]
+                heads[layer, head] = sum(values) / len(values)
+        layer, head = max(heads, key=heads.__getitem__)
+        n_steps, n_places = sizes[0]
+        picture: Any = weights[layer, 0, head, :n_steps, :n_places]
+        encoder = model.config.encoder
+        assert encoder is not None and isinstance(encoder.input, Frames)
+        seconds = self.pairs.reader.front.config.hop * encoder.input.stack
+        title = f"{self.pairs.recordings[chosen[0]].id}: layer {layer + 1}, head {head + 1}"
+        pieces = self.transcriber.tokenizer.pieces(targets[0])
+        return heads[layer, head], lambda path: attention_map(picture, pieces, seconds, title, path)

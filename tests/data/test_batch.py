@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.data.batch import IGNORE, Batch, Epoch, bucket, pad, padding_share, pair_batch
+from transduce.data.batch import IGNORE, Batch, Epoch, bucket, pad, padding_share, pair_batch, pair_epoch
 from transduce.data.corpus import Folder, ParallelText, corpus_folder
 from transduce.data.pairs import TextPairs, fingerprint
 from transduce.data.tokenizer import BOS, EOS, PAD, tokenizers
@@ -22,7 +22,7 @@ def pairs_of_ids(n: int, seed: int, longest: int = 30) -> tuple[list[list[int]],
 
 def an_epoch(n: int = 400, *, budget: int = 128, seed: int = 1, epoch: int = 0) -> Epoch:
     source, target = pairs_of_ids(n, seed=11)
-    return Epoch(source, target, tokens_per_batch=budget, seed=seed, epoch=epoch, bos=BOS)
+    return pair_epoch(source, target, tokens_per_batch=budget, seed=seed, epoch=epoch, bos=BOS)
 
 
 def numbers(batch: Batch) -> list[int]:
@@ -110,7 +110,7 @@ def test_the_order_is_a_function_of_seed_and_epoch():
 def test_equal_lengths_meet_other_neighbours_in_every_epoch():
     """Not only the batches are shuffled, but also who shares one."""
     target = [[1000 + i, 7, EOS] for i in range(200)]
-    one, other = (Epoch(target, target, tokens_per_batch=30, seed=1, epoch=n, bos=BOS) for n in (0, 1))
+    one, other = (pair_epoch(target, target, tokens_per_batch=30, seed=1, epoch=n, bos=BOS) for n in (0, 1))
     together = {frozenset(numbers(batch)) for batch in one} & {frozenset(numbers(batch)) for batch in other}
     assert len(one) == 20 and len(together) == 0
 
@@ -172,15 +172,15 @@ def test_pairs_too_long_are_left_out_and_counted():
 
 def test_dropout_segments_anew_in_every_epoch_and_differently_on_either_side():
     pairs = text_pairs(tokens_per_batch=64, bpe_dropout=0.5, seed=3)
-    texts = [sorted(pairs.target_tokenizer.decode([row[:-1] for row in pairs.epoch(n).target])) for n in range(2)]
-    assert texts[0] == texts[1] == sorted(TEXT.target)
-    assert pairs.epoch(0).target == pairs.epoch(0).target != pairs.epoch(1).target
-    assert all(row[-1] == EOS for row in pairs.epoch(0).source)
+    texts = [pairs.target_tokenizer.decode([row[:-1] for row in pairs.ids(n)[1]]) for n in range(2)]
+    assert texts[0] == texts[1] == TEXT.target
+    assert pairs.ids(0) == pairs.ids(0) != pairs.ids(1)
+    assert all(row[-1] == EOS for side in pairs.ids(0) for row in side)
     same = TextPairs.encode(
         ParallelText(TEXT.source, TEXT.source), pairs.source_tokenizer, pairs.source_tokenizer,
         tokens_per_batch=64, bpe_dropout=0.5,
     )  # fmt: skip
-    assert same.epoch(0).source != same.epoch(0).target
+    assert same.ids(0)[0] != same.ids(0)[1]
 
 
 def test_the_fingerprint_tells_texts_apart():

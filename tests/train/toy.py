@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transduce.data.batch import Batch, Epoch
+from transduce.data.batch import Batch, Epoch, pair_epoch
 from transduce.data.tokenizer import BOS, EOS
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
@@ -39,7 +39,7 @@ class Backwards:
         rng = np.random.default_rng(self.letters)
         rows = [rng.integers(FIRST, FIRST + LETTERS, size=rng.integers(*self.length)).tolist() for _ in range(self.n)]
         source, target = [[*row, EOS] for row in rows], [[*row[::-1], EOS] for row in rows]
-        return Epoch(source, target, tokens_per_batch=self.tokens_per_batch, seed=self.seed, epoch=n, bos=BOS)
+        return pair_epoch(source, target, tokens_per_batch=self.tokens_per_batch, seed=self.seed, epoch=n, bos=BOS)
 
 
 def model(*, dropout: float = 0.0, d_model: int = 16) -> Transformer:

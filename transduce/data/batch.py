@@ -1,13 +1,13 @@
 """Sequences of many lengths to rectangles of few, in an order that is a function of (seed, epoch)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int, Shaped
-from torch import Tensor
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
 
 IGNORE = -100
 """In target_out: no prediction is asked for here (torch's own value for it)."""
@@ -44,6 +44,11 @@ def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Int[Tensor, "B T"], 
     return torch.from_numpy(ids), torch.from_numpy(lengths)
 
 
+def pad_frames(rows: Sequence[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor, "B S F"], Int[Tensor, " B"]]:
+    """Rows of vectors to one box, filled up with zeros, and their lengths."""
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True), torch.tensor([len(row) for row in rows])
+
+
 def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[np.ndarray, " _"]]:
     """Cut sequences, sorted by length, into batches with rows * longest <= tokens_per_batch on every side.
 
@@ -70,44 +75,72 @@ def padding_share(lengths: Int[np.ndarray, "n k"], batches: list[Int[np.ndarray,
 
 
 class Epoch(Sequence[Batch]):
-    """The batches of one epoch, each made when asked for."""
+    """The batches of one epoch, each made when asked for.
+
+    Args:
+        lengths: of every example its k lengths, in positions.
+        make: the batch of these examples.
+        tokens_per_batch: bound on rows * longest, on every side.
+        short_first: short examples first, for a first epoch that is easy; otherwise a random order.
+    """
 
     def __init__(
         self,
-        source: list[list[int]],
-        target: list[list[int]],
+        lengths: Int[np.ndarray, "n k"],
+        make: Callable[[list[int]], Batch],
         *,
         tokens_per_batch: int,
         seed: int,
         epoch: int,
-        bos: int,
+        short_first: bool = False,
     ) -> None:
-        self.source, self.target, self.bos = source, target, bos
+        self.make = make
         rng = np.random.default_rng((seed, epoch))
-        lengths = np.array([(len(s), len(t)) for s, t in zip(source, target, strict=True)])
         shuffled = rng.permutation(len(lengths))  # so that equal lengths meet different neighbours in every epoch
         batches = [shuffled[b] for b in bucket(lengths[shuffled], tokens_per_batch)]
         self.padding_share = padding_share(lengths, batches)
-        self.batches = [batches[i] for i in rng.permutation(len(batches))]
+        self.batches = batches if short_first else [batches[i] for i in rng.permutation(len(batches))]
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __getitem__(self, i: int) -> Batch:  # type: ignore[override]  # no slices
-        rows = self.batches[i]
-        return pair_batch([self.source[r] for r in rows], [self.target[r] for r in rows], bos=self.bos)
+        return self.make(self.batches[i].tolist())
 
     def __iter__(self) -> Iterator[Batch]:
         return (self[i] for i in range(len(self)))
 
 
+def pair_epoch(
+    source: list[list[int]], target: list[list[int]], *, tokens_per_batch: int, seed: int, epoch: int, bos: int
+) -> Epoch:
+    """An epoch of pairs of ids, each ending in EOS."""
+    return Epoch(
+        np.array([(len(s), len(t)) for s, t in zip(source, target, strict=True)]),
+        lambda rows: pair_batch([source[r] for r in rows], [target[r] for r in rows], bos=bos),
+        tokens_per_batch=tokens_per_batch,
+        seed=seed,
+        epoch=epoch,
+    )
+
+
 def pair_batch(source: Sequence[Sequence[int]], target: Sequence[Sequence[int]], *, bos: int) -> Batch:
     """Pairs of ids, each target ending in EOS, to one batch."""
-    source_ids, source_lengths = pad(source, 0)
+    return batch_of(*pad(source, 0), target, bos=bos)
+
+
+def batch_of(
+    source: Shaped[Tensor, "B S *F"] | None,
+    source_lengths: Int[Tensor, " B"] | None,
+    target: Sequence[Sequence[int]],
+    *,
+    bos: int,
+) -> Batch:
+    """A padded source, or none, and targets that end in EOS, to one batch."""
     target_out, target_lengths = pad(target, IGNORE)
     target_in, _ = pad([[bos, *row[:-1]] for row in target], 0)
     return Batch(
-        source=source_ids,
+        source=source,
         source_lengths=source_lengths,
         target_in=target_in,
         target_out=target_out,

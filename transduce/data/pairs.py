@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
-from transduce.data.batch import Epoch
+from transduce.data.batch import Epoch, pair_epoch
 from transduce.data.corpus import ParallelText
 from transduce.data.tokenizer import BOS, EOS, Tokenizer
 
@@ -74,15 +74,19 @@ class TextPairs:
 
     def epoch(self, n: int) -> Epoch:
         """The batches of epoch n."""
-        source, target = self.source, self.target
-        if self.bpe_dropout:
-            source, target = (
-                _with_eos(tokenizer.encode_with_dropout(lines, dropout=self.bpe_dropout, seed=self._seed(n, side)))
-                for side, (tokenizer, lines) in enumerate(
-                    ((self.source_tokenizer, self.text.source), (self.target_tokenizer, self.text.target))
-                )
-            )
-        return Epoch(source, target, tokens_per_batch=self.tokens_per_batch, seed=self.seed, epoch=n, bos=BOS)
+        source, target = self.ids(n)
+        return pair_epoch(source, target, tokens_per_batch=self.tokens_per_batch, seed=self.seed, epoch=n, bos=BOS)
+
+    def ids(self, n: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Both sides in epoch n, each row ending in EOS: segmented anew where there is BPE-dropout."""
+        if not self.bpe_dropout:
+            return self.source, self.target
+        sides = ((self.source_tokenizer, self.text.source), (self.target_tokenizer, self.text.target))
+        source, target = (
+            _with_eos(tokenizer.encode_with_dropout(lines, dropout=self.bpe_dropout, seed=self._seed(n, side)))
+            for side, (tokenizer, lines) in enumerate(sides)
+        )
+        return source, target
 
     def _seed(self, epoch: int, side: int) -> int:
         return (self.seed * 1_000_003 + 2 * epoch + side) % (1 << 32)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 
 
 def transformer_base(source: int = 37000, target: int | None = None) -> TransformerConfig:
@@ -43,4 +43,36 @@ def transformer_tiny(source: int = 10000, target: int | None = None) -> Transfor
     )
 
 
-PRESETS = {"tiny": transformer_tiny, "base": transformer_base, "big": transformer_big}
+def speech_small(n_features: int = 40, stack: int = 4, target: int = 400) -> TransformerConfig:
+    """MFCC frames straight in: 40 coefficients by 4 frames are the 160 numbers of d_model. For minutes to a few hours.
+
+    Pre-norm, a CTC head and GELU, as small speech models have them.
+    """
+    return TransformerConfig(
+        encoder=StackConfig(input=Frames(n_features=n_features, stack=stack), n_layers=6),
+        decoder=StackConfig(input=Tokens(vocab_size=target), n_layers=3),
+        d_model=160,
+        n_heads=4,
+        d_ff=640,
+        dropout=0.1,
+        activation="gelu",
+        norm_position="pre",
+        ctc=True,
+    )
+
+
+def speech_small_projected(n_features: int = 40, stack: int = 4, target: int = 400) -> TransformerConfig:
+    """The same with one linear map between frames and encoder, for any number of features."""
+    straight = speech_small(n_features, stack, target)
+    assert straight.encoder is not None
+    frames = Frames(n_features=n_features, stack=stack, project=True)
+    return replace(straight, encoder=replace(straight.encoder, input=frames))
+
+
+PRESETS = {
+    "tiny": transformer_tiny,
+    "base": transformer_base,
+    "big": transformer_big,
+    "speech_small": speech_small,
+    "speech_small_projected": speech_small_projected,
+}

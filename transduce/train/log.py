@@ -82,10 +82,12 @@ class Log:
         for source, reference, output in validation.samples:
             self.say(f"  {source}\n    should be  {reference}\n    is         {output}")
         self.shown |= {name: f"{value:.2f}" for name, value in validation.metrics.items() if name != "loss"}
+        samples = self.directory / "samples"
+        samples.mkdir(exist_ok=True)
+        for name, draw in validation.pictures.items():
+            draw(samples / f"{progress.update:08d}.{name}.png")
         if validation.samples:
             text = "".join(f"{s}\t{r}\t{o}\n" for s, r, o in validation.samples)
-            samples = self.directory / "samples"
-            samples.mkdir(exist_ok=True)
             write_file(samples / f"{progress.update:08d}.tsv", text)
         learning_curve(read_metrics(self.path), self.directory / "learning_curve.png")
 

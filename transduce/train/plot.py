@@ -1,11 +1,15 @@
 """Pictures of a training."""
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import Float
 from matplotlib.figure import Figure
+from torch import Tensor
 
-NAMES = {"bleu": "BLEU", "wer": "WER", "cer": "CER", "loss": "loss (nats per token)"}
+NAMES = {"bleu": "BLEU", "wer": "WER (%)", "cer": "CER (%)", "loss": "loss (nats per token)"}
 
 
 def learning_curve(metrics: list[dict[str, Any]], path: Path) -> None:
@@ -23,3 +27,23 @@ def learning_curve(metrics: list[dict[str, Any]], path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
     figure.savefig(path, dpi=120)
+
+
+def attention_map(weights: Float[Tensor, "T S"], pieces: Sequence[str], seconds: float, title: str, path: Path) -> None:
+    """Cross-attention of one head: time across, one row per piece that comes out.
+
+    Args:
+        pieces: of the T steps, what each of them produced.
+        seconds: from one source position to the next.
+    """
+    n_steps, n_places = weights.shape
+    figure = Figure(figsize=(min(3 + n_places / 20, 14), min(1.5 + n_steps / 5, 40)), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(weights.cpu(), aspect="auto", cmap="Greys", extent=(0, n_places * seconds, n_steps, 0), vmin=0)
+    axes.set_yticks([step + 0.5 for step in range(n_steps)], labels=list(pieces), parse_math=False)  # "$" is no formula
+    axes.set_xlabel("seconds")
+    axes.set_title(title, parse_math=False)
+    figure.colorbar(image, label="attention")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # an empty box does for scripts without a font
+        figure.savefig(path, dpi=120)

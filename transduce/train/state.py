@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,8 @@ class Validation:
     """Higher is better; it decides which checkpoints are best."""
     samples: list[tuple[str, str, str]] = field(default_factory=list)
     """Source, reference, output: the same few every time."""
+    pictures: dict[str, Callable[[Path], None]] = field(default_factory=dict)
+    """What draws a picture into a file, by name."""
 
 
 @dataclass

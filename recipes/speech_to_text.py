@@ -1,0 +1,180 @@
+"""Speech to text: MFCC frames straight into the encoder, scored with WER.
+
+    python recipes/speech_to_text.py                            the spoken commands that ship
+    python recipes/speech_to_text.py --target-column german     the same sound, German text: speech translation
+    python recipes/speech_to_text.py fsdd --data DIR            Free Spoken Digit Dataset
+    python recipes/speech_to_text.py speechocean762 --data DIR  read English (Zhang et al. 2021)
+    python recipes/speech_to_text.py manifest --train a.tsv --valid b.tsv --test c.tsv
+    python recipes/speech_to_text.py vectors --train a.tsv --features.n-features 80   .npy files instead of sound
+
+Every field can be set from the command line (see NAME --help). The same command again resumes.
+"""
+
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+import transduce as td
+from transduce.checkpoint import Run, claim, finish
+from transduce.config import to_dict
+from transduce.data.augment import Augmentation
+from transduce.data.corpus import corpus_folder
+from transduce.data.feature_cache import FeatureCache
+from transduce.data.features import FeatureConfig
+from transduce.data.manifest import Manifests, recordings_fingerprint
+from transduce.data.speech import FrameReader, SpeechPairs, front_end
+from transduce.data.tokenizer import Tokenizer
+from transduce.data.vectors import VectorConfig
+from transduce.experiment import flow, loss_of, main, with_frames
+from transduce.model.presets import speech_small
+from transduce.report import speech_report
+from transduce.train.optim import OptimConfig
+from transduce.train.trainer import Trainer, TrainingConfig
+from transduce.validate import SpeechValidation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Every number of a speech experiment."""
+
+    run: Path
+    """The run directory: everything that comes out, and all one needs to transcribe with it."""
+    corpus: Annotated[Manifests, tyro.conf.arg(name="")] = field(default_factory=Manifests)
+    features: FeatureConfig | VectorConfig = field(default_factory=FeatureConfig)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    cache: Path = Path("runs/features")
+    """Where log-mels are kept, for all runs; safe to share and to delete."""
+    workers: int = os.cpu_count() or 1
+    """Processes that compute them."""
+    vocab_size: int = 400
+    """Pieces of the BPE vocabulary, 260 special ones and bytes included."""
+    max_seconds: float = 20.0
+    """Longer recordings are not trained on, and counted."""
+    frames_per_batch: int = 16_000
+    """Rows times the longest recording of a batch, padding included: what bounds memory."""
+    ctc_weight: float = 0.3
+    """Share of CTC in the loss, and in the last of the searches that are reported."""
+    model: td.TransformerConfig = field(default_factory=speech_small)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    decoding: td.Decoding = field(default_factory=lambda: td.Decoding(length_ratio=1.0, length_extra=5))
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+SOUND = Path(__file__).parent / "data" / "commands" / "sound"
+COMMANDS = Experiment(
+    run=Path("runs/speech"),
+    corpus=Manifests(data=SOUND, valid=Path("valid.tsv")),
+    training=TrainingConfig(
+        optim=OptimConfig(peak_rate=2e-3, warmup_steps=100, schedule="cosine", clip_norm=5.0),
+        precision="bf16",
+        max_updates=600,
+        validate_every=100,
+        keep_last=3,
+        average="last",
+    ),
+)
+FSDD = replace(
+    COMMANDS,
+    run=Path("runs/fsdd"),
+    corpus=Manifests(data=corpus_folder("fsdd"), hold_out="recordings"),
+    features=FeatureConfig(sample_rate=8000),
+    vocab_size=290,
+    training=replace(COMMANDS.training, max_updates=3000, validate_every=250, keep_last=5),
+)
+SPEECHOCEAN = replace(
+    COMMANDS,
+    run=Path("runs/speechocean762"),
+    corpus=Manifests(
+        data=corpus_folder("speechocean762"), train=Path("train/manifest.tsv"), test=Path("test/manifest.tsv")
+    ),
+    vocab_size=500,
+    training=replace(COMMANDS.training, max_updates=12_000, validate_every=500, keep_last=10),
+    decoding=td.Decoding(beam_size=10, length_ratio=1.0, length_extra=5),
+)
+SETTINGS = {
+    "commands": ("The spoken commands that ship; minutes on two cores.", COMMANDS),
+    "fsdd": ("Spoken digits, 3,000 recordings; half an hour on two cores.", FSDD),
+    "speechocean762": ("Read English by Mandarin speakers, 2,500 recordings; hours on two cores.", SPEECHOCEAN),
+    "manifest": (
+        "Any recordings; until ten validations bring nothing better.",
+        replace(
+            SPEECHOCEAN,
+            run=Path("runs/speech_manifest"),
+            corpus=Manifests(test=None),
+            training=replace(
+                SPEECHOCEAN.training,
+                optim=replace(SPEECHOCEAN.training.optim, schedule="inverse_sqrt", warmup_steps=1000),
+                max_updates=100_000,
+                patience=10,
+            ),
+        ),
+    ),
+}
+SETTINGS["vectors"] = (
+    "Any dense vectors: manifests whose audio are .npy files of shape (frames, --features.n-features).",
+    replace(SETTINGS["manifest"][1], run=Path("runs/vectors"), features=VectorConfig(n_features=80)),
+)
+
+
+def run(x: Experiment) -> dict[str, float]:
+    """Train, then transcribe and score the test recordings; returns the scores."""
+    # Data
+    train, valid, test = x.corpus.read(x.training.seed)
+    tokenizer = Tokenizer.train([r.text for r in train], vocab_size=x.vocab_size)
+    cache = FeatureCache(x.cache)
+    reader = FrameReader(front_end(x.features, train, cache, x.workers), cache)
+    config = with_frames(x.model, reader.n_features, tokenizer.vocab_size)
+    pairs, held_out = (
+        SpeechPairs.encode(
+            recordings,
+            reader,
+            tokenizer,
+            frames_per_batch=x.frames_per_batch,
+            max_seconds=x.max_seconds,
+            workers=x.workers,
+            seed=x.training.seed,
+            **more,
+        )
+        for recordings, more in (
+            (train, {"augmentation": x.augmentation, "stack": config.encoder.input.stack}),
+            (valid, {}),
+        )
+    )
+    print(f"train: {pairs}\nvalid: {held_out}")
+
+    # Model
+    torch.manual_seed(x.training.seed)
+    model = td.Transformer(config).to(x.device)
+    claim(
+        x.run, Run(config, {**to_dict(x), "sound": recordings_fingerprint(train, valid)}, None, tokenizer, reader.front)
+    )
+    print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {x.device}; {flow(config)}")
+
+    # Training
+    transcriber = td.Transcriber(model, tokenizer, reader.front)
+    translating = x.corpus.target_column != "text"
+    trainer = Trainer(
+        model=model,
+        data=pairs,
+        loss=loss_of(x.training, x.ctc_weight),
+        validate=SpeechValidation(transcriber, held_out, held_out.epoch(0), bleu=translating),
+        config=x.training,
+        directory=x.run,
+    )
+    finish(x.run, trainer.run().chosen(x.training.average, x.training.keep_last, x.training.keep_best))
+
+    # Decoding and score
+    return (
+        speech_report(x.run, test, x.decoding, x.device, ctc_weight=x.ctc_weight, speech_translation=translating)
+        if test
+        else {}
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(run, SETTINGS, default="commands", description=__doc__))

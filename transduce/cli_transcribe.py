@@ -1,0 +1,147 @@
+"""`transduce transcribe RUN FILE ...`: recordings to text, TSV, JSON lines or subtitles."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from tqdm import tqdm
+from tyro.conf import Positional, arg
+
+from transduce.cli_device import Precision, dtype_of, torch_device
+from transduce.decoding import Decoding
+from transduce.pipeline import load_transcriber
+from transduce.transcriber import Transcript
+
+CHUNK = 100
+"""Files transcribed, and then written, at a time."""
+
+Format = Literal["text", "tsv", "json", "srt"]
+
+
+def transcribe(
+    run: Positional[Annotated[Path, arg(metavar="RUN", help="A run directory, as a speech recipe makes it.")]],
+    files: Positional[Annotated[tuple[Path, ...], arg(metavar="FILE [FILE ...]")]],
+    *,
+    format: Format = "text",
+    output: Path | None = None,
+    beam_size: int = 5,
+    alpha: float = 0.6,
+    greedy: bool = False,
+    ctc_weight: float = 0.0,
+    max_seconds: float = 20.0,
+    device: str = "cuda" if torch.cuda.is_available() else "cpu",
+    batch_tokens: int = 2048,
+    precision: Precision = "fp32",
+) -> None:
+    """Transcribe sound files: a text for each, in the same order.
+
+    A file that cannot be used is named on stderr and gives a blank text; the others are transcribed all the same, and
+    the exit code is 1.
+
+    Args:
+        files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, or .npy of vectors; - reads names from standard input, one a line.
+        format: text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per piece, none for a
+            file that cannot be used. json: an object per file and line. srt: subtitles of one file.
+        output: Where transcripts go; standard output if not given.
+        beam_size: Hypotheses per piece.
+        alpha: Exponent of the length penalty ((5 + length) / 6)^alpha.
+        greedy: Take the likeliest next token each time: --beam-size 1.
+        ctc_weight: Share of CTC in the score, 0 to 1; 0.3 is usual where the model has a CTC head.
+        max_seconds: Longer recordings are cut into pieces, where they are quietest.
+        device: cpu, cuda, cuda:1, ...
+        batch_tokens: Positions per batch, padding included: speed and memory, never the output.
+        precision: bf16 is faster where the hardware has it; a few outputs change.
+    """
+    decoding = Decoding(
+        beam_size=1 if greedy else beam_size,
+        alpha=alpha,
+        batch_tokens=batch_tokens,
+        length_ratio=1.0,
+        length_extra=5,
+        ctc_weight=ctc_weight,
+        max_seconds=max_seconds,
+    )
+    if not files:
+        raise ValueError("name the files to transcribe, or - to read their names from standard input")
+    paths = list(_names(files))
+    if format == "srt" and len(paths) != 1:
+        raise ValueError(f"subtitles belong to one file, but {len(paths)} were named; run it once for each")
+    transcriber = load_transcriber(run, torch_device(device), dtype_of(precision))
+    n_bad = 0
+    with ExitStack() as stack:
+        out = stack.enter_context(output.open("w", encoding="utf-8", newline="\n")) if output else sys.stdout
+        if format == "tsv":
+            out.write("audio\tstart\tstop\tscore\ttext\n")
+        bar = stack.enter_context(tqdm(total=len(paths), unit="file", disable=not sys.stderr.isatty()))
+        for start in range(0, len(paths), CHUNK):
+            transcripts = transcriber.transcribe(paths[start : start + CHUNK], decoding)
+            for transcript in transcripts:
+                if transcript.error:
+                    tqdm.write(f"transduce: {transcript.error}", file=sys.stderr)
+                    n_bad += 1
+                out.write(WRITE[format](transcript))
+            out.flush()
+            bar.update(len(transcripts))
+    if n_bad:
+        print(f"transduce: {n_bad} of {len(paths)} files could not be transcribed", file=sys.stderr)
+        sys.exit(1)
+
+
+def _names(files: Sequence[Path]) -> Iterator[Path]:
+    for file in files:
+        if str(file) == "-":
+            lines = sys.stdin.buffer.read().split(b"\n")
+            yield from (Path(os.fsdecode(name)) for line in lines if (name := line.removesuffix(b"\r")))
+        else:
+            yield file
+
+
+def _name(path: Path) -> str:
+    """As text, even where the file system holds bytes that are none."""
+    return os.fsencode(path).decode(errors="replace")
+
+
+def _text(transcript: Transcript) -> str:
+    return transcript.text + "\n"
+
+
+def _tsv(transcript: Transcript) -> str:
+    name = _name(transcript.path).replace("\t", " ")
+    return "".join(
+        f"{name}\t{p.start:.3f}\t{p.stop:.3f}\t{p.outputs[0].score:.4f}\t" + p.outputs[0].text.replace("\t", " ") + "\n"
+        for p in transcript.pieces
+    )
+
+
+def _json(transcript: Transcript) -> str:
+    pieces = [
+        {"start": round(p.start, 3), "stop": round(p.stop, 3), "score": p.outputs[0].score, "text": p.outputs[0].text}
+        for p in transcript.pieces
+    ]
+    plain: dict[str, object] = {"audio": _name(transcript.path), "text": transcript.text, "pieces": pieces}
+    if transcript.error:
+        plain["error"] = transcript.error.encode(errors="replace").decode()
+    return json.dumps(plain, ensure_ascii=False) + "\n"
+
+
+def _srt(transcript: Transcript) -> str:
+    said = [piece for piece in transcript.pieces if piece.outputs[0].text.strip()]
+    return "".join(
+        f"{number}\n{_moment(piece.start)} --> {_moment(piece.stop)}\n{piece.outputs[0].text.strip()}\n\n"
+        for number, piece in enumerate(said, start=1)
+    )
+
+
+def _moment(seconds: float) -> str:
+    """SubRip's hours:minutes:seconds,milliseconds."""
+    milliseconds = round(seconds * 1000)
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d},{rest % 1000:03d}"
+
+
+WRITE = {"text": _text, "tsv": _tsv, "json": _json, "srt": _srt}

@@ -1,0 +1,221 @@
+"""Recordings as training data: frames, augmented anew in every epoch, and the ids of what is said."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+
+from transduce.data.augment import Augmentation, draw_speed, generator, mask_mels, mask_time
+from transduce.data.batch import Batch, Epoch, batch_of, pad_frames
+from transduce.data.feature_cache import FeatureCache
+from transduce.data.features import FeatureConfig, Features, statistics
+from transduce.data.manifest import Recording
+from transduce.data.tokenizer import BOS, EOS, Tokenizer
+from transduce.data.vectors import VectorConfig, Vectors
+
+logger = logging.getLogger("transduce")
+
+PLAIN = Augmentation(speeds=(1.0,), time_spans=0, mel_spans=0)
+"""Utterances as they are."""
+
+
+@dataclass(frozen=True)
+class FrameReader:
+    """Frames of a file: MFCC of sound, by way of the cache, or the vectors of a .npy."""
+
+    front: Features | Vectors
+    cache: FeatureCache
+
+    @property
+    def n_features(self) -> int:
+        """F, numbers per frame."""
+        return self.front.config.n_features
+
+    def __call__(
+        self, path: Path, augmentation: Augmentation = PLAIN, rng: Generator | None = None, speed: float = 1.0
+    ) -> Float[Tensor, "S F"]:
+        """Frames at one speed, mel bands hidden before the DCT, spans of time after normalisation.
+
+        Vectors have neither speed nor mel bands.
+
+        Raises:
+            ValueError: the file cannot be used; the message names it.
+        """
+        rng = rng or generator(0, 0, 0)
+        if isinstance(self.front, Vectors):
+            frames = self.front(path)
+        else:
+            log_mel = self.cache.get(path, self.front, speed)
+            if augmentation.mel_spans:
+                log_mel = mask_mels(log_mel, spans=augmentation.mel_spans, widest=augmentation.widest_mel, rng=rng)
+            frames = self.front.mfcc(log_mel)
+        if not augmentation.time_spans:
+            return frames
+        return mask_time(
+            frames,
+            spans=augmentation.time_spans,
+            widest=augmentation.widest_time,
+            hop=self.front.config.hop,
+            share=augmentation.widest_share,
+            rng=rng,
+        )
+
+    def fill(self, paths: Sequence[Path], speeds: Sequence[float], workers: int) -> dict[Path, str]:
+        """Compute what the cache lacks; returns the files that cannot be used, with the reason."""
+        if isinstance(self.front, Features):
+            return self.cache.fill(paths, self.front, speeds, workers)
+        errors = {}
+        for path in paths:
+            try:
+                self.front(path)
+            except ValueError as error:
+                errors[path] = str(error)
+        return errors
+
+    @property
+    def hop(self) -> float:
+        """Seconds from one frame to the next, to the sample."""
+        config = self.front.config
+        return config.hop if isinstance(config, VectorConfig) else config.hop_samples / config.sample_rate
+
+    def n_frames(self, path: Path, speed: float) -> int:
+        """S of a file that can be used."""
+        return len(self.front(path) if isinstance(self.front, Vectors) else self.cache.get(path, self.front, speed))
+
+
+@dataclass(frozen=True)
+class SpeechPairs:
+    """What the trainer asks for: `epoch(n)` gives batches, the same ones for the same (seed, n)."""
+
+    recordings: list[Recording]
+    reader: FrameReader
+    target: list[list[int]]
+    n_frames: dict[float, Int[np.ndarray, " n"]]
+    """Of every recording, by speed."""
+    augmentation: Augmentation
+    frames_per_batch: int
+    seed: int
+    skipped: dict[str, int]
+    """How many were left out, by reason."""
+
+    @classmethod
+    def encode(
+        cls,
+        recordings: Sequence[Recording],
+        reader: FrameReader,
+        tokenizer: Tokenizer,
+        *,
+        frames_per_batch: int,
+        augmentation: Augmentation = PLAIN,
+        max_seconds: float = 30.0,
+        stack: int = 1,
+        workers: int = 0,
+        seed: int = 0,
+    ) -> "SpeechPairs":
+        """Look at every recording once; what cannot be used is left out, counted, and named in a warning.
+
+        Args:
+            stack: frames that become one position; no text can have more tokens than positions.
+
+        Raises:
+            ValueError: nothing is left.
+        """
+        spoken = [r for r in recordings if r.text.strip()]
+        short = [r for r in spoken if r.seconds <= max_seconds]
+        speeds = augmentation.speeds if isinstance(reader.front, Features) else (1.0,)
+        bad = reader.fill([r.audio for r in short], speeds, workers)
+        for told in bad.values():
+            logger.warning("%s", told)
+        usable = [r for r in short if r.audio not in bad]
+        target = [[*row, EOS] for row in tokenizer.encode([r.text for r in usable])]
+        n_frames = {s: np.array([reader.n_frames(r.audio, s) for r in usable], dtype=np.int64) for s in speeds}
+        seconds = np.min([s * reader.hop * n for s, n in n_frames.items()], axis=0)
+        for i in np.flatnonzero(seconds > max_seconds + 1e-6):
+            told = "%s lasts %.1f s, but its manifest says %g; it is left out, being longer than %g s"
+            logger.warning(told, usable[i].audio, seconds[i], usable[i].seconds, max_seconds)
+        fits = [i for i in range(len(usable)) if seconds[i] <= max_seconds + 1e-6]
+        fewest = np.min(list(n_frames.values()), axis=0)
+        kept = [i for i in fits if -(-fewest[i] // stack) >= positions_needed(target[i])]
+        skipped = {
+            "blank text": len(recordings) - len(spoken),
+            f"longer than {max_seconds:g} s": len(spoken) - len(short) + len(usable) - len(fits),
+            "unusable sound": len(short) - len(usable),
+            "fewer positions than tokens": len(fits) - len(kept),
+        }
+        if not kept:
+            told = ", ".join(f"{n} {reason}" for reason, n in skipped.items())
+            reason = next(iter(bad.values()), "look at the manifest")
+            raise ValueError(f"training needs recordings, but of {len(recordings)} none is left: {told}; {reason}")
+        return cls(
+            [usable[i] for i in kept],
+            reader,
+            [target[i] for i in kept],
+            {speed: lengths[kept] for speed, lengths in n_frames.items()},
+            augmentation,
+            frames_per_batch,
+            seed,
+            skipped,
+        )
+
+    def __str__(self) -> str:
+        first = self.epoch(0)
+        hours = sum(r.seconds for r in self.recordings) / 3600
+        left_out = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items() if n) or "none"
+        return (
+            f"{len(self.recordings):,} recordings, {hours:.2f} hours, {len({r.speaker for r in self.recordings})} "
+            f"speakers, {sum(map(len, self.target)):,} target tokens, {len(first)} batches of at most "
+            f"{self.frames_per_batch} frames, {first.padding_share:.1%} padding; left out: {left_out}"
+        )
+
+    def epoch(self, n: int) -> Epoch:
+        """The batches of epoch n; the first goes from short to long."""
+        speeds = list(self.n_frames)
+        drawn = [draw_speed(speeds, generator(self.seed, n, i)) for i in range(len(self.recordings))]
+        lengths = np.array([self.n_frames[speed][i] for i, speed in enumerate(drawn)])
+
+        def make(rows: list[int]) -> Batch:
+            frames = [self._frames(i, n, drawn[i]) for i in rows]
+            source, source_lengths = pad_frames(frames)
+            return batch_of(source, source_lengths, [self.target[i] for i in rows], bos=BOS)
+
+        return Epoch(
+            lengths[:, None],
+            make,
+            tokens_per_batch=self.frames_per_batch,
+            seed=self.seed,
+            epoch=n,
+            short_first=n == 0,
+        )
+
+    def _frames(self, index: int, epoch: int, speed: float) -> Float[Tensor, "S F"]:
+        rng = generator(self.seed + 1, epoch, index)
+        return self.reader(self.recordings[index].audio, self.augmentation, rng, speed)
+
+
+def positions_needed(row: Sequence[int]) -> int:
+    """The fewest positions that CTC can align with these ids: one each, EOS aside, and a blank between equal ones."""
+    ids = row[:-1]
+    return len(ids) + sum(a == b for a, b in pairwise(ids))
+
+
+def front_end(
+    config: FeatureConfig | VectorConfig, recordings: Sequence[Recording], cache: FeatureCache, workers: int
+) -> Features | Vectors:
+    """What makes frames; where all training data is to be normalised as one, its statistics are taken here."""
+    if isinstance(config, VectorConfig):
+        return Vectors(config)
+    if config.normalise != "global":
+        return Features(config)
+    plain = Features(replace(config, normalise="none"))
+    paths = [r.audio for r in recordings]
+    bad = cache.fill(paths, plain, workers=workers)
+    if len(bad) == len(set(paths)):
+        told = next(iter(bad.values()), "there are no recordings")
+        raise ValueError(f"normalise=global needs training data that can be used, but none can: {told}")
+    mean, std = statistics(plain.mfcc(cache.get(path, plain)) for path in paths if path not in bad)
+    return Features(config, mean=mean, std=std)
