@@ -68,10 +68,10 @@ MULTI30K = Experiment(
     run=Path("runs/multi30k"),
     corpus=Folder(data=corpus_folder("multi30k"), test="test_2016_flickr"),
     tokens_per_batch=2048,
-    model=replace(td.transformer_tiny(), dropout=0.2),
+    model=replace(td.transformer_tiny(), dropout=0.15),
     training=TrainingConfig(
-        optim=OptimConfig(peak_rate=3e-3, warmup_steps=1000, schedule="cosine"),
-        max_updates=12_500,
+        optim=OptimConfig(peak_rate=3e-3, warmup_steps=1000, cooldown=0.3),
+        max_updates=11_500,
         max_minutes=57.0,
         precision="bf16",
         validate_every=500,
@@ -91,7 +91,7 @@ SETTINGS = {
             corpus=Files(),
             training=replace(
                 MULTI30K.training,
-                optim=replace(MULTI30K.training.optim, schedule="inverse_sqrt"),
+                optim=replace(MULTI30K.training.optim, cooldown=0.0),
                 max_minutes=None,
                 max_updates=100_000,
                 patience=10,

@@ -50,6 +50,20 @@ def test_a_cosine_no_longer_than_its_warmup_ends_at_the_peak():
     assert config.rate(100, 100) == 1e-3
 
 
+@pytest.mark.parametrize("schedule", ["inverse_sqrt", "constant"])
+def test_a_cooldown_is_a_straight_line_to_zero(schedule):
+    hot, cold = (OptimConfig(warmup_steps=10, schedule=schedule, cooldown=c) for c in (0.0, 0.25))
+    for update in (5, 10, 400, 750):
+        assert cold.rate(update, 1000) == hot.rate(update, 1000)
+    for update, share in ((800, 0.8), (875, 0.5), (975, 0.1), (1000, 0.0)):
+        assert cold.rate(update, 1000) == pytest.approx(share * hot.rate(update, 1000))
+
+
+def test_a_cooldown_is_a_share():
+    with pytest.raises(ValueError, match=r"^cooldown must lie in 0 \.\.\. 1, but cooldown=1.5$"):
+        OptimConfig(cooldown=1.5)
+
+
 @pytest.mark.parametrize("final", [-1e-5, 2e-3])
 def test_the_final_rate_is_not_above_the_peak(final):
     with pytest.raises(ValueError, match="final_rate must lie between 0 and peak_rate"):

@@ -22,6 +22,8 @@ class OptimConfig:
     """After the warm-up: fall with 1 / sqrt(update), along half a cosine down to final_rate at max_updates, or stay."""
     final_rate: float = 0.0
     """Where the cosine ends."""
+    cooldown: float = 0.0
+    """Share of max_updates, at the end, over which the rate falls in a straight line to 0, whatever the schedule."""
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
     weight_decay: float = 0.0
@@ -37,6 +39,8 @@ class OptimConfig:
                 "final_rate must lie between 0 and peak_rate, but "
                 f"final_rate={self.final_rate}, peak_rate={self.peak_rate}"
             )
+        if not 0 <= self.cooldown <= 1:
+            raise ValueError(f"cooldown must lie in 0 ... 1, but cooldown={self.cooldown}")
         if self.warmup_steps < 0 or self.clip_norm < 0 or self.weight_decay < 0:
             raise ValueError(
                 "warmup_steps, clip_norm and weight_decay must not be negative, but "
@@ -46,8 +50,14 @@ class OptimConfig:
     def rate(self, update: int, max_updates: int) -> float:
         """Learning rate of this update; the first is 1, the last max_updates.
 
-        Source: the cosine is Loshchilov and Hutter (2017), equation 5, without restarts.
+        Source: the cosine is Loshchilov and Hutter (2017), equation 5, without restarts; the cooldown, Zhai et al.
+        (2022), Scaling vision transformers.
         """
+        rate = self._scheduled(update, max_updates)
+        left, cooldown = max_updates - update, self.cooldown * max_updates
+        return rate * max(0, left) / cooldown if cooldown and left < cooldown else rate
+
+    def _scheduled(self, update: int, max_updates: int) -> float:
         warmup = max(1, self.warmup_steps)
         if update < warmup:
             return self.peak_rate * update / warmup
