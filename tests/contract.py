@@ -149,16 +149,24 @@ def _cut(x: Tensor | None, lengths: Tensor | None, row: int) -> Tensor | None:
 
 
 def the_future_is_invisible(model: Transformer, rng: Generator) -> None:
-    """d logits[t] / d input[s] is zero to the last bit where s > t, and not zero where s <= t."""
+    """d logits[t] / d input[s] is zero to the last bit where s > t, and not zero where s <= t, as far as windows reach."""
     example = random_example(model.config, rng, rows=1)
     assert model.decoder is not None
     assert model.target_input is not None
     vectors = model.target_input(example.target)[0].detach().requires_grad_()
     logits = model.project(model.decoder(vectors, memory=example.memory(model)))
+    assert model.config.decoder is not None
+    reach = _reach(model.config, model.config.decoder.n_layers)
     for t in range(TARGET):
-        gradient = _gradient(logits[0, t], vectors, rng)[0]
+        gradient, first = _gradient(logits[0, t], vectors, rng)[0], max(0, t - reach)
         assert torch.all(gradient[t + 1 :] == 0), f"position {t} sees its future"
-        assert torch.all(gradient[: t + 1].norm(dim=-1) > 0), f"position {t} does not see all of its past"
+        assert torch.all(gradient[first : t + 1].norm(dim=-1) > 0), f"position {t} does not see all of its past"
+        assert torch.all(gradient[:first] == 0), f"position {t} sees beyond its windows"
+
+
+def _reach(config: TransformerConfig, n_layers: int) -> int:
+    """How many positions away the furthest can be that a state of the last layer depends on."""
+    return 10**6 if config.window is None else n_layers * (config.window - 1)
 
 
 def padding_gets_no_gradient(model: Transformer, rng: Generator) -> None:
@@ -169,11 +177,14 @@ def padding_gets_no_gradient(model: Transformer, rng: Generator) -> None:
     vectors, lengths = model.source_input(example.source, example.source_lengths)
     vectors = vectors.detach().requires_grad_()
     states = model.encoder(vectors, lengths=lengths)
+    assert model.config.encoder is not None
+    reach = _reach(model.config, model.config.encoder.n_layers)
     for row, length in enumerate(lengths.tolist()):
         for t in range(length):
             gradient = _gradient(states[row, t], vectors, rng)
-            assert torch.all(gradient[row, length:] == 0)
-            assert torch.all(gradient[row, :length].norm(dim=-1) > 0)
+            first, end = max(0, t - reach), min(length, t + reach + 1)
+            assert torch.all(gradient[row, :first] == 0) and torch.all(gradient[row, end:] == 0)
+            assert torch.all(gradient[row, first:end].norm(dim=-1) > 0)
             assert torch.all(gradient[[other for other in range(ROWS) if other != row]] == 0)
 
 

@@ -2,6 +2,8 @@
 
 One sentence at a time, and only its real positions: so there is no padding, and no mask. A key that a query may not
 see is never looped over. It shares nothing with the package but the names of the weights.
+
+And the variants that came after the paper, each after its own.
 """
 
 import math
@@ -24,6 +26,12 @@ class Reference:
     positions: str = "sinusoidal"
     scale_embeddings: bool = True
     eps: float = 1e-5
+    norm: str = "layer"
+    n_kv_heads: int | None = None
+    window: int | None = None
+    rotary_theta: float = 10000.0
+    gated: bool = False
+    experts_per_token: int = 2
 
     def logits(self, weights: Weights, source: Array | None, target: Array | None) -> Array:
         """Figure 1, for one row: ids (S) or frames (S, F), and ids (T), to logits (T, V); without a target, (S, V)."""
@@ -81,60 +89,126 @@ class Reference:
 
     def normed(self, weights: Weights, name: str, x: Array) -> Array:
         """Ba et al. (2016), equation 4, at every position."""
+        if self.norm == "rms":
+            return np.array([rms(weights, name, row, self.eps) for row in x])
         rows = []
         for row in x:
             mean = sum(row) / len(row)
             variance = sum((number - mean) ** 2 for number in row) / len(row)
             rows.append((row - mean) / math.sqrt(variance + self.eps))
-        return np.array(rows) * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+        return np.array(rows) * weights[f"{name}.weight"] + weights.get(f"{name}.bias", 0.0)
 
     def self_attention(self, weights: Weights, name: str, x: Array, causal: bool) -> Array:
         """The fused matrix is W^Q, W^K and W^V one below the other."""
-        fused = np.array([linear(weights, f"{name}.attention.qkv", x_t) for x_t in x])
-        query, key, value = np.split(fused, 3, axis=1)
-        return self.multi_head(weights, f"{name}.attention.output", query, key, value, causal)
+        name = f"{name}.attention"
+        fused = np.array([linear(weights, f"{name}.qkv", x_t) for x_t in x])
+        end = weights[f"{name}.output.weight"].shape[1]
+        key_end = (end + fused.shape[1]) // 2
+        query, key, value = fused[:, :end], fused[:, end:key_end], fused[:, key_end:]
+        query, key = self.heads_normed(weights, name, query, key)
+        if self.positions == "rotary":
+            query, key = self.rotated(query, end // self.n_heads), self.rotated(key, end // self.n_heads)
+        return self.multi_head(weights, f"{name}.output", query, key, value, causal, self.window)
 
     def cross_attention(self, weights: Weights, name: str, x: Array, memory: Array) -> Array:
         """Queries from the decoder, keys and values from the memory (section 3.2.3)."""
-        query = np.array([linear(weights, f"{name}.cross.q", x_t) for x_t in x])
-        fused = np.array([linear(weights, f"{name}.cross.kv", state) for state in memory])
+        name = f"{name}.cross"
+        query = np.array([linear(weights, f"{name}.q", x_t) for x_t in x])
+        fused = np.array([linear(weights, f"{name}.kv", state) for state in memory])
         key, value = np.split(fused, 2, axis=1)
-        return self.multi_head(weights, f"{name}.cross.output", query, key, value, False)
+        query, key = self.heads_normed(weights, name, query, key)
+        return self.multi_head(weights, f"{name}.output", query, key, value, False, None)
 
-    def multi_head(self, weights: Weights, output: str, query: Array, key: Array, value: Array, causal: bool) -> Array:
-        """Sections 3.2.1 and 3.2.2: every head, every query, every key it may see."""
+    def heads_normed(self, weights: Weights, name: str, query: Array, key: Array) -> tuple[Array, Array]:
+        """Zhang and Sennrich (2019), equation 4, over each head, where there are such weights."""
+        if f"{name}.norm.query.weight" not in weights:
+            return query, key
+        width = query.shape[1] // self.n_heads
+        parts = []
+        for which, x in (("query", query), ("key", key)):
+            heads = x.reshape(len(x), -1, width)
+            normed = [[rms(weights, f"{name}.norm.{which}", head, self.eps) for head in row] for row in heads]
+            parts.append(np.array(normed).reshape(x.shape))
+        return parts[0], parts[1]
+
+    def rotated(self, x: Array, width: int) -> Array:
+        """Su et al. (2021), equation 15, where a pair is a complex number: times exp(i t theta_j).
+
+        The package tabulates angles in single precision, so the factor is rounded here too.
+        """
+        out = np.zeros_like(x)
+        for t, row in enumerate(x):
+            for start in range(0, len(row), width):
+                for j in range(width // 2):
+                    angle = t * self.rotary_theta ** (-2 * j / width)
+                    factor = complex(np.float32(math.cos(angle)), np.float32(math.sin(angle)))
+                    pair = complex(row[start + j], row[start + j + width // 2]) * factor
+                    out[t, start + j], out[t, start + j + width // 2] = pair.real, pair.imag
+        return out
+
+    def multi_head(
+        self, weights: Weights, output: str, query: Array, key: Array, value: Array, causal: bool, window: int | None
+    ) -> Array:
+        """Sections 3.2.1 and 3.2.2: every head, every query, every key it may see.
+
+        Ainslie et al. (2023): neighbouring heads of queries share a head of keys and values.
+        """
         d_k = query.shape[1] // self.n_heads
+        per_group = self.n_heads // (self.n_kv_heads or self.n_heads)
         concatenated = np.zeros_like(query)
         for head in range(self.n_heads):
             part = slice(head * d_k, (head + 1) * d_k)
+            shared = slice(head // per_group * d_k, (head // per_group + 1) * d_k)
             for t in range(len(query)):
-                seen = range(t + 1) if causal else range(len(key))
-                scores = [np.dot(query[t, part], key[s, part]) / math.sqrt(d_k) for s in seen]
+                seen = [s for s in range(len(key)) if s <= t or not causal]
+                if window is not None:
+                    seen = [s for s in seen if abs(t - s) < window]
+                scores = [np.dot(query[t, part], key[s, shared]) / math.sqrt(d_k) for s in seen]
                 exponentials = [math.exp(score - max(scores)) for score in scores]
-                for s in seen:
-                    concatenated[t, part] += exponentials[s] / sum(exponentials) * value[s, part]
+                total = sum(exponentials)
+                for s, exponential in zip(seen, exponentials, strict=True):
+                    concatenated[t, part] += exponential / total * value[s, shared]
         return np.array([linear(weights, output, row) for row in concatenated])
 
     def feed_forward(self, weights: Weights, name: str, x: Array) -> Array:
-        """Equation 2, with the activation in the place of max(0, .)."""
+        """Equation 2 at every position; or the experts that its router likes best, by their renormalised share."""
+        name = f"{name}.feed_forward"
+        if f"{name}.router.weight" not in weights:
+            return np.array([self.two_maps(weights, name, x_t) for x_t in x])
         rows = []
         for x_t in x:
-            inner = [activate(self.activation, number) for number in linear(weights, f"{name}.feed_forward.wide", x_t)]
-            rows.append(linear(weights, f"{name}.feed_forward.narrow", np.array(inner)))
+            odds = [math.exp(np.dot(row, x_t)) for row in weights[f"{name}.router.weight"]]
+            best = sorted(range(len(odds)), key=lambda e: -odds[e])[: self.experts_per_token]
+            total = sum(odds[e] for e in best)
+            rows.append(sum(odds[e] / total * self.two_maps(weights, f"{name}.experts.{e}", x_t) for e in best))
         return np.array(rows)
+
+    def two_maps(self, weights: Weights, name: str, x_t: Array) -> Array:
+        """Equation 2, with the activation in the place of max(0, .); gated, Shazeer (2020), equation 6."""
+        inner = linear(weights, f"{name}.wide", x_t)
+        width = len(inner) // 2 if self.gated else len(inner)
+        through = np.array([activate(self.activation, number) for number in inner[:width]])
+        return linear(weights, f"{name}.narrow", through * inner[width:] if self.gated else through)
 
 
 def linear(weights: Weights, name: str, x: Array) -> Array:
     """W x + b, one output after the other."""
-    return np.array([np.dot(row, x) for row in weights[f"{name}.weight"]]) + weights[f"{name}.bias"]
+    return np.array([np.dot(row, x) for row in weights[f"{name}.weight"]]) + weights.get(f"{name}.bias", 0.0)
+
+
+def rms(weights: Weights, name: str, x: Array, eps: float) -> Array:
+    """Zhang and Sennrich (2019), equation 4."""
+    return x / math.sqrt(sum(number**2 for number in x) / len(x) + eps) * weights[f"{name}.weight"]
 
 
 def activate(kind: str, x: float) -> float:
-    """max(0, x); x * Phi(x); and the approximation of Phi by tanh, both of Hendrycks and Gimpel (2016)."""
+    """max(0, x); x * Phi(x), and its approximation by tanh, and x * sigmoid(x), all of Hendrycks and Gimpel (2016)."""
     if kind == "relu":
         return max(0.0, x)
     if kind == "gelu":
         return x * 0.5 * (1 + math.erf(x / math.sqrt(2)))
+    if kind == "silu":
+        return x / (1 + math.exp(-x))
     return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 

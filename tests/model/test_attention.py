@@ -24,7 +24,7 @@ def randomised(module, rng):
     return module
 
 
-def written_out(query, key, value, lengths, causal):
+def written_out(query, key, value, lengths, causal, window=None):
     """softmax(Q K^T / sqrt(E)) V, one number at a time: no softmax, no matmul, no mask."""
     rows, heads, n_queries, width = query.shape
     n_keys, want = key.size(2), torch.zeros(query.shape, dtype=torch.float64)
@@ -34,10 +34,12 @@ def written_out(query, key, value, lengths, causal):
                 end = n_keys if lengths is None else int(lengths[b])
                 if causal:  # the last query stands where the last key stands
                     end = min(end, n_keys - n_queries + t + 1)
-                q, k = query[b, h, t].tolist(), key[b, h].tolist()
-                weights = [math.exp(sum(q[e] * k[s][e] for e in range(width)) / math.sqrt(width)) for s in range(end)]
-                for s in range(end):
-                    want[b, h, t] += weights[s] / sum(weights) * value[b, h, s]
+                seen = [s for s in range(end) if window is None or abs(n_keys - n_queries + t - s) < window]
+                shared = h // (heads // key.size(1))  # as many neighbours as there are queries to a head of keys
+                q, k = query[b, h, t].tolist(), key[b, shared].tolist()
+                weights = [math.exp(sum(q[e] * k[s][e] for e in range(width)) / math.sqrt(width)) for s in seen]
+                for s, weight in zip(seen, weights, strict=True):
+                    want[b, h, t] += weight / sum(weights) * value[b, shared, s]
     return want
 
 
@@ -50,6 +52,26 @@ def test_attention_is_the_formula_written_out(n_queries, lengths, causal, rng):
     lengths = None if lengths is None else torch.tensor(lengths)
     got = attend(query, key, value, key_lengths=lengths, causal=causal)
     torch.testing.assert_close(got, written_out(query, key, value, lengths, causal), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("kv_heads", "window", "lengths"),
+    [(2, None, None), (1, None, (23, 11)), (6, 5, None), (2, 5, (23, 21)), (1, 29, None)],
+)
+@pytest.mark.parametrize("n_queries", [1, 7, 19, 23])
+def test_shared_keys_and_windows_are_the_formula_written_out(
+    n_queries, kv_heads, window, lengths, causal, gradient, rng
+):
+    """Six heads of queries over two, one or six of keys; with a gradient all go through PyTorch's kernel."""
+    query = randn(rng, 2, 6, n_queries, 5)
+    key, value = (randn(rng, 2, kv_heads, 23, 5) for _ in range(2))
+    lengths = None if lengths is None else torch.tensor(lengths)
+    with torch.set_grad_enabled(gradient):
+        got = attend(query, key, value, key_lengths=lengths, causal=causal, window=window)
+    want = written_out(query, key, value, lengths, causal, window)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("n_queries", [7, 19])

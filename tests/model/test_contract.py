@@ -30,9 +30,26 @@ POSITIONS = {
     "none": {"positions": "none"},
 }
 
+# The rotary table, too, ends in the middle; three layers of windows of 5 do not reach the whole sequence.
+ROTARY = {"positions": "rotary", "max_positions": 7, "head_width": 6}
+VARIANTS = {
+    "rotary": ROTARY,
+    "grouped-queries": {"n_heads": 6, "n_kv_heads": 2, "head_width": 3},
+    "multi-query": {"n_heads": 3, "n_kv_heads": 1, "head_width": 5},
+    "qk-norm": {"qk_norm": True},
+    "rms": {"norm": "rms"},
+    "gated": {"gated": True, "activation": "silu"},
+    "no-bias": {"bias": False},
+    "window": {"window": 5},
+    "grouped-window": {"window": 5, "n_heads": 6, "n_kv_heads": 2, "head_width": 3},
+    "experts": {"n_experts": 5, "experts_per_token": 2},
+}
+EVERYTHING = {name: value for fields in VARIANTS.values() for name, value in fields.items()} | ROTARY
+VARIANTS["everything"] = EVERYTHING | {"norm_position": "pre", "n_heads": 6, "n_kv_heads": 2}
+
 
 def _cases() -> dict[str, TransformerConfig]:
-    """Every shape with both places of the norm and all positions; then one other setting at a time."""
+    """Every shape with both places of the norm and all positions; then one other setting at a time, and all."""
     cases = {}
     for shape, config in SHAPES.items():
         for norm in ("post", "pre"):
@@ -40,7 +57,13 @@ def _cases() -> dict[str, TransformerConfig]:
                 cases[f"{shape}-{norm}-{kind}"] = replace(config, norm_position=norm, **positions)
         for activation in ("gelu", "gelu_tanh"):
             cases[f"{shape}-{activation}"] = replace(config, activation=activation)
+        for variant, fields in VARIANTS.items():
+            if variant == "everything" or shape in ("tokens-tokens", "decoder"):
+                cases[f"{shape}-{variant}"] = replace(config, **fields)
         cases[f"{shape}-tie-none"] = replace(config, tie="none", scale_embeddings=False)
+        if shape == "frames-tokens":
+            projected = replace(config.encoder, input=replace(config.encoder.input, project=True))
+            cases[f"{shape}-projected-ctc"] = replace(config, encoder=projected, ctc=True)
         if shape == "tokens-tokens":
             cases[f"{shape}-tie-all"] = replace(config, encoder=replace(DECODER, n_layers=2), tie="all")
         elif "frames" not in shape:

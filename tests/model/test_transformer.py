@@ -43,6 +43,12 @@ def test_logits_are_those_of_the_paper_in_loops(config, rng):
         positions=config.positions,
         scale_embeddings=config.scale_embeddings,
         eps=config.norm_eps,
+        norm=config.norm,
+        n_kv_heads=config.n_kv_heads,
+        window=config.window,
+        rotary_theta=config.rotary_theta,
+        gated=config.gated,
+        experts_per_token=config.experts_per_token,
     )
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     for row in range(2):

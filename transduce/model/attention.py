@@ -7,45 +7,61 @@ from torch import Tensor, nn
 
 from transduce.model.cache import LayerCache
 from transduce.model.config import TransformerConfig
+from transduce.model.positions import rotate
 
 
 def attend(
     query: Float[Tensor, "B H T E"],
-    key: Float[Tensor, "B H S E"],
-    value: Float[Tensor, "B H S E"],
+    key: Float[Tensor, "B K S E"],
+    value: Float[Tensor, "B K S E"],
     *,
     key_lengths: Int[Tensor, " B"] | None = None,
     causal: bool = False,
+    window: int | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H T E"]:
-    """softmax(Q K^T / sqrt(E)) V.
+    """softmax(Q K^T / sqrt(E)) V, where H / K heads of queries in a row share one head of keys and values.
 
     `key_lengths` hides the keys at and after each row's length. `causal` aligns the last query with the last key:
-    query t sees the keys up to t + S - T, so that one new query sees everything cached.
+    query t sees the keys up to t + S - T, so that one new query sees everything cached. `window` hides, on both sides,
+    the keys that are `window` or more positions away from t + S - T.
 
-    Source: Vaswani et al. (2017), sections 3.2.1 and 3.2.3.
+    Source: Vaswani et al. (2017), sections 3.2.1 and 3.2.3; shared keys and values are Ainslie et al. (2023).
     """
-    n_queries, n_keys = query.size(2), key.size(2)
+    n_queries, groups = query.size(2), query.size(1) // key.size(1)
     on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
     if on_cpu and training and query.dtype == torch.bfloat16:
         with torch.autocast("cpu", enabled=False):  # in bf16 the kernel is slower, and the queries' gradient is noise
             wide = (x.float() for x in (query, key, value))
-            return attend(*wide, key_lengths=key_lengths, causal=causal, dropout=dropout).to(query.dtype)
+            return attend(*wide, key_lengths=key_lengths, causal=causal, window=window, dropout=dropout).to(query.dtype)
+    if window is not None and causal and key_lengths is None:  # nobody sees the keys before these
+        key, value = (x[:, :, -(n_queries + window - 1) :] for x in (key, value))
+    n_keys = key.size(2)
+    if window is not None and n_keys <= window:
+        window = None
     few = on_cpu and not training and n_queries <= 16
-    if causal and n_queries == n_keys and key_lengths is None and not few:
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-    visible = _visible(n_queries, n_keys, key_lengths, causal and n_queries > 1, query.device)
+    if causal and n_queries == n_keys and key_lengths is None and window is None and not few:
+        return F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=groups > 1
+        )
+    visible = _visible(n_queries, n_keys, key_lengths, causal and n_queries > 1, window, query.device)
+    if groups > 1:  # heads that share keys fold into the query axis: nothing is copied, and every kernel can do it
+        query = query.reshape(query.size(0), key.size(1), groups * n_queries, -1)
+        if visible is not None and visible.size(-2) > 1:
+            visible = torch.cat([visible] * groups, dim=-2)
     if few:
-        return _attend_few(query, key, value, visible)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout)
+        heads = _attend_few(query, key, value, visible)
+    else:
+        heads = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout)
+    return heads.reshape(heads.size(0), -1, n_queries, heads.size(-1)) if groups > 1 else heads
 
 
 def _attend_few(
-    query: Float[Tensor, "B H T E"],
-    key: Float[Tensor, "B H S E"],
-    value: Float[Tensor, "B H S E"],
+    query: Float[Tensor, "B K T E"],
+    key: Float[Tensor, "B K S E"],
+    value: Float[Tensor, "B K S E"],
     visible: Bool[Tensor, "..."] | None,
-) -> Float[Tensor, "B H T E"]:
+) -> Float[Tensor, "B K T E"]:
     """The same, written out: for the few queries of a search, in large batches, it is faster than PyTorch's CPU kernel.
 
     In batches of two sentences, or with a single thread and a hundred keys, it is not; nor with a gradient.
@@ -58,16 +74,36 @@ def _attend_few(
 
 
 def _visible(
-    n_queries: int, n_keys: int, key_lengths: Int[Tensor, " B"] | None, causal: bool, device: torch.device
+    n_queries: int,
+    n_keys: int,
+    key_lengths: Int[Tensor, " B"] | None,
+    causal: bool,
+    window: int | None,
+    device: torch.device,
 ) -> Bool[Tensor, "..."] | None:
     """True where a query may look, of a shape that broadcasts to (B, H, T, S); None where it may look everywhere."""
-    visible = None
-    if causal:
-        visible = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril(n_keys - n_queries)
+    visible, here = None, n_keys - n_queries  # query t stands at key t + here
+    if causal or window is not None:
+        visible = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
+        if window is not None:
+            visible = visible.triu(here - window + 1)
+        visible = visible.tril(here if causal or window is None else here + window - 1)
     if key_lengths is not None:
         real = (torch.arange(n_keys, device=device) < key_lengths[:, None])[:, None, None]
         visible = real if visible is None else visible & real
     return visible
+
+
+class QueryKeyNorm(nn.Module):
+    """RMSNorm over every head of the queries, and over every head of the keys, with weights that the heads share.
+
+    Source: Henry et al. (2020), Query-key normalization for Transformers, with the norm of Zhang and Sennrich (2019).
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.query = nn.RMSNorm(config.d_head, eps=config.norm_eps)
+        self.key = nn.RMSNorm(config.d_head, eps=config.norm_eps)
 
 
 class SelfAttention(nn.Module):
@@ -75,74 +111,90 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: TransformerConfig, *, causal: bool) -> None:
         super().__init__()
-        self.n_heads, self.causal, self.dropout = config.n_heads, causal, config.attention_dropout
-        self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
-        self.output = nn.Linear(config.d_model, config.d_model)
+        self.d_head, self.causal, self.window = config.d_head, causal, config.window
+        self.dropout = config.attention_dropout
+        self.widths = [config.n_heads * self.d_head, config.kv_heads * self.d_head, config.kv_heads * self.d_head]
+        self.qkv = nn.Linear(config.d_model, sum(self.widths), bias=config.bias)
+        self.norm = QueryKeyNorm(config) if config.qk_norm else None
+        self.output = nn.Linear(self.widths[0], config.d_model, bias=config.bias)
 
     def forward(
         self,
         x: Float[Tensor, "N T D"],
         lengths: Int[Tensor, " N"] | None = None,
         cache: LayerCache | None = None,
+        rotation: Float[Tensor, "2 T P"] | None = None,
     ) -> Float[Tensor, "N T D"]:
         """Attend within each row; `lengths` hides padding, `cache` holds the positions before `x` and takes its own.
 
+        `rotation` are the angles of the positions of `x`, where positions are rotary: the cache holds rotated keys.
         A causal stack needs no lengths: padding lies to the right, in the future.
         """
-        query, key, value = (_split(part, self.n_heads) for part in self.qkv(x).chunk(3, dim=-1))
+        query, key, value = (_split(part, self.d_head) for part in self.qkv(x).split(self.widths, dim=-1))
+        if self.norm is not None:
+            query, key = self.norm.query(query), self.norm.key(key)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
         if cache is not None:
             key, value = cache.append(key, value)
-        heads = attend(
-            query, key, value, key_lengths=lengths, causal=self.causal, dropout=self.dropout if self.training else 0.0
-        )
+        dropout = self.dropout if self.training else 0.0
+        heads = attend(query, key, value, key_lengths=lengths, causal=self.causal, window=self.window, dropout=dropout)
         return self.output(_join(heads))
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of the decoder to the memory."""
+    """Multi-head attention of the decoder to the memory, all of it: no window, and no rotation between two texts."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.n_heads, self.dropout = config.n_heads, config.attention_dropout
-        self.q = nn.Linear(config.d_model, config.d_model)
-        self.kv = nn.Linear(config.d_model, 2 * config.d_model)
-        self.output = nn.Linear(config.d_model, config.d_model)
+        self.d_head, self.dropout = config.d_head, config.attention_dropout
+        self.widths = [config.kv_heads * self.d_head, config.kv_heads * self.d_head]
+        self.q = nn.Linear(config.d_model, config.n_heads * self.d_head, bias=config.bias)
+        self.kv = nn.Linear(config.d_model, sum(self.widths), bias=config.bias)
+        self.norm = QueryKeyNorm(config) if config.qk_norm else None
+        self.output = nn.Linear(config.n_heads * self.d_head, config.d_model, bias=config.bias)
 
-    def project(self, memory: Float[Tensor, "B S D"]) -> tuple[Float[Tensor, "B H S E"], Float[Tensor, "B H S E"]]:
+    def project(self, memory: Float[Tensor, "B S D"]) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S E"]]:
         """Keys and values of the memory: computed once per sentence, whatever the number of beams and steps.
 
         They are laid out head by head, as every step reads them.
         """
-        key, value = (_split(part, self.n_heads).contiguous() for part in self.kv(memory).chunk(2, dim=-1))
-        return key, value
+        key, value = (_split(part, self.d_head).contiguous() for part in self.kv(memory).chunk(2, dim=-1))
+        return key if self.norm is None else self.norm.key(key), value
 
     def forward(
         self,
         x: Float[Tensor, "N T D"],
-        key: Float[Tensor, "B H S E"],
-        value: Float[Tensor, "B H S E"],
+        key: Float[Tensor, "B K S E"],
+        value: Float[Tensor, "B K S E"],
         lengths: Int[Tensor, " B"] | None,
     ) -> Float[Tensor, "N T D"]:
         """Attend to projected memory. N = B * beams: the beams of a sentence fold into the query axis."""
         n_rows, n_steps, _ = x.shape
-        query = self.q(x).view(key.size(0), -1, x.size(-1))  # (B, beams * T, D)
+        query = self._query(x, key.size(0))  # (B, H, beams * T, E)
         dropout = self.dropout if self.training else 0.0
-        heads = attend(_split(query, self.n_heads), key, value, key_lengths=lengths, dropout=dropout)
+        heads = attend(query, key, value, key_lengths=lengths, dropout=dropout)
         return self.output(_join(heads).view(n_rows, n_steps, -1))
 
+    def _query(self, x: Tensor, n_sentences: int) -> Tensor:
+        query = self.q(x)
+        query = _split(query.view(n_sentences, -1, query.size(-1)), self.d_head)
+        return query if self.norm is None else self.norm.query(query)
+
     def weights(
-        self, x: Float[Tensor, "B T D"], key: Float[Tensor, "B H S E"], lengths: Int[Tensor, " B"] | None
+        self, x: Float[Tensor, "B T D"], key: Float[Tensor, "B K S E"], lengths: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B H T S"]:
         """How much each position of `x` looks at each of the memory: what `forward` does not keep."""
-        query = _split(self.q(x), self.n_heads)
+        query = self._query(x, key.size(0))
+        key = key.repeat_interleave(query.size(1) // key.size(1), dim=1)
         scores = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)
-        visible = _visible(x.size(1), key.size(2), lengths, False, x.device)
+        visible = _visible(x.size(1), key.size(2), lengths, False, None, x.device)
         return (scores if visible is None else scores.masked_fill(~visible, -torch.inf)).softmax(-1)
 
 
-def _split(x: Float[Tensor, "N T D"], n_heads: int) -> Float[Tensor, "N H T E"]:
-    return x.view(x.size(0), x.size(1), n_heads, -1).transpose(1, 2)
+def _split(x: Float[Tensor, "N T HE"], d_head: int) -> Float[Tensor, "N H T E"]:
+    return x.view(x.size(0), x.size(1), -1, d_head).transpose(1, 2)
 
 
-def _join(heads: Float[Tensor, "N H T E"]) -> Float[Tensor, "N T D"]:
+def _join(heads: Float[Tensor, "N H T E"]) -> Float[Tensor, "N T HE"]:
     return heads.transpose(1, 2).flatten(2)

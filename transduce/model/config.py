@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Activation = Literal["relu", "gelu", "gelu_tanh"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Norm = Literal["layer", "rms"]
 NormPosition = Literal["post", "pre"]
-PositionKind = Literal["sinusoidal", "learned", "none"]
+PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
+Init = Literal["xavier", "gpt2"]
 Tie = Literal["all", "output", "none"]
 
 
@@ -86,36 +88,97 @@ class TransformerConfig:
     decoder: StackConfig | None = None
     d_model: int = 512
     n_heads: int = 8
+    n_kv_heads: int | None = None
+    """Heads of keys and values, each shared by n_heads / n_kv_heads heads of queries; None: as many as n_heads.
+    Grouped-query attention (Ainslie et al. 2023); with 1, multi-query attention (Shazeer 2019)."""
+    head_width: int | None = None
+    """None: d_model / n_heads."""
+    qk_norm: bool = False
+    """RMSNorm over every head of the queries and keys, before rotation (Henry et al. 2020; as Qwen3 has it)."""
+    window: int | None = None
+    """In self-attention a position sees `window` - 1 others on each side, in a decoder before itself; None: all.
+    Source: Beltagy et al. (2020), Longformer; Jiang et al. (2023), Mistral 7B."""
     d_ff: int = 2048
     dropout: float = 0.1
     """On every sublayer's output and on the sum of embedding and position (paper, section 5.4)."""
     attention_dropout: float = 0.0
     """On the attention weights; not in the paper, but in many systems after it."""
     activation: Activation = "relu"
+    gated: bool = False
+    """W2 (activation(W1 x) * V x) in the feed-forward; with silu it is SwiGLU (Shazeer 2020)."""
+    n_experts: int = 0
+    """Feed-forwards of a layer among which a router chooses for every position; 0: one, and no router."""
+    experts_per_token: int = 2
+    balance_weight: float = 0.01
+    """Of the loss that keeps experts equally busy, beside cross-entropy in nats per token (Fedus et al. 2021)."""
+    bias: bool = True
+    """False: no linear map and no norm has a bias."""
+    norm: Norm = "layer"
+    """rms: without mean and bias (Zhang and Sennrich 2019)."""
     norm_position: NormPosition = "post"
     """post: norm(x + f(x)), the paper's; pre: x + f(norm(x)), with one more norm at the end of the stack."""
     norm_eps: float = 1e-5
     positions: PositionKind = "sinusoidal"
     max_positions: int = 1024
-    """Rows of the learned table; sinusoidal positions have no end."""
+    """Rows of the learned table; sinusoidal and rotary positions have no end."""
+    rotary_theta: float = 10000.0
+    """The slowest pair of a head turns by about 1 / rotary_theta radians a position."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (paper, section 3.4)."""
     tie: Tie = "output"
     """Which tables are one: encoder, decoder and output; decoder and output; none."""
     ctc: bool = False
     """A linear map from the memory to the decoder's vocabulary, for a CTC loss beside cross-entropy."""
+    init: Init = "xavier"
+    """gpt2: normal with deviation 0.02, in the maps that end a sublayer divided by sqrt(sublayers of the stack)."""
+    recompute: bool = False
+    """In training keep only what enters a layer, and compute the layer again for its gradients: the same numbers with
+    less memory in more time (Chen et al. 2016)."""
 
     def __post_init__(self) -> None:
         at_least(1, d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff, max_positions=self.max_positions)
         fraction(dropout=self.dropout, attention_dropout=self.attention_dropout)
         one_of("activation", self.activation, Activation)
+        one_of("norm", self.norm, Norm)
         one_of("norm_position", self.norm_position, NormPosition)
         one_of("positions", self.positions, PositionKind)
         one_of("tie", self.tie, Tie)
-        if self.d_model % self.n_heads:
+        one_of("init", self.init, Init)
+        self._check_attention()
+        self._check_experts()
+        self._check_halves()
+
+    def _check_attention(self) -> None:
+        for name in ("n_kv_heads", "head_width", "window"):
+            if (value := getattr(self, name)) is not None:
+                at_least(1, **{name: value})
+        if self.head_width is None and self.d_model % self.n_heads:
             raise ValueError(f"n_heads must divide d_model, but n_heads={self.n_heads} and d_model={self.d_model}")
+        if self.n_heads % self.kv_heads:
+            raise ValueError(
+                f"n_kv_heads must divide n_heads, but n_kv_heads={self.n_kv_heads} and n_heads={self.n_heads}"
+            )
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise ValueError(f"sinusoidal positions need an even d_model, but d_model={self.d_model}")
+        if self.positions == "rotary" and self.d_head % 2:
+            raise ValueError(
+                f"rotary positions need heads of an even width, but theirs is {self.d_head}; set head_width"
+            )
+        if self.rotary_theta <= 1:
+            raise ValueError(f"rotary_theta must be more than 1, but rotary_theta={self.rotary_theta}")
+
+    def _check_experts(self) -> None:
+        at_least(0, n_experts=self.n_experts)
+        at_least(1, experts_per_token=self.experts_per_token)
+        if 0 < self.n_experts < self.experts_per_token:
+            raise ValueError(
+                "experts_per_token must not be more than n_experts, "
+                f"but experts_per_token={self.experts_per_token} and n_experts={self.n_experts}"
+            )
+        if self.balance_weight < 0:
+            raise ValueError(f"balance_weight must not be negative, but balance_weight={self.balance_weight}")
+
+    def _check_halves(self) -> None:
         if self.encoder is None and self.decoder is None:
             raise ValueError("a Transformer needs an encoder, a decoder or both, but both are None")
         if self.decoder is not None and not isinstance(self.decoder.input, Tokens):
@@ -134,4 +197,9 @@ class TransformerConfig:
     @property
     def d_head(self) -> int:
         """Width of one head."""
-        return self.d_model // self.n_heads
+        return self.d_model // self.n_heads if self.head_width is None else self.head_width
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads

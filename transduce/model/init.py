@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from transduce.model.inputs import TokenInput
@@ -11,24 +12,47 @@ if TYPE_CHECKING:
     from transduce.model.transformer import Transformer
 
 
+@torch.no_grad()
 def initialise(model: "Transformer") -> None:
-    """Xavier for every matrix, each fused part on its own; zero biases; embeddings with variance 1 / d_model.
+    """Zero biases, and matrices as config.init says; norms begin at one by themselves.
 
-    The embeddings' variance makes them unit vectors after the paper's scaling, and good output weights without it.
+    xavier: every matrix on its own, where several are fused; embeddings with variance 1 / d_model, which makes them
+    unit vectors after the paper's scaling, and good output weights without it.
 
-    Source: Glorot and Bengio (2010); embeddings as in tensor2tensor.
+    Source: Glorot and Bengio (2010); embeddings as in tensor2tensor. For gpt2 see `_as_gpt2`.
     """
-    d_model = model.config.d_model
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    if model.config.init == "gpt2":
+        return _as_gpt2(model)
+    config = model.config
+    query, key = config.n_heads * config.d_head, config.kv_heads * config.d_head
+    fused = {"qkv": [query, key, key], "kv": [key, key], "wide": [config.d_ff] * (2 if config.gated else 1)}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            fused = name.endswith((".qkv", ".kv"))
-            for part in module.weight.split(d_model) if fused else (module.weight,):
+            for part in module.weight.split(fused.get(name.split(".")[-1], [len(module.weight)])):
                 nn.init.xavier_uniform_(part)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
         elif isinstance(module, TokenInput):
-            nn.init.normal_(module.weight, std=d_model**-0.5)
+            nn.init.normal_(module.weight, std=config.d_model**-0.5)
         elif isinstance(module, Positions) and module.learned is not None:
             nn.init.normal_(module.learned, std=0.02)
     if model.output is not None and model.output is not getattr(model.target_input, "weight", None):
-        nn.init.normal_(model.output, std=d_model**-0.5)
+        nn.init.normal_(model.output, std=config.d_model**-0.5)
+    return None
+
+
+def _as_gpt2(model: "Transformer") -> None:
+    """Normal with deviation 0.02; what ends in a residual, divided by sqrt of how many residuals its stack adds up.
+
+    Source: Radford et al. (2019), Language models are unsupervised multitask learners, section 2.3.
+    """
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02)
+    for stack in (model.encoder, model.decoder):
+        modules = [] if stack is None else list(stack.named_modules())
+        n_residuals = sum(name.endswith("_sublayer") for name, _ in modules)
+        for name, module in modules:
+            if isinstance(module, nn.Linear) and name.endswith((".output", ".narrow")):
+                module.weight.mul_(n_residuals**-0.5)

@@ -31,11 +31,11 @@ class FrameInput(nn.Module):
     Padding beyond a row's length is zeroed first, so that it cannot enter the last stack.
     """
 
-    def __init__(self, frames: Frames, d_model: int) -> None:
+    def __init__(self, frames: Frames, d_model: int, *, bias: bool = True) -> None:
         super().__init__()
         self.frames = frames
         straight = frames.width == d_model and not frames.project
-        self.projection = None if straight else nn.Linear(frames.width, d_model)
+        self.projection = None if straight else nn.Linear(frames.width, d_model, bias=bias)
 
     def forward(
         self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None

@@ -16,7 +16,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
 }
+
+
+def norm(config: TransformerConfig) -> nn.Module:
+    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019) over d_model."""
+    if config.norm == "rms":
+        return nn.RMSNorm(config.d_model, eps=config.norm_eps)
+    return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
 
 
 class Dropout(nn.Module):
@@ -44,16 +52,74 @@ class Dropout(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation in between, at every position alike (paper, section 3.3)."""
+    """Two linear maps with an activation in between, at every position alike (paper, section 3.3).
+
+    Gated, a third map multiplies what the activation lets through; one matrix product makes both.
+
+    Source: Shazeer (2020), GLU variants improve Transformer.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.wide = nn.Linear(config.d_model, config.d_ff)
-        self.narrow = nn.Linear(config.d_ff, config.d_model)
+        self.gated = config.gated
+        self.wide = nn.Linear(config.d_model, config.d_ff * (2 if self.gated else 1), bias=config.bias)
+        self.narrow = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
 
-    def forward(self, x: Float[Tensor, "N T D"]) -> Float[Tensor, "N T D"]:
-        return self.narrow(self.activation(self.wide(x)))
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        if not self.gated:
+            return self.narrow(self.activation(self.wide(x)))
+        gate, value = self.wide(x).chunk(2, dim=-1)
+        return self.narrow(self.activation(gate) * value)
+
+
+class Experts(nn.Module):
+    """Several feed-forwards; a router chooses a few for every position and mixes them by their probabilities.
+
+    No position is ever dropped, so what becomes of one does not depend on the others.
+
+    Source: Shazeer et al. (2017), Outrageously large neural networks; softmax over the chosen, as in Jiang et al.
+    (2024), Mixtral of experts.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.n_chosen = config.experts_per_token
+        self.router = nn.Linear(config.d_model, config.n_experts, bias=False)
+        self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.n_experts))
+
+    def forward(self, x: Float[Tensor, "N T D"], routing: list[Tensor] | None = None) -> Float[Tensor, "N T D"]:
+        """Every position through its experts. `routing` takes the router's scores (N, T, X), for `balance_loss`."""
+        with torch.autocast(x.device.type, enabled=False):  # which expert is best should not hang on rounding
+            scores = self.router(x.to(self.router.weight.dtype))
+        if routing is not None:
+            routing.append(scores)
+        weights, chosen = scores.topk(self.n_chosen)
+        choices = chosen.flatten()
+        order = choices.argsort(stable=True)  # all positions of the first expert, then all of the second ...
+        sizes = choices.bincount(minlength=len(self.experts)).tolist()
+        parts = x.flatten(0, 1)[order // self.n_chosen].split(sizes)
+        done = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+        done = done[order.argsort()].view(*chosen.shape, -1)
+        return (done * weights.softmax(-1).to(done.dtype)[..., None]).sum(dim=-2)
+
+
+def balance_loss(
+    scores: Float[Tensor, "N T X"], n_chosen: int, lengths: Int[Tensor, " N"] | None = None
+) -> Float[Tensor, ""]:
+    """X * sum_x f_x P_x: f_x the share of positions that chose expert x, P_x its mean probability; no less than n_chosen.
+
+    `lengths` leaves out padding.
+
+    Source: Fedus et al. (2021), Switch Transformers, equations 4 to 6.
+    """
+    probabilities = scores.softmax(dim=-1)
+    choices = torch.zeros_like(scores).scatter(-1, scores.topk(n_chosen).indices, 1.0)
+    weights = torch.ones_like(scores[..., :1])
+    if lengths is not None:
+        weights = (torch.arange(scores.size(1), device=scores.device) < lengths[:, None])[..., None].to(scores.dtype)
+    shares, means = ((x * weights).sum(dim=(0, 1)) / weights.sum() for x in (choices, probabilities))
+    return scores.size(-1) * (shares * means).sum()
 
 
 class Sublayer(nn.Module):
@@ -64,7 +130,7 @@ class Sublayer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.norm = norm(config)
         self.dropout = Dropout(config.dropout)
         self.pre = config.norm_position == "pre"
 
@@ -83,7 +149,7 @@ class Layer(nn.Module):
         self.attention_sublayer = Sublayer(config)
         self.cross = CrossAttention(config) if cross else None
         self.cross_sublayer = Sublayer(config) if cross else None
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = Experts(config) if config.n_experts else FeedForward(config)
         self.feed_forward_sublayer = Sublayer(config)
 
     def forward(
@@ -94,13 +160,20 @@ class Layer(nn.Module):
         memory: Float[Tensor, "B S D"] | None = None,
         memory_lengths: Int[Tensor, " B"] | None = None,
         cache: LayerCache | None = None,
+        rotation: Float[Tensor, "2 T P"] | None = None,
+        routing: list[Tensor] | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """`lengths` hides padding of `x`, `memory_lengths` that of the memory; a cache remembers both pasts."""
-        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, cache))
+        """`lengths` hides padding of `x`, `memory_lengths` that of the memory; a cache remembers both pasts.
+
+        `rotation` are the angles of rotary positions; `routing` takes the scores of a router of experts.
+        """
+        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, cache, rotation))
         if self.cross is not None and self.cross_sublayer is not None:
             key, value = self._memory(memory, cache)
             cross = self.cross
             x = self.cross_sublayer(x, lambda y: cross(y, key, value, memory_lengths))
+        if isinstance(self.feed_forward, Experts):
+            return self.feed_forward_sublayer(x, partial(self.feed_forward, routing=routing))
         return self.feed_forward_sublayer(x, self.feed_forward)
 
     def _memory(self, memory: Tensor | None, cache: LayerCache | None) -> tuple[Tensor, Tensor]:

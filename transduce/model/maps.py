@@ -1,5 +1,7 @@
 """Where a decoder looks: cross-attention as numbers one can draw."""
 
+from functools import partial
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -19,10 +21,11 @@ def cross_attention(model: Transformer, memory: Memory, target_in: Int[Tensor, "
     if model.encoder is None or model.decoder is None or model.target_input is None:
         raise ValueError("cross-attention needs an encoder and a decoder, but this model has one of them only")
     x = model.decoder.positions(model.target_input(target_in)[0])
+    rotation = model.decoder.positions.rotation(0, target_in.size(1))
     found: list[Tensor] = []
     for layer in model.decoder.layers:
         assert isinstance(layer, Layer) and layer.cross is not None and layer.cross_sublayer is not None
-        x = layer.attention_sublayer(x, layer.attention)
+        x = layer.attention_sublayer(x, partial(layer.attention, rotation=rotation))
         key, value = layer.cross.project(memory.states)
 
         def look(y: Tensor, cross: CrossAttention = layer.cross, key: Tensor = key, value: Tensor = value) -> Tensor:

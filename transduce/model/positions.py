@@ -17,8 +17,33 @@ def sinusoidal(start: int, stop: int, d_model: int, device: torch.device | None 
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()
 
 
+def rotary(
+    start: int, stop: int, d_head: int, theta: float, device: torch.device | None = None
+) -> Float[Tensor, "2 T P"]:
+    """Cosine and sine of the angles pos * theta^(-2i/E), for start <= pos < stop and each of the P = E / 2 pairs.
+
+    Source: Su et al. (2021), RoFormer, section 3.2.2.
+    """
+    position = torch.arange(start, stop, device=device, dtype=torch.float64)[:, None]
+    angle = position * theta ** (-torch.arange(0, d_head, 2, device=device, dtype=torch.float64) / d_head)
+    return torch.stack((angle.cos(), angle.sin())).float()
+
+
+def rotate(x: Float[Tensor, "N H T E"], rotation: Float[Tensor, "2 T P"]) -> Float[Tensor, "N H T E"]:
+    """Turn the pairs (i, i + E/2) of every head by their position's angles, in float32 or wider.
+
+    Which numbers are a pair is a convention, as linear maps learn any; this one is that of Llama's weights.
+    """
+    cos, sin = rotation
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
 class Positions(nn.Module):
-    """Adds a position to every vector: sinusoidal (without end), learned (a table that ends), or none."""
+    """Adds a position to every vector: sinusoidal (without end), learned (a table that ends), or none.
+
+    Rotary positions are not added: attention rotates its queries and keys by `rotation`.
+    """
 
     table: Tensor
 
@@ -30,6 +55,9 @@ class Positions(nn.Module):
             self.learned = nn.Parameter(torch.empty(config.max_positions, config.d_model))
         if self.kind == "sinusoidal":
             self.register_buffer("table", sinusoidal(0, config.max_positions, config.d_model), persistent=False)
+        if self.kind == "rotary":
+            self.d_head, self.theta = config.d_head, config.rotary_theta
+            self.register_buffer("table", rotary(0, config.max_positions, self.d_head, self.theta), persistent=False)
 
     def forward(self, x: Float[Tensor, "N T D"], start: int = 0) -> Float[Tensor, "N T D"]:
         """x plus the positions start ... start + T - 1.
@@ -38,7 +66,7 @@ class Positions(nn.Module):
             ValueError: learned positions end before start + T.
         """
         stop = start + x.size(1)
-        if self.kind == "none":
+        if self.kind in ("none", "rotary"):
             return x
         if self.learned is not None:
             if stop > len(self.learned):
@@ -49,3 +77,11 @@ class Positions(nn.Module):
         if stop <= len(self.table):
             return x + self.table[start:stop].to(x.dtype)
         return x + sinusoidal(start, stop, x.size(-1), x.device).to(x.dtype)
+
+    def rotation(self, start: int, stop: int) -> Float[Tensor, "2 T P"] | None:
+        """What `rotate` wants for the positions start ... stop - 1; None where positions are not rotary."""
+        if self.kind != "rotary":
+            return None
+        if stop <= self.table.size(1):
+            return self.table[:, start:stop]
+        return rotary(start, stop, self.d_head, self.theta, self.table.device)

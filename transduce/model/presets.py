@@ -43,17 +43,17 @@ def transformer_tiny(source: int = 10000, target: int | None = None) -> Transfor
     )
 
 
-def speech_small(n_features: int = 40, stack: int = 4, target: int = 400) -> TransformerConfig:
-    """MFCC frames straight in: 40 coefficients by 4 frames are the 160 numbers of d_model. For minutes to a few hours.
+def speech_tiny(n_features: int = 40, stack: int = 4, target: int = 400) -> TransformerConfig:
+    """MFCC frames straight in: 40 features by 4 frames are the 160 numbers of d_model. For minutes of speech.
 
     Pre-norm, a CTC head and GELU, as small speech models have them.
     """
     return TransformerConfig(
-        encoder=StackConfig(input=Frames(n_features=n_features, stack=stack), n_layers=6),
-        decoder=StackConfig(input=Tokens(vocab_size=target), n_layers=3),
+        encoder=StackConfig(input=Frames(n_features=n_features, stack=stack), n_layers=4),
+        decoder=StackConfig(input=Tokens(vocab_size=target), n_layers=2),
         d_model=160,
         n_heads=4,
-        d_ff=640,
+        d_ff=320,
         dropout=0.1,
         activation="gelu",
         norm_position="pre",
@@ -61,12 +61,73 @@ def speech_small(n_features: int = 40, stack: int = 4, target: int = 400) -> Tra
     )
 
 
-def speech_small_projected(n_features: int = 40, stack: int = 4, target: int = 400) -> TransformerConfig:
-    """The same with one linear map between frames and encoder, for any number of features."""
-    straight = speech_small(n_features, stack, target)
-    assert straight.encoder is not None
-    frames = Frames(n_features=n_features, stack=stack, project=True)
-    return replace(straight, encoder=replace(straight.encoder, input=frames))
+def speech_small(n_features: int = 40, stack: int = 4, target: int = 500) -> TransformerConfig:
+    """Frames straight in, with more and wider layers. For hours of speech."""
+    tiny = speech_tiny(n_features, stack, target)
+    assert tiny.encoder is not None and tiny.decoder is not None
+    encoder, decoder = replace(tiny.encoder, n_layers=8), replace(tiny.decoder, n_layers=4)
+    return replace(tiny, encoder=encoder, decoder=decoder, d_ff=640)
+
+
+def projected(straight: TransformerConfig) -> TransformerConfig:
+    """The same with one linear map between frames and encoder, which takes any number of features.
+
+    Raises:
+        ValueError: the encoder takes no frames.
+    """
+    encoder = straight.encoder
+    if encoder is None or not isinstance(encoder.input, Frames):
+        raise ValueError(f"only frames can be projected, but encoder={encoder}")
+    return replace(straight, encoder=replace(encoder, input=replace(encoder.input, project=True)))
+
+
+def speech_tiny_projected(n_features: int = 40, stack: int = 4, target: int = 400) -> TransformerConfig:
+    """speech_tiny with one linear map between frames and encoder."""
+    return projected(speech_tiny(n_features, stack, target))
+
+
+def gpt2(vocab_size: int = 50257) -> TransformerConfig:
+    """124M parameters: a decoder alone, pre-norm, learned positions, GELU, one table for input and output.
+
+    Source: Radford et al. (2019), Language models are unsupervised multitask learners, table 2; dropout of Radford
+    et al. (2018), section 4.1.
+    """
+    return TransformerConfig(
+        decoder=StackConfig(input=Tokens(vocab_size=vocab_size), n_layers=12),
+        d_model=768,
+        n_heads=12,
+        d_ff=3072,
+        dropout=0.1,
+        attention_dropout=0.1,
+        activation="gelu_tanh",
+        norm_position="pre",
+        positions="learned",
+        max_positions=1024,
+        scale_embeddings=False,
+        init="gpt2",
+    )
+
+
+def _wider(n_layers: int, d_model: int, vocab_size: int) -> TransformerConfig:
+    small = gpt2(vocab_size)
+    assert small.decoder is not None
+    stack = replace(small.decoder, n_layers=n_layers)
+    return replace(small, decoder=stack, d_model=d_model, d_ff=4 * d_model, n_heads=d_model // 64)
+
+
+def gpt2_medium(vocab_size: int = 50257) -> TransformerConfig:
+    """355M parameters: 24 layers of 1024 with 16 heads."""
+    return _wider(24, 1024, vocab_size)
+
+
+def gpt2_large(vocab_size: int = 50257) -> TransformerConfig:
+    """774M parameters: 36 layers of 1280 with 20 heads."""
+    return _wider(36, 1280, vocab_size)
+
+
+def gpt2_xl(vocab_size: int = 50257) -> TransformerConfig:
+    """1.56B parameters: 48 layers of 1600 with 25 heads."""
+    return _wider(48, 1600, vocab_size)
 
 
 PRESETS = {
@@ -74,5 +135,10 @@ PRESETS = {
     "base": transformer_base,
     "big": transformer_big,
     "speech_small": speech_small,
-    "speech_small_projected": speech_small_projected,
+    "speech_tiny": speech_tiny,
+    "speech_tiny_projected": speech_tiny_projected,
+    "gpt2": gpt2,
+    "gpt2_medium": gpt2_medium,
+    "gpt2_large": gpt2_large,
+    "gpt2_xl": gpt2_xl,
 }

@@ -6,12 +6,13 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from transduce.model.cache import Cache
+from transduce.model.cache import Cache, LayerCache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.init import initialise
 from transduce.model.inputs import FrameInput, TokenInput
-from transduce.model.layers import Dropout, Layer
+from transduce.model.layers import Dropout, Layer, balance_loss, norm
 from transduce.model.positions import Positions
 
 
@@ -27,10 +28,12 @@ class Stack(nn.Module):
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, causal: bool, cross: bool) -> None:
         super().__init__()
+        self.causal, self.recompute = causal, config.recompute
+        self.experts_per_token, self.balance_weight = config.experts_per_token, config.balance_weight
         self.positions = Positions(config)
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(Layer(config, causal=causal, cross=cross) for _ in range(stack.n_layers))
-        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps) if config.norm_position == "pre" else None
+        self.norm = norm(config) if config.norm_position == "pre" else None
 
     def forward(
         self,
@@ -39,17 +42,43 @@ class Stack(nn.Module):
         lengths: Int[Tensor, " N"] | None = None,
         memory: Memory | None = None,
         cache: Cache | None = None,
+        balance: list[Tensor] | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """Vectors to states. With a cache, `x` is only what follows the cached positions."""
+        """Vectors to states. With a cache, `x` is only what follows the cached positions.
+
+        A causal stack hides no padding, which lies in the future. `balance` takes every layer's balance loss, weighted,
+        per position; layers without experts have none.
+        """
         states, memory_lengths = memory if memory is not None else (None, None)
         if cache is not None and cache.memory_lengths is not None:
             memory_lengths = cache.memory_lengths
         elif cache is not None:
             cache.memory_lengths = memory_lengths
-        x = self.dropout(self.positions(x, cache.length if cache else 0))
+        start = cache.length if cache else 0
+        rotation = self.positions.rotation(start, start + x.size(1))
+
+        def through(layer: nn.Module, x: Tensor, past: LayerCache | None) -> tuple[Tensor, list[Tensor]]:
+            routing: list[Tensor] = []
+            x = layer(
+                x,
+                lengths=None if self.causal else lengths,
+                memory=states,
+                memory_lengths=memory_lengths,
+                cache=past,
+                rotation=rotation,
+                routing=routing,
+            )
+            return x, routing
+
+        recompute = self.recompute and self.training and torch.is_grad_enabled() and cache is None
+        x = self.dropout(self.positions(x, start))
         for i, layer in enumerate(self.layers):
-            layer_cache = cache.layers[i] if cache else None
-            x = layer(x, lengths=lengths, memory=states, memory_lengths=memory_lengths, cache=layer_cache)
+            if recompute:
+                x, routing = checkpoint(through, layer, x, None, use_reentrant=False)
+            else:
+                x, routing = through(layer, x, cache.layers[i] if cache else None)
+            if balance is not None:
+                balance += [self.balance_weight * balance_loss(y, self.experts_per_token, lengths) for y in routing]
         return x if self.norm is None else self.norm(x)
 
 
@@ -74,12 +103,12 @@ class Transformer(nn.Module):
         if isinstance(last, TokenInput):
             self.output = nn.Parameter(torch.empty_like(last.weight)) if config.tie == "none" else last.weight
         if config.ctc and self.output is not None:
-            self.ctc = nn.Linear(config.d_model, self.output.size(0))
+            self.ctc = nn.Linear(config.d_model, self.output.size(0), bias=config.bias)
         initialise(self)
 
     def _input(self, stack: StackConfig) -> TokenInput | FrameInput:
         if isinstance(stack.input, Frames):
-            return FrameInput(stack.input, self.config.d_model)
+            return FrameInput(stack.input, self.config.d_model, bias=self.config.bias)
         assert isinstance(stack.input, Tokens)
         return TokenInput(stack.input, self.config.d_model, scaled=self.config.scale_embeddings)
 
@@ -105,24 +134,34 @@ class Transformer(nn.Module):
         source_lengths: Int[Tensor, " B"] | None = None,
         target_in: Int[Tensor, "B T"] | None = None,
         target_lengths: Int[Tensor, " B"] | None = None,
+        balance: list[Tensor] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """What `forward` projects to logits. Padding lies to the right, so a causal decoder needs no target_lengths."""
+        """What `forward` projects to logits. Padding lies to the right, so a causal decoder needs no target_lengths.
+
+        `balance` takes the balance losses of layers with experts, weighted: nats per token, to be added in training.
+        """
         memory = None
         if self.encoder is None and source is not None:
             raise ValueError("this model has no encoder, so it takes no source; give the text as target_in")
         if self.encoder is not None:
             if source is None:
                 raise ValueError("this model has an encoder, so it needs a source, but source=None")
-            memory = self.encode(source, source_lengths)
+            memory = self.encode(source, source_lengths, balance=balance)
         if self.decoder is None:
             assert memory is not None
             return memory.states
         if target_in is None:
             raise ValueError("this model has a decoder, so it needs target_in, but target_in=None")
-        return self.decoder_states(target_in, memory=memory)
+        return self.decoder_states(target_in, memory=memory, lengths=target_lengths, balance=balance)
 
-    def encode(self, source: Shaped[Tensor, "B S *F"], source_lengths: Int[Tensor, " B"] | None = None) -> Memory:
-        """Ids (B, S) or frames (B, S, F) to memory. Without lengths, every position is real.
+    def encode(
+        self,
+        source: Shaped[Tensor, "B S *F"],
+        source_lengths: Int[Tensor, " B"] | None = None,
+        *,
+        balance: list[Tensor] | None = None,
+    ) -> Memory:
+        """Ids (B, S) or frames (B, S, F) to memory. Without lengths, every position is real; `balance` as in `states`.
 
         Raises:
             ValueError: this model has no encoder.
@@ -130,7 +169,7 @@ class Transformer(nn.Module):
         if self.encoder is None or self.source_input is None:
             raise ValueError("encode() needs an encoder, but this model was built with encoder=None")
         vectors, lengths = self.source_input(source, source_lengths)
-        return Memory(self.encoder(vectors, lengths=lengths), lengths)
+        return Memory(self.encoder(vectors, lengths=lengths, balance=balance), lengths)
 
     def decode(
         self, target_in: Int[Tensor, "N T"], *, memory: Memory | None = None, cache: Cache | None = None
@@ -143,13 +182,19 @@ class Transformer(nn.Module):
         return self.project(self.decoder_states(target_in, memory=memory, cache=cache))
 
     def decoder_states(
-        self, target_in: Int[Tensor, "N T"], *, memory: Memory | None = None, cache: Cache | None = None
+        self,
+        target_in: Int[Tensor, "N T"],
+        *,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
+        lengths: Int[Tensor, " N"] | None = None,
+        balance: list[Tensor] | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """What `decode` projects to logits."""
+        """What `decode` projects to logits. `balance` as in `states`; `lengths` leaves padding out of it."""
         if self.decoder is None or self.target_input is None:
             raise ValueError("decode() needs a decoder, but this model was built with decoder=None")
         vectors, _ = self.target_input(target_in)
-        return self.decoder(vectors, memory=memory, cache=cache)
+        return self.decoder(vectors, lengths=lengths, memory=memory, cache=cache, balance=balance)
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """States to logits.

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.train.loss import Seq2SeqBatch, projected_cross_entropy, sequence_loss
+from transduce.train.loss import Seq2SeqBatch, balanced, projected_cross_entropy, sequence_loss
 
 
 def ctc_loss(
@@ -74,9 +74,10 @@ def hybrid_loss(
         raise ValueError(f"ctc_weight must lie in [0, 1], but ctc_weight={ctc_weight}")
     if ctc_weight == 0:
         return sequence_loss(model, batch, label_smoothing=label_smoothing)
-    memory = model.encode(batch.source, batch.source_lengths)
-    states = model.decoder_states(batch.target_in, memory=memory)
+    balance: list[Tensor] | None = [] if model.training else None
+    memory = model.encode(batch.source, batch.source_lengths, balance=balance)
+    states = model.decoder_states(batch.target_in, memory=memory, lengths=batch.target_lengths, balance=balance)
     entropy = projected_cross_entropy(states, model.output, batch.target_out, label_smoothing=label_smoothing)
     logits = model.ctc_logits(memory.states)
     ctc = ctc_loss(logits, memory.lengths, batch.target_out, batch.target_lengths, blank_id=blank_id)
-    return (1 - ctc_weight) * entropy + ctc_weight * ctc
+    return balanced((1 - ctc_weight) * entropy + ctc_weight * ctc, balance, batch)

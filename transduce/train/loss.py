@@ -61,23 +61,26 @@ def projected_cross_entropy(
     targets: Int[Tensor, "*B"],
     *,
     label_smoothing: float = 0.0,
-    ignore: int = -100,
+    ignore: int | None = -100,
 ) -> Float[Tensor, ""]:
     """Cross-entropy of softmax(states @ weight.T) with smoothed targets, in nats, summed; `ignore` asks for nothing.
 
-    Positions to ignore are left out before the projection, so padding costs nothing here. Computes in autocast's type
-    where autocast is on, its softmax and sums in float32 or wider.
+    Positions to ignore are left out before the projection, so padding costs nothing here; None says that there are
+    none, so that a GPU need not be waited for to find them. Computes in autocast's type where autocast is on, its
+    softmax and sums in float32 or wider.
 
     Source: Szegedy et al. (2016), label smoothing; Vaswani et al. (2017), section 5.4. The gradient p - y of the
     logits is why one pass is enough.
     """
-    real = (targets.flatten() != ignore).nonzero()[:, 0]
+    states, targets = states.flatten(0, -2), targets.flatten()
+    if ignore is not None:
+        real = (targets != ignore).nonzero()[:, 0]
+        states, targets = states[real], targets[real]
     device = states.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
     with torch.autocast(device, enabled=False):
-        rows = states.flatten(0, -2)[real].to(dtype)
         return _ProjectedCrossEntropy.apply(
-            rows, weight.to(dtype), targets.flatten()[real], label_smoothing, torch.is_grad_enabled()
+            states.to(dtype), weight.to(dtype), targets, label_smoothing, torch.is_grad_enabled()
         )
 
 
@@ -95,18 +98,31 @@ class Seq2SeqBatch(Protocol):
     def target_out(self) -> Tensor: ...
     @property
     def target_lengths(self) -> Tensor: ...
+    @property
+    def n_tokens(self) -> int: ...
 
 
 def sequence_loss(model: Any, batch: Seq2SeqBatch, *, label_smoothing: float = 0.0) -> Float[Tensor, ""]:
-    """Cross-entropy of a batch's target_out, in nats, summed over its tokens.
+    """Cross-entropy of a batch's target_out, in nats, summed over its tokens; in training, with `balanced`.
 
     Args:
         model: a Transformer (see model/transformer.py): its `states` and its `output` weight are used.
     """
+    balance: list[Tensor] | None = [] if model.training else None
     states = model.states(
         source=batch.source,
         source_lengths=batch.source_lengths,
         target_in=batch.target_in,
         target_lengths=batch.target_lengths,
+        balance=balance,
     )
-    return projected_cross_entropy(states, model.output, batch.target_out, label_smoothing=label_smoothing)
+    ignore = None if batch.n_tokens == batch.target_out.numel() else -100  # nothing is padded
+    loss = projected_cross_entropy(
+        states, model.output, batch.target_out, label_smoothing=label_smoothing, ignore=ignore
+    )
+    return balanced(loss, balance, batch)
+
+
+def balanced(loss: Float[Tensor, ""], balance: list[Tensor] | None, batch: Seq2SeqBatch) -> Float[Tensor, ""]:
+    """A loss summed over a batch, plus its model's balance losses, which are per token; only experts have any."""
+    return loss + batch.target_lengths.sum() * torch.stack(balance).sum() if balance else loss
