@@ -12,7 +12,9 @@ import torch
 import transduce
 from transduce.checkpoint import Run, average, claim, finish, load_model, load_run, save_run, save_weights, weights_path
 from transduce.config import differences, flatten, from_dict, to_dict
+from transduce.data.features import FeatureConfig, Features
 from transduce.data.tokenizer import Tokenizer
+from transduce.data.vectors import VectorConfig, Vectors
 from transduce.files import write_directory, write_file
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
@@ -272,3 +274,41 @@ def test_nothing_is_unpickled():
         text = source.read_text().replace("allow_pickle=False", "")
         for word in ("pickle", "torch.load", "torch.save", "joblib", "allow_pickle", "shelve", "marshal.load"):
             assert word not in text, f"{word} in {source.name}"
+
+
+def test_a_run_may_go_on_elsewhere_but_not_with_other_features(tmp_path):
+    def run(**changes) -> Run:
+        plain = {"cache": "a", "workers": 2, "device": "cpu", "features": {"n_mels": 80, "hop": 0.01}}
+        return Run(tiny(), plain | changes, None, None)
+
+    claim(tmp_path / "run", run())
+    claim(tmp_path / "run", run(cache="b", workers=64, device="cuda"))
+    with pytest.raises(ValueError) as caught:
+        claim(tmp_path / "run", run(features={"n_mels": 40, "hop": 0.01}))
+    assert str(caught.value) == (
+        f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
+        "features.n_mels: 80 -> 40. Name another directory with --run, or remove this one"
+    )
+
+
+@pytest.mark.parametrize("normalise", ["utterance", "global", "none"])
+def test_what_becomes_of_sound_is_kept(tmp_path, normalise):
+    config = FeatureConfig(n_mels=23, n_coefficients=13, low=50.0, deltas=2, normalise=normalise)
+    numbers = {"mean": torch.randn(39), "std": torch.rand(39)} if normalise == "global" else {}
+    save_run(tmp_path, Run(tiny(), {}, None, None, Features(config, **numbers)))
+    front = load_run(tmp_path).front
+    assert front.config == config
+    for name in ("mean", "std"):
+        got = getattr(front, name)
+        assert torch.equal(got, numbers[name]) if numbers else got is None
+
+
+def test_what_becomes_of_vectors_is_kept(tmp_path):
+    config = VectorConfig(n_features=7, hop=0.02, normalise="none")
+    save_run(tmp_path, Run(tiny(), {}, None, None, Vectors(config)))
+    front = load_run(tmp_path).front
+    assert isinstance(front, Vectors) and front.config == config
+    (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace("n_features", "n_featuers"))
+    with pytest.raises(ValueError) as caught:
+        load_run(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'config.json'} does not describe a VectorConfig: ")

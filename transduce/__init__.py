@@ -1,6 +1,7 @@
 """One Transformer, many transductions. What is listed here is public; nothing else is promised."""
 
 from transduce.decoding import Decoding
+from transduce.generator import GenerationConfig, Generator
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
 from transduce.model.transformer import Transformer
@@ -10,6 +11,8 @@ from transduce.transcriber import Transcriber
 __all__ = [
     "Decoding",
     "Frames",
+    "GenerationConfig",
+    "Generator",
     "StackConfig",
     "Tokens",
     "Transcriber",

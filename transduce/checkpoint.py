@@ -14,8 +14,10 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from transduce.config import differences, flatten, from_dict, to_dict
+from transduce.data.byte_bpe import ByteBPE
+from transduce.data.char_tokenizer import CharTokenizer
 from transduce.data.features import FeatureConfig, Features
-from transduce.data.tokenizer import Tokenizer
+from transduce.data.tokenizer import AnyTokenizer, Tokenizer
 from transduce.data.vectors import VectorConfig, Vectors
 from transduce.files import write_file
 from transduce.model.config import TransformerConfig
@@ -31,6 +33,7 @@ FREE = (
     "cache.",
     "workers.",
     "decoding.",
+    "model.recompute.",
     "training.max_updates.",
     "training.max_minutes.",
 )
@@ -43,8 +46,9 @@ class Run:
 
     model: TransformerConfig
     experiment: dict[str, Any]
-    source_tokenizer: Tokenizer | None
-    target_tokenizer: Tokenizer | None
+    source_tokenizer: AnyTokenizer | None
+    target_tokenizer: AnyTokenizer | None
+    """The only one where a decoder is alone."""
     front: Features | Vectors | None = None
     """How what is not text becomes frames."""
 
@@ -62,13 +66,14 @@ class Run:
 def save_run(directory: Path, run: Run) -> None:
     """Write config.json and tokenizers; one file where both sides share one."""
     directory.mkdir(parents=True, exist_ok=True)
-    if run.source_tokenizer is run.target_tokenizer:
-        sides = {"tokenizer": run.source_tokenizer}
+    if run.source_tokenizer is run.target_tokenizer or run.model.encoder is None:
+        sides = {"tokenizer": run.target_tokenizer}
     else:
         sides = {"source": run.source_tokenizer, "target": run.target_tokenizer}
     for side, tokenizer in sides.items():
         if tokenizer is not None:
-            write_file(directory / f"{side}.model", tokenizer.model)
+            (name,) = (name for name, kind in _tokenizer_files(side).items() if isinstance(tokenizer, kind))
+            write_file(directory / name, tokenizer.model)
     plain = {"model": to_dict(run.model), "experiment": run.experiment}
     if run.front is not None:
         plain["features"] = to_dict(run.front.config)
@@ -94,12 +99,13 @@ def load_run(directory: Path) -> Run:
         model, experiment = plain["model"], plain["experiment"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} must be JSON with model and experiment, but it is not: {error!r}") from error
-    shared = _tokenizer(directory / "tokenizer.model")
+    config = from_dict(TransformerConfig, model, str(path))
+    shared = _tokenizer(directory, "tokenizer")
     return Run(
-        model=from_dict(TransformerConfig, model, str(path)),
+        model=config,
         experiment=experiment,
-        source_tokenizer=shared or _tokenizer(directory / "source.model"),
-        target_tokenizer=shared or _tokenizer(directory / "target.model"),
+        source_tokenizer=(shared if config.encoder else None) or _tokenizer(directory, "source"),
+        target_tokenizer=shared or _tokenizer(directory, "target"),
         front=_front(plain["features"], directory) if "features" in plain else None,
     )
 
@@ -121,8 +127,17 @@ def _front(plain: dict[str, Any], directory: Path) -> Features | Vectors:
     return Features(config, mean=statistics.get("mean"), std=statistics.get("std"))
 
 
-def _tokenizer(path: Path) -> Tokenizer | None:
-    return Tokenizer.load(path) if path.is_file() else None
+def _tokenizer_files(side: str) -> dict[str, type[Tokenizer | ByteBPE | CharTokenizer]]:
+    """What the file of a side's tokenizer may be called, and what each name means."""
+    characters = "characters.json" if side == "tokenizer" else f"{side}.characters.json"
+    return {f"{side}.model": Tokenizer, f"{side}.json": ByteBPE, characters: CharTokenizer}
+
+
+def _tokenizer(directory: Path, side: str) -> AnyTokenizer | None:
+    for name, kind in _tokenizer_files(side).items():
+        if (directory / name).is_file():
+            return kind.load(directory / name)
+    return None
 
 
 def save_weights(path: Path, model: torch.nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""The command line: translate, transcribe, score, describe, average."""
+"""The command line: translate, transcribe, generate, score, describe, average, import, export."""
 
 import logging
 import sys
@@ -16,6 +16,8 @@ from tyro.extras import SubcommandApp
 
 from transduce.checkpoint import WEIGHTS, average, checkpoints, load_run, read_weights, serialise, weights_path
 from transduce.cli_device import Precision, dtype_of, torch_device
+from transduce.cli_generate import generate, score_perplexity
+from transduce.cli_interop import export, import_gpt2_run
 from transduce.cli_score import score_bleu, score_chrf, score_ter
 from transduce.cli_score_wer import score_cer, score_wer
 from transduce.cli_transcribe import transcribe
@@ -163,12 +165,18 @@ def app() -> SubcommandApp:
         score.command(name=name)(command)
     score.command(name="wer")(score_wer)
     score.command(name="cer")(score_cer)
+    score.command(name="perplexity")(score_perplexity)
+    imports = SubcommandApp()
+    imports.command(name="gpt2")(import_gpt2_run)
     commands = SubcommandApp()
     commands.command(translate)
     commands.command(transcribe)
-    commands.command(score, name="score", help="Score translations or transcripts against references.")
+    commands.command(generate)
+    commands.command(score, name="score", help="Score translations, transcripts or a language model.")
     commands.command(describe)
     commands.command(name="average")(average_checkpoints)
+    commands.command(imports, name="import", help="Make a run of another toolkit's weights.")
+    commands.command(export)
     return commands
 
 

@@ -9,8 +9,9 @@ import torch
 
 from transduce.checkpoint import load_model, load_run
 from transduce.data.batch import bucket, pad
-from transduce.data.tokenizer import EOS, PAD, Tokenizer
+from transduce.data.tokenizer import EOS, PAD, AnyTokenizer, Tokenizer
 from transduce.decoding import Decoding, Output, outputs_of, search
+from transduce.generator import Generator
 from transduce.model.transformer import Transformer
 from transduce.transcriber import Transcriber
 
@@ -77,7 +78,7 @@ class Translator:
 
 def load(
     directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> Translator | Transcriber:
+) -> Translator | Transcriber | Generator:
     """A run directory as what it was trained to be, its weights as `dtype`: bfloat16 is faster and not quite the same.
 
     Raises:
@@ -88,11 +89,23 @@ def load(
     if run.target_tokenizer is None:
         raise ValueError(f"text needs a tokenizer to come out, but {directory} has none")
     model = load_model(directory, device).to(dtype)
+    if run.model.encoder is None:
+        return Generator(model, run.target_tokenizer)
+    target = _sentencepiece(run.target_tokenizer, directory)
     if run.front is not None:
-        return Transcriber(model, run.target_tokenizer, run.front)
+        return Transcriber(model, target, run.front)
     if run.source_tokenizer is None:
         raise ValueError(f"a translator needs two tokenizers or a shared one, but {directory} has none")
-    return Translator(model, run.source_tokenizer, run.target_tokenizer)
+    return Translator(model, _sentencepiece(run.source_tokenizer, directory), target)
+
+
+def _sentencepiece(tokenizer: AnyTokenizer, directory: Path) -> Tokenizer:
+    if not isinstance(tokenizer, Tokenizer):
+        raise ValueError(
+            f"a model with an encoder needs SentencePiece tokenizers (.model), but {directory} has a "
+            f"{type(tokenizer).__name__}"
+        )
+    return tokenizer
 
 
 def load_translator(
@@ -105,9 +118,7 @@ def load_translator(
     """
     found = load(directory, device, dtype)
     if not isinstance(found, Translator):
-        raise ValueError(
-            f"translating takes a run of text to text, but {directory} transcribes; use transduce transcribe"
-        )
+        raise ValueError(f"translating takes a run of text to text, but {directory} {DOES[type(found)]}")
     return found
 
 
@@ -121,7 +132,27 @@ def load_transcriber(
     """
     found = load(directory, device, dtype)
     if not isinstance(found, Transcriber):
-        raise ValueError(
-            f"transcribing takes a run of speech to text, but {directory} translates; use transduce translate"
-        )
+        raise ValueError(f"transcribing takes a run of speech to text, but {directory} {DOES[type(found)]}")
     return found
+
+
+def load_generator(
+    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Generator:
+    """`load`, where only a generator will do.
+
+    Raises:
+        ValueError: something else was trained there.
+    """
+    found = load(directory, device, dtype)
+    if not isinstance(found, Generator):
+        raise ValueError(f"generating takes a run of a language model, but {directory} {DOES[type(found)]}")
+    return found
+
+
+DOES = {
+    Translator: "translates; use transduce translate",
+    Transcriber: "transcribes; use transduce transcribe",
+    Generator: "is a language model; use transduce generate",
+}
+"""What a message says of the wrong kind of run."""

@@ -5,10 +5,43 @@ import random
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import sentencepiece
 
 PAD, UNK, BOS, EOS = range(4)
+
+
+@runtime_checkable
+class AnyTokenizer(Protocol):
+    """What a language model asks of its tokenizer: SentencePiece here, byte-level BPE or single characters."""
+
+    model: bytes
+    """The whole tokenizer, as its file holds it."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def bos_id(self) -> int | None:
+        """What every text begins with; None where nothing marks a beginning."""
+        ...
+
+    @property
+    def eos_id(self) -> int | None:
+        """What every text ends with; None where nothing marks an end. Equal to bos_id, it stands between texts."""
+        ...
+
+    @property
+    def never(self) -> tuple[int, ...]:
+        """Ids that no text holds and no model may produce."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]: ...
+
+    def pieces(self, ids: Sequence[int]) -> list[str]: ...
 
 
 class Tokenizer:
@@ -16,6 +49,8 @@ class Tokenizer:
 
     Source: Sennrich et al. (2016), BPE; Kudo and Richardson (2018), SentencePiece.
     """
+
+    bos_id, eos_id, never = BOS, EOS, (PAD, UNK, BOS)
 
     def __init__(self, model: bytes) -> None:
         self.model = model

@@ -70,6 +70,17 @@ class Decoder(Protocol):
     def decode(self, target_in: Int[Tensor, "N T"], *, memory: Any, cache: Any) -> Float[Tensor, "N T V"]: ...
 
 
+@runtime_checkable
+class LanguageModel(Protocol):
+    """A decoder alone; transduce.model.transformer.Transformer without an encoder is one."""
+
+    def new_cache(self) -> Any: ...
+
+    def decoder_states(self, target_in: Int[Tensor, "N T"], *, cache: Any) -> Float[Tensor, "N T D"]: ...
+
+    def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]: ...
+
+
 class ModelScorer:
     """The Scorer of one encoder-decoder model and the memory of B sentences; a step costs one position."""
 
@@ -86,6 +97,33 @@ class ModelScorer:
         logits = self.model.decode(tokens[:, None], memory=self.memory, cache=self.cache)
         self.memory = None
         return logits[:, -1]
+
+    def reorder(self, rows: Int[Tensor, " M"]) -> None:
+        self.cache.reorder(rows)
+
+    def keep(self, sentences: Int[Tensor, " M"]) -> None:
+        self.cache.keep(sentences)
+        self.n_sentences = len(sentences)
+
+
+class PromptScorer:
+    """The Scorer of a decoder alone that goes on from B prompts of one length.
+
+    The first step reads the prompts, whatever tokens it is given: they stand where other searches begin with BOS.
+    """
+
+    additive = False
+
+    def __init__(self, model: LanguageModel, prompts: Int[Tensor, "B P"]) -> None:
+        self.model = model
+        self.prompts: Tensor | None = prompts
+        self.cache: Past = model.new_cache()
+        self.n_sentences = len(prompts)
+
+    def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
+        """Logits of what follows; only the last position is projected to the vocabulary."""
+        new, self.prompts = tokens[:, None] if self.prompts is None else self.prompts, None
+        return self.model.project(self.model.decoder_states(new, cache=self.cache)[:, -1])
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
         self.cache.reorder(rows)

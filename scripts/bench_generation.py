@@ -1,0 +1,139 @@
+"""Generation speed against transformers' GPT2LMHeadModel with its cache: the same random weights, prompts and run.
+
+Greedy, and every text gets exactly `--tokens` new tokens (nothing ends), so that new tokens/s compare; the outputs are
+compared token by token. Reading the prompt counts. The systems take turns, and the median of `--repeats` is printed.
+
+    python scripts/bench_generation.py
+    python scripts/bench_generation.py --device cuda
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.utils import logging
+
+from transduce.decode.sample import Sampling, sample
+from transduce.decode.scorer import PromptScorer
+from transduce.interop.gpt2 import import_gpt2
+from transduce.model.transformer import Transformer
+
+Generate = Callable[[Tensor, int], list[list[int]]]
+"""Prompts (B, P) and the number of new tokens to the new tokens."""
+
+
+def rival(*, tiny: bool) -> GPT2LMHeadModel:
+    """GPT-2 124M, or a small one, with random weights."""
+    small = {"vocab_size": 503, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128} if tiny else {}
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(**small, initializer_range=0.06, bos_token_id=0, eos_token_id=0)).eval()
+
+
+def their_generate(model: GPT2LMHeadModel) -> Generate:
+    """transformers' generate; EOS never comes, for none is told."""
+
+    def generate(prompts: Tensor, n_tokens: int) -> list[list[int]]:
+        output = model.generate(
+            input_ids=prompts, attention_mask=torch.ones_like(prompts), do_sample=False, use_cache=True,
+            min_new_tokens=n_tokens, max_new_tokens=n_tokens, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        return output[:, prompts.size(1) :].tolist()
+
+    return generate
+
+
+def our_generate(model: Transformer) -> Generate:
+    """sample() at temperature 0."""
+
+    def generate(prompts: Tensor, n_tokens: int) -> list[list[int]]:
+        found = sample(
+            PromptScorer(model, prompts),
+            prompts=prompts,
+            eos_id=None,
+            max_lengths=prompts.new_full((len(prompts),), n_tokens),
+            rngs=[np.random.default_rng(0) for _ in prompts],
+            sampling=Sampling(temperature=0.0),
+        )
+        return [hypothesis.tokens for hypothesis in found]
+
+    return generate
+
+
+def compare(systems: dict[str, Generate], prompts: Tensor, x: argparse.Namespace) -> None:
+    """Print median tokens/s of every system, its ratio to the first, and how often its output is the first's."""
+    rates: dict[str, list[float]] = {name: [] for name in systems}
+    outputs: dict[str, list[list[int]]] = {}
+    for generate in systems.values():
+        generate(prompts, min(x.tokens, 8))  # warm-up
+    for _ in range(x.repeats):
+        for name, generate in systems.items():
+            start = time.perf_counter()
+            outputs[name] = generate(prompts, x.tokens)
+            rates[name].append(x.tokens * len(prompts) / (time.perf_counter() - start))
+    first, *_ = systems
+    for name, rate in rates.items():
+        same = sum(map(list.__eq__, outputs[name], outputs[first])) / len(prompts)
+        ratio = statistics.median(rate) / statistics.median(rates[first])
+        print(
+            f"batch {len(prompts):3}  {name:22} {statistics.median(rate):9,.1f} tokens/s  {ratio:5.2f} x"
+            f"  same output {same:7.2%}",
+            flush=True,
+        )
+        if "float32" in name and x.device == "cpu" and same < 1:
+            raise SystemExit(f"{name} must give the output of {first}, but {1 - same:.2%} of the texts differ")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch-size", type=int, nargs="+", help="texts; 1 and 16, on a GPU 64 too")
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of every prompt")
+    parser.add_argument("--tokens", type=int, default=None, help="new tokens of every text; 64, on a GPU 256")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tiny", action="store_true", help="a model of seconds, to try the script")
+    x = parser.parse_args()
+    on_gpu = x.device != "cpu"
+    x.batch_size = x.batch_size or ([1, 16, 64] if on_gpu else [1, 16])
+    x.tokens = x.tokens or (16 if x.tiny else 256 if on_gpu else 64)
+    return x
+
+
+def main() -> None:
+    x = arguments()
+    torch.set_num_threads(x.threads)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    theirs = rival(tiny=x.tiny)
+    with tempfile.TemporaryDirectory() as directory:
+        theirs.save_pretrained(directory)
+        ours = import_gpt2(Path(directory)).model
+    systems = {
+        "transformers float32": their_generate(deepcopy(theirs).to(x.device)),
+        "transduce float32": our_generate(deepcopy(ours).to(x.device)),
+        "transformers bfloat16": their_generate(theirs.to(x.device, torch.bfloat16)),
+        "transduce bfloat16": our_generate(ours.to(x.device, torch.bfloat16)),
+    }
+    n_parameters = sum(p.numel() for p in ours.parameters())
+    where = torch.cuda.get_device_name() if x.device.startswith("cuda") else f"{x.threads} threads"
+    print(f"{n_parameters:,} parameters, prompts of {x.prompt}, {x.tokens} new tokens, {x.device} ({where})")
+    rng = torch.Generator().manual_seed(1)
+    for size in x.batch_size:
+        prompts = torch.randint(theirs.config.vocab_size, (size, x.prompt), generator=rng).to(x.device)
+        compare(systems, prompts, x)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""Sampling against formulas, brute force, transformers' logits processors, and exact probabilities by chi-square."""
+
+import functools
+import itertools
+import math
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+
+from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer
+from transduce.decode.greedy import greedy_search
+from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.sample import Sampling, draw, nucleus, sample
+from transduce.decode.scorer import ModelScorer, PromptScorer
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.transformer import Transformer
+
+NOTHING = torch.zeros(1, 1, dtype=torch.long)
+
+# Probabilities after each filter
+
+
+def exact(logits: list[float], x: Sampling, before: list[int]) -> list[float]:
+    """The definitions, one after the other, in lists and float64."""
+    scores = [
+        (s * x.repetition_penalty if s < 0 else s / x.repetition_penalty) if i in before else s
+        for i, s in enumerate(logits)
+    ]
+    weights = [math.exp(s / x.temperature) for s in scores]
+    order = sorted(range(len(weights)), key=lambda i: -weights[i])
+    if x.top_k:
+        order = order[: x.top_k]
+    total, mass, kept = sum(weights[i] for i in order), 0.0, []
+    for i in order:
+        if mass >= x.top_p * total:
+            break
+        kept.append(i)
+        mass += weights[i]
+    return [weights[i] / mass if i in kept else 0.0 for i in range(len(weights))]
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
+@pytest.mark.parametrize("top_k", [0, 1, 4, 50])
+@pytest.mark.parametrize("top_p", [1.0, 0.8, 0.05])
+@pytest.mark.parametrize("repetition_penalty", [1.0, 1.3, 0.7])
+def test_probabilities_are_the_definitions_written_out(rng, temperature, top_k, top_p, repetition_penalty):
+    x = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
+    logits = 3 * torch.randn(5, 11, generator=rng, dtype=torch.float64)
+    before = torch.randint(11, (5, 7), generator=rng)
+    kept = logits.clone(), before.clone()
+    got = x.probs(logits, before)
+    for row in range(5):
+        want = exact(logits[row].tolist(), x, before[row].tolist())
+        assert got[row].tolist() == pytest.approx(want, rel=1e-12, abs=0)
+    assert torch.equal(logits, kept[0]) and torch.equal(before, kept[1])
+
+
+@pytest.mark.parametrize("top_p", [0.01, 0.2, 0.5, 0.77, 0.99])
+def test_the_nucleus_is_the_smallest_of_all_subsets(rng, top_p):
+    for probs in torch.rand(6, 9, generator=rng, dtype=torch.float64).softmax(-1):
+        big_enough = [
+            (len(subset), -math.fsum(probs[list(subset)].tolist()), subset)
+            for n in range(1, 10)
+            for subset in itertools.combinations(range(9), n)
+            if math.fsum(probs[list(subset)].tolist()) >= top_p
+        ]
+        _, mass, subset = min(big_enough)
+        got = nucleus(probs[None], top_p)[0]
+        assert got.nonzero().flatten().tolist() == list(subset)
+        torch.testing.assert_close(got[list(subset)], probs[list(subset)] / -mass, rtol=1e-12, atol=0)
+
+
+def test_the_nucleus_of_equal_probabilities_is_no_larger_than_asked_for():
+    assert (nucleus(torch.full((1, 8), 0.125), 0.5) > 0).sum() == 4
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 200])
+def test_top_k_is_that_of_transformers(rng, top_k):
+    logits = torch.randn(7, 53, generator=rng)
+    logits[0, :20] = logits[0].topk(3).values[-1]  # equally likely ones stay together
+    want = TopKLogitsWarper(top_k)(NOTHING, logits.clone()).softmax(-1)
+    assert torch.equal(Sampling(top_k=top_k).probs(logits, NOTHING.expand(7, 1)), want)
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.999])
+def test_top_p_is_that_of_transformers(rng, top_p):
+    logits = 2 * torch.randn(7, 53, generator=rng, dtype=torch.float64)
+    want = TopPLogitsWarper(top_p)(NOTHING, logits.clone()).softmax(-1)
+    got = Sampling(top_p=top_p).probs(logits, NOTHING.expand(7, 1))
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.2, 3.0])
+def test_the_repetition_penalty_is_that_of_transformers(rng, penalty):
+    logits, before = torch.randn(7, 53, generator=rng), torch.randint(53, (7, 20), generator=rng)
+    want = RepetitionPenaltyLogitsProcessor(penalty)(before, logits.clone()).softmax(-1)
+    assert torch.equal(Sampling(repetition_penalty=penalty).probs(logits, before), want)
+
+
+def test_temperature_0_is_all_on_the_likeliest_after_the_penalty():
+    x, logits = Sampling(temperature=0.0, repetition_penalty=2.0), torch.tensor([[1.0, 3.0, 2.0]])
+    before = torch.tensor([[1]])
+    assert x.probs(logits, before).tolist() == [[0.0, 0.0, 1.0]]
+    assert x.next(logits, before, torch.tensor([0.0])).tolist() == [2]
+
+
+# Drawing
+
+
+def test_a_draw_inverts_the_distribution_function():
+    probs = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]])
+    for uniform, token in ((0.0, 1), (0.2499, 1), (0.25, 3), (0.7499, 3), (0.75, 4), (1 - 2**-53, 4)):
+        assert draw(probs, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token]
+
+
+def test_what_has_no_probability_is_never_drawn(rng):
+    probs = torch.rand(2000, 31, generator=rng)
+    probs = torch.where(torch.rand(2000, 31, generator=rng) < 0.7, 0.0, probs)
+    probs[:, 7] += 0.01
+    probs /= probs.sum(-1, keepdim=True)
+    for uniform in (torch.zeros(2000), torch.full((2000,), 1 - 2**-53, dtype=torch.float64)):
+        assert (probs.gather(1, draw(probs, uniform)[:, None]) > 0).all()
+
+
+def rngs(seed: int, n: int) -> list[np.random.Generator]:
+    return [np.random.default_rng((seed, i)) for i in range(n)]
+
+
+class Remembered(Language):
+    """The same language for many rows: it counts out every prefix once."""
+
+    @functools.cache  # noqa: B019
+    def logits(self, sentence: int, prefix: tuple[int, ...]) -> list[float]:
+        return super().logits(sentence, prefix)
+
+
+def sampled(language: Language, sentences: list[int], bounds: list[int], n: int = 1, **settings) -> list[Hypothesis]:
+    prompts = torch.full((len(sentences), 1), BOS)
+    settings = {"eos_id": EOS, "rngs": rngs(1, n * len(sentences))} | settings
+    return sample(
+        LanguageScorer(language, sentences),
+        prompts=prompts,
+        max_lengths=torch.tensor(bounds, dtype=torch.long),
+        **settings,
+    )
+
+
+def chi_square_bound(n: int) -> float:
+    """Wilson and Hilferty's approximation of the value that n degrees of freedom exceed once in 10,000 times."""
+    return n * (1 - 2 / (9 * n) + 3.719 * math.sqrt(2 / (9 * n))) ** 3
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        Sampling(),
+        Sampling(temperature=0.6),
+        Sampling(top_k=3, temperature=1.5),
+        Sampling(top_p=0.95, temperature=2.0),
+        Sampling(repetition_penalty=1.6, top_k=4),
+    ],
+    ids=lambda x: ",".join(f"{k}={v}" for k, v in vars(x).items() if v != getattr(Sampling(), k)) or "plain",
+)
+def test_whole_samples_come_as_often_as_their_probability_says(x):
+    """8,000 samples of up to three tokens, each sequence with its exact probability, chi-square with a fixed seed."""
+    language, n, bound = Remembered(seed=8), 8_000, 3
+    probability: dict[tuple[int, ...], float] = {}
+
+    def follow(prefix: tuple[int, ...], mass: float) -> None:
+        logits = [-math.inf if i == PAD else s for i, s in enumerate(language.logits(0, prefix))]
+        for token, p in enumerate(exact(logits, x, [BOS, *prefix])):
+            longer = (*prefix, token)
+            if p and token != EOS and len(longer) < bound:
+                follow(longer, mass * p)
+            elif p:
+                probability[longer] = mass * p
+
+    follow((), 1.0)
+    counts = dict.fromkeys(probability, 0)
+    for h in sampled(language, [0], [bound], n=n, sampling=x, forbidden=[PAD]):
+        counts[(*h.tokens, EOS) if h.finished else tuple(h.tokens)] += 1  # a KeyError: it should be impossible
+    common = [key for key, p in probability.items() if p * n >= 5]
+    cells = [(counts[key], probability[key] * n) for key in common]
+    rest = n - sum(want for _, want in cells)
+    if rest > 1:
+        cells.append((n - sum(got for got, _ in cells), rest))
+    assert len(cells) > 5
+    assert sum((got - want) ** 2 / want for got, want in cells) < chi_square_bound(len(cells) - 1)
+
+
+# The batch
+
+
+def test_a_sample_knows_nothing_of_its_neighbours():
+    language, bounds = Language(seed=4), [1 + 5 * i % 13 for i in range(40)]
+    together = sampled(language, list(range(40)), bounds)
+    for i, bound in enumerate(bounds):
+        (alone,) = sampled(language, [i], [bound], rngs=[np.random.default_rng((1, i))])
+        assert (alone.tokens, alone.finished) == (together[i].tokens, together[i].finished)
+    assert {h.finished for h in together} == {True, False}
+
+
+def test_n_samples_of_a_sentence_are_those_of_n_sentences():
+    language = Language(seed=6)
+    one = [h.tokens for h in sampled(language, [3, 5], [9, 7], n=4)]
+    other = [h.tokens for h in sampled(language, [3] * 4 + [5] * 4, [9] * 4 + [7] * 4)]
+    assert one == other
+    assert len(set(map(tuple, one[:4]))) > 1
+
+
+def test_a_longer_sample_begins_like_the_shorter_one():
+    short, long = (sampled(Language(seed=2), list(range(9)), [bound] * 9, eos_id=None) for bound in (5, 33))
+    assert [h.tokens for h in short] == [h.tokens[:5] for h in long]
+    assert {len(h.tokens) for h in long} == {33} and not any(h.finished for h in long)
+
+
+def test_temperature_0_is_greedy_search():
+    bounds = [1 + i % 9 for i in range(50)]
+    got = sampled(Language(seed=5), list(range(50)), bounds, sampling=Sampling(temperature=0.0), forbidden=[PAD])
+    want = greedy_search(
+        LanguageScorer(Language(seed=5), list(range(50))), bos_id=BOS, eos_id=EOS, max_lengths=torch.tensor(bounds),
+        forbidden=[PAD],
+    )  # fmt: skip
+    assert [(h.tokens, h.finished) for h in got] == [(h.tokens, h.finished) for h in want]
+
+
+def test_tokens_are_told_as_they_come():
+    told: dict[int, list[int]] = {i: [] for i in range(12)}
+
+    def tell(running: list[int], new: list[int]) -> None:
+        for row, token in zip(running, new, strict=True):
+            told[row].append(token)
+
+    found = sampled(Language(seed=3), list(range(6)), [7] * 6, n=2, on_tokens=tell)
+    assert [told[i] for i in range(12)] == [h.tokens + [EOS] * h.finished for h in found]
+
+
+def test_an_empty_batch_has_no_samples():
+    assert sampled(Language(seed=0), [], []) == []
+
+
+# Real Transformers
+
+
+def decoder(**changes) -> Transformer:
+    torch.manual_seed(5)
+    stack = StackConfig(input=Tokens(vocab_size=13), n_layers=2)
+    return Transformer(TransformerConfig(decoder=stack, d_model=8, n_heads=2, d_ff=12, dropout=0.0, **changes)).eval()
+
+
+@pytest.mark.parametrize("length", [1, 6])
+def test_a_prompt_scorer_goes_on_where_the_prompt_ends(rng, length):
+    model, prompts = decoder(), torch.randint(13, (3, length), generator=rng)
+    settings = {"eos_id": 2, "max_lengths": torch.tensor([9, 4, 9])}
+    found = sample(PromptScorer(model, prompts), prompts=prompts, rngs=rngs(0, 6), **settings)
+    assert [len(h.tokens) for h in found if not h.finished]
+    for row, h in enumerate(found):
+        uniforms, tokens = np.random.default_rng((0, row)).random(9), prompts[row // 2].tolist()
+        for uniform in uniforms[: len(h.tokens) + h.finished]:  # without a cache, and without a batch
+            with torch.no_grad():
+                probs = model(target_in=torch.tensor([tokens]))[0, -1].double().softmax(-1)
+            tokens.append(next(i for i, up_to in enumerate(probs.cumsum(0).tolist()) if up_to > uniform))
+        assert tokens[length:] == h.tokens + [2] * h.finished
+
+
+def test_translations_are_sampled_too(rng):
+    """n samples a sentence look at that sentence's memory."""
+    torch.manual_seed(3)
+    stack = StackConfig(input=Tokens(vocab_size=13), n_layers=1)
+    model = Transformer(TransformerConfig(encoder=stack, decoder=stack, d_model=8, n_heads=2, d_ff=12)).eval()
+    source, lengths = torch.randint(4, 13, (3, 7), generator=rng), torch.tensor([7, 2, 5])
+
+    def found(rows: Tensor, n: int) -> list[list[int]]:
+        with torch.no_grad():
+            memory = model.encode(source[rows], lengths[rows])
+        prompts = torch.full((len(rows), 1), BOS)
+        settings = {"eos_id": EOS, "max_lengths": torch.full((len(rows),), 12), "rngs": rngs(0, n * len(rows))}
+        return [h.tokens for h in sample(ModelScorer(model, memory), prompts=prompts, **settings)]
+
+    assert found(torch.tensor([0, 1, 2]), 3) == found(torch.tensor([0] * 3 + [1] * 3 + [2] * 3), 1)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -0.5}, "temperature and top_k must not be negative (temperature 0 is greedy, top_k 0 is off), "
+         "but temperature=-0.5 and top_k=0"),
+        ({"top_k": -1}, "temperature and top_k must not be negative (temperature 0 is greedy, top_k 0 is off), "
+         "but temperature=1.0 and top_k=-1"),
+        ({"top_p": 0.0}, "top_p must lie in (0, 1] and repetition_penalty be positive (1 is off, for both), "
+         "but top_p=0.0 and repetition_penalty=1.0"),
+        ({"repetition_penalty": 0.0}, "top_p must lie in (0, 1] and repetition_penalty be positive (1 is off, for "
+         "both), but top_p=1.0 and repetition_penalty=0.0"),
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Sampling(**settings)
+
+
+def test_generators_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"^rngs must be n for every sentence, but there are 3 for 2 sentences$"):
+        sampled(Language(seed=0), [0, 1], [4, 4], rngs=rngs(0, 3))

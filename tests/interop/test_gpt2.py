@@ -1,0 +1,353 @@
+"""GPT-2 in and out against transformers, the library that wrote it: logits, search, perplexity, tokenizer."""
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from tokenizers import Tokenizer as Pieces
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, GPT2TokenizerFast
+from transformers.utils import logging
+
+import transduce as td
+from transduce.cli import main
+from transduce.data.byte_bpe import ByteBPE
+from transduce.generator import GenerationConfig, Generator
+from transduce.interop.gpt2 import export_gpt2, import_gpt2
+from transduce.perplexity import measure_perplexity
+
+TEXT = [
+    "First Citizen: Before we proceed any further, hear me speak.",
+    "All: Speak, speak.",
+    "It's what we'll do, they've said it; I'd say 1,234.50 times.",
+    "def f(x):\n\treturn  x ** 2\n",
+    "Größe, naïve, 東京 and 🙂🙂, done.",
+] * 3
+NASTY = [
+    *TEXT[:5], "", " ", "  two  spaces  ", "\n\n\ttabs\r\n", "É = E\u0301", "\u200b\ufeff", "👩‍👩‍👧‍👦🏳️‍🌈", "\x00\x07", "ﬁ ½ ²",
+    "a<|endoftext|>b", "<|endoftext|>", "<|endoftext |>", "'s'S 'LL don't", "مرحبا بالعالم", "𝕳𝖊𝖑𝖑𝖔", "x" * 300, "\u2028line",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> None:
+    logging.disable_progress_bar()
+
+
+def rival(directory: Path, *, seed: int = 0, kind: type = GPT2LMHeadModel, **settings):
+    """A GPT-2 with random weights, saved."""
+    torch.manual_seed(seed)
+    defaults = {
+        "vocab_size": 53, "n_positions": 37, "n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.3,
+        "bos_token_id": 0, "eos_token_id": 0,
+    }  # fmt: skip
+    model = kind(GPT2Config(**(defaults | settings))).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.1)
+    model.save_pretrained(directory)
+    return model
+
+
+def pieces(directory: Path, *, size: int = 300) -> None:
+    """A small byte-level BPE with <|endoftext|>, as vocab.json and merges.txt."""
+    tokenizer = Pieces(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXT, trainer)
+    tokenizer.model.save(str(directory))
+
+
+SIZES = [
+    {},
+    {"n_layer": 1, "n_head": 4, "vocab_size": 101, "n_inner": 23},
+    {"n_layer": 3, "n_embd": 35, "n_head": 5, "activation_function": "relu", "layer_norm_epsilon": 1e-3},
+    {"activation_function": "gelu", "tie_word_embeddings": False},
+    {"activation_function": "gelu_pytorch_tanh", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.3},
+]
+
+
+def names(settings: dict) -> str:
+    return ",".join(settings) or "defaults"
+
+
+def loaded_in_silence(directory: Path, caplog) -> GPT2LMHeadModel:
+    """transformers' from_pretrained, which finds nothing to say (and Python's warnings are errors)."""
+    logging.set_verbosity_warning()
+    logging.enable_propagation()
+    with caplog.at_level("WARNING"):
+        model, told = GPT2LMHeadModel.from_pretrained(directory, output_loading_info=True)
+    logging.disable_propagation()
+    assert not any(told.values()) and not caplog.records, (told, caplog.text)
+    return model.eval()
+
+
+@pytest.mark.parametrize("settings", SIZES, ids=names)
+def test_logits_are_those_of_transformers_and_come_back(tmp_path, rng, caplog, settings):
+    theirs = rival(tmp_path / "theirs", **settings)
+    ours = import_gpt2(tmp_path / "theirs")
+    ids = torch.randint(53, (5, 37), generator=rng)
+    with torch.no_grad():
+        want = theirs(ids).logits
+        torch.testing.assert_close(ours.model(target_in=ids), want, rtol=1e-5, atol=1e-5)
+    assert ours.eos_id == 0 and not ours.model.training
+    assert sum(p.numel() for p in ours.model.parameters()) == sum(p.numel() for p in theirs.parameters())
+    export_gpt2(ours.model, tmp_path / "again")
+    again = loaded_in_silence(tmp_path / "again", caplog)
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, want, rtol=1e-5, atol=1e-5)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "again"))
+    assert {name: weight.shape for name, weight in before.items()} == {name: w.shape for name, w in after.items()}
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+    for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "layer_norm_epsilon", "attn_pdrop"):
+        assert getattr(again.config, name) == getattr(theirs.config, name)
+
+
+def test_older_files_are_read_too(tmp_path, rng):
+    """Without "transformer.", with every layer's causal mask, in half precision, in shards."""
+    theirs = rival(tmp_path, kind=GPT2Model)
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    weights = {name.removeprefix("transformer."): weight.half() for name, weight in weights.items()}
+    masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 37, 37).tril().bool() for i in range(2)}
+    masks |= {f"h.{i}.attn.masked_bias": torch.tensor(-1e4) for i in range(2)}
+    half = len(weights) // 2
+    shards = {
+        "a.safetensors": dict(list(weights.items())[:half]) | masks,
+        "b.safetensors": dict(list(weights.items())[half:]),
+    }
+    for name, shard in shards.items():
+        save_file(shard, tmp_path / name)
+    index = {"weight_map": {name: file for file, shard in shards.items() for name in shard}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    ids = torch.randint(53, (2, 9), generator=rng)
+    with torch.no_grad():
+        states = theirs.half().float()(ids).last_hidden_state
+        got = import_gpt2(tmp_path).model(target_in=ids)
+        torch.testing.assert_close(got, states @ theirs.wte.weight.T, rtol=1e-5, atol=1e-5)
+
+
+# Search
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> tuple[GPT2LMHeadModel, Path]:
+    """A GPT-2 that has learned for a moment, so that it ends at all sorts of steps; and the run made of it."""
+    directory = tmp_path_factory.mktemp("gpt2") / "theirs"
+    theirs = rival(
+        directory, vocab_size=300, n_embd=32, n_positions=64, initializer_range=0.2, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )  # fmt: skip
+    pieces(directory)
+    rows = ByteBPE.load(directory).encode(TEXT[:5])
+    rng = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=3e-3)
+    for step in range(120):
+        row = rows[step % 5]
+        cut = int(torch.randint(4, min(len(row), 40), (), generator=rng))
+        ids = torch.tensor([[0, *row[:cut], 0]])
+        optimizer.zero_grad()
+        theirs(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    theirs.save_pretrained(directory)
+    assert main(["import", "gpt2", str(directory), str(directory.with_name("run"))]) == 0
+    return theirs, directory.with_name("run")
+
+
+PROMPTS = [
+    (text * 2)[i : i + 1 + (7 * i) % 23] for i, text in enumerate((TEXT[0], TEXT[1], TEXT[2], TEXT[4], TEXT[3]) * 10)
+]
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_50_prompts_go_on_as_in_generate(run, beam_size):
+    theirs, directory = run
+    generator = td.load(directory)
+    assert isinstance(generator, Generator)
+    config = GenerationConfig(max_length=14, beam_size=beam_size, alpha=0.0, temperature=float(beam_size > 1))
+    found = generator.generate(PROMPTS, config)
+    for prompt, (got,) in zip(PROMPTS, found, strict=True):
+        ids = torch.tensor([generator.encode(prompt)])
+        output = theirs.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), num_beams=beam_size, do_sample=False, length_penalty=0.0,
+            early_stopping=False, max_new_tokens=14, pad_token_id=0,
+        )  # fmt: skip
+        assert got.tokens + [0] * got.finished == output[0, ids.size(1) :].tolist(), prompt
+    assert len({len(text.tokens) for (text,) in found if text.finished}) > 3
+    assert len({len(generator.encode(prompt)) for prompt in PROMPTS}) > 5
+
+
+@pytest.mark.parametrize("stride", [64, 17, 1])
+def test_perplexity_is_the_loss_of_transformers_on_the_same_windows(run, stride):
+    theirs, directory = run
+    generator, text = td.load(directory), "\n".join(TEXT[:6])
+    ids = torch.tensor([[0, *generator.tokenizer.encode([text])[0]]])
+    n, seen, nats, begin = ids.size(1), 1, 0.0, 0
+    while seen < n:  # window by window; -100 hides what was predicted before
+        end = min(begin + 65, n)
+        row = ids[:, begin:end]
+        labels = row.clone()
+        labels[:, : max(seen - begin, 1)] = -100
+        with torch.no_grad():
+            logits = theirs(row[:, :-1]).logits.double()
+        nats += torch.nn.functional.cross_entropy(logits[0], labels[0, 1:], reduction="sum").item()
+        seen, begin = end, begin + stride
+    got = measure_perplexity(generator.model, generator.tokenizer, text, stride=stride, batch_tokens=200)
+    assert got.n_tokens == n - 1
+    assert got.nats == pytest.approx(nats, rel=1e-5)
+    assert got.perplexity == pytest.approx(math.exp(nats / (n - 1)), rel=1e-5)
+    assert got.bits_per_byte == pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-5)
+
+
+def test_perplexity_of_one_window_is_their_loss(run):
+    theirs, directory = run
+    generator = td.load(directory)
+    ids = torch.tensor([[0, *generator.tokenizer.encode([TEXT[0]])[0]]])
+    with torch.no_grad():
+        want = theirs(input_ids=ids, labels=ids).loss.item()
+    got = measure_perplexity(generator.model, generator.tokenizer, TEXT[0])
+    assert got.nats_per_token == pytest.approx(want, rel=1e-5)
+
+
+# The tokenizer
+
+
+@pytest.mark.parametrize("source", ["files", "json", "exported"])
+def test_ids_are_those_of_transformers(run, tmp_path, source):
+    _, directory = run
+    pieces(tmp_path)
+    theirs = GPT2TokenizerFast.from_pretrained(tmp_path)
+    if source == "json":
+        theirs.save_pretrained(tmp_path / "json")
+        ours = ByteBPE.load(tmp_path / "json")
+    elif source == "files":
+        ours = ByteBPE.load(tmp_path)
+    else:
+        assert main(["export", str(directory), str(tmp_path / "out"), "--to", "gpt2"]) == 0
+        theirs, ours = GPT2TokenizerFast.from_pretrained(tmp_path / "out"), td.load(directory).tokenizer
+        assert (theirs.bos_token_id, theirs.eos_token_id, theirs.model_max_length) == (0, 0, 64)
+    assert (ours.vocab_size, ours.bos_id, ours.eos_id) == (300, 0, 0)
+    ids = ours.encode(NASTY)
+    assert ids == [theirs(text)["input_ids"] for text in NASTY]
+    assert ours.decode(ids) == [theirs.decode(row, skip_special_tokens=True) for row in ids]
+    assert ours.decode(ids) == [text.replace("<|endoftext|>", "") for text in NASTY]
+    assert ours.pieces(ids[0]) == theirs.convert_ids_to_tokens(ids[0])
+    assert ByteBPE(ours.model).encode(NASTY) == ids
+
+
+# What is refused
+
+
+def changed(directory: Path, **values) -> None:
+    config = directory / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | values), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "gptj"}, "model_type must be 'gpt2', but in {} it is 'gptj'"),
+        ({"scale_attn_weights": False}, "scale_attn_weights must be True, but in {} it is False"),
+        (
+            {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx must be False, but in {} it is True",
+        ),
+        ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn must be False, but in {} it is True"),
+        ({"add_cross_attention": True}, "add_cross_attention must be False, but in {} it is True"),
+        (
+            {"activation_function": "swish"},
+            "activation_function must be one of gelu_new, gelu_pytorch_tanh, gelu, relu, but in {} it is 'swish'",
+        ),
+        (
+            {"embd_pdrop": 0.2},
+            "embd_pdrop must equal resid_pdrop, but in {} they are 0.2 and 0.1; "
+            "they matter in training alone, so make them equal in config.json",
+        ),
+        ({"eos_token_id": [0, 1]}, "eos_token_id must be one id or null, but in {} it is [0, 1]"),
+        (
+            {"n_layer": 1},
+            "a GPT-2 holds the weights of its config.json, but in {} h.1.attn.c_attn.bias is unknown; "
+            "h.1.attn.c_attn.weight is unknown; h.1.attn.c_proj.bias is unknown; h.1.attn.c_proj.weight is unknown; "
+            "h.1.ln_1.bias is unknown",
+        ),
+        (
+            {"tie_word_embeddings": False},
+            "a GPT-2 holds the weights of its config.json, but in {} lm_head.weight is missing",
+        ),
+        (
+            {"n_positions": 38},
+            "weights must fit config.json, but in {} wpe.weight makes (37, 16) where it needs (38, 16)",
+        ),
+    ],
+)
+def test_a_model_of_another_make_is_refused(tmp_path, values, message):
+    rival(tmp_path)
+    changed(tmp_path, **values)
+    with pytest.raises(ValueError, match=f"^{re.escape(message.format(tmp_path))}$"):
+        import_gpt2(tmp_path)
+
+
+@pytest.mark.parametrize("pickled", [True, False])
+def test_a_pickle_is_refused(tmp_path, pickled):
+    rival(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    told = "has none"
+    if pickled:
+        (tmp_path / "pytorch_model.bin").write_bytes(b"")
+        told = "has pytorch_model.bin, which may run anything when it is read"
+    message = (
+        f"weights are read from model.safetensors, but {tmp_path} {told}; where you trust it, convert it with "
+        "transformers: GPT2LMHeadModel.from_pretrained(DIRECTORY).save_pretrained(OTHER)"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        import_gpt2(tmp_path)
+
+
+def test_what_is_no_gpt2_is_not_exported(tmp_path):
+    stack = td.StackConfig(input=td.Tokens(vocab_size=11), n_layers=1)
+    small = {"d_model": 8, "n_heads": 2, "d_ff": 12}
+    other = td.Transformer(td.TransformerConfig(decoder=stack, **small))
+    message = (
+        "a GPT-2 has fields of one value, but in this model they differ: norm_position: pre -> post; "
+        "positions: learned -> sinusoidal; scale_embeddings: False -> True"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        export_gpt2(other, tmp_path)
+    both = td.Transformer(td.TransformerConfig(encoder=stack, decoder=stack, **small))
+    with pytest.raises(ValueError, match=r"^a GPT-2 is a decoder alone, but this model has an encoder; it cannot be"):
+        export_gpt2(both, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_names_what_is_wrong(run, tmp_path, capsys):
+    theirs = tmp_path / "theirs"
+    rival(theirs, vocab_size=300, eos_token_id=7)
+    new = tmp_path / "run"
+    assert main(["import", "gpt2", str(theirs), str(new)]) == 2
+    assert capsys.readouterr().err == (
+        f"transduce: a byte-level tokenizer is tokenizer.json, or vocab.json and merges.txt, but {theirs} has neither; "
+        "copy them from where the model came from\n"
+    )
+    pieces(theirs)
+    assert main(["import", "gpt2", str(theirs), str(new)]) == 2
+    assert capsys.readouterr().err == (
+        "transduce: the tokenizer's <|endoftext|> must be config.json's eos_token_id, but in "
+        f"{theirs} they are 0 and 7\n"
+    )
+    for command in (["import", "gpt2", str(theirs), str(run[1])], ["export", str(run[1]), str(theirs), "--to", "gpt2"]):
+        assert main(command) == 2
+        told = f"{command[-1] if command[0] == 'import' else command[2]} already holds a config.json"
+        assert capsys.readouterr().err == f"transduce: {told}; name another directory, or remove this one\n"
+    assert not new.exists()

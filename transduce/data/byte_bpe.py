@@ -1,0 +1,110 @@
+"""Byte-level BPE, as GPT-2 directories hold it: any text to ids and back, byte for byte."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Pieces
+
+END = "<|endoftext|>"
+"""Stands between the texts that GPT-2 reads."""
+
+
+class ByteBPE:
+    """A tokenizer.json of the library `tokenizers`. END is bos_id and eos_id at once; decoding leaves it out.
+
+    Source: Radford et al. (2019), Language models are unsupervised multitask learners, section 2.2.
+    """
+
+    never: tuple[int, ...] = ()
+
+    def __init__(self, model: bytes) -> None:
+        """Read a tokenizer.json.
+
+        Raises:
+            ValueError: it is none, or not one of byte-level BPE.
+        """
+        self.model = model
+        try:
+            self._pieces = Pieces.from_str(model.decode())
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"tokenizer.json must be one of the library tokenizers, but: {error}") from error
+        if not isinstance(self._pieces.model, models.BPE) or not isinstance(self._pieces.decoder, decoders.ByteLevel):
+            raise ValueError(
+                "tokenizer.json must be byte-level BPE, as GPT-2's, but it has "
+                f"model {type(self._pieces.model).__name__} and decoder {type(self._pieces.decoder).__name__}"
+            )
+
+    @classmethod
+    def train(cls, texts: Iterable[str], *, vocab_size: int) -> "ByteBPE":
+        """Learn merges of bytes; END is id 0. A small text may have fewer merges than asked for.
+
+        Raises:
+            ValueError: vocab_size leaves no room for END and the 256 bytes.
+        """
+        if vocab_size < 257:
+            raise ValueError(f"vocab_size must be at least 257, for END and all bytes, but vocab_size={vocab_size}")
+        pieces = Pieces(models.BPE())
+        pieces.pre_tokenizer, pieces.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+        )
+        pieces.train_from_iterator(texts, trainer)
+        return cls(pieces.to_str().encode())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "ByteBPE":
+        """Read a tokenizer.json, or a directory with one or with vocab.json and merges.txt.
+
+        Raises:
+            ValueError: the directory has neither.
+        """
+        path = Path(path)
+        if path.is_file():
+            return cls(path.read_bytes())
+        if (path / "tokenizer.json").is_file():
+            return cls((path / "tokenizer.json").read_bytes())
+        vocabulary, merges = path / "vocab.json", path / "merges.txt"
+        if not vocabulary.is_file() or not merges.is_file():
+            raise ValueError(
+                f"a byte-level tokenizer is tokenizer.json, or vocab.json and merges.txt, but {path} has neither; "
+                "copy them from where the model came from"
+            )
+        pieces = Pieces(models.BPE.from_file(str(vocabulary), str(merges)))
+        pieces.pre_tokenizer, pieces.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        if END in json.loads(vocabulary.read_text(encoding="utf-8")):
+            pieces.add_special_tokens([AddedToken(END, normalized=True, special=True)])
+        return cls(pieces.to_str().encode())
+
+    def save(self, path: Path | str) -> None:
+        """Write a tokenizer.json."""
+        Path(path).write_bytes(self.model)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of pieces, END included."""
+        return self._pieces.get_vocab_size()
+
+    @property
+    def bos_id(self) -> int | None:
+        """Of END; None where the vocabulary lacks it."""
+        return self._pieces.token_to_id(END)
+
+    @property
+    def eos_id(self) -> int | None:
+        """The same."""
+        return self.bos_id
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids, a list per text; END written out in a text is END."""
+        return [found.ids for found in self._pieces.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Text of each list of ids, without END; U+FFFD where bytes are no UTF-8."""
+        return self._pieces.decode_batch([list(row) for row in ids], skip_special_tokens=True)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The pieces as the vocabulary writes them: a letter per byte, Ġ for a space."""
+        return [self._pieces.id_to_token(int(i)) or "" for i in ids]
