@@ -71,7 +71,7 @@ MULTI30K = Experiment(
     model=replace(td.transformer_tiny(), dropout=0.15),
     training=TrainingConfig(
         optim=OptimConfig(peak_rate=3e-3, warmup_steps=1000, cooldown=0.3),
-        max_updates=11_500,
+        max_updates=20_000,
         max_minutes=57.0,
         precision="bf16",
         validate_every=500,

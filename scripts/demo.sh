@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Fresh machine: makes .venv, installs, trains on the corpus that ships, translates, scores, draws. RUN names the folder.
+# Fresh machine: makes .venv, installs, trains on the corpus that ships, translates, scores, draws; then speech, until a
+# recording goes in and its text and translation come out. RUN and SPEECH name the folders.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh ""
 RUN="${RUN:-runs/commands}"
+SPEECH="${SPEECH:-runs/speech}"
+SOUND=recipes/data/commands/sound
 
 echo; echo "== train: spoken commands, English to German (under three minutes on two cores)"
 python recipes/translation.py commands --run "$RUN"
@@ -15,4 +18,13 @@ echo; echo "== score all test sentences: combinations that training never saw"
 transduce translate "$RUN" recipes/data/commands/test.en --greedy --output "$RUN/hyp.de"
 transduce score bleu "$RUN/hyp.de" recipes/data/commands/test.de
 
-echo; echo "the learning curve is $RUN/learning_curve.png"
+echo; echo "== train: spoken commands, sound to English (about five minutes on two cores)"
+python recipes/speech_to_text.py commands --run "$SPEECH"
+
+echo; echo "== a recording goes in; text and its translation come out"
+# the recogniser writes words; the translator was trained on sentences, so the first letter grows and a full stop is added
+transduce transcribe "$SPEECH" "$SOUND"/test/000{0,1,2,3,4}.opus --ctc-weight 0.5 |
+  sed 's/./\u&/; s/$/./' | tee /dev/stderr | transduce translate "$RUN" --greedy
+
+echo; echo "the learning curves are $RUN/learning_curve.png and $SPEECH/learning_curve.png"
+echo "where the recogniser listened: $(ls "$SPEECH"/samples/*.attention.png | tail -n 1)"

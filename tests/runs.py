@@ -1,12 +1,20 @@
-"""Small run directories for tests: real tokenizers, a Transformer with random weights."""
+"""Small run directories for tests: real tokenizers, a Transformer with random weights; and tones that stand for words."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import soundfile
 import torch
 
 from transduce.checkpoint import Run, save_run, save_weights
-from transduce.data.tokenizer import tokenizers
-from transduce.experiment import with_vocabularies
+from transduce.data.features import FeatureConfig, Features
+from transduce.data.manifest import Recording, write_manifest
+from transduce.data.tokenizer import Tokenizer, tokenizers
+from transduce.data.vectors import Vectors
+from transduce.experiment import with_frames, with_vocabularies
+from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_tiny
 from transduce.model.transformer import Transformer
 
@@ -35,4 +43,74 @@ def random_run(directory: Path, *, joint: bool = True, seed: int = 3) -> Path:
     torch.manual_seed(seed)
     save_run(directory, Run(config, {"seed": seed}, source, target))
     save_weights(directory / "model.safetensors", Transformer(config))
+    return directory
+
+
+RATE = 8000
+"""Hz of the tones."""
+
+TONES = {"red": (300, "rot"), "green": (700, "grün"), "blue": (1500, "blau"), "black": (2800, "schwarz")}
+"""A word's pitch in hertz, and its translation."""
+
+FEATURES = FeatureConfig(sample_rate=RATE, n_mels=20, n_coefficients=10)
+
+SPEECH = TransformerConfig(
+    encoder=StackConfig(input=Frames(n_features=10, stack=2), n_layers=2),
+    decoder=StackConfig(input=Tokens(vocab_size=1), n_layers=2),
+    d_model=20,
+    n_heads=2,
+    d_ff=32,
+    norm_position="pre",
+    ctc=True,
+)
+"""The frames of FEATURES go straight in."""
+
+
+def sound(text: str, *, seed: int = 0, rate: int = RATE) -> np.ndarray:
+    """A tone of 0.15 s for every word, a little out of tune, with noise and pauses."""
+    rng = np.random.default_rng(seed)
+    time = np.arange(round(0.15 * rate)) / rate
+    parts = [np.zeros(round(0.05 * rate))]
+    for word in text.split():
+        hertz = TONES[word][0] * rng.uniform(0.95, 1.05)
+        parts += [0.3 * np.sin(2 * np.pi * hertz * time), np.zeros(round(rng.uniform(0.03, 0.08) * rate))]
+    waveform = np.concatenate(parts)
+    return waveform + 0.003 * rng.standard_normal(len(waveform))
+
+
+def sentences(n: int, *, seed: int = 0) -> list[str]:
+    """Two to four words each."""
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(list(TONES), size=rng.integers(2, 5))) for _ in range(n)]
+
+
+def record(folder: Path, texts: Sequence[str], *, name: str = "a", rate: int = RATE) -> list[Recording]:
+    """These texts as WAV files, by two speakers in turn, and in a manifest NAME.tsv with a column `german`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recordings = []
+    for i, text in enumerate(texts):
+        waveform = sound(text, seed=i, rate=rate)
+        path = folder / f"{name}{i:02d}.wav"
+        soundfile.write(path, waveform, rate)
+        german = " ".join(TONES[word][1] for word in text.split())
+        recordings.append(Recording(path.stem, path, len(waveform) / rate, "AB"[i % 2], text, {"german": german}))
+    write_manifest(folder / f"{name}.tsv", recordings)
+    return recordings
+
+
+def random_speech_run(directory: Path, front: Features | Vectors | None = None, *, seed: int = 3) -> Path:
+    """A transcriber that has learned nothing; its weights are large, so that what it says depends on what it hears."""
+    front = front or Features(FEATURES)
+    tokenizer = Tokenizer.train(sentences(30), vocab_size=290)
+    n_features = front.config.n_features
+    stacked = replace(SPEECH.encoder, input=Frames(n_features=n_features, stack=20 // n_features))
+    config = with_frames(replace(SPEECH, encoder=stacked), n_features, tokenizer.vocab_size)
+    torch.manual_seed(seed)
+    model = Transformer(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(2.0)
+    save_run(directory, Run(config, {"seed": seed}, None, tokenizer, front))
+    save_weights(directory / "model.safetensors", model)
     return directory

@@ -82,7 +82,7 @@ def transcribe(
             transcripts = transcriber.transcribe(paths[start : start + CHUNK], decoding)
             for transcript in transcripts:
                 if transcript.error:
-                    tqdm.write(f"transduce: {transcript.error}", file=sys.stderr)
+                    tqdm.write(f"transduce: {_printable(transcript.error)}", file=sys.stderr)
                     n_bad += 1
                 out.write(WRITE[format](transcript))
             out.flush()
@@ -101,9 +101,9 @@ def _names(files: Sequence[Path]) -> Iterator[Path]:
             yield file
 
 
-def _name(path: Path) -> str:
-    """As text, even where the file system holds bytes that are none."""
-    return os.fsencode(path).decode(errors="replace")
+def _printable(text: object) -> str:
+    """As text, even where a file's name holds bytes that are none."""
+    return str(text).encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _text(transcript: Transcript) -> str:
@@ -111,7 +111,7 @@ def _text(transcript: Transcript) -> str:
 
 
 def _tsv(transcript: Transcript) -> str:
-    name = _name(transcript.path).replace("\t", " ")
+    name = _printable(transcript.path).replace("\t", " ")
     return "".join(
         f"{name}\t{p.start:.3f}\t{p.stop:.3f}\t{p.outputs[0].score:.4f}\t" + p.outputs[0].text.replace("\t", " ") + "\n"
         for p in transcript.pieces
@@ -123,9 +123,9 @@ def _json(transcript: Transcript) -> str:
         {"start": round(p.start, 3), "stop": round(p.stop, 3), "score": p.outputs[0].score, "text": p.outputs[0].text}
         for p in transcript.pieces
     ]
-    plain: dict[str, object] = {"audio": _name(transcript.path), "text": transcript.text, "pieces": pieces}
+    plain: dict[str, object] = {"audio": _printable(transcript.path), "text": transcript.text, "pieces": pieces}
     if transcript.error:
-        plain["error"] = transcript.error.encode(errors="replace").decode()
+        plain["error"] = _printable(transcript.error)
     return json.dumps(plain, ensure_ascii=False) + "\n"
 
 

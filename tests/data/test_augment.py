@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.data.augment import Augmentation, change_speed, draw_speed, generator, mask_mels, mask_time
+from transduce.data.augment import (
+    Augmentation,
+    change_speed,
+    draw_speed,
+    draw_warp,
+    generator,
+    hide_tokens,
+    mask_mels,
+    mask_time,
+    warp_mels,
+)
 from transduce.data.features import FeatureConfig, Features
 
 
@@ -183,3 +193,43 @@ def test_impossible_settings_are_refused(fields, told):
     with pytest.raises(ValueError) as caught:
         Augmentation(**fields)
     assert str(caught.value) == told
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.1])
+def test_a_warp_moves_a_tone_by_its_factor(factor):
+    """The band that answers a tone of factor * f is where the warped bands of a tone of f have their peak."""
+    config = FeatureConfig(n_mels=80, n_coefficients=20)
+    features = Features(config)
+    time = torch.arange(16000) / 16000
+    for hertz in (2000.0, 3000.0, 4000.0):
+        here, there = (features.log_mel(torch.sin(2 * math.pi * f * time))[20] for f in (hertz, factor * hertz))
+        got = warp_mels(here[None], factor, low=config.low, high=config.highest)[0]
+        assert abs(int(got.argmax()) - int(there.argmax())) <= 1
+        if factor != 1.0:
+            assert abs(int(here.argmax()) - int(there.argmax())) >= 2  # so that the test can fail
+
+
+def test_a_warp_of_one_changes_nothing(rng):
+    log_mel = torch.randn(7, 23, generator=rng)
+    torch.testing.assert_close(warp_mels(log_mel, 1.0, low=20.0, high=8000.0), log_mel, rtol=0, atol=1e-5)
+
+
+def test_warps_are_drawn_from_all_of_their_range():
+    drawn = [draw_warp(0.2, generator(1, 0, i)) for i in range(500)]
+    assert 0.8 <= min(drawn) < 0.81 and 1.19 < max(drawn) <= 1.2
+    assert abs(sum(drawn) / len(drawn) - 1) < 0.03  # 0.115 / sqrt(500), six times
+
+
+def test_a_warp_is_less_than_one():
+    with pytest.raises(ValueError, match=r"^warp must lie in \[0, 1\), but warp=1.0$"):
+        Augmentation(warp=1.0)
+
+
+def test_hidden_tokens_are_a_share_of_all_but_the_first(rng):
+    target_in = torch.arange(4, 4 + 60 * 50).view(60, 50)
+    got = hide_tokens(target_in, share=0.3, instead=1, rng=rng)
+    assert torch.equal(got[:, 0], target_in[:, 0])
+    changed = got != target_in
+    assert (got[changed] == 1).all()
+    assert abs(changed[:, 1:].float().mean() - 0.3) < 0.05  # 0.46 / sqrt(2940), six times
+    assert torch.equal(hide_tokens(target_in, share=0.0, instead=1, rng=rng), target_in)

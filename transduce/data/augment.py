@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from transduce.data.audio import change_rate
@@ -31,6 +31,10 @@ class Augmentation:
     """Spans of mel bands to hide (m_F)."""
     widest_mel: int = 15
     """Bands in one of them at most (F)."""
+    token_dropout: float = 0.0
+    """Share of the target's past that the decoder does not see while training: it must listen, not guess."""
+    warp: float = 0.1
+    """Frequencies are stretched by a factor drawn from 1 - warp to 1 + warp, as other throats would; 0 = not."""
 
     def __post_init__(self) -> None:
         if not self.speeds:
@@ -40,6 +44,9 @@ class Augmentation:
         for name in ("time_spans", "widest_time", "mel_spans", "widest_mel"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, but {name}={getattr(self, name)}")
+        for name in ("warp", "token_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must lie in [0, 1), but {name}={getattr(self, name)}")
         if not 0 <= self.widest_share <= 1:
             raise ValueError(f"widest_share must lie in 0 ... 1, but widest_share={self.widest_share}")
 
@@ -104,6 +111,44 @@ def mask_mels(log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rng: Ge
     for start, stop in _spans(n_mels, spans, min(widest, n_mels), rng):
         hidden[:, start:stop] = mean[start:stop]
     return hidden
+
+
+def hide_tokens(target_in: Int[Tensor, "B T"], *, share: float, instead: int, rng: Generator) -> Int[Tensor, "B T"]:
+    """Put `instead` in place of each token with probability `share`, except of the first, which begins the text.
+
+    Source: Bowman et al. (2016), Generating sentences from a continuous space, "word dropout".
+    """
+    hidden = torch.rand(target_in.shape, generator=rng) < share
+    hidden[:, 0] = False
+    return torch.where(hidden, instead, target_in)
+
+
+def warp_mels(log_mel: Float[Tensor, "S M"], factor: float, *, low: float, high: float) -> Float[Tensor, "S M"]:
+    """Stretch frequencies: what was at f Hz comes to factor * f, interpolated between bands; the edges are repeated.
+
+    Args:
+        low: where the lowest band begins and, with `high`, where the highest ends, in Hz; bands are equally wide in mel.
+
+    Source: Jaitly and Hinton (2013), Vocal tract length perturbation; without their bend at the upper end.
+    """
+    n_mels = log_mel.size(1)
+    bottom, top = (_mel(torch.tensor(f, dtype=torch.float64)) for f in (low, high))
+    step = (top - bottom) / (n_mels + 1)
+    centres = 700 * (10 ** ((bottom + step * torch.arange(1, n_mels + 1, dtype=torch.float64)) / 2595) - 1)
+    origin = ((_mel(centres / factor) - bottom) / step - 1).clamp(0, n_mels - 1)
+    left = origin.floor().long().clamp(max=max(0, n_mels - 2))
+    share = (origin - left).to(log_mel.dtype)
+    return torch.lerp(log_mel[:, left], log_mel[:, (left + 1).clamp(max=n_mels - 1)], share)
+
+
+def draw_warp(warp: float, rng: Generator) -> float:
+    """A factor from 1 - warp to 1 + warp, all as likely."""
+    return 1 + warp * (2 * float(torch.rand((), generator=rng)) - 1)
+
+
+def _mel(hertz: Tensor) -> Tensor:
+    """HTK's mels, as torchaudio's filters have them."""
+    return 2595 * torch.log10(1 + hertz / 700)
 
 
 def _spans(size: int, n: int, widest: int, rng: Generator) -> list[tuple[int, int]]:

@@ -10,17 +10,26 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from transduce.data.augment import Augmentation, draw_speed, generator, mask_mels, mask_time
+from transduce.data.augment import (
+    Augmentation,
+    draw_speed,
+    draw_warp,
+    generator,
+    hide_tokens,
+    mask_mels,
+    mask_time,
+    warp_mels,
+)
 from transduce.data.batch import Batch, Epoch, batch_of, pad_frames
 from transduce.data.feature_cache import FeatureCache
 from transduce.data.features import FeatureConfig, Features, statistics
 from transduce.data.manifest import Recording
-from transduce.data.tokenizer import BOS, EOS, Tokenizer
+from transduce.data.tokenizer import BOS, EOS, UNK, Tokenizer
 from transduce.data.vectors import VectorConfig, Vectors
 
 logger = logging.getLogger("transduce")
 
-PLAIN = Augmentation(speeds=(1.0,), time_spans=0, mel_spans=0)
+PLAIN = Augmentation(speeds=(1.0,), time_spans=0, mel_spans=0, warp=0.0)
 """Utterances as they are."""
 
 
@@ -51,6 +60,9 @@ class FrameReader:
             frames = self.front(path)
         else:
             log_mel = self.cache.get(path, self.front, speed)
+            if augmentation.warp:
+                factor, config = draw_warp(augmentation.warp, rng), self.front.config
+                log_mel = warp_mels(log_mel, factor, low=config.low, high=config.highest)
             if augmentation.mel_spans:
                 log_mel = mask_mels(log_mel, spans=augmentation.mel_spans, widest=augmentation.widest_mel, rng=rng)
             frames = self.front.mfcc(log_mel)
@@ -134,11 +146,7 @@ class SpeechPairs:
         usable = [r for r in short if r.audio not in bad]
         target = [[*row, EOS] for row in tokenizer.encode([r.text for r in usable])]
         n_frames = {s: np.array([reader.n_frames(r.audio, s) for r in usable], dtype=np.int64) for s in speeds}
-        seconds = np.min([s * reader.hop * n for s, n in n_frames.items()], axis=0)
-        for i in np.flatnonzero(seconds > max_seconds + 1e-6):
-            told = "%s lasts %.1f s, but its manifest says %g; it is left out, being longer than %g s"
-            logger.warning(told, usable[i].audio, seconds[i], usable[i].seconds, max_seconds)
-        fits = [i for i in range(len(usable)) if seconds[i] <= max_seconds + 1e-6]
+        fits = _within(max_seconds, usable, np.min([s * reader.hop * n for s, n in n_frames.items()], axis=0))
         fewest = np.min(list(n_frames.values()), axis=0)
         kept = [i for i in fits if -(-fewest[i] // stack) >= positions_needed(target[i])]
         skipped = {
@@ -178,10 +186,16 @@ class SpeechPairs:
         drawn = [draw_speed(speeds, generator(self.seed, n, i)) for i in range(len(self.recordings))]
         lengths = np.array([self.n_frames[speed][i] for i, speed in enumerate(drawn)])
 
+        share = self.augmentation.token_dropout
+
         def make(rows: list[int]) -> Batch:
             frames = [self._frames(i, n, drawn[i]) for i in rows]
             source, source_lengths = pad_frames(frames)
-            return batch_of(source, source_lengths, [self.target[i] for i in rows], bos=BOS)
+            batch = batch_of(source, source_lengths, [self.target[i] for i in rows], bos=BOS)
+            if not share:
+                return batch
+            rng = generator(self.seed + 2, n, rows[0])
+            return replace(batch, target_in=hide_tokens(batch.target_in, share=share, instead=UNK, rng=rng))
 
         return Epoch(
             lengths[:, None],
@@ -195,6 +209,15 @@ class SpeechPairs:
     def _frames(self, index: int, epoch: int, speed: float) -> Float[Tensor, "S F"]:
         rng = generator(self.seed + 1, epoch, index)
         return self.reader(self.recordings[index].audio, self.augmentation, rng, speed)
+
+
+def _within(max_seconds: float, recordings: Sequence[Recording], seconds: Float[np.ndarray, " n"]) -> list[int]:
+    """Those that are as short as their manifest said; the others would fill the memory, and are named."""
+    long = seconds > max_seconds + 1e-6
+    for i in np.flatnonzero(long).tolist():
+        told = "%s lasts %.2f s, but its manifest says %g; it is left out, being longer than %g s"
+        logger.warning(told, recordings[i].audio, seconds[i], recordings[i].seconds, max_seconds)
+    return np.flatnonzero(~long).tolist()
 
 
 def positions_needed(row: Sequence[int]) -> int:

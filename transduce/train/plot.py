@@ -37,10 +37,13 @@ def attention_map(weights: Float[Tensor, "T S"], pieces: Sequence[str], seconds:
         seconds: from one source position to the next.
     """
     n_steps, n_places = weights.shape
-    figure = Figure(figsize=(min(3 + n_places / 20, 14), min(1.5 + n_steps / 5, 40)), layout="constrained")
+    figure = Figure(figsize=(min(3 + n_places / 20, 14), min(1.5 + n_steps / 5, 22)), layout="constrained")
     axes = figure.subplots()
-    image = axes.imshow(weights.cpu(), aspect="auto", cmap="Greys", extent=(0, n_places * seconds, n_steps, 0), vmin=0)
-    axes.set_yticks([step + 0.5 for step in range(n_steps)], labels=list(pieces), parse_math=False)  # "$" is no formula
+    extent = (0, n_places * seconds, n_steps, 0)
+    image = axes.imshow(weights.cpu().numpy(), aspect="auto", cmap="Greys", extent=extent, vmin=0)
+    named = range(0, n_steps, -(-n_steps // 100))  # more labels take seconds to lay out
+    labels = [pieces[step] for step in named]
+    axes.set_yticks([step + 0.5 for step in named], labels=labels, parse_math=False)  # a "$" begins no formula
     axes.set_xlabel("seconds")
     axes.set_title(title, parse_math=False)
     figure.colorbar(image, label="attention")

@@ -1,0 +1,241 @@
+"""The speech recipe from end to end: tones for words, a model too small to be good."""
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import recipes.speech_to_text as recipe
+import transduce as td
+from recipes.speech_to_text import SETTINGS, Experiment, run
+from tests.runs import FEATURES, RATE, SPEECH, record, sentences
+from transduce.data.audio import read_audio
+from transduce.data.augment import Augmentation
+from transduce.data.features import Features
+from transduce.data.manifest import Manifests, Recording, write_manifest
+from transduce.data.vectors import VectorConfig
+from transduce.experiment import with_frames
+from transduce.train.optim import OptimConfig
+from transduce.train.trainer import TrainingConfig
+
+UPDATES = 12
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """Train, valid and test manifests; one recording of each is no sound."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for seed, (split, n) in enumerate((("train", 24), ("valid", 5), ("test", 4))):
+        recordings = record(folder, sentences(n, seed=seed), name=split)
+        (folder / f"{split}.wav").write_text("no sound")
+        broken = Recording("broken", folder / f"{split}.wav", 1.0, "A", "red", {"german": "rot"})
+        write_manifest(folder / f"{split}.tsv", [*recordings, broken])
+    return folder
+
+
+def small(run: Path, folder: Path, **fields) -> Experiment:
+    """Two layers of width 20, the frames straight in; dropout, speeds and masks on."""
+    given = {
+        "corpus": Manifests(data=folder, valid=Path("valid.tsv")),
+        "features": FEATURES,
+        "augmentation": Augmentation(time_spans=1, mel_spans=1, widest_mel=4),
+        "cache": folder / "cache",
+        "workers": 0,
+        "vocab_size": 290,
+        "frames_per_batch": 300,
+        "model": SPEECH,
+        "training": TrainingConfig(
+            optim=OptimConfig(peak_rate=3e-3, warmup_steps=5), max_updates=UPDATES, validate_every=6, keep_last=2
+        ),
+        "decoding": td.Decoding(beam_size=2, length_ratio=0.2, length_extra=5),
+        "device": "cpu",
+    }
+    return Experiment(run=run, **(given | fields))
+
+
+@pytest.fixture(scope="module")
+def straight(corpus, tmp_path_factory) -> tuple[Path, dict[str, float], str]:
+    """A run without a break, its scores, and what it printed."""
+    directory = tmp_path_factory.mktemp("straight") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        printed = []
+        patch.setattr("builtins.print", lambda *words, **_: printed.append(" ".join(map(str, words))))
+        scores = run(small(directory, corpus))
+    return directory, scores, "\n".join(printed)
+
+
+def metrics(directory: Path, kind: str) -> list[dict[str, float]]:
+    """Without what the clock says."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    clock = ("seconds", "tokens_per_second")
+    return [{k: v for k, v in line.items() if k not in clock} for line in lines if line["kind"] == kind]
+
+
+def is_picture(path: Path) -> bool:
+    return path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") and matplotlib.image.imread(path).std() > 0
+
+
+def test_a_run_directory_is_whole(straight, corpus):
+    directory, scores, printed = straight
+    searches = ("greedy", "beam2", "beam2.ctc")
+    assert set(scores) == {f"{measure}.{search}" for measure in ("wer", "cer") for search in searches}
+    assert {path.name for path in directory.iterdir()} == {
+        "target.model", "config.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples",
+        "tensorboard", "checkpoints", "test.json", *(f"test.{search}.txt" for search in searches),
+    }  # fmt: skip
+    assert {path.name for path in (directory / "samples").iterdir()} == {
+        f"{update:08d}.{what}" for update in (6, 12) for what in ("tsv", "attention.png")
+    }  # fmt: skip
+    pictures = [directory / "learning_curve.png", *(directory / "samples").glob("*.png")]
+    assert len(pictures) == 3 and all(map(is_picture, pictures))
+    valid = metrics(directory, "valid")
+    assert [line["update"] for line in valid] == [6, 12]
+    assert all({"loss", "wer", "cer", "diagonality"} <= set(line) and -1 <= line["diagonality"] <= 1 for line in valid)
+    assert "10 features x 2 frames = 20 numbers per position = d_model: straight in" in printed
+    assert "train: 24 recordings, " in printed and "valid: 5 recordings, " in printed
+    assert printed.count("left out: 1 unusable sound") == 2
+    assert f"{corpus / 'test.wav'} cannot be read as sound: it is damaged" in printed
+    samples = (directory / "samples" / "00000012.tsv").read_text().splitlines()
+    assert [line.split("\t")[0] for line in samples] == ["valid00", "valid01", "valid02"]
+
+
+def test_the_directory_alone_transcribes_as_the_report_did(straight, corpus, tmp_path):
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("config.json", "model.safetensors", "target.model"):
+        (moved / name).write_bytes((straight[0] / name).read_bytes())
+    transcriber = td.load(moved)
+    paths = [corpus / f"test{i:02d}.wav" for i in range(4)]
+    got = transcriber.transcribe(paths, small(moved, corpus).decoding)
+    kept = (straight[0] / "test.beam2.txt").read_text().removesuffix("\n").split("\n")
+    assert [t.text for t in got] == kept[:4] and kept[4] == ""  # the broken one counts as blank
+    waveform = read_audio(paths[0], RATE)
+    assert torch.equal(transcriber.front(waveform), Features(FEATURES)(waveform))
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """They take longer than the training."""
+    monkeypatch.setattr("transduce.train.log.learning_curve", lambda metrics, path: None)
+    monkeypatch.setattr("transduce.validate.attention_map", lambda *parts: None)
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("update", [4, 6])
+def test_a_run_that_was_stopped_ends_with_the_same_bits(straight, corpus, tmp_path, monkeypatch, update):
+    x = small(tmp_path / "run", corpus)
+    loss_of, calls = recipe.loss_of, []
+
+    def interrupted(*settings):
+        loss = loss_of(*settings)
+
+        def count(model, batch):
+            calls.append(batch)
+            if len(calls) == update:
+                signal.raise_signal(signal.SIGINT)
+            return loss(model, batch)
+
+        return count
+
+    monkeypatch.setattr(recipe, "loss_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(x)
+    assert not (x.run / "model.safetensors").exists()
+    assert run(replace(x, cache=tmp_path / "another cache")) == straight[1]
+    assert len(calls) == UPDATES
+    for name in ("model.safetensors", "checkpoints/00000012/optimizer.safetensors"):
+        one, other = load_file(x.run / name), load_file(straight[0] / name)
+        assert one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+    assert metrics(x.run, "valid") == metrics(straight[0], "valid")
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_comparison_can_fail(straight, corpus, tmp_path):
+    """Speeds and masks do matter."""
+    x = small(tmp_path / "run", corpus, augmentation=Augmentation(speeds=(1.0,), time_spans=0, mel_spans=0, warp=0.0))
+    run(replace(x, corpus=replace(x.corpus, test=None), training=replace(x.training, max_updates=6)))
+    one, other = (load_file(p / "checkpoints/00000006/model.safetensors") for p in (x.run, straight[0]))
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_same_command_again_changes_nothing_and_another_feature_is_refused(straight, corpus):
+    directory, scores, _ = straight
+    weights = (directory / "model.safetensors").read_bytes()
+    x = small(directory, corpus)
+    assert run(x) == scores
+    assert (directory / "model.safetensors").read_bytes() == weights
+    with pytest.raises(ValueError) as error:
+        run(replace(x, features=replace(FEATURES, n_mels=21, normalise="none")))
+    assert str(error.value) == (
+        f"a run goes on with the configuration it began with, but in {directory} this differs: "
+        "features.n_mels: 20 -> 21; features.normalise: utterance -> none. "
+        "Name another directory with --run, or remove this one"
+    )
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_another_column_makes_it_speech_translation(corpus, tmp_path):
+    """And normalisation by all training data, which the run directory keeps."""
+    x = small(
+        tmp_path / "run",
+        corpus,
+        corpus=Manifests(data=corpus, valid=Path("valid.tsv"), target_column="german"),
+        features=replace(FEATURES, normalise="global"),
+        ctc_weight=0.0,
+        training=TrainingConfig(optim=OptimConfig(peak_rate=3e-3, warmup_steps=5), max_updates=4, validate_every=4),
+    )
+    assert set(run(x)) == {f"{measure}.{search}" for measure in ("bleu", "chrf") for search in ("greedy", "beam2")}
+    (valid,) = metrics(x.run, "valid")
+    assert {"loss", "bleu", "diagonality"} <= set(valid) and "wer" not in valid
+    assert (x.run / "samples" / "00000004.tsv").read_text().split("\t")[1].split()[0] in {
+        "rot", "grün", "blau", "schwarz",
+    }  # fmt: skip
+    plain = Features(replace(FEATURES, normalise="none"))
+    frames = [plain(read_audio(path, RATE)) for path in sorted(corpus.glob("train[0-9]*.wav"))]
+    front = td.load(x.run).front
+    everything = torch.cat(frames).double()
+    torch.testing.assert_close(front.mean.double(), everything.mean(dim=0), rtol=1e-5, atol=1e-5)
+    want = (frames[0].double() - everything.mean(dim=0)) / everything.std(dim=0, correction=0)
+    got = front(read_audio(sorted(corpus.glob("train[0-9]*.wav"))[0], RATE))
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_vectors_flow_in_where_sound_did(tmp_path):
+    """A .npy of floats (frames, features) for every line of the manifest: here 5 features, 4 of them stacked."""
+    rng = np.random.default_rng(1)
+    for split, n in (("train", 8), ("valid", 2), ("test", 2)):
+        recordings = []
+        for i, text in enumerate(sentences(n)):
+            vectors = rng.normal(size=(20 * len(text.split()), 5))
+            np.save(tmp_path / f"{split}{i}.npy", vectors.astype(np.float32))
+            recordings.append(Recording(f"{i}", tmp_path / f"{split}{i}.npy", 0.01 * len(vectors), "A", text))
+        write_manifest(tmp_path / f"{split}.tsv", recordings)
+    encoder = replace(SPEECH.encoder, input=td.Frames(n_features=5, stack=4))
+    x = small(
+        tmp_path / "run",
+        tmp_path,
+        features=VectorConfig(n_features=5),
+        model=replace(SPEECH, encoder=encoder),
+        training=TrainingConfig(max_updates=2, validate_every=2),
+    )
+    assert set(run(x)) >= {"wer.greedy", "wer.beam2"}
+    transcriber = td.load(x.run)
+    assert transcriber.front.config == VectorConfig(n_features=5) and transcriber.model.source_input.projection is None
+    assert len(transcriber([tmp_path / "test0.npy", tmp_path / "test1.npy"], x.decoding)) == 2
+    assert not x.cache.exists()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_describes_a_model_that_can_be_built(name):
+    x = SETTINGS[name][1]
+    config = with_frames(x.model, x.features.n_features, x.vocab_size)
+    td.Transformer(replace(config, d_ff=8))
+    if name == "commands":
+        assert config.encoder.input.width == config.d_model  # straight in

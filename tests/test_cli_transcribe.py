@@ -1,0 +1,203 @@
+"""transduce transcribe as a user meets it: names and streams in, texts out, bad sound refused alone."""
+
+import io
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+import transduce as td
+from tests.runs import FEATURES, RATE, random_run, random_speech_run, sound
+from transduce.cli import main
+from transduce.data.features import Features
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return random_speech_run(tmp_path_factory.mktemp("cli") / "run")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Whatever people call a recording."""
+    folder = tmp_path_factory.mktemp("sound")
+    for rate in (8000, 44100, 48000, 96000):
+        soundfile.write(folder / f"{rate}.wav", sound("red blue", rate=rate), rate)
+    soundfile.write(folder / "8bit.wav", sound("green red"), RATE, subtype="PCM_U8")
+    soundfile.write(folder / "stereo.flac", np.stack([sound("black"), sound("black")], axis=1), RATE)
+    (folder / "cut.wav").write_bytes((folder / "8000.wav").read_bytes()[:-2000])
+    (folder / "empty.wav").touch()
+    (folder / "text.wav").write_text("this is no sound\n" * 40)
+    soundfile.write(folder / "no_samples.wav", np.zeros(0), RATE)
+    broken = sound("red")
+    broken[700] = np.nan
+    soundfile.write(folder / "nan.wav", broken, RATE, subtype="FLOAT")
+    soundfile.write(folder / "short.wav", sound("red")[:150], RATE)
+    (folder / "header.flac").write_bytes((folder / "stereo.flac").read_bytes()[:60])
+    return folder
+
+
+GOOD = ["8000.wav", "44100.wav", "48000.wav", "96000.wav", "8bit.wav", "stereo.flac", "cut.wav"]
+BAD = ["none.wav", "empty.wav", "text.wav", "no_samples.wav", "nan.wav", "short.wav", "header.flac"]
+FAST = ["--greedy", "--device", "cpu"]
+
+
+def transcribe(run: Path, paths: list[Path], *options: str) -> int:
+    return main(["transcribe", str(run), *map(str, paths), *FAST, *options])
+
+
+def python(run: Path, paths: list[Path]) -> list[str]:
+    return td.load(run)(paths, td.Decoding(beam_size=1, length_ratio=1.0, length_extra=5))
+
+
+def test_good_sound_of_every_kind_gives_a_line_each_and_equals_python(run, folder, capsys):
+    paths = [folder / name for name in GOOD]
+    assert transcribe(run, paths) == 0
+    lines = capsys.readouterr().out.removesuffix("\n").split("\n")
+    assert lines == python(run, paths)
+    assert all(lines) and len(set(lines)) > 3
+
+
+def test_bad_sound_is_refused_alone_and_the_exit_code_is_1(run, folder, capsys):
+    paths = [folder / name for pair in zip(GOOD, BAD, strict=True) for name in pair]
+    with pytest.raises(SystemExit) as stop:
+        transcribe(run, paths)
+    assert stop.value.code == 1
+    printed = capsys.readouterr()
+    lines = printed.out.removesuffix("\n").split("\n")
+    assert lines[::2] == python(run, paths[::2]) and lines[1::2] == [""] * len(BAD)
+    errors = [line for line in printed.err.split("\n") if line.startswith("transduce: ")]
+    told = errors[: len(BAD)]
+    assert errors[len(BAD) :] == ["transduce: 7 of 14 files could not be transcribed"]
+    for name, line in zip(BAD, told, strict=True):
+        assert line.startswith(f"transduce: {folder / name} cannot be ")
+    assert told[0].endswith("No such file or directory; check the path")
+    assert told[1].endswith("the file is empty; fetch it again or leave it out")
+    assert "it is damaged or of an unknown format" in told[2]
+    assert told[3].endswith("it has no samples; record it again or leave it out")
+    assert told[4].endswith("it has NaN or infinite samples; convert it again or leave it out")
+    assert told[5].endswith("but it has 150; leave it out or add silence")
+
+
+def test_bad_sound_has_its_place_in_json_and_none_in_a_table(run, folder, tmp_path, capsys):
+    paths = [folder / "none.wav", folder / "8000.wav", folder / "text.wav"]
+    (text,) = python(run, paths[1:2])
+    for kind in ("json", "tsv"):
+        with pytest.raises(SystemExit) as stop:
+            transcribe(run, paths, "--format", kind, "--output", str(tmp_path / kind))
+        assert stop.value.code == 1
+    found = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
+    assert [each["audio"] for each in found] == [str(path) for path in paths]
+    assert [each["text"] for each in found] == ["", text, ""]
+    assert [len(each["pieces"]) for each in found] == [0, 1, 0]
+    assert found[0]["error"] == f"{paths[0]} cannot be read: No such file or directory; check the path"
+    assert "error" not in found[1]
+    header, row = [line.split("\t") for line in (tmp_path / "tsv").read_text().removesuffix("\n").split("\n")]
+    assert header == ["audio", "start", "stop", "score", "text"]
+    assert row[:3] == [str(paths[1]), "0.000", f"{len(sound('red blue')) / RATE:.3f}"] and row[4].strip() == text
+    assert capsys.readouterr().out == ""
+
+
+@pytest.fixture(scope="module")
+def long(folder) -> Path:
+    path = folder / "long.wav"
+    parts = [part for i in range(130) for part in (sound("red blue", seed=i), np.zeros(RATE // 4))]
+    soundfile.write(path, np.concatenate(parts)[: 90 * RATE], RATE)
+    assert soundfile.info(path).duration == 90
+    return path
+
+
+def covers(spans: list[tuple[float, float]]) -> None:
+    """One piece after the other, of at most 15 s, over 90 s."""
+    assert len(spans) >= 6 and spans[0][0] == 0 and spans[-1][1] == 90
+    assert [stop for _, stop in spans[:-1]] == [start for start, _ in spans[1:]]
+    assert all(0 < stop - start <= 15.001 for start, stop in spans)
+
+
+def test_a_long_file_comes_in_pieces_whatever_the_format(long, tmp_path):
+    run = random_speech_run(tmp_path / "run", Features(replace(FEATURES, frame=0.1, hop=0.1)))
+    for kind in ("text", "tsv", "json", "srt"):
+        assert transcribe(run, [long], "--format", kind, "--max-seconds", "15", "--output", str(tmp_path / kind)) == 0
+    (found,) = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
+    covers([(p["start"], p["stop"]) for p in found["pieces"]])
+    texts = [p["text"] for p in found["pieces"]]
+    assert (tmp_path / "text").read_text() == " ".join(text.strip() for text in texts) + "\n" == found["text"] + "\n"
+
+    rows = [line.split("\t") for line in (tmp_path / "tsv").read_text().removesuffix("\n").split("\n")[1:]]
+    covers([(float(start), float(stop)) for _, start, stop, _, _ in rows])
+    assert [row[4] for row in rows] == [text.replace("\t", " ") for text in texts]
+
+    blocks = [block.split("\n") for block in (tmp_path / "srt").read_text().removesuffix("\n\n").split("\n\n")]
+    assert [block[0] for block in blocks] == [str(i + 1) for i in range(len(blocks))]
+    assert all(len(block) == 3 for block in blocks)
+    assert [block[2] for block in blocks] == [text.strip() for text in texts]
+    moments = [re.fullmatch(r"00:(\d\d):(\d\d),(\d{3}) --> 00:(\d\d):(\d\d),(\d{3})", b[1]).groups() for b in blocks]
+    numbers = [list(map(int, m)) for m in moments]
+    covers([(60 * a + b + c / 1000, 60 * d + e + f / 1000) for a, b, c, d, e, f in numbers])
+
+
+def test_subtitles_belong_to_one_file(run, folder, capsys):
+    assert transcribe(run, [folder / "8000.wav"] * 2, "--format", "srt") == 2
+    assert capsys.readouterr().err == (
+        "transduce: subtitles belong to one file, but 2 were named; run it once for each\n"
+    )
+
+
+def test_names_come_from_standard_input(run, folder, monkeypatch, capsys):
+    raw = "".join(f"{folder / name}{end}" for name, end in (("8000.wav", "\r\n"), ("8bit.wav", "\n"), ("cut.wav", "")))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw.encode())))
+    assert transcribe(run, [folder / "stereo.flac", Path("-")]) == 0
+    paths = [folder / name for name in ("stereo.flac", "8000.wav", "8bit.wav", "cut.wav")]
+    assert capsys.readouterr().out.removesuffix("\n").split("\n") == python(run, paths)
+
+
+def test_a_name_that_is_no_text_is_still_named(run, tmp_path, monkeypatch, capsys):
+    name = bytes(tmp_path) + b"/caf\xe9.wav"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(name + b"\n")))
+    with pytest.raises(SystemExit):
+        transcribe(run, [Path("-")], "--format", "json")
+    out, err = capsys.readouterr()
+    assert json.loads(out)["audio"] == f"{tmp_path}/caf\ufffd.wav"
+    assert json.loads(out)["error"] in err and "caf\ufffd.wav cannot be read: No such file" in err
+
+
+def test_no_file_and_no_run_are_refused(run, folder, tmp_path, capsys):
+    text = random_run(tmp_path / "text")
+    assert main(["transcribe", str(run)]) == 2
+    assert transcribe(tmp_path / "nowhere", [folder / "8000.wav"]) == 2
+    assert transcribe(text, [folder / "8000.wav"], "--output", str(tmp_path / "out")) == 2
+    assert not (tmp_path / "out").exists()
+    assert main(["translate", str(run)]) == 2
+    assert capsys.readouterr().err.split("\n") == [
+        "transduce: name the files to transcribe, or - to read their names from standard input",
+        f"transduce: a run directory holds config.json, but {tmp_path / 'nowhere'} does not exist; "
+        "a recipe makes one (--run DIRECTORY)",
+        f"transduce: transcribing takes a run of speech to text, but {text} translates; use transduce translate",
+        f"transduce: translating takes a run of text to text, but {run} transcribes; use transduce transcribe",
+        "",
+    ]
+
+
+def test_impossible_settings_are_told(run, folder, capsys):
+    path = folder / "8000.wav"
+    assert transcribe(run, [path], "--ctc-weight", "1.5") == 2
+    assert transcribe(run, [path], "--max-seconds", "0.5") == 2
+    assert transcribe(run, [path], "--device", "abacus") == 2
+    lines = capsys.readouterr().err.split("\n")
+    rule = "transduce: ctc_weight must lie in [0, 1], block_ngram not be negative and max_seconds be at least 1, but "
+    assert lines[0] == rule + "ctc_weight=1.5, block_ngram=0, max_seconds=20.0"
+    assert lines[1] == rule + "ctc_weight=0.0, block_ngram=0, max_seconds=0.5"
+    assert "abacus" in lines[2] and lines[-2].endswith("; try --device cpu")
+
+
+def test_help_works(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["transcribe", "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert "the exit code is 1" in " ".join(out.split()) and "--format {text,tsv,json,srt}" in out
