@@ -70,16 +70,17 @@ class Corpus:
                 longest = own
             batches[-1].append(i)
         epoch = self.epoch(n)
-        epoch.batches = batches
+        epoch.batches = [np.array(batch) for batch in batches]
         return epoch
 
 
 class Clock(Sequence[Batch]):
-    """Batches that are counted when asked for; the time runs from the first of a turn."""
+    """Batches whose tokens are noted when asked for, which may be ahead of use; the time runs from the first of a turn."""
 
     def __init__(self, epoch: Callable[[int], Sequence[Batch]], device: str) -> None:
         self.make, self.device = epoch, device
-        self.n_tokens, self.start = 0, 0.0
+        self.n_tokens: list[int] = []
+        self.start = 0.0
 
     def epoch(self, n: int) -> "Clock":
         self.batches = self.make(n)
@@ -91,15 +92,15 @@ class Clock(Sequence[Batch]):
     def __getitem__(self, i: int) -> Batch:  # type: ignore[override]  # no slices
         self.start = self.start or time.perf_counter()
         batch = self.batches[i]
-        self.n_tokens += batch.n_tokens
+        self.n_tokens.append(batch.n_tokens)
         return batch
 
-    def stop(self) -> float:
-        """Target tokens per second of this turn; the next batch begins a new one."""
+    def stop(self, n_updates: int) -> float:
+        """Target tokens per second of this turn of so many updates; the next batch begins a new one."""
         if self.device != "cpu":
             torch.cuda.synchronize()
-        rate = self.n_tokens / (time.perf_counter() - self.start)
-        self.n_tokens, self.start = 0, 0.0
+        rate = sum(self.n_tokens[:n_updates]) / (time.perf_counter() - self.start)
+        self.n_tokens, self.start = [], 0.0
         return rate
 
 
@@ -107,7 +108,7 @@ class Ours:
     """Turns of `Trainer.run`, each of which resumes from the checkpoint of the one before."""
 
     def __init__(self, model: nn.Module, corpus: Corpus, x: argparse.Namespace, **how: object) -> None:
-        self.clock, self.rate = Clock(corpus.epoch, x.device), 0.0
+        self.clock, self.rate, self.n_updates = Clock(corpus.epoch, x.device), 0.0, 0
         self.directory = tempfile.TemporaryDirectory()
         config = TrainingConfig(validate_every=10**9, keep_last=1, keep_best=1, **how)  # type: ignore[arg-type]
         self.trainer = Trainer(
@@ -117,10 +118,11 @@ class Ours:
 
     def validate(self, _: nn.Module) -> Validation:
         """Called right after the last update of a turn."""
-        self.rate = self.clock.stop()
+        self.rate = self.clock.stop(self.n_updates)
         return Validation({"loss": 0.0}, 0.0)
 
     def __call__(self, n_updates: int) -> float:
+        self.n_updates = n_updates
         self.trainer.config = replace(self.trainer.config, max_updates=self.trainer.progress.update + n_updates)
         with contextlib.redirect_stderr(io.StringIO()):  # a progress bar amid the table
             self.trainer.run()
@@ -187,7 +189,7 @@ class Plain:
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimiser.step()
             loss.item()  # a loop shows its loss
-        return self.clock.stop()
+        return self.clock.stop(n_updates)
 
 
 PLAIN, UNSORTED, FP32, BF16, COMPILED = NAMES = (

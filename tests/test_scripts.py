@@ -10,12 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
-from scripts import bench_training
+from scripts import bench_gpt2, bench_training, compare_runs
+from transduce.model.transformer import Transformer
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 TRAINING = "bench_training.py", "--tiny", "--rounds", "1", "--updates", "2", "--warm-up", "1", "--threads", "1"
 DECODING = "bench_decoding.py", "--tiny", "--repeats", "1", "--tokens", "4", "--batch-size", "48", "--threads", "1"
+GENERATION = "bench_generation.py", "--tiny", "--repeats", "1", "--batch-size", "3", "--threads", "1"
+GPT2 = "bench_gpt2.py", "--device", "cpu", "--tiny", "--rounds", "1", "--warm-up", "1", "--threads", "1"
 HELP = [(path.name, "--help") for path in sorted(SCRIPTS.glob("*.py")) if "argparse" in path.read_text()]
 
 
@@ -39,7 +44,7 @@ def output(peak):
         return done.stdout
 
     with ThreadPoolExecutor(max_workers=2) as pool:
-        commands = [DECODING, (*TRAINING, "--no-memory"), peak, *HELP]
+        commands = [DECODING, GENERATION, GPT2, (*TRAINING, "--no-memory"), peak, *HELP]
         running = {command: pool.submit(run, command) for command in commands}
         yield lambda command: running[command].result()
 
@@ -89,3 +94,87 @@ def test_decoding_benchmark_gives_speed_ratio_and_memory(output):
     assert re.search(r"transformers float32 +[\d,]+ tokens/s +1\.00 x", rows)
     assert re.search(r"transduce float32 +[\d,]+ tokens/s +[\d.]+ x  same output 100\.00%", rows)
     assert re.search(r"transduce +\d+ MiB", rows)
+
+
+def test_generation_benchmark_gives_speed_and_ratio(output):
+    rows = output(GENERATION)
+    assert re.search(r"batch +3  transformers float32 +[\d,.]+ tokens/s +1\.00 x", rows)
+    assert re.search(r"batch +3  transduce float32 +[\d,.]+ tokens/s +[\d.]+ x  same output 100\.00%", rows)
+
+
+def test_gpt2_benchmark_gives_speed_ratio_use_and_memory(output):
+    heading, *rows = output(GPT2).splitlines()
+    assert re.match(r"34,176 parameters, context 16, 214,272 operations a token, 1 threads, bf16, torch ", heading)
+    pattern = r"batch   1  (\w+) +([\d,]+) tokens/s +([\d.]+) x  unknown MFU +[\d,]+ MiB"
+    (plain, speed, one), (ours, own, ratio) = (re.fullmatch(pattern, row).groups() for row in rows)
+    assert (plain, ours, one) == ("plain", "transduce", "1.00")
+    speeds = [float(each.replace(",", "")) for each in (own, speed)]
+    assert float(ratio) == pytest.approx(speeds[0] / speeds[1], rel=0.01, abs=0.01)
+
+
+def test_gpt2_benchmark_has_the_size_and_operations_it_names():
+    config = bench_gpt2.model_config(tiny=False)
+    d, v, t, layers = 768, 50304, 1024, 12
+    layer = 4 * (d * d + d) + 8 * d * d + 5 * d + 4 * d
+    n = v * d + layers * layer + 2 * d
+    assert bench_gpt2.operations_per_token(config, n + t * d) == 6 * n + 12 * layers * d * t
+    with torch.device("meta"):
+        sizes = [sum(p.numel() for p in kind(config).parameters()) for kind in (bench_gpt2.PlainGPT, Transformer)]
+    assert sizes == [n + t * d] * 2
+
+
+TWINS = {
+    "tokens.weight": "output",
+    "places.weight": "decoder.positions.learned",
+    "blocks": "decoder.layers",
+    "norms.0": "attention_sublayer.norm",
+    "norms.1": "feed_forward_sublayer.norm",
+    "qkv": "attention.qkv",
+    "merge": "attention.output",
+    "widen": "feed_forward.wide",
+    "narrow": "feed_forward.narrow",
+}
+
+
+def test_gpt2_benchmark_trains_the_same_model_twice():
+    """With the weights copied over, the plain model has our loss."""
+    config = bench_gpt2.model_config(tiny=True)
+    torch.manual_seed(0)
+    ours, plain = Transformer(config).double(), bench_gpt2.PlainGPT(config).double()
+    own = dict(ours.named_parameters())
+    ids = torch.randint(256, (3, 17))
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            for their, our in TWINS.items():
+                name = name.replace(their, our)
+            parameter.copy_(own["decoder." + name if name.startswith("norm") else name])
+    want = F.cross_entropy(ours(target_in=ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    torch.testing.assert_close(plain(ids[:, :-1], ids[:, 1:]), want, rtol=1e-10, atol=1e-10)
+
+
+def write_metrics(run, losses):
+    run.mkdir()
+    lines = [json.dumps({"kind": "valid", "update": update, "loss": loss}) for update, loss in losses.items()]
+    (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return str(run)
+
+
+def test_runs_are_compared_at_their_last_common_update(tmp_path, monkeypatch, capsys):
+    runs = [write_metrics(tmp_path / "a", {5: 3.0, 9: 2.01}), write_metrics(tmp_path / "b", {5: 1.0, 9: 2.0, 12: 1.0})]
+    monkeypatch.setattr(sys, "argv", ["compare_runs.py", *runs])
+    assert compare_runs.main() == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "compared  update 9: a 2.0100, b 2.0000, 0.500%"
+    monkeypatch.setattr(sys, "argv", ["compare_runs.py", *runs, "--within", "0.004"])
+    assert compare_runs.main() == 1
+    runs[1] = write_metrics(tmp_path / "c", {4: 1.0})
+    monkeypatch.setattr(sys, "argv", ["compare_runs.py", *runs])
+    with pytest.raises(ValueError) as error:
+        compare_runs.main()
+    assert str(error.value) == "both runs must have been validated at one update, but they were at [5, 9] and [4]"
+    runs[1] = write_metrics(tmp_path / "d", {})
+    monkeypatch.setattr(sys, "argv", ["compare_runs.py", *runs])
+    with pytest.raises(ValueError) as error:
+        compare_runs.main()
+    assert str(error.value) == (
+        f"a run to compare must have been validated, but {tmp_path / 'd' / 'metrics.jsonl'} has no such line; train it first"
+    )

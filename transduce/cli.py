@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
 from transduce.checkpoint import WEIGHTS, average, checkpoints, load_run, read_weights, serialise, weights_path
-from transduce.cli_device import Precision, dtype_of, torch_device
+from transduce.cli_device import Precision, dtype_of, torch_device, with_options
 from transduce.cli_generate import generate, score_perplexity
 from transduce.cli_interop import export, import_gpt2_run
 from transduce.cli_score import score_bleu, score_chrf, score_ter
@@ -41,16 +41,18 @@ def translate(
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]")]] = (),
     *,
     output: Path | None = None,
-    beam_size: int = 5,
-    alpha: float = 0.6,
+    beam_size: int | None = None,
+    alpha: float | None = None,
     greedy: bool = False,
     n_best: int = 1,
     scores: bool = False,
     device: str = "cuda" if torch.cuda.is_available() else "cpu",
-    batch_tokens: int = 2048,
+    batch_tokens: int | None = None,
     precision: Precision = "fp32",
 ) -> None:
     """Translate lines: as many out as in, in the same order, a blank line for a blank line.
+
+    The search is as the run's own configuration says, where nothing else is named.
 
     Args:
         files: Text to translate, plain or .gz, one after the other; standard input if none.
@@ -64,10 +66,9 @@ def translate(
         batch_tokens: Source tokens per batch, padding included: speed and memory, never the output.
         precision: bf16 is faster where the hardware has it; a few outputs change.
     """
-    decoding = Decoding(
-        beam_size=1 if greedy else beam_size, alpha=alpha, n_best=1 if greedy else n_best, batch_tokens=batch_tokens
-    )
     translator = load_translator(run, torch_device(device), dtype_of(precision))
+    options = {"beam_size": beam_size, "alpha": alpha, "n_best": n_best, "batch_tokens": batch_tokens}
+    decoding = with_options(translator.decoding, greedy=greedy, **options)
     with ExitStack() as stack:
         out = stack.enter_context(output.open("w", encoding="utf-8", newline="\n")) if output else sys.stdout
         lines: Iterable[str] = _standard_input(sys.stdin.buffer)

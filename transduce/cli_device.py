@@ -1,8 +1,11 @@
-"""Where a command computes, and in which numbers."""
+"""Where a command computes, in which numbers, and how it searches."""
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
+
+from transduce.decoding import Decoding
 
 Precision = Literal["fp32", "bf16"]
 
@@ -27,3 +30,11 @@ def torch_device(name: str) -> torch.device:
 def dtype_of(precision: Precision) -> torch.dtype:
     """The type of the weights."""
     return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def with_options(own: Decoding, *, greedy: bool, **given: float | None) -> Decoding:
+    """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
+    named = {name: value for name, value in given.items() if value is not None}
+    if greedy:
+        named |= {"beam_size": 1, "n_best": 1}
+    return replace(own, **named)  # type: ignore[arg-type]  # every name is a field's

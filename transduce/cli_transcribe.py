@@ -12,8 +12,7 @@ import torch
 from tqdm import tqdm
 from tyro.conf import Positional, arg
 
-from transduce.cli_device import Precision, dtype_of, torch_device
-from transduce.decoding import Decoding
+from transduce.cli_device import Precision, dtype_of, torch_device, with_options
 from transduce.pipeline import load_transcriber
 from transduce.transcriber import Transcript
 
@@ -29,16 +28,16 @@ def transcribe(
     *,
     format: Format = "text",
     output: Path | None = None,
-    beam_size: int = 5,
-    alpha: float = 0.6,
+    beam_size: int | None = None,
+    alpha: float | None = None,
     greedy: bool = False,
-    ctc_weight: float = 0.0,
-    max_seconds: float = 20.0,
+    ctc_weight: float | None = None,
+    max_seconds: float | None = None,
     device: str = "cuda" if torch.cuda.is_available() else "cpu",
-    batch_tokens: int = 2048,
+    batch_tokens: int | None = None,
     precision: Precision = "fp32",
 ) -> None:
-    """Transcribe sound files: a text for each, in the same order.
+    """Transcribe sound files: a text for each, in the same order; searched as the run's own configuration says.
 
     A file that cannot be used is named on stderr and gives a blank text; the others are transcribed all the same, and
     the exit code is 1.
@@ -51,27 +50,27 @@ def transcribe(
         beam_size: Hypotheses per piece.
         alpha: Exponent of the length penalty ((5 + length) / 6)^alpha.
         greedy: Take the likeliest next token each time: --beam-size 1.
-        ctc_weight: Share of CTC in the score, 0 to 1; 0.3 is usual where the model has a CTC head.
+        ctc_weight: Share of CTC in the score, 0 to 1.
         max_seconds: Longer recordings are cut into pieces, where they are quietest.
         device: cpu, cuda, cuda:1, ...
         batch_tokens: Positions per batch, padding included: speed and memory, never the output.
         precision: bf16 is faster where the hardware has it; a few outputs change.
     """
-    decoding = Decoding(
-        beam_size=1 if greedy else beam_size,
-        alpha=alpha,
-        batch_tokens=batch_tokens,
-        length_ratio=1.0,
-        length_extra=5,
-        ctc_weight=ctc_weight,
-        max_seconds=max_seconds,
-    )
     if not files:
         raise ValueError("name the files to transcribe, or - to read their names from standard input")
     paths = list(_names(files))
     if format == "srt" and len(paths) != 1:
         raise ValueError(f"subtitles belong to one file, but {len(paths)} were named; run it once for each")
     transcriber = load_transcriber(run, torch_device(device), dtype_of(precision))
+    decoding = with_options(
+        transcriber.decoding,
+        greedy=greedy,
+        beam_size=beam_size,
+        alpha=alpha,
+        ctc_weight=ctc_weight,
+        max_seconds=max_seconds,
+        batch_tokens=batch_tokens,
+    )
     n_bad = 0
     with ExitStack() as stack:
         out = stack.enter_context(output.open("w", encoding="utf-8", newline="\n")) if output else sys.stdout

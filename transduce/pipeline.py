@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from transduce.checkpoint import load_model, load_run
+from transduce.checkpoint import CONFIG, load_model, load_run
+from transduce.config import from_dict
 from transduce.data.batch import bucket, pad
 from transduce.data.tokenizer import EOS, PAD, AnyTokenizer, Tokenizer
 from transduce.decoding import Decoding, Output, outputs_of, search
@@ -21,8 +22,16 @@ logger = logging.getLogger("transduce")
 class Translator:
     """A list of sentences in, as many translations out, in the same order; a blank line gives a blank line."""
 
-    def __init__(self, model: Transformer, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
+        decoding: Decoding | None = None,
+    ) -> None:
         self.model, self.source_tokenizer, self.tokenizer = model, source_tokenizer, target_tokenizer
+        self.decoding = decoding or Decoding()
+        """How to search where nothing else is said."""
 
     def __call__(self, lines: Sequence[str], decoding: Decoding | None = None) -> list[str]:
         """The best translation of every line."""
@@ -44,7 +53,7 @@ class Translator:
         """
         if isinstance(lines, str):
             raise ValueError(f"translate takes a list of lines, but got one string; use [{lines[:20]!r}]")
-        decoding = decoding or Decoding()
+        decoding = decoding or self.decoding
         outputs = [[Output("")] * decoding.n_best for _ in lines]
         sources = self._encode(lines, decoding, first_line)
         numbers = np.array(list(sources), dtype=np.int64)
@@ -79,7 +88,9 @@ class Translator:
 def load(
     directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Translator | Transcriber | Generator:
-    """A run directory as what it was trained to be, its weights as `dtype`: bfloat16 is faster and not quite the same.
+    """A run directory as what it was trained to be; it searches as the run's own configuration says.
+
+    Its weights are as `dtype`: bfloat16 is faster and not quite the same.
 
     Raises:
         ValueError: the directory is not a whole run.
@@ -92,11 +103,12 @@ def load(
     if run.model.encoder is None:
         return Generator(model, run.target_tokenizer)
     target = _sentencepiece(run.target_tokenizer, directory)
+    decoding = from_dict(Decoding, run.experiment.get("decoding", {}), f"decoding in {directory / CONFIG}")
     if run.front is not None:
-        return Transcriber(model, target, run.front)
+        return Transcriber(model, target, run.front, decoding)
     if run.source_tokenizer is None:
         raise ValueError(f"a translator needs two tokenizers or a shared one, but {directory} has none")
-    return Translator(model, _sentencepiece(run.source_tokenizer, directory), target)
+    return Translator(model, _sentencepiece(run.source_tokenizer, directory), target, decoding)
 
 
 def _sentencepiece(tokenizer: AnyTokenizer, directory: Path) -> Tokenizer:

@@ -1,18 +1,21 @@
 """The scores of a finished run on held-out text, printed and kept."""
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from transduce.data.batch import Batch
 from transduce.data.corpus import ParallelText
 from transduce.data.manifest import Recording
 from transduce.decoding import Decoding
 from transduce.files import write_file
-from transduce.pipeline import load_transcriber, load_translator
+from transduce.pipeline import load_generator, load_transcriber, load_translator
 from transduce.score.bleu import Score, bleu, chrf
 from transduce.score.wer import cer, wer
+from transduce.validate import held_out_loss
 
 
 def test_report(directory: Path, test: ParallelText, decoding: Decoding, device: str) -> dict[str, float]:
@@ -53,15 +56,13 @@ def speech_report(
     decoding: Decoding,
     device: str,
     *,
-    ctc_weight: float = 0.0,
     speech_translation: bool = False,
 ) -> dict[str, float]:
-    """Transcribe `test` greedily, with the beam, and with CTC beside it; print and keep every score.
+    """Transcribe `test` greedily, with the beam, and with CTC beside it where `decoding` has it; keep every score.
 
     A recording that cannot be used is named and counts as a blank transcript; one without a text is left out.
 
     Args:
-        ctc_weight: of the search with CTC; 0 leaves that search out.
         speech_translation: BLEU and chrF, not WER and CER.
 
     Raises:
@@ -73,8 +74,8 @@ def speech_report(
     transcriber = load_transcriber(directory, device)
     plain = replace(decoding, n_best=1, ctc_weight=0.0)
     searches = {"greedy": replace(plain, beam_size=1), f"beam{plain.beam_size}": plain}
-    if ctc_weight:
-        searches[f"beam{plain.beam_size}.ctc"] = replace(plain, ctc_weight=ctc_weight)
+    if decoding.ctc_weight:
+        searches[f"beam{plain.beam_size}.ctc"] = replace(decoding, n_best=1)
     references = [r.text for r in spoken]
     values: dict[str, float] = {}
     kept: list[dict[str, object]] = []
@@ -100,4 +101,20 @@ def speech_report(
     for recording, output in list(zip(spoken, outputs, strict=True))[:5]:
         print(f"  {recording.id}\n    should be  {recording.text}\n    is         {output}")
     write_file(directory / "test.json", json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+    return values
+
+
+def language_report(directory: Path, held_out: Sequence[Batch], bigram: float, device: str) -> dict[str, float]:
+    """The finished model's loss on held-out text, beside that of a bigram; print both, keep them in valid.json.
+
+    Args:
+        bigram: nats per token, see data/bigram.py.
+    """
+    generator = load_generator(directory, device)
+    loss = held_out_loss(generator.model, held_out)
+    values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "bigram": bigram}
+    n_tokens = sum(batch.n_tokens for batch in held_out)
+    print(f"validation: {n_tokens:,} tokens\n  loss {loss:.4f} nats per token, perplexity {values['perplexity']:.3f}")
+    print(f"  bigram {bigram:.4f} nats per token, perplexity {math.exp(bigram):.3f}: counts of pairs, no attention")
+    write_file(directory / "valid.json", json.dumps({**values, "tokens": n_tokens}, indent=2) + "\n")
     return values

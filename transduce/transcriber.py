@@ -55,8 +55,12 @@ class Transcript:
 class Transcriber:
     """A list of sound files in, as many texts out, in the same order."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, front: Features | Vectors) -> None:
+    def __init__(
+        self, model: Transformer, tokenizer: Tokenizer, front: Features | Vectors, decoding: Decoding | None = None
+    ) -> None:
         self.model, self.tokenizer, self.front = model, tokenizer, front
+        self.decoding = decoding or Decoding()
+        """How to search where nothing else is said."""
 
     def __call__(self, paths: Sequence[Path | str], decoding: Decoding | None = None) -> list[str]:
         """What is said in every file.
@@ -84,7 +88,7 @@ class Transcriber:
         """
         if isinstance(paths, str | Path):
             raise ValueError(f"transcribe takes a list of files, but got one name; use [{str(paths)!r}]")
-        decoding = decoding or Decoding()
+        decoding = decoding or self.decoding
         found: list[list[tuple[float, float]]] = []
         errors: list[str] = []
         frames: list[Float[Tensor, "S F"]] = []

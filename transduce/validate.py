@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.data.batch import Epoch, pad, pad_frames
+from transduce.data.batch import Batch, Epoch, pad, pad_frames
 from transduce.data.speech import SpeechPairs
+from transduce.data.stream import Stream
 from transduce.data.tokenizer import BOS
 from transduce.decoding import GREEDY, Decoding
+from transduce.generator import GenerationConfig, Generator
 from transduce.model.config import Frames
 from transduce.model.maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
@@ -27,7 +29,7 @@ from transduce.transcriber import Transcriber
 
 
 @torch.no_grad()
-def held_out_loss(model: Transformer, batches: Epoch) -> float:
+def held_out_loss(model: Transformer, batches: Sequence[Batch]) -> float:
     """Cross-entropy without smoothing, in nats per token."""
     model.eval()
     losses = [sequence_loss(model, batch.to(model.device)).item() for batch in batches]
@@ -55,6 +57,39 @@ class TranslationValidation:
         chosen = range(0, len(self.source), step)[: self.n_samples]
         samples = [(self.source[i], self.target[i], hypotheses[i]) for i in chosen]
         return Validation({"loss": loss, "perplexity": math.exp(min(loss, 50)), "bleu": score}, score, samples)
+
+
+@dataclass(frozen=True)
+class LanguageValidation:
+    """Loss of a language model on held-out text, and how it goes on from places in it."""
+
+    generator: Generator
+    batches: Sequence[Batch]
+    valid: Stream
+    generation: GenerationConfig
+    n_samples: int = 2
+
+    def __call__(self, model: Transformer) -> Validation:
+        """The loss decides, the lower the better."""
+        loss = held_out_loss(model, self.batches)
+        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 50))}
+        return Validation(metrics, -loss, self._samples())
+
+    def _samples(self) -> list[tuple[str, str, str]]:
+        """Of every place, in one line each: the tokens before it, those that follow, and those that the model draws."""
+        half = self.generator.model.config.max_positions // 2  # so that both fit
+        length = max(1, min(self.generation.max_length, half, len(self.valid) // 2))
+        step = max(1, (len(self.valid) - 2 * length) // max(1, self.n_samples - 1))
+        starts = range(0, len(self.valid) - 2 * length + 1, step)[: self.n_samples]
+        decode = self.generator.tokenizer.decode
+        before = decode([self.valid.read(start, start + length).tolist() for start in starts])
+        after = decode([self.valid.read(start + length, start + 2 * length).tolist() for start in starts])
+        drawn = self.generator(before, replace(self.generation, max_length=length))
+        return [(_one_line(b), _one_line(a), _one_line(d)) for b, a, d in zip(before, after, drawn, strict=True)]
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
 
 
 @dataclass(frozen=True)

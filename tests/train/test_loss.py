@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transduce.data.batch import IGNORE, pair_batch
+from transduce.data.stream import window_batch
 from transduce.data.tokenizer import BOS, EOS
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
@@ -42,6 +43,21 @@ def test_value_and_both_gradients_are_those_of_torch(rng, shape, smoothing):
         torch.autograd.grad(got, (states, weight)), torch.autograd.grad(want, (states, weight)), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+def test_without_padding_nothing_is_looked_for(rng, monkeypatch):
+    """As in language modelling, where a search for padding would make a GPU wait."""
+    states, weight, targets = problem(rng, 3, 5, ignored=0.0)
+    want = rival(states, weight, targets, 0.1)
+    monkeypatch.setattr(Tensor, "nonzero", None)
+    got = projected_cross_entropy(states, weight, targets, label_smoothing=0.1, ignore=None)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    stack = StackConfig(input=Tokens(vocab_size=V), n_layers=1)
+    model = Transformer(TransformerConfig(decoder=stack, d_model=8, n_heads=2, d_ff=8, dropout=0.0)).double()
+    batch = window_batch([targets[i].numpy() for i in range(3)])
+    logits = model(target_in=targets[:, :-1])
+    want = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="sum")
+    torch.testing.assert_close(sequence_loss(model, batch), want, rtol=1e-12, atol=1e-12)
 
 
 def test_the_value_is_the_formula_written_out(rng):

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from transduce.train.ahead import ahead
 from transduce.train.log import Log
 from transduce.train.optim import OptimConfig, optimiser
 from transduce.train.state import Progress, Store, Validation
@@ -51,6 +52,8 @@ class TrainingConfig:
     """bf16: autocast; weights and optimiser stay in float32."""
     compile: bool = False
     """torch.compile; needs a C++ compiler on a CPU."""
+    static_shapes: bool = False
+    """Every batch has one shape, and what is compiled is compiled for it."""
     validate_every: int = 1000
     """Updates between validations; each makes a checkpoint."""
     patience: int | None = None
@@ -93,7 +96,7 @@ class Trainer:
         directory: Path,
     ) -> None:
         self.model, self.data, self.validate, self.config = model, data, validate, config
-        self.loss = torch.compile(loss, dynamic=True) if config.compile else loss
+        self.loss = torch.compile(loss, dynamic=not config.static_shapes) if config.compile else loss
         self.device = next(model.parameters()).device
         self.optimiser = optimiser(model, config.optim)
         self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best)
@@ -121,8 +124,7 @@ class Trainer:
 
     def _epoch(self, stop: StopRequest) -> None:
         batches = self.data.epoch(self.progress.epoch)
-        order = range(self.progress.batch, len(batches))
-        queue = (batches[i] for i in order)
+        queue = ahead(lambda i: batches[i].to(self.device), range(self.progress.batch, len(batches)))
         while group := list(islice(queue, self.config.accumulate)):
             started = time.monotonic()
             self._update(group)
@@ -145,13 +147,15 @@ class Trainer:
         torch.manual_seed(self.config.seed * 1_000_003 + update)
         self.model.train()
         n_tokens = sum(batch.n_tokens for batch in group)
-        total = 0.0
+        losses: list[Tensor] = []
         for batch in group:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
-                loss = self.loss(self.model, batch.to(self.device))
+                loss = self.loss(self.model, batch)
             (loss / n_tokens).backward()
-            total += loss.item()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip_norm or math.inf).item()
+            losses.append(loss.detach())
+        gradient = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip_norm or math.inf)
+        *parts, norm = torch.stack([*losses, gradient]).tolist()  # the only time in an update that a GPU is waited for
+        total = sum(parts)
         if math.isfinite(total) and math.isfinite(norm):
             self._step(update)
             self.progress.skipped_in_a_row = 0

@@ -1,0 +1,205 @@
+"""Language modelling: a decoder alone predicts what comes next, scored with its loss on held-out text.
+
+    python recipes/language_model.py                                   English of the spoken commands that ship
+    python recipes/language_model.py shakespeare --data DIR            characters of DIR/input.txt, for a GPU
+    python recipes/language_model.py shakespeare_cpu --data DIR        the same text, for two cores
+    python recipes/language_model.py text --train FILES --valid FILES  any text
+    python recipes/language_model.py gpt2 --data DIR                   GPT-2 124M on shards (scripts/make_shards.py)
+
+Every field can be set from the command line (see NAME --help). The same command again resumes.
+"""
+
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+import transduce as td
+from transduce.checkpoint import Run, claim, finish
+from transduce.config import to_dict
+from transduce.data.bigram import bigram_cross_entropy
+from transduce.data.language import OneText, Shards, TextFiles, TokenizerKind
+from transduce.data.stream import HeldOut, Windows
+from transduce.experiment import loss_of, main, with_vocabularies
+from transduce.model.presets import gpt2
+from transduce.report import language_report
+from transduce.train.optim import OptimConfig
+from transduce.train.trainer import Trainer, TrainingConfig
+from transduce.validate import LanguageValidation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Every number of a language-model experiment."""
+
+    run: Path
+    """The run directory: everything that comes out, and all one needs to generate with it."""
+    corpus: Annotated[TextFiles | OneText | Shards, tyro.conf.arg(name="")]
+    tokenizer: TokenizerKind = "characters"
+    """Shards have their own."""
+    vocab_size: int = 8000
+    """Pieces of a BPE vocabulary, all bytes included; characters are as many as there are."""
+    vocab_multiple: int = 1
+    """Rows are added to the model's table until this divides their number; they stand for nothing."""
+    rows: int
+    """Windows of a batch, each of model.max_positions tokens."""
+    batches_per_epoch: int | None = None
+    """None: as many as there are tokens for."""
+    valid_windows: int | None = None
+    """Look at so many windows of the validation text only, evenly spread; None: at all of it."""
+    bigram_tokens: int = 100_000_000
+    """Training tokens that the bigram beside the result counts, at most."""
+    model: td.TransformerConfig
+    training: TrainingConfig
+    generation: td.GenerationConfig = field(
+        default_factory=lambda: td.GenerationConfig(max_length=100, temperature=0.8)
+    )
+    """Of the samples."""
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def decoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout: float) -> td.TransformerConfig:
+    """GPT-2 of another size, without biases and with the exact GELU, as nanoGPT trains small ones."""
+    config = gpt2(1)
+    return replace(
+        config,
+        decoder=replace(config.decoder, n_layers=n_layers),
+        d_model=d_model,
+        n_heads=n_heads,
+        d_ff=4 * d_model,
+        max_positions=context,
+        dropout=dropout,
+        attention_dropout=dropout,
+        activation="gelu",
+        bias=False,
+    )
+
+
+OPTIM = OptimConfig(
+    peak_rate=1e-3, final_rate=1e-4, warmup_steps=100, schedule="cosine", betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1
+)
+SHAKESPEARE_CPU = Experiment(
+    run=Path("runs/shakespeare_cpu"),
+    corpus=OneText(),
+    rows=12,
+    model=decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0),
+    training=TrainingConfig(
+        optim=OPTIM,
+        max_updates=2000,
+        label_smoothing=0.0,
+        static_shapes=True,
+        validate_every=250,
+        keep_last=1,
+        keep_best=1,
+        average="none",
+    ),
+)
+SHAKESPEARE = replace(
+    SHAKESPEARE_CPU,
+    run=Path("runs/shakespeare"),
+    rows=64,
+    model=decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.2),
+    training=replace(SHAKESPEARE_CPU.training, max_updates=5000, precision="bf16"),
+)
+COMMANDS = replace(
+    SHAKESPEARE_CPU,
+    run=Path("runs/language"),
+    corpus=TextFiles(
+        train=(Path(__file__).parent / "data" / "commands" / "train.en",),
+        valid=(Path(__file__).parent / "data" / "commands" / "valid.en",),
+    ),
+    rows=24,
+    training=replace(
+        SHAKESPEARE_CPU.training, optim=replace(OPTIM, peak_rate=2e-3), max_updates=1500, precision="bf16"
+    ),
+)
+TEXT = replace(
+    SHAKESPEARE,
+    run=Path("runs/text"),
+    corpus=TextFiles(),
+    tokenizer="byte_bpe",
+    training=replace(
+        SHAKESPEARE.training,
+        optim=replace(OPTIM, schedule="inverse_sqrt", final_rate=0.0, warmup_steps=500, betas=(0.9, 0.98)),
+        max_updates=100_000,
+        validate_every=500,
+        patience=10,
+    ),
+)
+GPT2 = Experiment(
+    run=Path("runs/gpt2"),
+    corpus=Shards(),
+    tokenizer="byte_bpe",
+    vocab_multiple=128,
+    rows=32,
+    batches_per_epoch=15_000,
+    valid_windows=512,
+    model=replace(gpt2(), dropout=0.0, attention_dropout=0.0),
+    training=TrainingConfig(
+        optim=replace(OPTIM, peak_rate=6e-4, final_rate=6e-5, warmup_steps=700, betas=(0.9, 0.95)),
+        max_updates=19_000,
+        accumulate=15,
+        label_smoothing=0.0,
+        static_shapes=True,
+        precision="bf16",
+        compile=True,
+        validate_every=500,
+        keep_last=1,
+        keep_best=1,
+        average="none",
+    ),
+)
+SETTINGS = {
+    "commands": ("English of the spoken commands that ship; minutes on two cores.", COMMANDS),
+    "shakespeare": ("Characters, nanoGPT's setting of 10.7M parameters; wants a GPU.", SHAKESPEARE),
+    "shakespeare_cpu": ("Characters, nanoGPT's setting for a CPU.", SHAKESPEARE_CPU),
+    "text": ("Any text, byte-level BPE; until ten validations bring nothing better.", TEXT),
+    "gpt2": ("GPT-2 124M on shards, ten billion tokens; wants a GPU.", GPT2),
+}
+
+
+def run(x: Experiment) -> dict[str, float]:
+    """Train, then measure the validation text; returns its scores."""
+    # Data
+    language = x.corpus.read(x.tokenizer, x.vocab_size)
+    tokenizer, context = language.tokenizer, x.model.max_positions
+    windows = Windows(
+        stream=language.train,
+        context=context,
+        rows=x.rows,
+        seed=x.training.seed,
+        batches_per_epoch=x.batches_per_epoch,
+    )
+    held_out = HeldOut(language.valid, context=context, rows=x.rows, n_windows=x.valid_windows)
+    print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in held_out):,} looked at")
+
+    # Model
+    torch.manual_seed(x.training.seed)
+    size = -(-tokenizer.vocab_size // x.vocab_multiple) * x.vocab_multiple
+    config = with_vocabularies(x.model, size, size, joint=True)
+    model = td.Transformer(config).to(x.device)
+    text = {"train": language.train.fingerprint(), "valid": language.valid.fingerprint()}
+    claim(x.run, Run(config, {**to_dict(x), "text": text}, None, tokenizer))
+    print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {x.device}")
+
+    # Training
+    trainer = Trainer(
+        model=model,
+        data=windows,
+        loss=loss_of(x.training),
+        validate=LanguageValidation(td.Generator(model, tokenizer), held_out, language.valid, x.generation),
+        config=x.training,
+        directory=x.run,
+    )
+    finish(x.run, trainer.run().chosen(x.training.average, x.training.keep_last, x.training.keep_best))
+
+    # Score
+    bigram = bigram_cross_entropy(language.train, language.valid, tokenizer.vocab_size, limit=x.bigram_tokens)
+    return language_report(x.run, held_out, bigram, x.device)
+
+
+if __name__ == "__main__":
+    sys.exit(main(run, SETTINGS, default="commands", description=__doc__))

@@ -1,0 +1,177 @@
+"""The recipe from end to end, with a model too small to be good."""
+
+import json
+import math
+import re
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import transduce as td
+from recipes import language_model
+from recipes.language_model import GPT2, SETTINGS, SHAKESPEARE_CPU, run
+from transduce.cli_generate import generate, score_perplexity
+from transduce.data.language import OneText, Shards, TextFiles, encode_text, load_tokenizer, train_tokenizer
+from transduce.data.stream import write_shard
+from transduce.experiment import loss_of, with_vocabularies
+
+LINES = ["To be, or not to be: that is the question.", "", "Whether 'tis nobler in the mind to suffer"]
+
+
+@pytest.fixture
+def data(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "input.txt").write_text("".join(f"{line}\n" for line in LINES * 6))
+    return tmp_path / "data"
+
+
+def small(run, data, **fields):
+    training = replace(SHAKESPEARE_CPU.training, max_updates=8, validate_every=4)
+    model = replace(SHAKESPEARE_CPU.model, d_model=16, d_ff=32, n_heads=2, max_positions=11, dropout=0.2)
+    generation = td.GenerationConfig(max_length=7)
+    changes = {"corpus": OneText(data=data, valid_share=0.3), "training": training} | fields
+    return replace(SHAKESPEARE_CPU, run=run, rows=4, model=model, generation=generation, device="cpu", **changes)
+
+
+def test_a_run_directory_is_whole_and_its_parts_agree(tmp_path, data, capsys):
+    scores = run(small(tmp_path / "run", data))
+    out = capsys.readouterr().out
+    kept = json.loads((tmp_path / "run" / "valid.json").read_text())
+    text = (data / "input.txt").read_text()
+    cut = text[int(len(text) * 0.7) :]
+    assert kept == {**scores, "tokens": len(cut) - 1}
+    assert f"bigram {scores['bigram']:.4f} nats per token" in out and scores["bigram"] < scores["loss"]
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "config.json", "characters.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples",
+        "tensorboard", "checkpoints", "valid.json",
+    }  # fmt: skip
+    valid = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in valid if line["kind"] == "valid"]
+    assert len(losses) == 2 and scores["loss"] == min(losses)  # the best checkpoint alone
+    samples = (tmp_path / "run" / "samples" / "00000008.tsv").read_text().splitlines()
+    before, after, drawn = samples[0].split("\t")
+    before, after = (part.replace("\\n", "\n") for part in (before, after))
+    assert cut.startswith(before + after) and len(before) == len(after) == 5  # half of the positions
+    assert drawn
+
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "valid.txt").write_text(cut)
+    score_perplexity(tmp_path / "moved", tmp_path / "valid.txt", stride=11, device="cpu")
+    told = capsys.readouterr().out
+    assert float(re.search(r"([\d.]+) nats per token", told)[1]) == pytest.approx(scores["loss"], abs=1e-4)
+    generator = td.load(tmp_path / "moved", device="cpu")
+    assert isinstance(generator, td.Generator)
+    (want,) = generator(["To be"], td.GenerationConfig(max_length=6, seed=2))
+    generate(tmp_path / "moved", prompt=("To be",), max_length=6, seed=2, device="cpu")
+    assert capsys.readouterr().out == f"To be{want}\n" and len(want) == 6
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, data, monkeypatch):
+    straight = run(small(tmp_path / "straight", data))
+    calls = iter(range(100))
+
+    def interrupting(loss):
+        def call(*args, **more):
+            if next(calls) == 5:
+                signal.raise_signal(signal.SIGINT)
+            return loss(*args, **more)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(language_model, "loss_of", lambda x: interrupting(loss_of(x)))
+        with pytest.raises(KeyboardInterrupt):
+            run(small(tmp_path / "again", data))
+    assert not (tmp_path / "again" / "model.safetensors").exists()
+    assert (tmp_path / "again" / "checkpoints" / "00000006").is_dir()
+    assert run(small(tmp_path / "again", data)) == straight
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "again"))
+    assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+    (data / "input.txt").write_text("".join(f"{line}\n" for line in LINES * 7))
+    with pytest.raises(ValueError, match=r"in .* this differs: text\.train: \w+ -> \w+; text\.valid: "):
+        run(small(tmp_path / "again", data))
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "sentencepiece"])
+def test_text_files_with_bpe(tmp_path, data, kind, capsys):
+    files = TextFiles(train=(data / "input.txt",), valid=(data / "input.txt",))
+    x = small(tmp_path / "run", data, corpus=files, tokenizer=kind, vocab_size=300, vocab_multiple=128)
+    scores = run(x)
+    assert all(math.isfinite(value) for value in scores.values())
+    generator = td.load(tmp_path / "run", device="cpu")
+    assert (
+        generator.model.config.decoder.input.vocab_size == 384
+    )  # 300 or fewer pieces, and rows that stand for nothing
+    assert generator.never[-1] == 383
+    if kind == "byte_bpe":
+        capsys.readouterr()
+        score_perplexity(tmp_path / "run", data / "input.txt", stride=11, device="cpu")
+        told = float(re.search(r"([\d.]+) nats per token", capsys.readouterr().out)[1])
+        assert told == pytest.approx(scores["loss"], abs=1e-4)
+
+
+def test_shards(tmp_path, data):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    text = (data / "input.txt").read_text()
+    tokenizer = train_tokenizer("byte_bpe", [text], vocab_size=280)
+    tokenizer.save(folder / "tokenizer.json")
+    ids = encode_text(tokenizer, text)
+    for name, part in (("train-00000", ids[:70]), ("train-00001", ids[70:]), ("valid-00000", ids[:60])):
+        write_shard(folder / name, part, vocab_size=280, tokenizer=tokenizer.model, source=name)
+    x = small(tmp_path / "a", data, corpus=Shards(data=folder, verify=True), batches_per_epoch=3, valid_windows=2)
+    scores = run(x)
+    assert json.loads((tmp_path / "a" / "valid.json").read_text())["tokens"] == 2 * 11
+    assert scores["loss"] > 0
+
+
+def test_lines_are_texts_where_a_tokenizer_marks_both_ends(data):
+    text = (data / "input.txt").read_text()
+    kinds = {
+        kind: train_tokenizer(kind, [text], vocab_size=300) for kind in ("characters", "byte_bpe", "sentencepiece")
+    }
+    ids = {kind: encode_text(tokenizer, text).tolist() for kind, tokenizer in kinds.items()}
+    assert kinds["characters"].decode([ids["characters"]]) == [text]
+    assert ids["byte_bpe"][0] == kinds["byte_bpe"].bos_id and kinds["byte_bpe"].decode([ids["byte_bpe"]]) == [text]
+    rows = "".join(chr(i) for i in ids["sentencepiece"]).split(chr(2))[1:]
+    assert all(row[-1] == chr(3) for row in rows)
+    assert kinds["sentencepiece"].decode([[ord(c) for c in row[:-1]] for row in rows]) == [LINES[0], LINES[2]] * 6
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(ValueError) as error:
+        TextFiles(train=(tmp_path,)).read("characters", 0)
+    assert str(error.value) == (
+        "a language model needs text to train on and text to validate on: give --train FILES and --valid FILES, "
+        "but there are 1 and 0"
+    )
+    with pytest.raises(ValueError) as error:
+        OneText(data=tmp_path).read("characters", 0)
+    assert str(error.value) == f"the text must be DIR/input.txt with --data DIR, but --data is {tmp_path}"
+    with pytest.raises(ValueError) as error:
+        Shards().read("byte_bpe", 0)
+    assert str(error.value) == ("shards lie in a folder: use --data DIR; scripts/make_shards.py makes them from text")
+    with pytest.raises(ValueError) as error:
+        load_tokenizer(tmp_path)
+    assert str(error.value) == (
+        "a tokenizer is one of characters.json, tokenizer.json, tokenizer.model, or a folder with one, "
+        f"but {tmp_path} is neither"
+    )
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_describes_a_model_that_can_be_built(name):
+    config = with_vocabularies(SETTINGS[name][1].model, 300, 300, joint=True)
+    assert config.encoder is None and config.positions == "learned" and config.norm_position == "pre"
+    td.Transformer(replace(config, d_model=48, d_ff=8))
+
+
+def test_gpt2_has_the_size_of_its_paper():
+    with torch.device("meta"):
+        model = td.Transformer(GPT2.model)
+    d, v, t = 768, 50257, 1024
+    layer = 4 * (d * d + d) + 8 * d * d + 5 * d + 4 * d
+    assert sum(p.numel() for p in model.parameters()) == v * d + t * d + 12 * layer + 2 * d == 124_439_808

@@ -1,0 +1,158 @@
+"""Where the text of a language model comes from: files, one text cut in two, or shards; and its tokenizer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Integer
+
+from transduce.data.byte_bpe import ByteBPE
+from transduce.data.char_tokenizer import CharTokenizer
+from transduce.data.corpus import read_lines
+from transduce.data.stream import Stream, open_shards, smallest_type
+from transduce.data.tokenizer import AnyTokenizer, Tokenizer
+
+TokenizerKind = Literal["characters", "byte_bpe", "sentencepiece"]
+FILES: dict[str, type[CharTokenizer | ByteBPE | Tokenizer]] = {
+    "characters.json": CharTokenizer,
+    "tokenizer.json": ByteBPE,
+    "tokenizer.model": Tokenizer,
+}
+"""What a tokenizer's file is called, as in a run directory."""
+
+
+def train_tokenizer(kind: TokenizerKind, texts: Sequence[str], *, vocab_size: int) -> AnyTokenizer:
+    """A new tokenizer; characters are as many as there are."""
+    if kind == "characters":
+        return CharTokenizer.train(texts)
+    if kind == "byte_bpe":
+        return ByteBPE.train(texts, vocab_size=vocab_size)
+    return Tokenizer.train([line for text in texts for line in text.split("\n")], vocab_size=vocab_size)
+
+
+def load_tokenizer(path: Path) -> AnyTokenizer:
+    """A tokenizer's file, or the folder that has it: a run, shards, or vocab.json and merges.txt of GPT-2.
+
+    Raises:
+        ValueError: there is none.
+    """
+    folder, names = (path.parent, [path.name]) if path.is_file() else (path, list(FILES))
+    for name in names:
+        if name in FILES and (folder / name).is_file():
+            return FILES[name].load(folder / name)
+    if (path / "vocab.json").is_file():
+        return ByteBPE.load(path)
+    raise ValueError(f"a tokenizer is one of {', '.join(FILES)}, or a folder with one, but {path} is neither")
+
+
+def tokenizer_file(tokenizer: AnyTokenizer) -> str:
+    """What `load_tokenizer` calls the file of this one."""
+    (name,) = (name for name, kind in FILES.items() if isinstance(tokenizer, kind))
+    return name
+
+
+def encode_text(tokenizer: AnyTokenizer, text: str) -> Integer[np.ndarray, " n"]:
+    """All ids of a text. Where texts begin and end with different ids, every line that is not blank is one.
+
+    Where nothing or the same id marks both, the text is one as it stands, line breaks and all, behind that id.
+    """
+    start, end = tokenizer.bos_id, tokenizer.eos_id
+    if start != end:
+        rows = tokenizer.encode([line for line in text.split("\n") if line.strip()])
+        ids = [i for row in rows for i in (start, *row, end) if i is not None]
+    else:
+        ids = [*([] if start is None else [start]), *tokenizer.encode([text])[0]]
+    return np.array(ids, dtype=smallest_type(tokenizer.vocab_size))
+
+
+def read_text(path: Path) -> str:
+    """A whole UTF-8 file, plain or .gz; its last line ends like the others.
+
+    Raises:
+        ValueError: it is not UTF-8.
+    """
+    return "".join(f"{line}\n" for line in read_lines(path))
+
+
+@dataclass(frozen=True)
+class Language:
+    """A tokenizer and the two streams it made."""
+
+    tokenizer: AnyTokenizer
+    train: Stream
+    valid: Stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFiles:
+    """Any text in files."""
+
+    train: tuple[Path, ...] = ()
+    valid: tuple[Path, ...] = ()
+
+    def read(self, kind: TokenizerKind, vocab_size: int) -> Language:
+        """Train the tokenizer, encode both sides, each file by itself.
+
+        Raises:
+            ValueError: a side is missing.
+        """
+        if not self.train or not self.valid:
+            raise ValueError(
+                "a language model needs text to train on and text to validate on: give --train FILES and --valid FILES, "
+                f"but there are {len(self.train)} and {len(self.valid)}"
+            )
+        return _encode(kind, vocab_size, [read_text(p) for p in self.train], [read_text(p) for p in self.valid])
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneText:
+    """One text, whose end is held out."""
+
+    data: Path | None = None
+    name: str = "input.txt"
+    valid_share: float = 0.1
+
+    def read(self, kind: TokenizerKind, vocab_size: int) -> Language:
+        """Cut at a character, train the tokenizer, encode both sides.
+
+        Raises:
+            ValueError: no folder is named, or it lacks the file.
+        """
+        if self.data is None or not (self.data / self.name).is_file():
+            raise ValueError(f"the text must be DIR/{self.name} with --data DIR, but --data is {self.data}")
+        text = read_text(self.data / self.name)
+        cut = int(len(text) * (1 - self.valid_share))
+        return _encode(kind, vocab_size, [text[:cut]], [text[cut:]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """Ids on a disk, as scripts/make_shards.py writes them: train-*.bin, valid-*.bin and the tokenizer."""
+
+    data: Path | None = None
+    verify: bool = False
+    """Compare all bytes with their checksums first."""
+
+    def read(self, kind: TokenizerKind, vocab_size: int) -> Language:
+        """Map both sides. The tokenizer is the shards' own, whatever the arguments say.
+
+        Raises:
+            ValueError: no folder is named, or it lacks a part.
+        """
+        if self.data is None:
+            raise ValueError("shards lie in a folder: use --data DIR; scripts/make_shards.py makes them from text")
+        tokenizer = load_tokenizer(self.data)
+        train, valid = (
+            open_shards(sorted(self.data.glob(f"{split}-*.bin")), tokenizer=tokenizer.model, verify=self.verify)
+            for split in ("train", "valid")
+        )
+        return Language(tokenizer, train, valid)
+
+
+def _encode(kind: TokenizerKind, vocab_size: int, train: list[str], valid: list[str]) -> Language:
+    seen = [*train, *valid] if kind == "characters" else train  # which characters there are is no secret
+    tokenizer = train_tokenizer(kind, seen, vocab_size=vocab_size)
+    sides = [Stream([encode_text(tokenizer, text) for text in texts]) for texts in (train, valid)]
+    return Language(tokenizer, *sides)

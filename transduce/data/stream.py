@@ -1,0 +1,236 @@
+"""A text as one stream of token ids, in memory or in shards on a disk, and windows of it as batches."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int, Integer
+
+from transduce.data.batch import Batch
+from transduce.files import write_file
+
+CHUNK = 1 << 22
+"""Ids read at a time where a whole stream is read."""
+
+
+def smallest_type(vocab_size: int) -> np.dtype:
+    """uint16 where it holds every id, else uint32; little-endian, as files have it."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+class Stream:
+    """Ids end to end, though they may lie in several arrays.
+
+    Args:
+        checksums: of the arrays, where somebody has them: then nothing needs to be read for a fingerprint.
+    """
+
+    def __init__(self, parts: Sequence[Integer[np.ndarray, " _"]], checksums: Sequence[str] = ()) -> None:
+        self.parts, self.checksums = list(parts), list(checksums)
+        self.ends = np.cumsum([len(part) for part in self.parts], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if self.parts else 0
+
+    def read(self, start: int, stop: int) -> Int[np.ndarray, " n"]:
+        """The ids start ... stop - 1, across the borders of arrays."""
+        first, last = np.searchsorted(self.ends, (start, stop - 1), side="right")
+        found = []
+        for i in range(first, min(last, len(self.parts) - 1) + 1):
+            begin = int(self.ends[i]) - len(self.parts[i])
+            found.append(self.parts[i][max(start - begin, 0) : stop - begin])
+        return np.concatenate(found).astype(np.int64)
+
+    def chunks(self, overlap: int = 0, limit: int | None = None) -> Iterator[Int[np.ndarray, " _"]]:
+        """The first `limit` ids, or all, some at a time, each chunk with the first `overlap` ids of the next."""
+        stop = len(self) if limit is None else min(limit, len(self))
+        for start in range(0, stop, CHUNK):
+            yield self.read(start, min(start + CHUNK + overlap, stop))
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the ids, however they are stored; where there are checksums, of these."""
+        digest = hashlib.sha256("".join(self.checksums).encode())
+        if self.checksums:
+            return digest.hexdigest()
+        for chunk in self.chunks():
+            digest.update(chunk.astype("<u4").tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Training data: `rows` windows of `context` tokens a batch, from places drawn anew in every batch.
+
+    The places are a function of (seed, epoch, batch). An epoch has as many batches as there are tokens for, unless
+    batches_per_epoch says otherwise; it does not see every token once.
+    """
+
+    stream: Stream
+    context: int
+    rows: int
+    seed: int = 0
+    batches_per_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.context < 1 or self.rows < 1:
+            raise ValueError(f"context and rows must be at least 1, but context={self.context}, rows={self.rows}")
+        if len(self.stream) <= self.context:
+            raise ValueError(
+                f"a window takes context + 1 tokens, but context={self.context} and the text has {len(self.stream)}; "
+                "give more text or make the context shorter"
+            )
+
+    def __str__(self) -> str:
+        n = len(self.epoch(0))
+        return f"{len(self.stream):,} tokens, {n:,} batches of {self.rows} x {self.context} an epoch"
+
+    def epoch(self, n: int) -> "RandomWindows":
+        """The batches of epoch n."""
+        return RandomWindows(self, n)
+
+
+class RandomWindows(Sequence[Batch]):
+    """The batches of one epoch, each made when asked for."""
+
+    def __init__(self, windows: Windows, epoch: int) -> None:
+        self.windows, self.n = windows, epoch
+
+    def __len__(self) -> int:
+        w = self.windows
+        return w.batches_per_epoch or max(1, len(w.stream) // (w.rows * w.context))
+
+    def __getitem__(self, i: int) -> Batch:  # type: ignore[override]  # no slices
+        w = self.windows
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        places = np.random.default_rng((w.seed, self.n, i)).integers(len(w.stream) - w.context, size=w.rows)
+        return window_batch([w.stream.read(place, place + w.context + 1) for place in places.tolist()])
+
+
+class HeldOut(Sequence[Batch]):
+    """Windows side by side: every token but the first is predicted once. The last window may be shorter.
+
+    Args:
+        n_windows: only so many whole windows, evenly spread; None or as many as there are: all.
+    """
+
+    def __init__(self, stream: Stream, *, context: int, rows: int, n_windows: int | None = None) -> None:
+        if len(stream) < 2:
+            raise ValueError(f"a validation text needs two tokens or more, but it has {len(stream)}; give more text")
+        self.stream, self.context = stream, context
+        whole = (len(stream) - 1) // context
+        n = whole if n_windows is None else min(n_windows, whole)
+        starts = np.arange(n) * (whole // max(n, 1)) * context
+        self.starts = [starts[i : i + rows].tolist() for i in range(0, len(starts), rows)]
+        if n == whole and whole * context < len(stream) - 1:
+            self.starts.append([whole * context])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, i: int) -> Batch:  # type: ignore[override]  # no slices
+        return window_batch([self.stream.read(s, min(s + self.context + 1, len(self.stream))) for s in self.starts[i]])
+
+
+def window_batch(rows: Sequence[Int[np.ndarray, " _"]]) -> Batch:
+    """Windows of equal length to a batch: each predicts all of its tokens but the first."""
+    ids = torch.from_numpy(np.stack(rows))
+    n_rows, context = len(rows), ids.size(1) - 1
+    return Batch(
+        target_in=ids[:, :-1].contiguous(),
+        target_out=ids[:, 1:].contiguous(),
+        target_lengths=torch.full((n_rows,), context),
+        n_tokens=n_rows * context,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardHeader:
+    """What stands beside a shard, in NAME.json."""
+
+    dtype: str
+    count: int
+    tokenizer: str
+    """SHA-256 of the tokenizer's file."""
+    sha256: str
+    """Of NAME.bin."""
+    source: str
+    """What it was made from: of the text that went in."""
+
+
+def write_shard(path: Path, ids: Integer[np.ndarray, " _"], *, vocab_size: int, tokenizer: bytes, source: str) -> None:
+    """NAME.bin with the ids, and then NAME.json: a shard without it is not finished.
+
+    Raises:
+        ValueError: an id that the vocabulary does not have.
+    """
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise ValueError(f"ids must lie in 0 ... {vocab_size - 1}, but they reach from {ids.min()} to {ids.max()}")
+    kind = smallest_type(vocab_size)
+    raw = ids.astype(kind).tobytes()
+    plain = {
+        "dtype": kind.name,
+        "count": len(ids),
+        "tokenizer": hashlib.sha256(tokenizer).hexdigest(),
+        "sha256": hashlib.sha256(raw).hexdigest(),
+        "source": source,
+    }
+    write_file(path.with_suffix(".bin"), raw)
+    write_file(path.with_suffix(".json"), json.dumps(plain) + "\n")
+
+
+def read_header(path: Path) -> ShardHeader:
+    """The header of the shard whose .bin or .json this is.
+
+    Raises:
+        ValueError: it is missing or is none.
+    """
+    path = path.with_suffix(".json")
+    try:
+        return ShardHeader(**json.loads(path.read_text()))
+    except (FileNotFoundError, json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"a shard has its header beside it, but {path}: {error!r}; make the shard again") from error
+
+
+def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False) -> Stream:
+    """Shards as one stream, mapped and not read.
+
+    Args:
+        verify: read everything once and compare it with the checksums.
+
+    Raises:
+        ValueError: none at all, another tokenizer, or bytes that are not what the header says.
+    """
+    if not paths:
+        raise ValueError("a stream needs a shard, but there is none; scripts/make_shards.py makes them from text")
+    wanted, parts, checksums = hashlib.sha256(tokenizer).hexdigest(), [], []
+    for path in paths:
+        header = read_header(path)
+        if header.tokenizer != wanted:
+            raise ValueError(
+                f"shards must be made with the tokenizer they are read with, but {path} has {header.tokenizer[:12]} and "
+                f"the tokenizer is {wanted[:12]}; make the shards again"
+            )
+        kind = np.dtype(header.dtype).newbyteorder("<")
+        size, expected = path.stat().st_size, header.count * kind.itemsize
+        if size != expected:
+            raise ValueError(f"{path} must have {expected} bytes, as its header says, but has {size}; make it again")
+        if verify:
+            digest = hashlib.sha256()
+            with path.open("rb") as file:
+                while block := file.read(CHUNK):
+                    digest.update(block)
+            found = digest.hexdigest()
+            if found != header.sha256:
+                raise ValueError(
+                    f"{path} must have the checksum of its header, {header.sha256[:12]}, but has {found[:12]}; "
+                    "make it again"
+                )
+        checksums.append(header.sha256)
+        if header.count:
+            parts.append(np.memmap(path, dtype=kind, mode="r"))
+    return Stream(parts, checksums)
