@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 import transduce as td
 from tests.runs import ENGLISH, random_run
 from transduce.cli import main
+from transduce.cli_device import with_options
 
 LINES = [ENGLISH[0], "", ENGLISH[1], ENGLISH[2]]
 
@@ -131,3 +132,13 @@ def test_average_is_the_mean_of_the_last_or_best(tmp_path, capsys):
     assert main(["average", str(run), "--last", "2"]) == 0
     name, value = next(iter(load_file(run / "model.safetensors").items()))
     np.testing.assert_allclose(value, 4.0 * first[name], rtol=1e-6)
+
+
+def test_options_replace_what_the_run_says_and_nothing_else():
+    own = td.Decoding(beam_size=7, alpha=1.6, length_extra=3)
+    nothing = {"beam_size": None, "alpha": None, "n_best": None}
+    assert with_options(own, greedy=False, **nothing) == own
+    assert with_options(own, greedy=True, **nothing) == td.Decoding(beam_size=1, alpha=1.6, length_extra=3)
+    assert with_options(own, greedy=False, alpha=0.0, n_best=2) == td.Decoding(
+        beam_size=7, alpha=0.0, n_best=2, length_extra=3
+    )

@@ -52,7 +52,7 @@ def transcribe(run: Path, paths: list[Path], *options: str) -> int:
 
 
 def python(run: Path, paths: list[Path]) -> list[str]:
-    return td.load(run)(paths, td.Decoding(beam_size=1, length_ratio=1.0, length_extra=5))
+    return td.load(run)(paths, td.Decoding(beam_size=1))
 
 
 def test_good_sound_of_every_kind_gives_a_line_each_and_equals_python(run, folder, capsys):

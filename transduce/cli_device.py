@@ -32,7 +32,7 @@ def dtype_of(precision: Precision) -> torch.dtype:
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
-def with_options(own: Decoding, *, greedy: bool, **given: float | None) -> Decoding:
+def with_options(own: Decoding, *, greedy: bool, **given: int | float | None) -> Decoding:
     """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
     named = {name: value for name, value in given.items() if value is not None}
     if greedy:

@@ -2,6 +2,7 @@
 
 import _thread
 import os
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -160,7 +161,9 @@ def test_nothing_to_do_is_done(cache):
     assert cache.fill([], FEATURES, (1.0,), 2) == {}
 
 
-def test_ctrl_c_ends_it_and_keeps_what_is_written(tmp_path, cache):
+def test_ctrl_c_ends_it_and_keeps_what_is_written(tmp_path, cache, request):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore Ctrl-C
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     paths = [record(tmp_path / f"{i}.wav", 1.0 + i / 1000) for i in range(400)]
 
     def interrupt() -> None:

@@ -143,6 +143,11 @@ class Rows:
     target_out: torch.Tensor
     target_lengths: torch.Tensor
 
+    @property
+    def n_tokens(self) -> int:
+        """As data/batch.py counts them."""
+        return int(self.target_lengths.sum())
+
 
 def rows(rng: torch.Generator) -> Rows:
     """Two rows, of 7 and 5 tokens."""
