@@ -76,8 +76,8 @@ COMMANDS = Experiment(
     training=TrainingConfig(
         optim=OptimConfig(peak_rate=3e-3, warmup_steps=100, schedule="cosine", clip_norm=5.0),
         precision="bf16",
-        max_updates=3500,
-        validate_every=500,
+        max_updates=2800,
+        validate_every=400,
         keep_last=3,
         average="last",
     ),
