@@ -11,7 +11,7 @@ from tests.language_runs import TEXT, any_tokenizer, language_model, language_ru
 from tests.runs import random_run
 from transduce.checkpoint import load_run
 from transduce.generator import GenerationConfig, Generator, _Stream
-from transduce.pipeline import load_generator, load_transcriber, load_translator
+from transduce.pipeline import load_as
 
 KINDS = ["characters", "bytes", "pieces"]
 FILES = {"characters": "characters.json", "bytes": "tokenizer.json", "pieces": "tokenizer.model"}
@@ -177,15 +177,15 @@ def test_a_run_keeps_whichever_tokenizer_it_has(tmp_path, kind):
 
 def test_the_wrong_kind_of_run_is_named(tmp_path):
     run, other = language_run(tmp_path / "run"), random_run(tmp_path / "other")
-    for load, message in (
-        (load_translator, "translating takes a run of text to text, but"),
-        (load_transcriber, "transcribing takes a run of speech to text, but"),
+    for kind, message in (
+        (td.Translator, "translating takes a run of text to text, but"),
+        (td.Transcriber, "transcribing takes a run of speech to text, but"),
     ):
         with pytest.raises(ValueError) as caught:
-            load(run)
+            load_as(kind, run)
         assert str(caught.value) == f"{message} {run} is a language model; use transduce generate"
     with pytest.raises(ValueError) as caught:
-        load_generator(other)
+        load_as(Generator, other)
     assert str(caught.value) == (
         f"generating takes a run of a language model, but {other} translates; use transduce translate"
     )

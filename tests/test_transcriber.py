@@ -18,7 +18,7 @@ from transduce.data.features import Features
 from transduce.data.tokenizer import BOS, EOS
 from transduce.data.vectors import VectorConfig, Vectors
 from transduce.decode.hypothesis import Hypothesis
-from transduce.pipeline import load_transcriber, load_translator
+from transduce.pipeline import load_as
 from transduce.transcriber import loops
 
 SHORT = td.Decoding(length_ratio=0.0, length_extra=7, block_ngram=4)  # no second search
@@ -207,15 +207,15 @@ def test_lost_statistics_are_told(tmp_path):
 
 def test_load_gives_what_was_trained(tmp_path):
     speech, text = random_speech_run(tmp_path / "speech"), random_run(tmp_path / "text")
-    assert isinstance(td.load(speech), td.Transcriber) and isinstance(load_transcriber(speech), td.Transcriber)
-    assert isinstance(td.load(text), td.Translator) and isinstance(load_translator(text), td.Translator)
+    assert isinstance(td.load(speech), td.Transcriber) and isinstance(load_as(td.Transcriber, speech), td.Transcriber)
+    assert isinstance(td.load(text), td.Translator) and isinstance(load_as(td.Translator, text), td.Translator)
     with pytest.raises(ValueError) as error:
-        load_translator(speech)
+        load_as(td.Translator, speech)
     assert str(error.value) == (
         f"translating takes a run of text to text, but {speech} transcribes; use transduce transcribe"
     )
     with pytest.raises(ValueError) as error:
-        load_transcriber(text)
+        load_as(td.Transcriber, text)
     assert str(error.value) == (
         f"transcribing takes a run of speech to text, but {text} translates; use transduce translate"
     )

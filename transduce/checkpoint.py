@@ -14,9 +14,8 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from transduce.config import differences, flatten, from_dict, to_dict
-from transduce.data.byte_bpe import ByteBPE
-from transduce.data.char_tokenizer import CharTokenizer
 from transduce.data.features import FeatureConfig, Features
+from transduce.data.language import FILES, tokenizer_file
 from transduce.data.tokenizer import AnyTokenizer, Tokenizer
 from transduce.data.vectors import VectorConfig, Vectors
 from transduce.files import write_file
@@ -72,7 +71,7 @@ def save_run(directory: Path, run: Run) -> None:
         sides = {"source": run.source_tokenizer, "target": run.target_tokenizer}
     for side, tokenizer in sides.items():
         if tokenizer is not None:
-            (name,) = (name for name, kind in _tokenizer_files(side).items() if isinstance(tokenizer, kind))
+            name = tokenizer_file(tokenizer) if side == "tokenizer" else f"{side}.model"
             write_file(directory / name, tokenizer.model)
     plain = {"model": to_dict(run.model), "experiment": run.experiment}
     if run.front is not None:
@@ -127,14 +126,9 @@ def _front(plain: dict[str, Any], directory: Path) -> Features | Vectors:
     return Features(config, mean=statistics.get("mean"), std=statistics.get("std"))
 
 
-def _tokenizer_files(side: str) -> dict[str, type[Tokenizer | ByteBPE | CharTokenizer]]:
-    """What the file of a side's tokenizer may be called, and what each name means."""
-    characters = "characters.json" if side == "tokenizer" else f"{side}.characters.json"
-    return {f"{side}.model": Tokenizer, f"{side}.json": ByteBPE, characters: CharTokenizer}
-
-
 def _tokenizer(directory: Path, side: str) -> AnyTokenizer | None:
-    for name, kind in _tokenizer_files(side).items():
+    files = FILES if side == "tokenizer" else {f"{side}.model": Tokenizer}
+    for name, kind in files.items():
         if (directory / name).is_file():
             return kind.load(directory / name)
     return None

@@ -26,7 +26,7 @@ from transduce.data.corpus import decode_line, read_lines
 from transduce.decoding import Decoding, Output
 from transduce.exit import exit_code
 from transduce.files import write_file
-from transduce.pipeline import Translator, load_translator
+from transduce.pipeline import Translator, load_as
 from transduce.train.log import read_metrics
 from transduce.train.state import read_progress
 
@@ -66,7 +66,7 @@ def translate(
         batch_tokens: Source tokens per batch, padding included: speed and memory, never the output.
         precision: bf16 is faster where the hardware has it; a few outputs change.
     """
-    translator = load_translator(run, torch_device(device), dtype_of(precision))
+    translator = load_as(Translator, run, torch_device(device), dtype_of(precision))
     options = {"beam_size": beam_size, "alpha": alpha, "n_best": n_best, "batch_tokens": batch_tokens}
     decoding = with_options(translator.decoding, greedy=greedy, **options)
     with ExitStack() as stack:

@@ -13,9 +13,9 @@ from tyro.conf import Positional, arg
 from transduce.cli_device import Precision, dtype_of, torch_device
 from transduce.cli_score import read_side
 from transduce.data.corpus import decode_line
-from transduce.generator import GenerationConfig
+from transduce.generator import GenerationConfig, Generator
 from transduce.perplexity import measure_perplexity
-from transduce.pipeline import load_generator
+from transduce.pipeline import load_as
 
 RULE = "-" * 20
 """Between two texts: they may hold line breaks."""
@@ -69,7 +69,7 @@ def generate(
         repetition_penalty=repetition_penalty, beam_size=beam_size, alpha=alpha, seed=seed, n=n,
         batch_size=1 if stream else batch_size,
     )  # fmt: skip
-    generator = load_generator(run, torch_device(device), dtype_of(precision))
+    generator = load_as(Generator, run, torch_device(device), dtype_of(precision))
     prompts: Iterator[str] = iter(prompt or _standard_input(sys.stdin.buffer))
     chunk = 1 if stream or (not prompt and sys.stdin.isatty()) else CHUNK
     write = _Writer()
@@ -130,7 +130,7 @@ def score_perplexity(
         precision: bf16 is faster where the hardware has it, and not quite the same.
     """
     text = "".join(f"{line}\n" for line in read_side(file))
-    generator = load_generator(run, torch_device(device), dtype_of(precision))
+    generator = load_as(Generator, run, torch_device(device), dtype_of(precision))
     print(
         measure_perplexity(
             generator.model, generator.tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens

@@ -13,8 +13,8 @@ from tqdm import tqdm
 from tyro.conf import Positional, arg
 
 from transduce.cli_device import Precision, dtype_of, torch_device, with_options
-from transduce.pipeline import load_transcriber
-from transduce.transcriber import Transcript
+from transduce.pipeline import load_as
+from transduce.transcriber import Transcriber, Transcript
 
 CHUNK = 100
 """Files transcribed, and then written, at a time."""
@@ -61,7 +61,7 @@ def transcribe(
     paths = list(_names(files))
     if format == "srt" and len(paths) != 1:
         raise ValueError(f"subtitles belong to one file, but {len(paths)} were named; run it once for each")
-    transcriber = load_transcriber(run, torch_device(device), dtype_of(precision))
+    transcriber = load_as(Transcriber, run, torch_device(device), dtype_of(precision))
     decoding = with_options(
         transcriber.decoding,
         greedy=greedy,

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from transduce.model.transformer import Transformer
 from transduce.transcriber import Transcriber
 
 logger = logging.getLogger("transduce")
+
+KindT = TypeVar("KindT", "Translator", Transcriber, Generator)
 
 
 class Translator:
@@ -120,51 +123,28 @@ def _sentencepiece(tokenizer: AnyTokenizer, directory: Path) -> Tokenizer:
     return tokenizer
 
 
-def load_translator(
-    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> Translator:
-    """`load`, where only a translator will do.
-
-    Raises:
-        ValueError: something else was trained there.
-    """
-    found = load(directory, device, dtype)
-    if not isinstance(found, Translator):
-        raise ValueError(f"translating takes a run of text to text, but {directory} {DOES[type(found)]}")
-    return found
-
-
-def load_transcriber(
-    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> Transcriber:
-    """`load`, where only a transcriber will do.
-
-    Raises:
-        ValueError: something else was trained there.
-    """
-    found = load(directory, device, dtype)
-    if not isinstance(found, Transcriber):
-        raise ValueError(f"transcribing takes a run of speech to text, but {directory} {DOES[type(found)]}")
-    return found
-
-
-def load_generator(
-    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> Generator:
-    """`load`, where only a generator will do.
-
-    Raises:
-        ValueError: something else was trained there.
-    """
-    found = load(directory, device, dtype)
-    if not isinstance(found, Generator):
-        raise ValueError(f"generating takes a run of a language model, but {directory} {DOES[type(found)]}")
-    return found
-
-
-DOES = {
+WANTS: dict[type, str] = {
+    Translator: "translating takes a run of text to text",
+    Transcriber: "transcribing takes a run of speech to text",
+    Generator: "generating takes a run of a language model",
+}
+DOES: dict[type, str] = {
     Translator: "translates; use transduce translate",
     Transcriber: "transcribes; use transduce transcribe",
     Generator: "is a language model; use transduce generate",
 }
 """What a message says of the wrong kind of run."""
+
+
+def load_as(
+    kind: type[KindT], directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> KindT:
+    """`load`, where only a Translator, a Transcriber or a Generator will do.
+
+    Raises:
+        ValueError: something else was trained there.
+    """
+    found = load(directory, device, dtype)
+    if not isinstance(found, kind):
+        raise ValueError(f"{WANTS[kind]}, but {directory} {DOES[type(found)]}")
+    return found

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +12,11 @@ from transduce.data.corpus import ParallelText
 from transduce.data.manifest import Recording
 from transduce.decoding import Decoding
 from transduce.files import write_file
-from transduce.pipeline import load_generator, load_transcriber, load_translator
+from transduce.generator import Generator
+from transduce.pipeline import Translator, load_as
 from transduce.score.bleu import Score, bleu, chrf
 from transduce.score.wer import cer, wer
+from transduce.transcriber import Transcriber
 from transduce.validate import held_out_loss
 
 
@@ -22,32 +24,23 @@ def test_report(directory: Path, test: ParallelText, decoding: Decoding, device:
     """Translate `test` greedily and with the beam, print every score with its signature, keep test.* in the run.
 
     Returns:
-        Scores by name, for example "bleu.beam5.lowercase".
+        Scores by name, for example "bleu.lowercase.beam5".
     """
-    translator = load_translator(directory, device)
+    translator = load_as(Translator, directory, device)
     searches = {"greedy": replace(decoding, beam_size=1, n_best=1)}
     if decoding.beam_size > 1:
         searches[f"beam{decoding.beam_size}"] = replace(decoding, n_best=1)
-    values: dict[str, float] = {}
-    kept: list[dict[str, object]] = []
-    for name, search in searches.items():
-        started = time.monotonic()
-        outputs = translator(test.source, search)
-        seconds = time.monotonic() - started
-        write_file(directory / f"test.{name}.txt", "".join(line + "\n" for line in outputs))
-        print(f"test, {name}: {len(outputs)} lines in {seconds:.1f} s")
-        for kind, score in (
-            ("bleu", bleu(outputs, [test.target])),
-            ("bleu.lowercase", bleu(outputs, [test.target], lowercase=True)),
-            ("chrf", chrf(outputs, [test.target])),
-        ):
-            print(f"  {score}")
-            values[f"{kind}.{name}"] = score.value
-            kept.append({"search": name, "score": str(score)})
-    for source, target, output in list(zip(test.source, test.target, outputs, strict=True))[:5]:
-        print(f"  {source}\n    should be  {target}\n    is         {output}")
-    write_file(directory / "test.json", json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
-    return values
+    return _report(
+        directory,
+        searches,
+        lambda search: translator(test.source, search),
+        lambda outputs: {
+            "bleu": bleu(outputs, [test.target]),
+            "bleu.lowercase": bleu(outputs, [test.target], lowercase=True),
+            "chrf": chrf(outputs, [test.target]),
+        },
+        list(zip(test.source, test.target, strict=True)),
+    )
 
 
 def speech_report(
@@ -71,35 +64,59 @@ def speech_report(
     spoken = [r for r in test if r.text.strip()]
     if not spoken:
         raise ValueError(f"a test needs texts to compare with, but none of its {len(test)} recordings has one")
-    transcriber = load_transcriber(directory, device)
+    transcriber = load_as(Transcriber, directory, device)
     plain = replace(decoding, n_best=1, ctc_weight=0.0)
     searches = {"greedy": replace(plain, beam_size=1), f"beam{plain.beam_size}": plain}
     if decoding.ctc_weight:
         searches[f"beam{plain.beam_size}.ctc"] = replace(decoding, n_best=1)
     references = [r.text for r in spoken]
+
+    def transcripts(search: Decoding) -> list[str]:
+        found = transcriber.transcribe([r.audio for r in spoken], search)
+        for error in filter(None, (transcript.error for transcript in found)):
+            print(f"  {error}")
+        return [transcript.text for transcript in found]
+
+    def scores(outputs: list[str]) -> dict[str, Score]:
+        if speech_translation:
+            return {"bleu": bleu(outputs, [references]), "chrf": chrf(outputs, [references])}
+        return {"wer": wer(outputs, references), "cer": cer(outputs, references)}
+
+    pairs = [(r.id, r.text) for r in spoken]
+    return _report(directory, searches, transcripts, scores, pairs, sound=sum(r.seconds for r in spoken))
+
+
+def _report(
+    directory: Path,
+    searches: Mapping[str, Decoding],
+    transduce: Callable[[Decoding], list[str]],
+    measure: Callable[[list[str]], Mapping[str, Score]],
+    pairs: Sequence[tuple[str, str]],
+    *,
+    sound: float | None = None,
+) -> dict[str, float]:
+    """Search in every way, print and keep outputs and scores, and show the first few of the last search.
+
+    Args:
+        pairs: what went in and what should come out.
+        sound: seconds of it, where sound went in.
+    """
     values: dict[str, float] = {}
     kept: list[dict[str, object]] = []
+    outputs: list[str] = []
     for name, search in searches.items():
         started = time.monotonic()
-        transcripts = transcriber.transcribe([r.audio for r in spoken], search)
+        outputs = transduce(search)
         seconds = time.monotonic() - started
-        for error in filter(None, (transcript.error for transcript in transcripts)):
-            print(f"  {error}")
-        outputs = [transcript.text for transcript in transcripts]
         write_file(directory / f"test.{name}.txt", "".join(line + "\n" for line in outputs))
-        factor = seconds / sum(r.seconds for r in spoken)
-        print(f"test, {name}: {len(outputs)} recordings in {seconds:.1f} s, real-time factor {factor:.4f}")
-        scores: dict[str, Score]
-        if speech_translation:
-            scores = {"bleu": bleu(outputs, [references]), "chrf": chrf(outputs, [references])}
-        else:
-            scores = {"wer": wer(outputs, references), "cer": cer(outputs, references)}
-        for kind, score in scores.items():
+        factor = "" if sound is None else f", real-time factor {seconds / sound:.4f}"
+        print(f"test, {name}: {len(outputs)} {'lines' if sound is None else 'recordings'} in {seconds:.1f} s{factor}")
+        for kind, score in measure(outputs).items():
             print(f"  {score}")
             values[f"{kind}.{name}"] = score.value
             kept.append({"search": name, "score": str(score)})
-    for recording, output in list(zip(spoken, outputs, strict=True))[:5]:
-        print(f"  {recording.id}\n    should be  {recording.text}\n    is         {output}")
+    for (source, target), output in list(zip(pairs, outputs, strict=True))[:5]:
+        print(f"  {source}\n    should be  {target}\n    is         {output}")
     write_file(directory / "test.json", json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
     return values
 
@@ -110,7 +127,7 @@ def language_report(directory: Path, held_out: Sequence[Batch], bigram: float, d
     Args:
         bigram: nats per token, see data/bigram.py.
     """
-    generator = load_generator(directory, device)
+    generator = load_as(Generator, directory, device)
     loss = held_out_loss(generator.model, held_out)
     values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "bigram": bigram}
     n_tokens = sum(batch.n_tokens for batch in held_out)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -141,7 +140,7 @@ class SpeechValidation:
                 heads[layer, head] = sum(values) / len(values)
         layer, head = max(heads, key=heads.__getitem__)
         n_steps, n_places = sizes[0]
-        picture: Any = weights[layer, 0, head, :n_steps, :n_places]
+        picture = weights[layer, 0, head, :n_steps, :n_places]
         encoder = model.config.encoder
         assert encoder is not None and isinstance(encoder.input, Frames)
         seconds = self.pairs.reader.front.config.hop * encoder.input.stack

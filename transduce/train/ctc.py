@@ -20,8 +20,8 @@ def ctc_loss(
 ) -> Float[Tensor, ""]:
     """-log p(target | source) over all alignments, in nats, summed; in float32 or wider.
 
-    A source with too few positions for its target has no alignment and contributes neither loss nor gradient: see
-    `positions_needed`.
+    A source with too few positions for its target has no alignment and contributes neither loss nor gradient;
+    data/speech.py leaves such recordings out.
 
     Args:
         source_lengths: real positions of `logits`; without, all are.
@@ -44,13 +44,6 @@ def ctc_loss(
             reduction="sum",
             zero_infinity=True,
         )
-
-
-def positions_needed(target_out: Int[Tensor, "B T"], target_lengths: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """The fewest source positions that CTC can align: one a token without EOS, and a blank between equal ones."""
-    second = torch.arange(1, target_out.size(1), device=target_out.device)
-    repeats = (target_out[:, 1:] == target_out[:, :-1]) & (second < target_lengths[:, None] - 1)
-    return target_lengths - 1 + repeats.sum(dim=1)
 
 
 def hybrid_loss(
