@@ -130,7 +130,10 @@ class TransformerConfig:
     ctc: bool = False
     """A linear map from the memory to the decoder's vocabulary, for a CTC loss beside cross-entropy."""
     init: Init = "xavier"
-    """gpt2: normal with deviation 0.02, in the maps that end a sublayer divided by sqrt(sublayers of the stack)."""
+    """xavier: see init_gain; gpt2: normal with deviation 0.02, in the maps that end a sublayer divided by sqrt(sublayers of the stack)."""
+    init_gain: float = 1.0
+    """What xavier's matrices inside the layers are multiplied by. Below 1 a residual begins nearly as the identity, and
+    a post-norm stack bears a higher learning rate (Zhang et al. 2019, Fixup; Wang et al. 2022, DeepNet)."""
     recompute: bool = False
     """In training keep only what enters a layer, and compute the layer again for its gradients: the same numbers with
     less memory in more time (Chen et al. 2016)."""
@@ -144,6 +147,8 @@ class TransformerConfig:
         one_of("positions", self.positions, PositionKind)
         one_of("tie", self.tie, Tie)
         one_of("init", self.init, Init)
+        if self.init_gain <= 0:
+            raise ValueError(f"init_gain must be positive, but init_gain={self.init_gain}")
         self._check_attention()
         self._check_experts()
         self._check_halves()

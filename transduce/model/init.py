@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def initialise(model: "Transformer") -> None:
     """Zero biases, and matrices as config.init says; norms begin at one by themselves.
 
-    xavier: every matrix on its own, where several are fused; embeddings with variance 1 / d_model, which makes them
-    unit vectors after the paper's scaling, and good output weights without it.
+    xavier: every matrix on its own, where several are fused, those of the layers times config.init_gain; embeddings
+    with variance 1 / d_model, which makes them unit vectors after the paper's scaling, and good output weights without.
 
     Source: Glorot and Bengio (2010); embeddings as in tensor2tensor. For gpt2 see `_as_gpt2`.
     """
@@ -32,7 +32,7 @@ def initialise(model: "Transformer") -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             for part in module.weight.split(fused.get(name.split(".")[-1], [len(module.weight)])):
-                nn.init.xavier_uniform_(part)
+                nn.init.xavier_uniform_(part, gain=config.init_gain if ".layers." in name else 1.0)
         elif isinstance(module, TokenInput):
             nn.init.normal_(module.weight, std=config.d_model**-0.5)
         elif isinstance(module, Positions) and module.learned is not None:

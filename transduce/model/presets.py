@@ -40,6 +40,7 @@ def transformer_tiny(source: int = 10000, target: int | None = None) -> Transfor
         d_ff=256,
         n_heads=4,
         dropout=0.3,
+        init_gain=0.5,
     )
 
 
