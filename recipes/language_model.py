@@ -23,7 +23,7 @@ from transduce.config import to_dict
 from transduce.data.bigram import bigram_cross_entropy
 from transduce.data.language import OneText, Shards, TextFiles, TokenizerKind
 from transduce.data.stream import HeldOut, Windows
-from transduce.experiment import loss_of, main, with_vocabularies
+from transduce.experiment import loss_of, main, operations_per_token, with_vocabularies
 from transduce.model.presets import gpt2
 from transduce.report import language_report
 from transduce.train.optim import OptimConfig
@@ -193,6 +193,7 @@ def run(x: Experiment) -> dict[str, float]:
         validate=LanguageValidation(td.Generator(model, tokenizer), held_out, language.valid, x.generation),
         config=x.training,
         directory=x.run,
+        operations_per_token=operations_per_token(model),
     )
     finish(x.run, trainer.run().chosen(x.training.average, x.training.keep_last, x.training.keep_best))
 

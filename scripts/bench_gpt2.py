@@ -35,15 +35,13 @@ from torch import Tensor, nn
 import transduce as td
 from transduce.data.batch import Batch
 from transduce.data.stream import Stream, Windows
-from transduce.experiment import loss_of
+from transduce.experiment import loss_of, operations_per_token
 from transduce.model.presets import gpt2
 from transduce.train.ahead import ahead
+from transduce.train.mfu import peak_of
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Validation
 from transduce.train.trainer import Trainer, TrainingConfig
-
-PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12}
-"""Dense bf16 operations a second, from NVIDIA's data sheets."""
 
 
 class PlainBlock(nn.Module):
@@ -135,12 +133,6 @@ def model_config(*, tiny: bool) -> td.TransformerConfig:
     return replace(config, decoder=stack, d_model=32, n_heads=2, d_ff=128, max_positions=16)
 
 
-def operations_per_token(config: td.TransformerConfig, n_parameters: int) -> int:
-    """6 N + 12 L d T."""
-    n = n_parameters - config.max_positions * config.d_model
-    return 6 * n + 12 * config.decoder.n_layers * config.d_model * config.max_positions
-
-
 def measure(make: Callable[[], Plain | Ours], tokens: int, x: argparse.Namespace) -> tuple[float, int]:
     """Median tokens/s and MiB at the peak of a system that is alone on the device."""
     gc.collect()
@@ -194,16 +186,17 @@ def main() -> None:
     x = arguments()
     torch.set_num_threads(x.threads)
     device = torch.cuda.get_device_name() if x.device != "cpu" else f"{x.threads} threads"
-    peak = x.peak or next((value for name, value in PEAKS.items() if name in device), None)
+    peak = x.peak or peak_of(torch.device(x.device))
     config = model_config(tiny=x.tiny)
     ids = np.random.default_rng(1).integers(config.decoder.input.vocab_size, size=1 << 20).astype(np.uint16)
     with torch.device("meta"):
-        sizes = [sum(p.numel() for p in kind(config).parameters()) for kind in (PlainGPT, td.Transformer)]
+        models = [PlainGPT(config), td.Transformer(config)]
+    sizes = [sum(p.numel() for p in model.parameters()) for model in models]
     if sizes[0] != sizes[1]:
         raise SystemExit(f"both models must have as many parameters, but the plain has {sizes[0]} and ours {sizes[1]}")
-    operations = operations_per_token(config, sizes[0])
+    operations = operations_per_token(models[1])
     print(
-        f"{sizes[0]:,} parameters, context {config.max_positions}, {operations:,} operations a token, {device}, ",
+        f"{sizes[0]:,} parameters, context {config.max_positions}, {operations:,.0f} operations a token, {device}, ",
         end="",
     )
     print(f"{x.precision}{', compiled' * x.compile}, torch {torch.__version__}")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transduce.exit import exit_code
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.transformer import Transformer
 from transduce.train.ctc import hybrid_loss
 from transduce.train.trainer import TrainingConfig
 
@@ -82,3 +83,28 @@ def flow(config: TransformerConfig) -> str:
 def loss_of(training: TrainingConfig, ctc_weight: float = 0.0) -> Callable[..., Tensor]:
     """Cross-entropy with the training's label smoothing, and CTC beside it where it has a weight."""
     return partial(hybrid_loss, label_smoothing=training.label_smoothing, ctc_weight=ctc_weight)
+
+
+def operations_per_token(model: Transformer) -> float:
+    """Floating-point operations that a decoder alone takes for one token of a full context in training: 6 N + 12 L d T.
+
+    N counts what is multiplied: all parameters but tables that are only looked up, and experts that a token does not
+    visit; T is max_positions.
+
+    Raises:
+        ValueError: the model has an encoder, so that lengths of two sides decide.
+    Source: Chowdhery et al. (2022), PaLM, appendix B.
+    """
+    config = model.config
+    if config.decoder is None or config.encoder is not None:
+        raise ValueError(f"operations_per_token() takes a decoder alone, but the model is {config}")
+    n = sum(p.numel() for p in model.parameters())
+    if config.positions == "learned":
+        n -= config.max_positions * config.d_model
+    if config.tie == "none" and isinstance(config.decoder.input, Tokens):
+        n -= config.decoder.input.vocab_size * config.d_model
+    if config.n_experts:
+        experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+        n -= experts * (config.n_experts - config.experts_per_token) // config.n_experts
+    width = config.n_heads * config.d_head
+    return 6.0 * n + 12.0 * config.decoder.n_layers * width * config.max_positions

@@ -10,6 +10,7 @@ import torch
 from tests.train import toy
 from transduce.data.batch import IGNORE, Batch
 from transduce.train.loss import sequence_loss
+from transduce.train.mfu import peak_of
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Progress, Validation
 from transduce.train.trainer import TrainingConfig
@@ -235,3 +236,27 @@ def test_smoothing_out_of_range_is_refused(smoothing):
     with pytest.raises(ValueError) as caught:
         TrainingConfig(label_smoothing=smoothing)
     assert str(caught.value) == f"label_smoothing must lie in [0, 1), but label_smoothing={smoothing}"
+
+
+def test_the_share_of_the_device_is_shown_where_it_is_known(tmp_path, monkeypatch, capsys):
+    """A device that could do a thousand operations a second, ten of them a token: its full speed is 100 tokens/s."""
+    monkeypatch.setattr("transduce.train.trainer.peak_of", lambda device: 1000.0)
+    training = toy.trainer(tmp_path, config=toy.config(max_updates=3), operations_per_token=10.0)
+    training.run()
+    shown = training.log.shown
+    assert float(shown["MFU"].rstrip("%")) == pytest.approx(float(shown["tokens/s"].replace(",", "")), rel=1e-3)
+    assert "MFU=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"), [("NVIDIA H200", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12)]
+)
+def test_the_peak_of_a_gpu_is_its_data_sheets(monkeypatch, name, peak):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_of(torch.device("cuda")) == peak
+
+
+def test_the_peak_of_others_is_unknown(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Another GPU")
+    assert peak_of(torch.device("cuda")) is None
+    assert peak_of(torch.device("cpu")) is None

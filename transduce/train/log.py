@@ -20,9 +20,14 @@ EVERY = 50
 
 
 class Log:
-    """Writes into `directory`. On resuming, lines of updates that are about to be repeated are taken out first."""
+    """Writes into `directory`. On resuming, lines of updates that are about to be repeated are taken out first.
 
-    def __init__(self, directory: Path, max_updates: int) -> None:
+    Args:
+        full_speed: tokens/s that would use the whole device, which MFU is measured by (Chowdhery et al. 2022, PaLM).
+    """
+
+    def __init__(self, directory: Path, max_updates: int, full_speed: float | None = None) -> None:
+        self.full_speed = full_speed
         self.directory, self.path, self.max_updates = directory, directory / "metrics.jsonl", max_updates
         self.bar: tqdm | None = None
         self.board: SummaryWriter | None = None
@@ -66,6 +71,8 @@ class Log:
         assert self.bar is not None
         self.bar.update()
         self.shown |= {"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}
+        if self.full_speed:
+            self.shown["MFU"] = f"{speed / self.full_speed:.1%}"
         self.bar.set_postfix(self.shown, refresh=False)
         if progress.update % EVERY == 0:
             mean = sum(self.losses) / len(self.losses) if self.losses else math.nan

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from transduce.train.ahead import ahead
 from transduce.train.log import Log
+from transduce.train.mfu import peak_of
 from transduce.train.optim import OptimConfig, optimiser
 from transduce.train.state import Progress, Store, Validation
 from transduce.train.stop import StopRequest
@@ -80,6 +81,8 @@ class Trainer:
     Args:
         loss: of a model and a batch, summed over the batch's n_tokens, in nats.
         validate: of a model: metrics, the score that decides (higher is better) and sample outputs.
+        operations_per_token: floating-point operations that training on one of n_tokens takes; where they are given
+            and the GPU's peak is known, the progress bar shows which share of it is used (MFU).
 
     Randomness is a function of (seed, update) and the order of (seed, epoch), so a resumed run needs no generator's
     state and ends, on a CPU, with the same bits.
@@ -94,6 +97,7 @@ class Trainer:
         validate: Callable[[Any], Validation],
         config: TrainingConfig,
         directory: Path,
+        operations_per_token: float | None = None,
     ) -> None:
         self.model, self.data, self.validate, self.config = model, data, validate, config
         self.loss = torch.compile(loss, dynamic=not config.static_shapes) if config.compile else loss
@@ -101,7 +105,9 @@ class Trainer:
         self.optimiser = optimiser(model, config.optim)
         self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best)
         self.progress = Progress()
-        self.log = Log(directory, config.max_updates)
+        peak = peak_of(self.device)
+        full = peak / operations_per_token if peak and operations_per_token else None
+        self.log = Log(directory, config.max_updates, full_speed=full)
 
     def run(self) -> Progress:
         """Train to the end; on Ctrl-C or SIGTERM save, then raise KeyboardInterrupt.
