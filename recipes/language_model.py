@@ -21,6 +21,7 @@ import transduce as td
 from transduce.checkpoint import Run, claim, finish
 from transduce.config import to_dict
 from transduce.data.bigram import bigram_cross_entropy
+from transduce.data.corpus import corpus_folder
 from transduce.data.language import OneText, Shards, TextFiles, TokenizerKind
 from transduce.data.stream import HeldOut, Windows
 from transduce.experiment import loss_of, main, operations_per_token, with_vocabularies
@@ -83,7 +84,7 @@ OPTIM = OptimConfig(
 )
 SHAKESPEARE_CPU = Experiment(
     run=Path("runs/shakespeare_cpu"),
-    corpus=OneText(),
+    corpus=OneText(data=corpus_folder("tinyshakespeare")),
     rows=12,
     model=decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0),
     training=TrainingConfig(

@@ -1,11 +1,13 @@
 """Fetch a corpus from its public home, check it, and put it where recipes look for it.
 
     python scripts/get_data.py multi30k --output data/multi30k
+    python scripts/get_data.py tinyshakespeare --output data/tinyshakespeare
     python scripts/get_data.py fsdd --output data --sha256 HEX
     python scripts/get_data.py speechocean762 --output data --sha256 HEX
 
 multi30k: image captions in English, German, French and Czech as SPLIT.LANGUAGE.gz (train, val, test_2016_flickr), for
 research use; cite Elliott et al. (2016, 2017), Barrault et al. (2018).
+tinyshakespeare: 1.1 MB of plays, public domain.
 fsdd: spoken digits, 3,000 recordings of 6 speakers, CC BY-SA 4.0; cite Jackson et al. (2018), version 1.0.10.
 speechocean762: read English of 250 learners, 5,000 recordings, CC BY 4.0; cite Zhang et al. (2021).
 
@@ -53,6 +55,10 @@ CORPORA = {
             "test_2016_flickr.fr.gz": "cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6",
             "test_2016_flickr.cs.gz": "45adb85f688de8407fddcbe1b36dca15d12aab868149b337e2576f2d6d2ff8d8",
         },
+    ),
+    "tinyshakespeare": Corpus(
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",
+        {"input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"},
     ),
     "fsdd": Corpus(
         "https://github.com/Jakobovski/free-spoken-digit-dataset/archive/refs/tags/", {"v1.0.10.tar.gz": None}

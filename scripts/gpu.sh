@@ -5,7 +5,7 @@
 #   bash scripts/gpu.sh multi30k_en_de_1     these parts; --list names them all
 #   bash scripts/gpu.sh --device cpu --tiny  the same path on a CPU, in minutes, on a corner of the corpus that ships
 #
-# TRANSDUCE_DATA names the folder of the corpora (multi30k, shakespeare, fsdd, speechocean762), RUNS the folder of the runs (default runs/gpu).
+# TRANSDUCE_DATA names the folder of the corpora (multi30k, tinyshakespeare, fsdd, speechocean762), RUNS the folder of the runs (default runs/gpu).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 device=cuda tiny="" parts=()
@@ -50,7 +50,7 @@ speech() { # setting, minutes from its very beginning
     "${small[@]}"
 }
 shakespeare() { # run, more fields
-  local run=$1 small=() data=(--data "${TRANSDUCE_DATA:+$TRANSDUCE_DATA/}shakespeare")
+  local run=$1 small=() data=()
   shift
   [ -z "$tiny" ] || data=(--data "$corner") small=("${short[@]}" --rows 2 --generation.max-length 5)
   timeout 590 python recipes/language_model.py shakespeare "${data[@]}" --device "$device" --run "$RUNS/$run" "$@" \

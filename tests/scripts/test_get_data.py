@@ -201,9 +201,10 @@ def test_an_archive_with_another_digest_than_given_is_not_left_behind(get, serve
 
 
 @pytest.mark.data
-def test_the_table_is_the_corpus(capsys):
+@pytest.mark.parametrize(("name", "n_files"), [("multi30k", 12), ("tinyshakespeare", 1)])  # 3 splits, 4 languages; one
+def test_the_table_is_the_corpus(capsys, name, n_files):
     root = os.environ.get("TRANSDUCE_DATA")
     if not root:
-        pytest.skip("needs multi30k inside the folder that TRANSDUCE_DATA names")
-    get_data.get(get_data.CORPORA["multi30k"], Path(root) / "multi30k", mirror="http://127.0.0.1:1")  # all are kept
-    assert capsys.readouterr().out.count("bytes, kept") == 12  # 3 splits, 4 languages
+        pytest.skip(f"needs {name} inside the folder that TRANSDUCE_DATA names")
+    get_data.get(get_data.CORPORA[name], Path(root) / name, mirror="http://127.0.0.1:1")  # all are kept
+    assert capsys.readouterr().out.count("bytes, kept") == n_files
