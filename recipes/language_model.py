@@ -88,7 +88,7 @@ SHAKESPEARE_CPU = Experiment(
     rows=12,
     model=decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0),
     training=TrainingConfig(
-        optim=OPTIM,
+        optim=replace(OPTIM, peak_rate=3e-3, final_rate=0.0),
         max_updates=2000,
         label_smoothing=0.0,
         static_shapes=True,
@@ -103,7 +103,7 @@ SHAKESPEARE = replace(
     run=Path("runs/shakespeare"),
     rows=64,
     model=decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.2),
-    training=replace(SHAKESPEARE_CPU.training, max_updates=5000, precision="bf16"),
+    training=replace(SHAKESPEARE_CPU.training, optim=OPTIM, max_updates=5000, precision="bf16"),
 )
 COMMANDS = replace(
     SHAKESPEARE_CPU,
