@@ -18,17 +18,17 @@ import torch
 import tyro
 
 import transduce as td
-from transduce.checkpoint import Run, claim, finish
+from transduce.checkpoint import Run
 from transduce.config import to_dict
 from transduce.data.bigram import bigram_cross_entropy
 from transduce.data.corpus import corpus_folder
 from transduce.data.language import OneText, Shards, TextFiles, TokenizerKind
 from transduce.data.stream import HeldOut, Windows
-from transduce.experiment import loss_of, main, operations_per_token, with_vocabularies
+from transduce.experiment import main, new_model, operations_per_token, train, with_vocabularies
 from transduce.model.presets import gpt2
 from transduce.report import language_report
 from transduce.train.optim import OptimConfig
-from transduce.train.trainer import Trainer, TrainingConfig
+from transduce.train.trainer import TrainingConfig
 from transduce.validate import LanguageValidation
 
 
@@ -178,25 +178,14 @@ def run(x: Experiment) -> dict[str, float]:
     print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in held_out):,} looked at")
 
     # Model
-    torch.manual_seed(x.training.seed)
     size = -(-tokenizer.vocab_size // x.vocab_multiple) * x.vocab_multiple
     config = with_vocabularies(x.model, size, size, joint=True)
-    model = td.Transformer(config).to(x.device)
-    text = {"train": language.train.fingerprint(), "valid": language.valid.fingerprint()}
-    claim(x.run, Run(config, {**to_dict(x), "text": text}, None, tokenizer))
-    print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {x.device}")
+    model = new_model(x, config)
 
     # Training
-    trainer = Trainer(
-        model=model,
-        data=windows,
-        loss=loss_of(x.training),
-        validate=LanguageValidation(td.Generator(model, tokenizer), held_out, language.valid, x.generation),
-        config=x.training,
-        directory=x.run,
-        operations_per_token=operations_per_token(model),
-    )
-    finish(x.run, trainer.run().chosen(x.training.average, x.training.keep_last, x.training.keep_best))
+    validation = LanguageValidation(td.Generator(model, tokenizer), held_out, language.valid, x.generation)
+    identity = Run(config, {**to_dict(x), "text": language.fingerprints()}, None, tokenizer)
+    train(x, identity, model, data=windows, validate=validation, operations_per_token=operations_per_token(model))
 
     # Score
     bigram = bigram_cross_entropy(language.train, language.valid, tokenizer.vocab_size, limit=x.bigram_tokens)

@@ -16,15 +16,15 @@ import torch
 import tyro
 
 import transduce as td
-from transduce.checkpoint import Run, claim, finish
+from transduce.checkpoint import Run
 from transduce.config import to_dict
 from transduce.data.corpus import Files, Folder, corpus_folder
 from transduce.data.pairs import TextPairs, fingerprint
 from transduce.data.tokenizer import tokenizers
-from transduce.experiment import loss_of, main, with_vocabularies
+from transduce.experiment import main, new_model, train, with_vocabularies
 from transduce.report import test_report
 from transduce.train.optim import OptimConfig
-from transduce.train.trainer import Trainer, TrainingConfig
+from transduce.train.trainer import TrainingConfig
 from transduce.validate import TranslationValidation
 
 
@@ -108,11 +108,11 @@ SETTINGS = {
 def run(x: Experiment) -> dict[str, float]:
     """Train, then translate and score the test split; returns its scores."""
     # Data
-    train, valid, test = (x.corpus.read(split) for split in ("train", "valid", "test"))
-    source, target = tokenizers(train.source, train.target, vocab_size=x.vocab_size, joint=x.joint)
+    text, valid, test = (x.corpus.read(split) for split in ("train", "valid", "test"))
+    source, target = tokenizers(text.source, text.target, vocab_size=x.vocab_size, joint=x.joint)
     pairs, held_out = (
         TextPairs.encode(
-            text,
+            side,
             source,
             target,
             tokens_per_batch=x.tokens_per_batch,
@@ -120,30 +120,20 @@ def run(x: Experiment) -> dict[str, float]:
             bpe_dropout=dropout,
             seed=x.training.seed,
         )
-        for text, dropout in ((train, x.bpe_dropout), (valid, 0.0))
+        for side, dropout in ((text, x.bpe_dropout), (valid, 0.0))
     )
     print(f"train: {pairs}\nvalid: {held_out}")
 
     # Model
-    torch.manual_seed(x.training.seed)
     config = with_vocabularies(x.model, source.vocab_size, target.vocab_size, joint=x.joint)
-    model = td.Transformer(config).to(x.device)
-    claim(x.run, Run(config, {**to_dict(x), "text": fingerprint(train, valid)}, source, target))
-    print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {x.device}")
+    model = new_model(x, config)
 
     # Training
     validation = TranslationValidation(
         td.Translator(model, source, target), valid.source, valid.target, held_out.epoch(0)
     )
-    trainer = Trainer(
-        model=model,
-        data=pairs,
-        loss=loss_of(x.training),
-        validate=validation,
-        config=x.training,
-        directory=x.run,
-    )
-    finish(x.run, trainer.run().chosen(x.training.average, x.training.keep_last, x.training.keep_best))
+    identity = Run(config, {**to_dict(x), "text": fingerprint(text, valid)}, source, target)
+    train(x, identity, model, data=pairs, validate=validation)
 
     # Decoding and score
     return test_report(x.run, test, x.decoding, x.device) if test else {}

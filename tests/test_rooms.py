@@ -36,8 +36,8 @@ KNOWS = {
         "train",
         "transcriber",
     },
-    "report": {"config", "files", "data", "decoding", "pipeline", "score", "validate"},
-    "experiment": {"config", "exit", "files", "model", "train"},
+    "report": {"config", "files", "data", "decoding", "generator", "pipeline", "score", "transcriber", "validate"},
+    "experiment": {"checkpoint", "config", "exit", "files", "model", "train"},
     "interop": {"config", "files", "model", "data", "decode"},
     "cli": {
         "config",

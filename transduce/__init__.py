@@ -5,11 +5,12 @@ from transduce.generator import GenerationConfig, Generator
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
 from transduce.model.transformer import Transformer
-from transduce.pipeline import Translator, load
+from transduce.pipeline import FillIn, Translator, load
 from transduce.transcriber import Transcriber
 
 __all__ = [
     "Decoding",
+    "FillIn",
     "Frames",
     "GenerationConfig",
     "Generator",

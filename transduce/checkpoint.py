@@ -29,6 +29,7 @@ FREE = (
     "run.",
     "device.",
     "corpus.",
+    "test.",
     "cache.",
     "workers.",
     "decoding.",
@@ -36,7 +37,8 @@ FREE = (
     "training.max_updates.",
     "training.max_minutes.",
 )
-"""What may change from one start of a run to the next: where things lie, on what machine, how long, how to decode."""
+"""What may change from one start of a run to the next: where things lie, on what machine, how long, how to decode and
+on what to test."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Run:
     experiment: dict[str, Any]
     source_tokenizer: AnyTokenizer | None
     target_tokenizer: AnyTokenizer | None
-    """The only one where a decoder is alone."""
+    """The only one where a decoder is alone; where an encoder is, the same as the source's."""
     front: Features | Vectors | None = None
     """How what is not text becomes frames."""
 

@@ -1,22 +1,38 @@
-"""What every recipe needs besides its data: a configuration from the command line, and what identifies it."""
+"""What every recipe needs besides its data: a configuration from the command line, a new model, and its training."""
 
 import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import torch
 import tyro
 from torch import Tensor
 
+from transduce.checkpoint import Run, claim, finish
 from transduce.exit import exit_code
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.ctc import hybrid_loss
-from transduce.train.trainer import TrainingConfig
+from transduce.train.state import Validation
+from transduce.train.trainer import Data, Trainer, TrainingConfig
 
 ExperimentT = TypeVar("ExperimentT")
+
+
+@runtime_checkable
+class AnyExperiment(Protocol):
+    """What all experiments have: where, how, and on what machine."""
+
+    @property
+    def run(self) -> Path: ...
+    @property
+    def training(self) -> TrainingConfig: ...
+    @property
+    def device(self) -> str: ...
 
 
 def main(
@@ -78,6 +94,43 @@ def flow(config: TransformerConfig) -> str:
     if frames.width == d_model and not frames.project:
         return f"{told} = d_model: straight in"
     return f"{told}, one linear map to d_model={d_model}; d_model={frames.width} would need none"
+
+
+def new_model(x: AnyExperiment, config: TransformerConfig) -> Transformer:
+    """Weights as the experiment's seed has them, on its device."""
+    torch.manual_seed(x.training.seed)
+    model = Transformer(config).to(x.device)
+    print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {x.device}")
+    return model
+
+
+def train(
+    x: AnyExperiment,
+    run: Run,
+    model: Transformer,
+    *,
+    data: Data,
+    validate: Callable[[Any], Validation],
+    ctc_weight: float = 0.0,
+    operations_per_token: float | None = None,
+) -> None:
+    """Train in the experiment's directory, or go on there, and leave the finished model behind.
+
+    Raises:
+        ValueError: another experiment lives in the directory.
+        FloatingPointError, KeyboardInterrupt: see Trainer.run.
+    """
+    claim(x.run, run)
+    trainer = Trainer(
+        model=model,
+        data=data,
+        loss=loss_of(x.training, ctc_weight),
+        validate=validate,
+        config=x.training,
+        directory=x.run,
+        operations_per_token=operations_per_token,
+    )
+    finish(x.run, trainer.run().chosen(x.training.average, x.training.keep_last, x.training.keep_best))
 
 
 def loss_of(training: TrainingConfig, ctc_weight: float = 0.0) -> Callable[..., Tensor]:

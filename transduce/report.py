@@ -10,14 +10,15 @@ from pathlib import Path
 from transduce.data.batch import Batch
 from transduce.data.corpus import ParallelText
 from transduce.data.manifest import Recording
+from transduce.data.masking import ClozeBatches, Neighbours
 from transduce.decoding import Decoding
 from transduce.files import write_file
 from transduce.generator import Generator
-from transduce.pipeline import Translator, load_as
+from transduce.pipeline import FillIn, Translator, load_as
 from transduce.score.bleu import Score, bleu, chrf
 from transduce.score.wer import cer, wer
 from transduce.transcriber import Transcriber
-from transduce.validate import held_out_loss
+from transduce.validate import held_out_accuracy, held_out_loss
 
 
 def test_report(directory: Path, test: ParallelText, decoding: Decoding, device: str) -> dict[str, float]:
@@ -134,4 +135,32 @@ def language_report(directory: Path, held_out: Sequence[Batch], bigram: float, d
     print(f"validation: {n_tokens:,} tokens\n  loss {loss:.4f} nats per token, perplexity {values['perplexity']:.3f}")
     print(f"  bigram {bigram:.4f} nats per token, perplexity {math.exp(bigram):.3f}: counts of pairs, no attention")
     write_file(directory / "valid.json", json.dumps({**values, "tokens": n_tokens}, indent=2) + "\n")
+    return values
+
+
+def cloze_report(
+    directory: Path, name: str, held_out: ClozeBatches, neighbours: Neighbours, device: str
+) -> dict[str, float]:
+    """The finished model's loss and accuracy on corrupted text, beside those of counted pairs; print, keep in NAME.json.
+
+    Returns:
+        Nats per chosen token, and per cent of them found again.
+    """
+    fill_in = load_as(FillIn, directory, device)
+    loss, accuracy = held_out_loss(fill_in.model, held_out), held_out_accuracy(fill_in, held_out)
+    rival_loss, rival_accuracy = neighbours.scores(held_out)
+    n_tokens = sum(batch.n_tokens for batch in held_out)
+    print(f"{name}: {n_tokens:,} chosen tokens of {sum(int(b.target_lengths.sum()) for b in held_out):,}")
+    print(f"  loss {loss:.4f} nats per chosen token, {100 * accuracy:.2f} % of them found")
+    print(
+        f"  neighbours {rival_loss:.4f} nats, {100 * rival_accuracy:.2f} %: counts of pairs, given the true token before "
+        "and after, no attention"
+    )
+    values = {
+        "loss": loss,
+        "accuracy": 100 * accuracy,
+        "neighbours.loss": rival_loss,
+        "neighbours.accuracy": 100 * rival_accuracy,
+    }
+    write_file(directory / f"{name}.json", json.dumps({**values, "tokens": n_tokens}, indent=2) + "\n")
     return values

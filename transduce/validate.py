@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.data.batch import Batch, Epoch, pad, pad_frames
+from transduce.data.batch import IGNORE, Batch, Epoch, pad, pad_frames
+from transduce.data.masking import ClozeBatches, decode_gaps
 from transduce.data.speech import SpeechPairs
 from transduce.data.stream import Stream
 from transduce.data.tokenizer import BOS
@@ -18,7 +19,7 @@ from transduce.generator import GenerationConfig, Generator
 from transduce.model.config import Frames
 from transduce.model.maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
-from transduce.pipeline import Translator
+from transduce.pipeline import FillIn, Translator
 from transduce.score.bleu import bleu
 from transduce.score.wer import cer, wer
 from transduce.train.loss import sequence_loss
@@ -85,6 +86,51 @@ class LanguageValidation:
         after = decode([self.valid.read(start + length, start + 2 * length).tolist() for start in starts])
         drawn = self.generator(before, replace(self.generation, max_length=length))
         return [(_one_line(b), _one_line(a), _one_line(d)) for b, a, d in zip(before, after, drawn, strict=True)]
+
+
+def held_out_accuracy(fill_in: FillIn, batches: ClozeBatches) -> float:
+    """The share of the chosen tokens that are found again."""
+    right = 0
+    for batch in (batch.to(fill_in.model.device) for batch in batches):
+        right += int((_found(fill_in, batch) == batch.target_out[batch.target_out != IGNORE]).sum())
+    return right / sum(batch.n_tokens for batch in batches)
+
+
+def _found(fill_in: FillIn, batch: Batch) -> Int[Tensor, " n"]:
+    assert batch.source is not None and batch.source_lengths is not None
+    return fill_in.likeliest(batch.source, batch.source_lengths, batch.target_out != IGNORE)
+
+
+@dataclass(frozen=True)
+class ClozeValidation:
+    """Loss and accuracy of masked language modelling on held-out text, and how it fills gaps there."""
+
+    fill_in: FillIn
+    batches: ClozeBatches
+    n_samples: int = 3
+    sample_tokens: int = 32
+
+    def __call__(self, model: Transformer) -> Validation:
+        """The loss decides, the lower the better."""
+        loss = held_out_loss(model, self.batches)
+        accuracy = held_out_accuracy(self.fill_in, self.batches)
+        return Validation({"loss": loss, "accuracy": 100 * accuracy}, -loss, self._samples())
+
+    def _samples(self) -> list[tuple[str, str, str]]:
+        """The beginning of some windows, in one line each: with gaps, as it should be, and as the model fills it."""
+        step = max(1, len(self.batches) // self.n_samples)
+        samples = []
+        for i in range(0, len(self.batches), step)[: self.n_samples]:
+            batch, whole = self.batches[i].to(self.fill_in.model.device), self.batches.texts[i].target_out
+            assert batch.source is not None
+            filled = batch.source.clone()
+            filled[batch.target_out != IGNORE] = _found(self.fill_in, batch)
+            rows = [
+                rows[0, : int(batch.target_lengths[0])][: self.sample_tokens] for rows in (batch.source, whole, filled)
+            ]
+            gaps, true, found = (_one_line(decode_gaps(self.fill_in.tokenizer, row.tolist(), "_")) for row in rows)
+            samples.append((gaps, true, found))
+        return samples
 
 
 def _one_line(text: str) -> str:

@@ -11,8 +11,8 @@ import torch
 from safetensors.numpy import load_file
 
 import transduce as td
-from recipes import language_model
 from recipes.language_model import GPT2, SETTINGS, SHAKESPEARE_CPU, run
+from transduce import experiment
 from transduce.cli_generate import generate, score_perplexity
 from transduce.data.language import OneText, Shards, TextFiles, encode_text, load_tokenizer, train_tokenizer
 from transduce.data.stream import write_shard
@@ -82,7 +82,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, data, monkeypatch)
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(language_model, "loss_of", lambda x: interrupting(loss_of(x)))
+        patch.setattr(experiment, "loss_of", lambda *x: interrupting(loss_of(*x)))
         with pytest.raises(KeyboardInterrupt):
             run(small(tmp_path / "again", data))
     assert not (tmp_path / "again" / "model.safetensors").exists()

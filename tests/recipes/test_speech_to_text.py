@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import recipes.speech_to_text as recipe
 import transduce as td
 from recipes.speech_to_text import SETTINGS, Experiment, run
 from tests.runs import FEATURES, RATE, SPEECH, record, sentences
+from transduce import experiment
 from transduce.data.audio import read_audio
 from transduce.data.augment import Augmentation
 from transduce.data.features import Features
@@ -131,7 +131,7 @@ def no_pictures(monkeypatch):
 @pytest.mark.parametrize("update", [4, 6])
 def test_a_run_that_was_stopped_ends_with_the_same_bits(straight, corpus, tmp_path, monkeypatch, update):
     x = small(tmp_path / "run", corpus)
-    loss_of, calls = recipe.loss_of, []
+    loss_of, calls = experiment.loss_of, []
 
     def interrupted(*settings):
         loss = loss_of(*settings)
@@ -144,7 +144,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(straight, corpus, tmp_pa
 
         return count
 
-    monkeypatch.setattr(recipe, "loss_of", interrupted)
+    monkeypatch.setattr(experiment, "loss_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(x)
     assert not (x.run / "model.safetensors").exists()

@@ -84,6 +84,10 @@ class Language:
     train: Stream
     valid: Stream
 
+    def fingerprints(self) -> dict[str, str]:
+        """What the data is, wherever it lies."""
+        return {"train": self.train.fingerprint(), "valid": self.valid.fingerprint()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextFiles:

@@ -125,4 +125,4 @@ def sequence_loss(model: Any, batch: Seq2SeqBatch, *, label_smoothing: float = 0
 
 def balanced(loss: Float[Tensor, ""], balance: list[Tensor] | None, batch: Seq2SeqBatch) -> Float[Tensor, ""]:
     """A loss summed over a batch, plus its model's balance losses, which are per token; only experts have any."""
-    return loss + batch.target_lengths.sum() * torch.stack(balance).sum() if balance else loss
+    return loss + batch.n_tokens * torch.stack(balance).sum() if balance else loss
