@@ -1,0 +1,1 @@
+"""The grammar of the spoken commands; see make_commands.py."""
