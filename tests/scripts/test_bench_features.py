@@ -1,0 +1,69 @@
+"""scripts/bench_features.py runs, and what it compares is the same work."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+
+from scripts import bench_features
+from transduce.data.features import Features
+
+ROWS = ["WAV, file to features", "Opus, file to features", "features"]
+SYSTEMS = ["torchaudio kaldi.mfcc", "transduce"]
+
+
+def test_it_gives_time_factor_and_ratio():
+    words = [sys.executable, bench_features.__file__, "--tiny"]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    heading, *rows = done.stdout.splitlines()
+    files = sorted(bench_features.COMMANDS.rglob("*.opus"))[:6]
+    duration = sum(soundfile.info(file).frames / soundfile.info(file).samplerate for file in files)
+    assert re.match(rf"6 files of {duration / 6:.1f} s on average, 1 thread, torch .*; median of 1$", heading)
+    pattern = r"(\S.*?)  *(torchaudio kaldi.mfcc|transduce) +([\d.]+) s of sound +([\d.]+) s  1/([\d,]+) +([\d.]+) x"
+    cells = [re.fullmatch(pattern, row).groups() for row in rows]
+    assert [cell[:2] for cell in cells] == [(row, system) for row in ROWS for system in SYSTEMS]
+    for i, (*_, sound, taken, factor, ratio) in enumerate(cells):
+        rivals = float(cells[i // 2 * 2][3])
+        assert float(sound) == pytest.approx(duration, abs=0.1)
+        assert float(factor.replace(",", "")) == pytest.approx(duration / float(taken), rel=0.2)  # ms are rounded
+        assert float(ratio) == pytest.approx(rivals / float(taken), rel=0.2)
+
+
+def test_the_rival_makes_nearly_the_same_coefficients(rng):
+    """On noise, whose bands have energy everywhere: floors and the shape of triangles hardly matter."""
+    waveform = 0.3 * torch.randn(16000, generator=rng)
+    ours, theirs = Features(replace(bench_features.CONFIG, normalise="none"))(waveform), bench_features.rival(waveform)
+    assert ours.shape == theirs.shape == (98, 40)
+    assert (ours - theirs).abs().mean() < 0.02 * ours.std(dim=0).mean()
+
+
+def test_recordings_are_joined_to_pieces_of_one_length(tmp_path):
+    for i in range(3):
+        soundfile.write(tmp_path / f"{i}.wav", [0.25 * i] * 12_000, 16000)
+    samples = bench_features.recordings(tmp_path, 3, 1.0)
+    assert [len(each) for each in samples] == [16000, 16000]
+    assert torch.cat(samples)[[0, 11_999, 12_000, 24_000]].tolist() == [0.0, 0.0, 0.25, 0.5]
+    assert [len(each) for each in bench_features.recordings(tmp_path, 2, 0.0)] == [12_000, 12_000]
+
+
+def test_no_sound_and_too_little_of_it_are_told(tmp_path: Path):
+    with pytest.raises(ValueError) as error:
+        bench_features.recordings(tmp_path, 5, 0.0)
+    assert str(error.value) == (
+        f"a folder of sound (.wav, .flac, .opus, .ogg, .mp3, .aiff) must be named, but {tmp_path} has none; "
+        "use --data DIR"
+    )
+    soundfile.write(tmp_path / "a.wav", [0.1] * 8000, 16000)
+    with pytest.raises(ValueError) as error:
+        bench_features.recordings(tmp_path, 5, 2.0)
+    assert str(error.value) == (
+        "a piece must be shorter than all sound together, but --seconds 2 and the sound lasts 0.5 s; take shorter "
+        "pieces or more --files"
+    )
