@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from tqdm import tqdm
 
 import transduce as td
 from tests.runs import FEATURES, RATE, random_run, random_speech_run, sound
+from transduce import cli_transcribe
 from transduce.cli import main
 from transduce.data.features import Features
 
@@ -201,3 +203,11 @@ def test_help_works(capsys):
     assert stop.value.code == 0
     out = capsys.readouterr().out
     assert "the exit code is 1" in " ".join(out.split()) and "--format {text,tsv,json,srt}" in out
+
+
+def test_the_bar_counts_pieces_so_that_one_long_file_moves_it():
+    bar = tqdm(initial=3, total=100, file=io.StringIO())
+    step = cli_transcribe._Step(bar, before=3, left=2)  # three pieces are done, two files not read
+    for n_done, place in ((4, 7), (1, 8)):
+        step(n_done, 5)
+        assert (bar.n, bar.total) == (place, 3 + 5 + 2)

@@ -71,9 +71,9 @@ def test_files_come_back_in_order_and_bad_ones_alone_are_refused(transcriber, re
     (tmp_path / "text.wav").write_text("no sound")
     paths = [recordings[0].audio, tmp_path / "text.wav", str(recordings[1].audio), tmp_path / "none.wav"]
     done = []
-    got = transcriber.transcribe(paths, SHORT, progress=done.append)
+    got = transcriber.transcribe(paths, SHORT, progress=lambda n, total: done.append((n, total)))
     assert [str(t.path) for t in got] == [str(path) for path in paths]
-    assert sum(done) == 2
+    assert sum(n for n, _ in done) == 2 and {total for _, total in done} == {2}
     assert [t.text for t in got] == [*transcriber([paths[0]], SHORT), "", *transcriber([paths[2]], SHORT), ""]
     assert [bool(t.error) for t in got] == [False, True, False, True]
     assert got[3].error == f"{tmp_path / 'none.wav'} cannot be read: No such file or directory; check the path"

@@ -11,6 +11,7 @@ from typing import Annotated
 import torch
 import tyro
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
@@ -77,6 +78,7 @@ def translate(
             lines = [line for file in files for line in read_lines(file)]
             chunk, total = CHUNK, len(lines)
         quiet = chunk == 1 or not sys.stderr.isatty()
+        stack.enter_context(logging_redirect_tqdm())
         bar = stack.enter_context(tqdm(total=total, unit="line", disable=quiet))
         for text in _translations(translator, lines, chunk, decoding, scores, bar):
             out.write(text)

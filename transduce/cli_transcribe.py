@@ -5,11 +5,13 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 from tyro.conf import Positional, arg
 
 from transduce.cli_device import Precision, dtype_of, torch_device, with_options
@@ -76,19 +78,33 @@ def transcribe(
         out = stack.enter_context(output.open("w", encoding="utf-8", newline="\n")) if output else sys.stdout
         if format == "tsv":
             out.write("audio\tstart\tstop\tscore\ttext\n")
-        bar = stack.enter_context(tqdm(total=len(paths), unit="file", disable=not sys.stderr.isatty()))
+        stack.enter_context(logging_redirect_tqdm())
+        bar = stack.enter_context(tqdm(total=len(paths), unit="piece", disable=not sys.stderr.isatty()))
         for start in range(0, len(paths), CHUNK):
-            transcripts = transcriber.transcribe(paths[start : start + CHUNK], decoding)
+            step = _Step(bar, before=bar.n, left=len(paths[start + CHUNK :]))
+            transcripts = transcriber.transcribe(paths[start : start + CHUNK], decoding, progress=step)
             for transcript in transcripts:
                 if transcript.error:
                     tqdm.write(f"transduce: {_printable(transcript.error)}", file=sys.stderr)
                     n_bad += 1
                 out.write(WRITE[format](transcript))
             out.flush()
-            bar.update(len(transcripts))
     if n_bad:
         print(f"transduce: {n_bad} of {len(paths)} files could not be transcribed", file=sys.stderr)
         sys.exit(1)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Moves the bar on; a file that nobody has read yet counts as one piece."""
+
+    bar: "tqdm[None]"
+    before: int
+    left: int
+
+    def __call__(self, n_done: int, n_pieces: int) -> None:
+        self.bar.total = self.before + n_pieces + self.left
+        self.bar.update(n_done)
 
 
 def _names(files: Sequence[Path]) -> Iterator[Path]:

@@ -79,12 +79,12 @@ class Transcriber:
         paths: Sequence[Path | str],
         decoding: Decoding | None = None,
         *,
-        progress: Callable[[int], object] | None = None,
+        progress: Callable[[int, int], object] | None = None,
     ) -> list[Transcript]:
         """Every file with its pieces; a file that cannot be used has an error instead.
 
         Args:
-            progress: called with the number of pieces each batch has finished.
+            progress: called with the number of pieces each batch has finished, and of all there are.
         """
         if isinstance(paths, str | Path):
             raise ValueError(f"transcribe takes a list of files, but got one name; use [{str(paths)!r}]")
@@ -104,7 +104,8 @@ class Transcriber:
             found.append(spans)
             errors.append(error)
         names = [f"{path} from {start:.1f} s" for path, spans in zip(paths, found, strict=True) for start, _ in spans]
-        outputs = iter(self.decode(frames, decoding, names=names, progress=progress))
+        tell = (lambda n: progress(n, len(frames))) if progress else None
+        outputs = iter(self.decode(frames, decoding, names=names, progress=tell))
         return [
             Transcript(Path(path), [Piece(start, stop, next(outputs)) for start, stop in spans], error)
             for path, spans, error in zip(paths, found, errors, strict=True)
