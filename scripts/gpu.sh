@@ -43,11 +43,12 @@ multi30k() { # source, target, seed: enough updates to overfit if nothing held b
     --training.optim.warmup-steps 2000 --training.max-updates 8000 --training.max-minutes 9 \
     --training.validate-every 250 "${small[@]}"
 }
-speech() { # setting, minutes from its very beginning
-  local small=()
+speech() { # setting, minutes from its very beginning, more fields
+  local setting=$1 minutes=$2 small=()
+  shift 2
   [ -z "$tiny" ] || small=(--data "$corner" --train train.tsv --valid valid.tsv --test test.tsv --vocab-size 290 "${short[@]}" "${curt[@]}")
-  timeout 590 python recipes/speech_to_text.py "$1" --device "$device" --run "$RUNS/$1" --training.max-minutes "$2" \
-    "${small[@]}"
+  timeout 590 python recipes/speech_to_text.py "$setting" --device "$device" --run "$RUNS/$setting" \
+    --training.max-minutes "$minutes" "$@" "${small[@]}"
 }
 shakespeare() { # run, more fields
   local run=$1 small=() data=()
@@ -78,6 +79,14 @@ part_precision() { # the same 500 updates in fp32, in bf16, and compiled
 part_gpt2_speed() { python scripts/bench_gpt2.py --device "$device" ${tiny:+--tiny}; }
 part_generation_speed() { python scripts/bench_generation.py --device "$device" ${tiny:+--tiny}; }
 part_fsdd() { speech fsdd 8.5; }
+part_digits() {
+  local data=()
+  [ -n "$tiny" ] || {
+    data=(--data "$RUNS/digits_sound")
+    python scripts/make_digits.py "${TRANSDUCE_DATA:?names the folder of the corpora}/fsdd" "${data[1]}"
+  }
+  speech digits 8.0 "${data[@]}"
+}
 part_speechocean762_1() { speech speechocean762 8.0; }
 part_speechocean762_2() { speech speechocean762 16.0; }
 
