@@ -68,9 +68,9 @@ MULTI30K = Experiment(
     run=Path("runs/multi30k"),
     corpus=Folder(data=corpus_folder("multi30k"), test="test_2016_flickr"),
     tokens_per_batch=2048,
-    model=replace(td.transformer_tiny(), dropout=0.15),
+    model=replace(td.transformer_tiny(), dropout=0.25),
     training=TrainingConfig(
-        optim=OptimConfig(peak_rate=3e-3, warmup_steps=1000, cooldown=0.3),
+        optim=OptimConfig(peak_rate=5e-3, warmup_steps=1000, cooldown=0.3),
         max_updates=20_000,
         max_minutes=57.0,
         precision="bf16",
