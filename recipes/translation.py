@@ -57,9 +57,9 @@ COMMANDS = Experiment(
     model=replace(td.transformer_tiny(), dropout=0.1),
     tokens_per_batch=2048,
     training=TrainingConfig(
-        optim=OptimConfig(peak_rate=3e-3, warmup_steps=250),
-        max_updates=900,
-        validate_every=150,
+        optim=OptimConfig(peak_rate=5e-3, warmup_steps=150, cooldown=0.3),
+        max_updates=500,
+        validate_every=100,
         keep_last=2,
         average="last",
     ),

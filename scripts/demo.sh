@@ -8,7 +8,7 @@ RUN="${RUN:-runs/commands}"
 SPEECH="${SPEECH:-runs/speech}"
 SOUND=recipes/data/commands/sound
 
-echo; echo "== train: spoken commands, English to German (under three minutes on two cores)"
+echo; echo "== train: spoken commands, English to German (under two minutes on two cores)"
 python recipes/translation.py commands --run "$RUN"
 
 echo; echo "== translate, from the command line"
