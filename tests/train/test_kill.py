@@ -123,11 +123,12 @@ def chosen(monkeypatch, corpus: Path, run: Path, *more: str) -> translation.Expe
 def test_another_configuration_is_refused_with_the_difference(monkeypatch, corpus, whole):
     x = chosen(monkeypatch, corpus, whole, "--training.optim.peak-rate=0.25", "--model.dropout=0.5")
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    rate = translation.SETTINGS["files"][1].training.optim.peak_rate
     with pytest.raises(ValueError) as caught:
         translation.run(x)
     assert str(caught.value) == (
         f"a run goes on with the configuration it began with, but in {whole} this differs: "
-        "model.dropout: 0.25 -> 0.5; training.optim.peak_rate: 0.003 -> 0.25. "
+        f"model.dropout: 0.25 -> 0.5; training.optim.peak_rate: {rate} -> 0.25. "
         "Name another directory with --run, or remove this one"
     )
     assert before == {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
