@@ -87,8 +87,10 @@ FSDD = replace(
     COMMANDS,
     run=Path("runs/fsdd"),
     corpus=Manifests(data=corpus_folder("fsdd"), hold_out="recordings"),
-    features=replace(MFCC, sample_rate=8000, n_mels=40),
-    training=replace(COMMANDS.training, max_updates=3000, validate_every=250, keep_last=5),
+    # the mean of a single digit tells much of which one it is, so statistics are those of the corpus
+    features=replace(MFCC, sample_rate=8000, n_mels=40, normalise="global"),
+    augmentation=replace(COMMANDS.augmentation, widest_time=0.08, widest_mel=8),
+    training=replace(COMMANDS.training, max_updates=1800, validate_every=300, keep_last=3),
 )
 DIGITS = replace(
     FSDD,
