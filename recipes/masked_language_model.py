@@ -22,7 +22,7 @@ from transduce.data.language import OneText, TextFiles, TokenizerKind, encode_te
 from transduce.data.masking import Cloze, ClozeBatches, ClozeWindows, Neighbours, mask_id
 from transduce.data.stream import HeldOut, Stream, Windows
 from transduce.experiment import main, new_model, train, with_vocabularies
-from transduce.pipeline import FillIn
+from transduce.fill_in import FillIn
 from transduce.report import cloze_report
 from transduce.train.optim import OptimConfig
 from transduce.train.trainer import TrainingConfig

@@ -89,6 +89,7 @@ FSDD = replace(
     corpus=Manifests(data=corpus_folder("fsdd"), hold_out="recordings"),
     # the mean of a single digit tells much of which one it is, so statistics are those of the corpus
     features=replace(MFCC, sample_rate=8000, n_mels=40, normalise="global"),
+    # the shortest digit lasts 0.14 s, and there are 40 bands, not 80: masks that do not hide a whole digit
     augmentation=replace(COMMANDS.augmentation, widest_time=0.08, widest_mel=8),
     training=replace(COMMANDS.training, max_updates=1800, validate_every=300, keep_last=3),
 )
@@ -96,10 +97,9 @@ DIGITS = replace(
     FSDD,
     run=Path("runs/digits"),
     corpus=Manifests(data=corpus_folder("digits"), valid=Path("valid.tsv")),
-    # the shortest digit lasts 0.14 s, and FSDD has 40 bands, not 80: masks that do not hide a whole digit
-    augmentation=replace(COMMANDS.augmentation, time_spans=4, widest_time=0.08, widest_mel=8),
+    augmentation=replace(FSDD.augmentation, time_spans=4),
     frames_per_batch=8000,
-    training=replace(FSDD.training, max_updates=8000, validate_every=500, keep_last=3),
+    training=replace(FSDD.training, max_updates=8000, validate_every=500),
     # a digit is one token and lasts at least three positions of 0.04 s; room for spelling is left
     decoding=replace(COMMANDS.decoding, length_ratio=0.5),
 )
@@ -118,8 +118,8 @@ SPEECHOCEAN = replace(
 )
 SETTINGS = {
     "commands": ("The spoken commands that ship; minutes on two cores.", COMMANDS),
-    "fsdd": ("Spoken digits, 3,000 recordings; half an hour on two cores.", FSDD),
-    "digits": ("3 to 7 spoken digits in a row, 4,000 utterances; about 25 minutes on two cores.", DIGITS),
+    "fsdd": ("Spoken digits, 3,000 recordings; minutes on two cores.", FSDD),
+    "digits": ("3 to 7 spoken digits in a row, 4,000 utterances made by scripts/make_digits.py.", DIGITS),
     "speechocean762": ("Read English by Mandarin speakers, 2,500 recordings; hours on two cores.", SPEECHOCEAN),
     "manifest": (
         "Any recordings; until ten validations bring nothing better.",

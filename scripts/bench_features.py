@@ -110,7 +110,7 @@ def compare(what: str, sounds: Sequence[Path] | Sequence[Tensor], duration: floa
     for name, each in taken.items():
         median = statistics.median(each)
         print(
-            f"{what:22} {name:22} {duration:7.1f} s of sound {median:8.3f} s  1/{duration / median:<6,.0f}"
+            f"{what:22} {name:22} {duration:7.1f} s of sound {median:9.5f} s  1/{duration / median:<6,.0f}"
             f" {first / median:5.2f} x",
             flush=True,
         )

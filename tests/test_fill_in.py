@@ -12,10 +12,11 @@ from tests.runs import random_run
 from transduce.checkpoint import Run, save_run, save_weights
 from transduce.data.char_tokenizer import CharTokenizer
 from transduce.data.tokenizer import BOS, EOS
+from transduce.fill_in import FillIn
 from transduce.generator import Generator
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.pipeline import FillIn, load_as
+from transduce.pipeline import load_as
 
 LINES = ["ROMEO: But _, what light!", "", "_ me.", "Speak, speak; it's done.", "Ay_ me. _ _", "  two  blanks  "]
 

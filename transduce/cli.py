@@ -27,9 +27,10 @@ from transduce.data.corpus import decode_line, read_lines
 from transduce.decoding import Decoding, Output
 from transduce.exit import exit_code
 from transduce.files import write_file
-from transduce.pipeline import Translator, load_as
+from transduce.pipeline import load_as
 from transduce.train.log import read_metrics
 from transduce.train.state import read_progress
+from transduce.translator import Translator
 
 CHUNK = 2000
 """Lines translated, and then written, at a time: sorted by length within, in order without."""

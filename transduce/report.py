@@ -13,11 +13,13 @@ from transduce.data.manifest import Recording
 from transduce.data.masking import ClozeBatches, Neighbours
 from transduce.decoding import Decoding
 from transduce.files import write_file
+from transduce.fill_in import FillIn
 from transduce.generator import Generator
-from transduce.pipeline import FillIn, Translator, load_as
+from transduce.pipeline import load_as
 from transduce.score.bleu import Score, bleu, chrf
 from transduce.score.wer import cer, wer
 from transduce.transcriber import Transcriber
+from transduce.translator import Translator
 from transduce.validate import held_out_accuracy, held_out_loss
 
 

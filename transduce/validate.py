@@ -15,17 +15,18 @@ from transduce.data.speech import SpeechPairs
 from transduce.data.stream import Stream
 from transduce.data.tokenizer import BOS
 from transduce.decoding import GREEDY, Decoding
+from transduce.fill_in import FillIn
 from transduce.generator import GenerationConfig, Generator
 from transduce.model.config import Frames
 from transduce.model.maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
-from transduce.pipeline import FillIn, Translator
 from transduce.score.bleu import bleu
 from transduce.score.wer import cer, wer
 from transduce.train.loss import sequence_loss
 from transduce.train.plot import attention_map
 from transduce.train.state import Validation
 from transduce.transcriber import Transcriber
+from transduce.translator import Translator
 
 
 @torch.no_grad()

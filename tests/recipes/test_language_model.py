@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import signal
 from dataclasses import replace
 
 import pytest
@@ -12,11 +11,11 @@ from safetensors.numpy import load_file
 
 import transduce as td
 from recipes.language_model import GPT2, SETTINGS, SHAKESPEARE_CPU, run
-from transduce import experiment
+from tests.recipes.interrupt import interrupt
 from transduce.cli_generate import generate, score_perplexity
 from transduce.data.language import OneText, Shards, TextFiles, encode_text, load_tokenizer, train_tokenizer
 from transduce.data.stream import write_shard
-from transduce.experiment import loss_of, with_vocabularies
+from transduce.experiment import with_vocabularies
 
 LINES = ["To be, or not to be: that is the question.", "", "Whether 'tis nobler in the mind to suffer"]
 
@@ -71,18 +70,8 @@ def test_a_run_directory_is_whole_and_its_parts_agree(tmp_path, data, capsys):
 
 def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, data, monkeypatch):
     straight = run(small(tmp_path / "straight", data))
-    calls = iter(range(100))
-
-    def interrupting(loss):
-        def call(*args, **more):
-            if next(calls) == 5:
-                signal.raise_signal(signal.SIGINT)
-            return loss(*args, **more)
-
-        return call
-
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "loss_of", lambda *x: interrupting(loss_of(*x)))
+        interrupt(patch, 6)
         with pytest.raises(KeyboardInterrupt):
             run(small(tmp_path / "again", data))
     assert not (tmp_path / "again" / "model.safetensors").exists()

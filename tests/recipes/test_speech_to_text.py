@@ -1,7 +1,6 @@
 """The speech recipe from end to end: tones for words, a model too small to be good."""
 
 import json
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from safetensors.torch import load_file
 
 import transduce as td
 from recipes.speech_to_text import SETTINGS, Experiment, run
+from tests.recipes.interrupt import interrupt
 from tests.runs import FEATURES, RATE, SPEECH, record, sentences
-from transduce import experiment
 from transduce.data.audio import read_audio
 from transduce.data.augment import Augmentation
 from transduce.data.features import Features
@@ -131,20 +130,7 @@ def no_pictures(monkeypatch):
 @pytest.mark.parametrize("update", [4, 6])
 def test_a_run_that_was_stopped_ends_with_the_same_bits(straight, corpus, tmp_path, monkeypatch, update):
     x = small(tmp_path / "run", corpus)
-    loss_of, calls = experiment.loss_of, []
-
-    def interrupted(*settings):
-        loss = loss_of(*settings)
-
-        def count(model, batch):
-            calls.append(batch)
-            if len(calls) == update:
-                signal.raise_signal(signal.SIGINT)
-            return loss(model, batch)
-
-        return count
-
-    monkeypatch.setattr(experiment, "loss_of", interrupted)
+    calls = interrupt(monkeypatch, update)
     with pytest.raises(KeyboardInterrupt):
         run(x)
     assert not (x.run / "model.safetensors").exists()

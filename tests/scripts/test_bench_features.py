@@ -32,8 +32,8 @@ def test_it_gives_time_factor_and_ratio():
     for i, (*_, sound, taken, factor, ratio) in enumerate(cells):
         rivals = float(cells[i // 2 * 2][3])
         assert float(sound) == pytest.approx(duration, abs=0.1)
-        assert float(factor.replace(",", "")) == pytest.approx(duration / float(taken), rel=0.2)  # ms are rounded
-        assert float(ratio) == pytest.approx(rivals / float(taken), rel=0.2)
+        assert float(factor.replace(",", "")) == pytest.approx(duration / float(taken), rel=0.02)
+        assert float(ratio) == pytest.approx(rivals / float(taken), rel=0.02, abs=0.01)
 
 
 def test_the_rival_makes_nearly_the_same_coefficients(rng):
