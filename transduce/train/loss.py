@@ -35,8 +35,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             picked = logits.gather(1, wanted)
             exp = logits.sub_(largest).exp_()
             norm = exp.sum(dim=-1, keepdim=True)
-            total += (norm.log() + largest - (1 - smoothing) * picked).sum()
-            total -= smoothing / n_classes * (rows.to(total.dtype) @ weight_sum).sum()
+            # not in place: torch.compile takes an output that is written to for one without a gradient
+            total = total + (norm.log() + largest - (1 - smoothing) * picked).sum()
+            total = total - smoothing / n_classes * (rows.to(total.dtype) @ weight_sum).sum()
             if with_gradient:
                 grad = exp.mul_(1 / norm)  # p, and then p - y
                 grad -= smoothing / n_classes
