@@ -31,7 +31,7 @@ from transduce.data.manifest import Manifests, recordings_fingerprint
 from transduce.data.speech import FrameReader, SpeechPairs, front_end
 from transduce.data.tokenizer import Tokenizer
 from transduce.data.vectors import VectorConfig
-from transduce.experiment import flow, main, new_model, train, with_frames
+from transduce.experiment import main, new_model, train, with_frames
 from transduce.model.presets import speech_small, speech_tiny
 from transduce.report import speech_report
 from transduce.train.optim import OptimConfig
@@ -144,6 +144,9 @@ SETTINGS["vectors"] = (
 
 def run(x: Experiment) -> dict[str, float]:
     """Train, then transcribe and score the test recordings; returns the scores."""
+    translating = x.corpus.target_column != "text"
+    if translating and x.run in {setting.run for _, setting in SETTINGS.values()}:  # another text, another directory
+        x = replace(x, run=x.run.with_name(f"{x.run.name}_{x.corpus.target_column}"))
     if not x.ctc_weight:  # its head learns nothing, so nobody should listen to it
         x = replace(x, decoding=replace(x.decoding, ctc_weight=0.0))
 
@@ -165,7 +168,7 @@ def run(x: Experiment) -> dict[str, float]:
             **more,
         )
         for split, more in (
-            (recordings, {"augmentation": x.augmentation, "stack": config.encoder.input.stack}),
+            (recordings, {"augmentation": x.augmentation, "stack": config.frames.stack}),
             (valid, {}),
         )
     )
@@ -173,11 +176,10 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Model
     model = new_model(x, config)
-    print(f"input: {flow(config)}")
+    print(f"input: {config.flow}")
 
     # Training
     transcriber = td.Transcriber(model, tokenizer, reader.front)
-    translating = x.corpus.target_column != "text"
     greedy = replace(x.decoding, beam_size=1, n_best=1)
     validation = SpeechValidation(transcriber, held_out, held_out.epoch(0), greedy, bleu=translating)
     sound = recordings_fingerprint(recordings, valid)

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import transduce as td
-from tests.runs import ENGLISH, random_run
+from tests.runs import ENGLISH, random_run, random_speech_run
 from transduce.cli import main
 from transduce.cli_device import with_options
 
@@ -103,7 +103,12 @@ def test_describe_tells_size_vocabulary_and_fields(run, capsys):
     n = sum(p.numel() for p in td.load(run).model.parameters())
     assert f"{n:,} parameters in model.safetensors" in out
     assert "source vocabulary: 330 pieces" in out
-    assert "  d_model = 128\n" in out
+    assert "  d_model = 128\n" in out and "input:" not in out
+
+
+def test_describe_tells_how_sound_flows_in(tmp_path, capsys):
+    assert main(["describe", str(random_speech_run(tmp_path / "run"))]) == 0
+    assert "input: 10 features x 2 frames = 20 numbers per position = d_model: straight in\n" in capsys.readouterr().out
 
 
 def checkpoint(run: Path, update: int, weights: dict[str, np.ndarray], scores: str) -> None:

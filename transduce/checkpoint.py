@@ -40,6 +40,9 @@ FREE = (
 """What may change from one start of a run to the next: where things lie, on what machine, how long, how to decode and
 on what to test."""
 
+BOUND = ("corpus.target_column",)
+"""And what may not, though it stands among them."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -61,7 +64,8 @@ class Run:
         sides = {"source_tokenizer": self.source_tokenizer, "target_tokenizer": self.target_tokenizer}
         hashes = {name: hashlib.sha256(side.model).hexdigest()[:12] if side else None for name, side in sides.items()}
         named = flatten({**self.experiment, "model": to_dict(self.model), **hashes})
-        return {name: value for name, value in named.items() if not (name + ".").startswith(FREE)}
+        bound = {name: named[name] for name in BOUND if name in named}  # first: it explains other differences
+        return bound | {name: value for name, value in named.items() if not (name + ".").startswith(FREE)}
 
 
 def save_run(directory: Path, run: Run) -> None:

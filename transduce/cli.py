@@ -117,6 +117,8 @@ def describe(run: Positional[Run]) -> None:
     for name, tokenizer in names.items():
         if tokenizer is not None:
             print(f"{name} vocabulary: {tokenizer.vocab_size} pieces")
+    if kept.front is not None:
+        print(f"input: {kept.model.flow}")
     print(f"checkpoints: {', '.join(str(int(path.name)) for path in checkpoints(run)) or 'none'}")
     metrics = run / "metrics.jsonl"
     valid = [line for line in read_metrics(metrics) if line["kind"] == "valid"] if metrics.is_file() else []

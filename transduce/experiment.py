@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transduce.checkpoint import Run, claim, finish
 from transduce.exit import exit_code
-from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.ctc import hybrid_loss
 from transduce.train.state import Validation
@@ -74,26 +74,16 @@ def with_frames(config: TransformerConfig, n_features: int, target: int) -> Tran
     """The same model for frames of this many features and a vocabulary of this size.
 
     Raises:
-        ValueError: the model has no encoder that takes frames.
+        ValueError: the model has no encoder that takes frames, or no decoder.
     """
-    encoder = config.encoder
-    if encoder is None or not isinstance(encoder.input, Frames) or config.decoder is None:
-        raise ValueError(f"speech needs an encoder that takes Frames and a decoder, but the model is {config}")
+    frames = replace(config.frames, n_features=n_features)
+    if config.encoder is None or config.decoder is None:
+        raise ValueError(f"speech needs an encoder and a decoder, but decoder={config.decoder}")
     return replace(
         config,
-        encoder=replace(encoder, input=replace(encoder.input, n_features=n_features)),
+        encoder=replace(config.encoder, input=frames),
         decoder=replace(config.decoder, input=Tokens(vocab_size=target)),
     )
-
-
-def flow(config: TransformerConfig) -> str:
-    """In words: how frames become the encoder's vectors."""
-    assert config.encoder is not None and isinstance(config.encoder.input, Frames)
-    frames, d_model = config.encoder.input, config.d_model
-    told = f"{frames.n_features} features x {frames.stack} frames = {frames.width} numbers per position"
-    if frames.width == d_model and not frames.project:
-        return f"{told} = d_model: straight in"
-    return f"{told}, one linear map to d_model={d_model}; d_model={frames.width} would need none"
 
 
 def new_model(x: AnyExperiment, config: TransformerConfig) -> Transformer:

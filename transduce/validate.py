@@ -17,7 +17,6 @@ from transduce.data.tokenizer import BOS
 from transduce.decoding import GREEDY, Decoding
 from transduce.fill_in import FillIn
 from transduce.generator import GenerationConfig, Generator
-from transduce.model.config import Frames
 from transduce.model.maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
 from transduce.score.bleu import bleu
@@ -188,9 +187,7 @@ class SpeechValidation:
         layer, head = max(heads, key=heads.__getitem__)
         n_steps, n_places = sizes[0]
         picture = weights[layer, 0, head, :n_steps, :n_places]
-        encoder = model.config.encoder
-        assert encoder is not None and isinstance(encoder.input, Frames)
-        seconds = self.pairs.reader.front.config.hop * encoder.input.stack
+        seconds = self.pairs.reader.front.config.hop * model.config.frames.stack
         title = f"{self.pairs.recordings[chosen[0]].id}: layer {layer + 1}, head {head + 1}"
         pieces = self.transcriber.tokenizer.pieces(targets[0])
         return heads[layer, head], lambda path: attention_map(picture, pieces, seconds, title, path)

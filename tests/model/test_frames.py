@@ -12,7 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from transformers import Speech2TextConfig, Speech2TextForConditionalGeneration
 from transformers.utils import logging
 
-from transduce.experiment import flow, with_frames
+from transduce.experiment import with_frames
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import speech_tiny, speech_tiny_projected, transformer_tiny
 from transduce.model.transformer import Transformer
@@ -94,15 +94,15 @@ def test_the_presets_differ_in_one_linear_map():
     sizes = [sum(p.numel() for p in Transformer(config).parameters()) for config in (straight, projected)]
     assert sizes[1] - sizes[0] == 160 * 160 + 160
     assert straight.encoder.input.width == straight.d_model == 160
-    assert flow(straight) == "40 features x 4 frames = 160 numbers per position = d_model: straight in"
-    assert flow(projected) == (
+    assert straight.flow == "40 features x 4 frames = 160 numbers per position = d_model: straight in"
+    assert projected.flow == (
         "40 features x 4 frames = 160 numbers per position, one linear map to d_model=160; d_model=160 would need none"
     )
 
 
 def test_flow_says_which_d_model_would_need_no_map():
     config = with_frames(speech_tiny(), 13, 300)
-    assert flow(config) == (
+    assert config.flow == (
         "13 features x 4 frames = 52 numbers per position, one linear map to d_model=160; d_model=52 would need none"
     )
     assert config.decoder.input.vocab_size == 300
@@ -113,7 +113,7 @@ def test_flow_says_which_d_model_would_need_no_map():
 def test_a_model_of_text_is_no_model_of_speech():
     with pytest.raises(ValueError) as error:
         with_frames(transformer_tiny(), 40, 300)
-    assert str(error.value).startswith("speech needs an encoder that takes Frames and a decoder, but the model is Tr")
+    assert str(error.value).startswith("speech needs an encoder that takes Frames, but encoder=")
 
 
 def copy_encoder(rival: nn.Module, ours: nn.Module) -> None:

@@ -119,6 +119,13 @@ def test_the_directory_alone_transcribes_as_the_report_did(straight, corpus, tmp
     assert torch.equal(transcriber.front(waveform), Features(FEATURES)(waveform))
 
 
+def test_ctc_has_taught_its_head(straight):
+    """Without its loss no gradient would reach it."""
+    model = td.load(straight[0]).model
+    torch.manual_seed(TrainingConfig().seed)
+    assert not torch.equal(td.Transformer(model.config).ctc.weight, model.ctc.weight)
+
+
 @pytest.fixture
 def no_pictures(monkeypatch):
     """They take longer than the training."""
@@ -167,6 +174,27 @@ def test_the_same_command_again_changes_nothing_and_another_feature_is_refused(s
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_what_is_too_long_or_has_fewer_positions_than_tokens_is_left_out(corpus, tmp_path, capsys):
+    """With 2 frames to a position; alone they would be enough."""
+    recordings = Manifests(data=corpus, valid=Path("valid.tsv")).read(1)[0][:4]
+    frames = len(Features(FEATURES)(read_audio(recordings[0].audio, RATE)))
+    letters = np.random.default_rng(1).choice(list("abcdefghijklmnopqrstuvwxyz"), size=round(0.8 * frames))
+    wordy = replace(recordings[0], text="".join(letters))
+    long = replace(recordings[1], seconds=7.5)
+    write_manifest(tmp_path / "train.tsv", [wordy, long, *recordings[2:]])
+    x = small(
+        tmp_path / "run",
+        corpus,
+        corpus=Manifests(data=corpus, train=tmp_path / "train.tsv", valid=Path("valid.tsv"), test=None),
+        augmentation=Augmentation(speeds=(1.0,)),
+        max_seconds=7.0,
+        training=TrainingConfig(max_updates=1, validate_every=1),
+    )
+    assert run(x) == {}
+    assert "left out: 1 longer than 7 s, 1 fewer positions than tokens" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_another_column_makes_it_speech_translation(corpus, tmp_path):
     """And normalisation by all training data, which the run directory keeps."""
     x = small(
@@ -191,6 +219,18 @@ def test_another_column_makes_it_speech_translation(corpus, tmp_path):
     want = (frames[0].double() - everything.mean(dim=0)) / everything.std(dim=0, correction=0)
     got = front(read_audio(sorted(corpus.glob("train[0-9]*.wav"))[0], RATE))
     torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-4)
+    with pytest.raises(ValueError, match=r"differs: corpus\.target_column: german -> text"):
+        run(replace(x, corpus=replace(x.corpus, target_column="text"), ctc_weight=0.0))
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_another_column_has_a_directory_of_its_own(corpus, tmp_path, monkeypatch):
+    """So that one flag is enough after the setting's own run."""
+    monkeypatch.chdir(tmp_path)
+    german = Manifests(data=corpus, valid=Path("valid.tsv"), test=None, target_column="german")
+    training = TrainingConfig(max_updates=1, validate_every=1)
+    run(small(SETTINGS["commands"][1].run, corpus, corpus=german, training=training))
+    assert Path("runs/speech_german/model.safetensors").is_file() and not Path("runs/speech").exists()
 
 
 @pytest.mark.usefixtures("no_pictures")

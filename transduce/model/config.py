@@ -36,9 +36,18 @@ class Tokens:
     """Ids flow in; an embedding table makes them vectors."""
 
     vocab_size: int
+    """A recipe puts here what its tokenizer has."""
+    multiple: int = 1
+    """The table gets rows until this divides their number. They stand for nothing and change no result, but a GPU
+    multiplies matrices faster whose sizes are multiples of 64 or 128."""
 
     def __post_init__(self) -> None:
-        at_least(1, vocab_size=self.vocab_size)
+        at_least(1, vocab_size=self.vocab_size, multiple=self.multiple)
+
+    @property
+    def rows(self) -> int:
+        """Of the table: one per token, and those that fill it up."""
+        return -(-self.vocab_size // self.multiple) * self.multiple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +58,7 @@ class Frames:
     """
 
     n_features: int
+    """A recipe puts here what its features have."""
     stack: int = 1
     project: bool = False
     """A linear map even where none is needed."""
@@ -208,3 +218,23 @@ class TransformerConfig:
     def kv_heads(self) -> int:
         """Heads of keys and values."""
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def frames(self) -> Frames:
+        """What flows into the encoder of a speech model.
+
+        Raises:
+            ValueError: there is no encoder, or it takes something else.
+        """
+        if self.encoder is None or not isinstance(self.encoder.input, Frames):
+            raise ValueError(f"speech needs an encoder that takes Frames, but encoder={self.encoder}")
+        return self.encoder.input
+
+    @property
+    def flow(self) -> str:
+        """In words: how frames become the encoder's vectors, and which d_model would need no map for it."""
+        frames = self.frames
+        told = f"{frames.n_features} features x {frames.stack} frames = {frames.width} numbers per position"
+        if frames.width == self.d_model and not frames.project:
+            return f"{told} = d_model: straight in"
+        return f"{told}, one linear map to d_model={self.d_model}; d_model={frames.width} would need none"
