@@ -109,11 +109,15 @@ SPEECHOCEAN = replace(
     corpus=Manifests(
         data=corpus_folder("speechocean762"), train=Path("train/manifest.tsv"), test=Path("test/manifest.tsv")
     ),
-    vocab_size=500,
-    frames_per_batch=16_000,
-    ctc_weight=0.3,
+    vocab_size=300,  # hardly more than letters: of 2,300 sentences most longer pieces are too rare
     model=speech_small(),
-    training=replace(COMMANDS.training, max_updates=12_000, validate_every=500, keep_last=10),
+    training=replace(
+        COMMANDS.training,
+        optim=replace(COMMANDS.training.optim, peak_rate=1e-3, warmup_steps=200),
+        max_updates=26_000,
+        validate_every=1000,
+        keep_last=5,
+    ),
     decoding=replace(COMMANDS.decoding, beam_size=10),
 )
 SETTINGS = {
@@ -127,6 +131,8 @@ SETTINGS = {
             SPEECHOCEAN,
             run=Path("runs/speech_manifest"),
             corpus=Manifests(test=None),
+            vocab_size=500,
+            frames_per_batch=16_000,
             training=replace(
                 SPEECHOCEAN.training,
                 optim=replace(SPEECHOCEAN.training.optim, schedule="inverse_sqrt", warmup_steps=1000),

@@ -63,28 +63,17 @@ def speech_tiny(n_features: int = 40, stack: int = 4, target: int = 400) -> Tran
 
 
 def speech_small(n_features: int = 40, stack: int = 4, target: int = 500) -> TransformerConfig:
-    """Frames straight in, with more and wider layers. For hours of speech."""
+    """Frames straight in, with a deeper and wider encoder. For hours of speech."""
     tiny = speech_tiny(n_features, stack, target)
-    assert tiny.encoder is not None and tiny.decoder is not None
-    encoder, decoder = replace(tiny.encoder, n_layers=8), replace(tiny.decoder, n_layers=4)
-    return replace(tiny, encoder=encoder, decoder=decoder, d_ff=640)
-
-
-def projected(straight: TransformerConfig) -> TransformerConfig:
-    """The same with one linear map between frames and encoder, which takes any number of features.
-
-    Raises:
-        ValueError: the encoder takes no frames.
-    """
-    encoder = straight.encoder
-    if encoder is None or not isinstance(encoder.input, Frames):
-        raise ValueError(f"only frames can be projected, but encoder={encoder}")
-    return replace(straight, encoder=replace(encoder, input=replace(encoder.input, project=True)))
+    assert tiny.encoder is not None
+    return replace(tiny, encoder=replace(tiny.encoder, n_layers=6), d_ff=640, init_gain=0.5)
 
 
 def speech_tiny_projected(n_features: int = 40, stack: int = 4, target: int = 400) -> TransformerConfig:
-    """speech_tiny with one linear map between frames and encoder."""
-    return projected(speech_tiny(n_features, stack, target))
+    """speech_tiny with one linear map between frames and encoder, which takes any number of features."""
+    straight = speech_tiny(n_features, stack, target)
+    assert straight.encoder is not None
+    return replace(straight, encoder=replace(straight.encoder, input=replace(straight.frames, project=True)))
 
 
 def gpt2(vocab_size: int = 50257) -> TransformerConfig:
