@@ -1,32 +1,51 @@
-"""Fetch a corpus from its public home, check it, and put it where recipes look for it.
+"""Fetch a corpus from its public home and put it where recipes look for it; write the manifests of recordings.
 
-    python scripts/get_data.py multi30k --output data/multi30k
-    python scripts/get_data.py tinyshakespeare --output data/tinyshakespeare
-    python scripts/get_data.py fsdd --output data --sha256 HEX
-    python scripts/get_data.py speechocean762 --output data --sha256 HEX
+    python scripts/get_data.py multi30k DIR
+    python scripts/get_data.py tinyshakespeare DIR
+    python scripts/get_data.py fsdd DIR
+    python scripts/get_data.py speechocean762 DIR
+    python scripts/get_data.py kaldi SOURCE OUT.tsv [--audio-out DIR]
+    python scripts/get_data.py folder SOURCE OUT.tsv
+
+DIR is what a recipe takes as --data. A file that is there and right is kept.
 
 multi30k: image captions in English, German, French and Czech as SPLIT.LANGUAGE.gz (train, val, test_2016_flickr), for
-research use; cite Elliott et al. (2016, 2017), Barrault et al. (2018).
+    research use; cite Elliott et al. (2016, 2017), Barrault et al. (2018).
 tinyshakespeare: 1.1 MB of plays, public domain.
 fsdd: spoken digits, 3,000 recordings of 6 speakers, CC BY-SA 4.0; cite Jackson et al. (2018), version 1.0.10.
-speechocean762: read English of 250 learners, 5,000 recordings, CC BY 4.0; cite Zhang et al. (2021).
+    Makes DIR/train.tsv and DIR/test.tsv, the split of its authors: recordings 0 to 4 of a speaker and digit are test.
+speechocean762: read English of 250 learners, 5,000 recordings, CC BY 4.0; cite Zhang et al. (2021). Makes
+    DIR/train/manifest.tsv and DIR/test/manifest.tsv, with age and gender.
 
-The last two are archives whose SHA-256 their publishers do not tell: without --sha256 it is told here, and the file is
-not said to be right. Unpack them with tar -xzf, then see scripts/make_manifest.py. A file that is there and right is
-kept.
+These two are archives, unpacked in DIR. Without a network, put the archive there, or what it holds (recordings/ or
+WAVE/, train/ and test/). Their publishers tell no SHA-256: it is printed, and compared only with one that you give.
+
+kaldi: the manifest of a Kaldi data directory: wav.scp, text, utt2spk. Where it has segments, the pieces go as FLAC to
+    --audio-out.
+folder: the manifest of x.wav beside x.txt, in any depth and any format that libsndfile reads; the speaker is the name
+    of the folder that they lie in.
+
+A manifest is a TSV with the columns id, audio, seconds, speaker, text. A recording that lacks its sound or its text, or
+whose sound cannot be read, is left out, counted and named.
 """
 
 import argparse
 import gzip
 import hashlib
 import http.client
-import os
 import sys
+import tarfile
 import urllib.error
 import urllib.request
 import zlib
-from pathlib import Path
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+from make_manifest import make_folder, make_fsdd, make_kaldi, make_speechocean762
+
+from transduce.exit import exit_code
+from transduce.files import write_file
 
 
 class Corpus(NamedTuple):
@@ -36,6 +55,9 @@ class Corpus(NamedTuple):
     """Base URL; a file's name follows."""
     files: dict[str, str | None]
     """Name to SHA-256 of its text, unpacked where the name ends in .gz; None: its publisher tells none."""
+    holds: str | None = None
+    """A folder of its archive. Where it is there without the archive, somebody has unpacked it."""
+    make_manifests: Callable[[Path], None] | None = None
 
 
 CORPORA = {
@@ -61,9 +83,14 @@ CORPORA = {
         {"input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"},
     ),
     "fsdd": Corpus(
-        "https://github.com/Jakobovski/free-spoken-digit-dataset/archive/refs/tags/", {"v1.0.10.tar.gz": None}
+        "https://github.com/Jakobovski/free-spoken-digit-dataset/archive/refs/tags/",
+        {"v1.0.10.tar.gz": None},
+        "recordings",
+        make_fsdd,
     ),
-    "speechocean762": Corpus("https://www.openslr.org/resources/101/", {"speechocean762.tar.gz": None}),
+    "speechocean762": Corpus(
+        "https://www.openslr.org/resources/101/", {"speechocean762.tar.gz": None}, "WAVE", make_speechocean762
+    ),
 }
 
 
@@ -77,24 +104,21 @@ def digest(name: str, content: bytes) -> str:
 
 
 def check(name: str, content: bytes, wanted: str | None, *, where: str, way_out: str) -> None:
-    """Raise ValueError unless the text is the one that `wanted` names."""
+    """Raise ValueError unless the text is the one that `wanted` names; None: tell which it is."""
     got = digest(name, content)
     if wanted is None:
-        raise ValueError(
-            f"the SHA-256 of {where} must be known, but its publisher tells none; it is {got}; "
-            f"if somebody you trust has the same, add --sha256 {got}"
-        )
-    if got != wanted:
+        print(f"not checked: the SHA-256 of {where} is {got}, and none is known to compare with; --sha256 HEX does")
+    elif got != wanted:
         raise ValueError(f"the SHA-256 of {where} must be {wanted}, but it is {got}; {way_out}")
 
 
-def download(url: str) -> bytes:
+def download(url: str, folder: Path) -> bytes:
     """The bytes at a URL.
 
     Raises:
-        ValueError: it does not answer, or not with the file.
+        ValueError: it does not answer, or not with the file, which may be put into `folder` by hand.
     """
-    way_out = "check the network, or fetch the file elsewhere and put it into the output folder, or name a --mirror"
+    way_out = f"check the network, or fetch the file elsewhere and put it into {folder}, or name a --mirror"
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.read()
@@ -105,57 +129,102 @@ def download(url: str) -> bytes:
         raise ValueError(f"{url} must be reachable, but {getattr(error, 'reason', error)}; {way_out}") from error
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def unpack(archive: Path, folder: Path) -> None:
+    """Put the files of an archive into a folder, without the one they share; what is there in its size is kept.
+
+    Raises:
+        ValueError: it is no whole archive, or a name leads elsewhere; then nothing is written.
+    """
     try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+        with tarfile.open(archive, "r:gz") as tar:
+            files = [(m, PurePosixPath(m.name).parts) for m in tar if m.isfile()]
+            while tar.fileobj.read(2**20):  # to its end, where gzip compares a checksum
+                pass
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(
+            f"{archive} must be a whole .tar.gz, but it is not: {error}; move it away to have it fetched anew"
+        ) from error
+    if astray := [member.name for member, parts in files if ".." in parts or len(parts) < 2]:
+        raise ValueError(
+            f"files of an archive must lie inside one folder, but {archive} has {astray[0]!r}; fetch it elsewhere"
+        )
+    with tarfile.open(archive, "r:gz") as tar:
+        for member, (_, *inside) in files:
+            path = folder.joinpath(*inside)
+            if not (path.is_file() and path.stat().st_size == member.size):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_file(path, tar.extractfile(member).read(), durable=False)
+    print(f"{archive}: {len(files):,} files in {folder}", flush=True)
 
 
-def get(corpus: Corpus, output: Path, mirror: str | None, sha256: str | None = None) -> None:
-    """Fetch what is missing, one file after the other, telling which.
+def fetch(path: Path, url: str, wanted: str | None) -> None:
+    """Fetch a file, unless it is there.
+
+    Raises:
+        ValueError: it cannot be fetched, or has another text; an existing file with another text stays as it is.
+    """
+    if kept := path.exists():
+        check(path.name, path.read_bytes(), wanted, where=str(path), way_out="move it away to have it fetched anew")
+    else:
+        content = download(url, path.parent)
+        way_out = "nothing was written; try again, or name another --mirror"
+        check(path.name, content, wanted, where=url, way_out=way_out)
+        write_file(path, content)
+    print(f"{path}: {path.stat().st_size:,} bytes, {'kept' if kept else 'fetched'}", flush=True)
+
+
+def get(corpus: Corpus, folder: Path, mirror: str | None = None, sha256: str | None = None) -> None:
+    """Fetch what is missing, one file after the other, telling which; then unpack it and make its manifests.
 
     Args:
         sha256: of a file for which `corpus` has none.
 
     Raises:
-        ValueError: a file cannot be fetched, or has another text; an existing file with another text stays as it is.
-            Or its SHA-256 is not known: then it is fetched all the same, so that it need not be fetched again.
+        ValueError: what `fetch`, `unpack` and the makers of manifests raise.
     """
-    output.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    unpacked = corpus.holds is not None and (folder / corpus.holds).is_dir()
     for number, (name, known) in enumerate(corpus.files.items(), start=1):
-        wanted = known or (sha256.lower() if sha256 else None)
-        path, url = output / name, f"{(mirror or corpus.home).rstrip('/')}/{name}"
-        kept = path.exists()
-        if kept:
-            check(name, path.read_bytes(), wanted, where=str(path), way_out="move it away to have it fetched anew")
-        else:
-            content = download(url)
-            if wanted is None:
-                write_whole(path, content)
-            check(name, content, wanted, where=url, way_out="nothing was written; try again, or name another --mirror")
-            write_whole(path, content)
-        size = path.stat().st_size
-        print(f"[{number}/{len(corpus.files)}] {path} {size:,} bytes, {'kept' if kept else 'fetched'}", flush=True)
+        path, url = folder / name, f"{(mirror or corpus.home).rstrip('/')}/{name}"
+        print(f"[{number}/{len(corpus.files)}] {url}", flush=True)
+        if unpacked and not path.exists():
+            print(f"{folder / corpus.holds} is there: nothing is fetched")
+            continue
+        fetch(path, url, known or (sha256.lower() if sha256 else None))
+        if name.endswith(".tar.gz"):
+            unpack(path, folder)
+    if corpus.make_manifests:
+        corpus.make_manifests(folder)
 
 
-def main() -> int:
-    """The command line: 0 if every file is there and right, 2 if not."""
+def command_line() -> argparse.ArgumentParser:
+    """One command for each corpus, and one for each layout of recordings on disk."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpus", choices=CORPORA)
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the files")
-    parser.add_argument("--mirror", metavar="URL", help="folder of the same files elsewhere (default: the public home)")
-    parser.add_argument("--sha256", metavar="HEX", help="of an archive whose publisher tells none")
-    x = parser.parse_args()
-    try:
-        get(CORPORA[x.corpus], x.output, x.mirror, x.sha256)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    commands = parser.add_subparsers(required=True, metavar="NAME")
+    for name, corpus in CORPORA.items():
+        command = commands.add_parser(name)
+        command.set_defaults(run=lambda x, corpus=corpus: get(corpus, x.folder, x.mirror, x.sha256), sha256=None)
+        command.add_argument("folder", type=Path, metavar="DIR", help="folder for the files")
+        command.add_argument("--mirror", metavar="URL", help="folder of the same files elsewhere (default: their home)")
+        if None in corpus.files.values():
+            command.add_argument("--sha256", metavar="HEX", help="of the archive, from somebody you trust")
+    for name, run in (
+        ("kaldi", lambda x: make_kaldi(x.source, x.out, x.audio_out)),
+        ("folder", lambda x: make_folder(x.source, x.out)),
+    ):
+        command = commands.add_parser(name)
+        command.set_defaults(run=run)
+        command.add_argument("source", type=Path, metavar="SOURCE", help="folder of the recordings")
+        command.add_argument("out", type=Path, metavar="OUT.tsv", help="manifest to write")
+        if name == "kaldi":
+            command.add_argument("--audio-out", type=Path, metavar="DIR", help="folder for the pieces of segments")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line: 0 if every file is there and right, 2 if not, 130 after Ctrl-C."""
+    x = command_line().parse_args(arguments)
+    return exit_code(lambda: x.run(x), prefix="error", interrupted="stopped; the same command again goes on")
 
 
 if __name__ == "__main__":

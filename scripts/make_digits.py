@@ -2,7 +2,7 @@
 
     python scripts/make_digits.py FSDD OUT [--train 4000 --valid 200 --test 500 --seed 1]
 
-FSDD is a folder with train.tsv and test.tsv, as scripts/make_manifest.py fsdd makes them. OUT gets train.tsv,
+FSDD is a folder with train.tsv and test.tsv, as `scripts/get_data.py fsdd FSDD` makes it. OUT gets train.tsv,
 valid.tsv, test.tsv and their sound, FLAC at 8 kHz; the column `recordings` names what was joined. Then:
 
     python recipes/speech_to_text.py digits --data OUT
@@ -30,7 +30,9 @@ import soundfile
 from jaxtyping import Float, Int16
 from tqdm import tqdm
 
+from transduce.config import differences
 from transduce.data.manifest import Recording, read_manifest, recordings_fingerprint, write_manifest
+from transduce.exit import exit_code
 from transduce.files import write_file
 
 RATE = 8000  # Hz
@@ -55,7 +57,7 @@ def read_corpus(folder: Path) -> tuple[list[Recording], list[Recording]]:
     if missing:
         raise ValueError(
             f"FSDD must be a folder with train.tsv and test.tsv, but {folder} has no {' and no '.join(missing)}; "
-            f"unpack the corpus, run `python scripts/make_manifest.py fsdd {folder}`, or name the right folder"
+            f"run `python scripts/get_data.py fsdd {folder}`, or name the right folder"
         )
     train, test = (read_manifest(folder / name) for name in ("train.tsv", "test.tsv"))
     if not train or not test:
@@ -185,12 +187,9 @@ def claim(out: Path, setup: dict[str, object]) -> None:
     """
     kept = out / SETUP
     if kept.is_file():
-        found = json.loads(kept.read_text())
-        if differing := [
-            f"{key} {found.get(key)} -> {value}" for key, value in setup.items() if found.get(key) != value
-        ]:
+        if changed := differences(json.loads(kept.read_text()), setup):
             raise ValueError(
-                f"a folder holds what one command makes, but in {out} this differs: {', '.join(differing)}; "
+                f"a folder holds what one command makes, but in {out} this differs: {', '.join(changed)}; "
                 "name another folder, or remove this one"
             )
     elif out.is_dir() and any(out.iterdir()):
@@ -221,21 +220,21 @@ def make(fsdd: Path, out: Path, sizes: dict[str, int], seed: int) -> None:
         write_split(out, split, plan(recordings, sizes[split], rng), sounds, rng)
 
 
-def main() -> int:
-    """The command line: 0 if the corpus is made, 2 if not."""
+def main(arguments: list[str] | None = None) -> int:
+    """The command line: 0 if the corpus is made, 2 if not, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("fsdd", type=Path, metavar="FSDD", help="folder with train.tsv and test.tsv")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to make")
     for split, n in zip(SPLITS, (4000, 200, 500), strict=True):
         parser.add_argument(f"--{split}", type=int, default=n, metavar="N", help="utterances (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
-    x = parser.parse_args()
-    try:
-        make(x.fsdd, x.out, {split: getattr(x, split) for split in SPLITS}, x.seed)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    x = parser.parse_args(arguments)
+    sizes = {split: getattr(x, split) for split in SPLITS}
+    return exit_code(
+        lambda: make(x.fsdd, x.out, sizes, x.seed),
+        prefix="error",
+        interrupted="stopped; the same command again goes on",
+    )
 
 
 if __name__ == "__main__":

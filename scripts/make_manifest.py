@@ -1,28 +1,16 @@
-"""Write manifests (TSV: id, audio, seconds, speaker, text) for recordings that lie in some other order.
+"""Manifests (TSV: id, audio, seconds, speaker, text) of recordings that lie in some other order, for get_data.py.
 
-    python scripts/make_manifest.py kaldi DIR OUT.tsv [--audio-out DIR]
-    python scripts/make_manifest.py fsdd DIR
-    python scripts/make_manifest.py speechocean762 DIR
-    python scripts/make_manifest.py folder DIR OUT.tsv
-
-kaldi: a Kaldi data directory: wav.scp, text, utt2spk. Where it has segments, the pieces go as FLAC to --audio-out.
-fsdd: the Free Spoken Digit Dataset, recordings/DIGIT_SPEAKER_INDEX.wav. Writes DIR/train.tsv and DIR/test.tsv, its own
-    split: index 0 to 4 is test.
-speechocean762: its own layout: WAVE, train, test. Writes DIR/train.tsv and DIR/test.tsv, with age and gender.
-folder: x.wav beside x.txt, in any depth and any format that libsndfile reads; the speaker is the folder's name.
-
-A recording that lacks its sound or its text is left out, counted and named.
+A recording that lacks its sound or its text, or whose sound cannot be used, is left out, counted and named.
 """
 
-import argparse
 import math
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import soundfile
 
 from transduce.data.corpus import read_lines
@@ -32,6 +20,7 @@ DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 SUFFIXES = {f".{name.lower()}" for name in soundfile.available_formats() if name != "RAW"}
 SUFFIXES |= {".opus", ".oga", ".aif", ".aifc", ".sph"}
 FLAC_SUBTYPES = {"PCM_S8": "PCM_S8", "PCM_24": "PCM_24", "PCM_32": "PCM_24"}  # any other becomes 16 bits
+FLOATS = ("FLOAT", "DOUBLE")  # what can store NaN: such a sound is read, of any other only the header
 
 
 @dataclass(frozen=True)
@@ -52,7 +41,23 @@ class Found:
 
 
 class LeftOut(Exception):
-    """Why one recording is not in the manifest."""
+    """Why one recording is not in the manifest, and where one should look."""
+
+    def __init__(self, reason: str, audio: Path | None = None) -> None:
+        super().__init__(reason)
+        self.audio = audio
+
+
+def need(directory: Path, *names: str) -> None:
+    """Raise ValueError unless the directory is there and holds files of these names."""
+    if not directory.is_dir():
+        what = "is a file" if directory.exists() else "does not exist"
+        raise ValueError(f"recordings are looked for in a folder, but {directory} {what}; name another")
+    if missing := [name for name in names if not (directory / name).is_file()]:
+        raise ValueError(
+            f"{directory} must hold {', '.join(names)}, but it lacks {', '.join(missing)}; name another folder, or add "
+            "what is missing"
+        )
 
 
 def table(path: Path) -> dict[str, str]:
@@ -65,8 +70,9 @@ def kaldi(directory: Path, root: Path) -> Iterator[Found]:
     """What a Kaldi data directory lists; its paths are relative to `root`, or to where commands are run, as in Kaldi.
 
     Raises:
-        ValueError: wav.scp has a command in place of a file.
+        ValueError: a table is missing, or wav.scp has a command in place of a file.
     """
+    need(directory, "wav.scp", "text", "utt2spk")
     scp = directory / "wav.scp"
     for number, line in enumerate(read_lines(scp), start=1):
         if line.rstrip().endswith("|"):
@@ -104,6 +110,7 @@ def fsdd(directory: Path) -> Iterator[Found]:
 
 def speechocean762(directory: Path, split: str) -> Iterator[Found]:
     """One split, with age and gender of the speaker."""
+    need(directory / split, "spk2age", "spk2gender")
     about = {column: table(directory / split / f"spk2{column}") for column in ("age", "gender")}
     for found in kaldi(directory / split, directory):
         columns = {column: of.get(found.speaker or "", "") for column, of in about.items()}
@@ -111,20 +118,23 @@ def speechocean762(directory: Path, split: str) -> Iterator[Found]:
 
 
 def folder(directory: Path) -> Iterator[Found]:
-    """Sounds and texts of the same name."""
+    """Sounds and texts of the same name, in any depth; the speaker is the name of the folder they lie in."""
+    need(directory)
     files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    texts = {path.with_suffix(""): path for path in files if path.suffix.lower() == ".txt"}
     sounds = [path for path in files if path.suffix.lower() in SUFFIXES]
-    with_sound = {path.with_suffix(".txt") for path in sounds}
     for path in sounds:
-        name, text = path.relative_to(directory).with_suffix("").as_posix(), path.with_suffix(".txt")
+        stem = path.with_suffix("")
+        name = stem.relative_to(directory).as_posix()
         try:
-            said = " ".join(read_lines(text)) if text.exists() else None
+            said = " ".join(read_lines(texts[stem])) if stem in texts else None
         except ValueError:
             yield Found(name, problem="a text that is not UTF-8")
         else:
             yield Found(name, path, path.absolute().parent.name, said)
-    for path in files:
-        if path.suffix == ".txt" and path not in with_sound:
+    with_sound = {path.with_suffix("") for path in sounds}
+    for stem, path in texts.items():
+        if stem not in with_sound:
             yield Found(path.relative_to(directory).as_posix(), problem="no sound")
 
 
@@ -142,17 +152,20 @@ def open_sound(found: Found, audio_out: Path | None) -> Recording:
     if not found.speaker:
         raise LeftOut("no speaker")
     if not (found.audio and found.audio.is_file()):
-        raise LeftOut("no sound")
+        raise LeftOut("no sound", found.audio)
     try:
         f"{found.id}{found.audio}{found.speaker}".encode()
         info = soundfile.info(found.audio)
         if not info.frames:
-            raise LeftOut("a sound of 0 samples")
+            raise LeftOut("a sound of 0 samples", found.audio)
         audio, seconds = found.audio, info.frames / info.samplerate
         if found.piece and audio_out:
             audio, seconds = cut(found, info, audio_out)
-    except soundfile.LibsndfileError:
-        raise LeftOut("a sound that cannot be read") from None
+        elif info.subtype in FLOATS:
+            for block in soundfile.blocks(found.audio, 2**20, dtype="float32"):
+                check_finite(block, found.audio)
+    except (soundfile.SoundFileError, TypeError):  # TypeError: headerless, by the ending of its name
+        raise LeftOut("a sound that cannot be read", found.audio) from None
     except UnicodeEncodeError:
         raise LeftOut("a name that is not UTF-8") from None
     if set(f"{found.id}{found.audio}{found.speaker}") & set("\t\n\r"):
@@ -160,11 +173,17 @@ def open_sound(found: Found, audio_out: Path | None) -> Recording:
     return Recording(found.id, audio, seconds, found.speaker, text, found.columns)
 
 
+def check_finite(samples: np.ndarray, audio: Path) -> None:
+    """Raise LeftOut where training would refuse the sound."""
+    if not np.isfinite(samples).all():
+        raise LeftOut("a sound with NaN or infinite samples", audio)
+
+
 def cut(found: Found, info: soundfile._SoundFileInfo, audio_out: Path) -> tuple[Path, float]:
     """Write the piece as FLAC, sample for sample where the sound has whole numbers; its file and seconds.
 
     Raises:
-        LeftOut: the piece lies outside the sound, or its id cannot name a file.
+        LeftOut: the piece lies outside the sound or has NaN samples, or its id cannot name a file.
     """
     start, end = (round(time * info.samplerate) for time in found.piece)
     end = min(end, info.frames) if end > 0 else info.frames
@@ -175,6 +194,7 @@ def cut(found: Found, info: soundfile._SoundFileInfo, audio_out: Path) -> tuple[
     path = audio_out / f"{found.id}.flac"
     whole = "int32" if info.subtype.startswith("PCM") else "float64"
     samples, rate = soundfile.read(found.audio, start=start, stop=end, dtype=whole)
+    check_finite(samples, found.audio)
     soundfile.write(path, samples, rate, format="FLAC", subtype=FLAC_SUBTYPES.get(info.subtype, "PCM_16"))
     return path, len(samples) / rate
 
@@ -189,71 +209,64 @@ def collect(every: Iterable[Found], audio_out: Path | None = None) -> list[Recor
                 raise LeftOut("an id that another recording has")
             recordings[found.id] = open_sound(found, audio_out)
         except LeftOut as reason:
-            left_out[str(reason)].append(found.id)
+            left_out[str(reason)].append(f"{found.id} ({reason.audio})" if reason.audio else found.id)
     for reason, names in left_out.items():
         some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         print(f"left out {len(names):,}: {reason}: {some}".encode(errors="replace").decode())
     return list(recordings.values())
 
 
-def write(path: Path, recordings: list[Recording]) -> None:
+def write(path: Path, recordings: list[Recording], root: Path | None = None) -> None:
     """Write a manifest, and tell what is in it.
 
+    Args:
+        root: a folder that is moved as a whole, if it is not the manifest's own.
+
     Raises:
-        ValueError: there is no recording.
+        ValueError: there is no recording, or a folder in place of the file.
     """
     if not recordings:
-        raise ValueError(f"a manifest needs a recording, but none was found for {path}; see --help for the layouts")
-    write_manifest(path, recordings)
+        raise ValueError(
+            f"a manifest needs a recording, but none was found for {path}; what was left out is told above, and "
+            "--help tells the layouts"
+        )
+    if path.is_dir():
+        raise ValueError(f"a manifest is a file, but {path} is a folder; name {path / 'train.tsv'}, for example")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_manifest(path, recordings, root=root)
     hours, speakers = sum(r.seconds for r in recordings) / 3600, {r.speaker for r in recordings}
     print(f"{path}: {len(recordings):,} recordings, {hours:.2f} hours, {len(speakers)} speakers", flush=True)
 
 
-def make(x: argparse.Namespace) -> None:
-    """The manifests that the command line asks for.
+def make_folder(source: Path, out: Path) -> None:
+    """The manifest of a folder of x.wav and x.txt."""
+    write(out, collect(folder(source)))
+
+
+def make_kaldi(source: Path, out: Path, audio_out: Path | None) -> None:
+    """The manifest of a Kaldi data directory.
 
     Raises:
-        ValueError: nothing is found, a layout is another one, or pieces are to be cut and no folder is named for them.
+        ValueError: it has segments, and no folder is named for the pieces.
     """
-    if x.layout == "folder":
-        write(x.out, collect(folder(x.directory)))
-    elif x.layout == "kaldi":
-        if (x.directory / "segments").exists():
-            if x.audio_out is None:
-                raise ValueError(
-                    f"{x.directory} has segments, whose pieces must be cut, but no folder is named for them; "
-                    "use --audio-out DIR"
-                )
-            x.audio_out.mkdir(parents=True, exist_ok=True)
-        write(x.out, collect(kaldi(x.directory, x.directory), x.audio_out))
-    elif x.layout == "speechocean762":
-        for split in ("train", "test"):
-            write(x.directory / f"{split}.tsv", collect(speechocean762(x.directory, split)))
-    else:
-        recordings = collect(fsdd(x.directory))
-        for split in ("train", "test"):
-            mine = [r for r in recordings if (int(r.columns["index"]) < 5) == (split == "test")]
-            write(x.directory / f"{split}.tsv", [replace(r, columns={}) for r in mine])
+    if (source / "segments").exists():
+        if audio_out is None:
+            raise ValueError(
+                f"{source} has segments, whose pieces must be cut, but no folder is named for them; use --audio-out DIR"
+            )
+        audio_out.mkdir(parents=True, exist_ok=True)
+    write(out, collect(kaldi(source, source), audio_out))
 
 
-def main() -> int:
-    """The command line: 0 if the manifests are written, 2 if not."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    layouts = parser.add_subparsers(dest="layout", required=True, metavar="LAYOUT")
-    for name in ("kaldi", "fsdd", "speechocean762", "folder"):
-        layout = layouts.add_parser(name)
-        layout.add_argument("directory", type=Path, metavar="DIR")
-        if name in ("kaldi", "folder"):
-            layout.add_argument("out", type=Path, metavar="OUT.tsv")
-        if name == "kaldi":
-            layout.add_argument("--audio-out", type=Path, metavar="DIR", help="folder for the pieces of segments")
-    try:
-        make(parser.parse_args())
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+def make_fsdd(directory: Path) -> None:
+    """train.tsv and test.tsv of the digits, as their authors split them: index 0 to 4 is test."""
+    recordings = collect(fsdd(directory))
+    for split in ("train", "test"):
+        mine = [r for r in recordings if (int(r.columns["index"]) < 5) == (split == "test")]
+        write(directory / f"{split}.tsv", [replace(r, columns={}) for r in mine])
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def make_speechocean762(directory: Path) -> None:
+    """train/manifest.tsv and test/manifest.tsv of the learners, with age and gender."""
+    for split in ("train", "test"):
+        write(directory / split / "manifest.tsv", collect(speechocean762(directory, split)), root=directory)

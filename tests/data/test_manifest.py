@@ -126,6 +126,20 @@ def test_what_is_written_is_read_back(tmp_path, monkeypatch):
     assert read_manifest("m.tsv", "german")[0].audio == Path("deep/a.wav")
 
 
+def test_a_folder_that_is_moved_as_a_whole_stays_whole(tmp_path):
+    """The manifest in one folder of it, the sound in another."""
+    for name, outside in (("here", tmp_path / "b.wav"), ("there", tmp_path / "here2" / "b.wav")):
+        home = tmp_path / name
+        (home / "train").mkdir(parents=True)
+        (home / "WAVE").mkdir()
+        (home / "WAVE" / "a.wav").touch()
+        sounds = [Recording(id, path, 1.0, "A", "x") for id, path in (("a", home / "WAVE/a.wav"), ("b", outside))]
+        write_manifest(home / "train" / "m.tsv", sounds, root=home)
+        (moved := home.rename(tmp_path / f"{name} moved"))
+        inside, absolute = (r.audio for r in read_manifest(moved / "train" / "m.tsv"))
+        assert inside.resolve() == moved / "WAVE" / "a.wav" and inside.is_file() and absolute == outside
+
+
 ONE = Recording("a", Path("a.wav"), 1.0, "Ann", "good day", {"age": "6"})
 
 
@@ -182,7 +196,8 @@ def test_one_speaker_cannot_be_split_and_a_share_is_a_share(spoken):
     with pytest.raises(ValueError) as error:
         split_by_speaker([r for r in spoken if r.speaker == "s3"], 0.1, 0)
     assert str(error.value) == (
-        "holding out speakers takes two, but 5 recordings have 1; name a manifest for validation instead"
+        "holding out speakers takes two, but 5 recordings have 1; name a manifest for validation, or hold out "
+        "recordings of every speaker (hold_out=recordings)"
     )
     for share in (0.0, 1.0, -0.5):
         with pytest.raises(ValueError) as error:

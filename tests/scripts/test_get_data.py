@@ -4,7 +4,7 @@ import gzip
 import hashlib
 import os
 import re
-import sys
+import tarfile
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from scripts import get_data
+from tests.scripts.layouts import put_digits, put_learners
 
 TEXTS = {"train.en.gz": "A dog.\nZwei Straßen.\n" * 50, "val.en.gz": "Ein Hund.\n", "input.txt": "To be\n"}
 DIGESTS = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in TEXTS.items()}
@@ -68,8 +69,7 @@ def get(tmp_path, monkeypatch):
         corpus = get_data.Corpus("http://127.0.0.1:1/elsewhere/" if mirror else url, DIGESTS)
         monkeypatch.setattr(get_data, "CORPORA", {"small": corpus})
         mirrored = ["--mirror", url] if mirror else []
-        monkeypatch.setattr(sys, "argv", ["get_data.py", "small", "--output", str(output), *mirrored])
-        return get_data.main()
+        return get_data.main(["small", str(output), *mirrored])
 
     run.output = output
     return run
@@ -98,8 +98,11 @@ def test_every_file_arrives_as_it_is_at_home(get, server, home, mirror, capsys):
     assert all((get.output / name).read_bytes() == (home / name).read_bytes() for name in TEXTS)
     size = (home / "train.en.gz").stat().st_size
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"[1/3] {get.output / 'train.en.gz'} {size:,} bytes, fetched"
-    assert len(lines) == len(TEXTS)
+    assert lines[:2] == [
+        f"[1/3] http://127.0.0.1:{server.server_port}/train.en.gz",
+        f"{get.output / 'train.en.gz'}: {size:,} bytes, fetched",
+    ]
+    assert len(lines) == 2 * len(TEXTS)
 
 
 def test_what_is_there_is_not_fetched_again(get, server, capsys):
@@ -109,7 +112,7 @@ def test_what_is_there_is_not_fetched_again(get, server, capsys):
     get(server.server_port)
     assert server.asked == ["/val.en.gz", "/input.txt"]
     assert (get.output / "train.en.gz").read_bytes() == mine
-    assert capsys.readouterr().out.splitlines()[0].endswith("bytes, kept")
+    assert capsys.readouterr().out.splitlines()[1].endswith("bytes, kept")
 
 
 def test_another_text_is_refused_and_not_left_behind(get, refusal, server, home):
@@ -156,7 +159,7 @@ def test_a_connection_that_breaks_off_is_resumed_by_the_same_command(get, refusa
 def test_a_missing_file_and_no_server_are_told(get, refusal, server, home):
     (home / "val.en.gz").unlink()
     url = f"http://127.0.0.1:{server.server_port}/val.en.gz"
-    way_out = "check the network, or fetch the file elsewhere and put it into the output folder, or name a --mirror"
+    way_out = f"check the network, or fetch the file elsewhere and put it into {get.output}, or name a --mirror"
     assert refusal(server.server_port) == (
         f"error: {url} must be a file, but the answer is 404 File not found; {way_out}"
     )
@@ -167,37 +170,125 @@ def test_a_missing_file_and_no_server_are_told(get, refusal, server, home):
     assert said.endswith(way_out)
 
 
-def archive_of(monkeypatch, get, url, *arguments):
-    """The command for a corpus that is one archive, whose SHA-256 nobody tells."""
-    monkeypatch.setattr(get_data, "CORPORA", {"digits": get_data.Corpus(url, {"digits.tar.gz": None})})
-    monkeypatch.setattr(sys, "argv", ["get_data.py", "digits", "--output", str(get.output), *arguments])
-    return get_data.main()
+@pytest.fixture
+def speech(tmp_path, monkeypatch):
+    """The command for a corpus whose public home is a port of this machine; returns its exit code."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+    def run(name, folder, *arguments, port=1):
+        corpus = get_data.CORPORA[name]._replace(home=f"http://127.0.0.1:{port}/")
+        monkeypatch.setattr(get_data, "CORPORA", {name: corpus})
+        return get_data.main([name, str(folder), *arguments])
+
+    return run
 
 
-def test_an_archive_is_right_only_by_a_digest_that_is_given(get, server, home, monkeypatch, capsys):
-    content = b"no gzip at all: an archive is not unpacked here"
-    (home / "digits.tar.gz").write_bytes(content)
-    url, there = f"http://127.0.0.1:{server.server_port}/", get.output / "digits.tar.gz"
-    sha256 = hashlib.sha256(content).hexdigest()
-    for where in (f"{url}digits.tar.gz", there):
-        assert archive_of(monkeypatch, get, url) == 2
-        assert capsys.readouterr().err == (
-            f"error: the SHA-256 of {where} must be known, but its publisher tells none; it is {sha256}; "
-            f"if somebody you trust has the same, add --sha256 {sha256}\n"
-        )
-        assert there.read_bytes() == content
-    assert archive_of(monkeypatch, get, url, "--sha256", sha256.upper()) == 0
-    assert capsys.readouterr().out == f"[1/1] {there} {len(content)} bytes, kept\n"
-    assert archive_of(monkeypatch, get, url, "--sha256", "0" * 64) == 2
-    assert f"must be {'0' * 64}, but it is {sha256}; move it away" in capsys.readouterr().err
-    assert server.asked == ["/digits.tar.gz"]
+LAYOUTS = {"fsdd": (put_digits, "v1.0.10.tar.gz"), "speechocean762": (put_learners, "speechocean762.tar.gz")}
 
 
-def test_an_archive_with_another_digest_than_given_is_not_left_behind(get, server, home, monkeypatch, capsys):
-    (home / "digits.tar.gz").write_bytes(b"other")
-    assert archive_of(monkeypatch, get, f"http://127.0.0.1:{server.server_port}/", "--sha256", "1" * 64) == 2
+def pack(tmp_path, name, folder):
+    """The archive of a small corpus in a folder; its path."""
+    put, file = LAYOUTS[name]
+    put(tmp_path / "original" / name)
+    folder.mkdir(exist_ok=True)
+    with tarfile.open(folder / file, "w:gz") as tar:
+        tar.add(tmp_path / "original" / name, f"{name}-1.0")
+    return folder / file
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_an_archive_is_fetched_and_unpacked_and_has_its_manifests(tmp_path, speech, server, home, name, capsys):
+    archive, folder = pack(tmp_path, name, home), tmp_path / "corpus"
+    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+    url, there = f"http://127.0.0.1:{server.server_port}/{archive.name}", folder / archive.name
+    assert speech(name, folder, port=server.server_port) == 0
+    original, got = contents(tmp_path / "original" / name), contents(folder)
+    tables = {path for path in got if path.endswith(".tsv")}
+    assert len(tables) == 2 and {path: got[path] for path in got.keys() - tables - {archive.name}} == original
+    size = archive.stat().st_size
+    assert capsys.readouterr().out.splitlines()[:4] == [
+        f"[1/1] {url}",
+        f"not checked: the SHA-256 of {url} is {sha256}, and none is known to compare with; --sha256 HEX does",
+        f"{there}: {size:,} bytes, fetched",
+        f"{there}: {len(original)} files in {folder}",
+    ]
+    assert speech(name, folder, "--sha256", sha256.upper()) == 0  # where no server is
+    assert contents(folder) == got
+    assert "not checked" not in capsys.readouterr().out and server.asked == [f"/{archive.name}"]
+    assert speech(name, folder, "--sha256", "0" * 64) == 2
+    assert f"{there} must be {'0' * 64}, but it is {sha256}; move it away" in capsys.readouterr().err
+
+
+def test_an_archive_with_another_digest_than_given_is_not_left_behind(tmp_path, speech, server, home, capsys):
+    pack(tmp_path, "fsdd", home)
+    assert speech("fsdd", tmp_path / "corpus", "--sha256", "1" * 64, port=server.server_port) == 2
     assert capsys.readouterr().err.endswith("nothing was written; try again, or name another --mirror\n")
-    assert names(get.output) == []
+    assert names(tmp_path / "corpus") == []
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_was_fetched_or_unpacked_by_hand_needs_no_network(tmp_path, speech, name, capsys):
+    folder = tmp_path / "corpus"
+    assert speech(name, folder) == 2
+    assert capsys.readouterr().err.startswith(f"error: http://127.0.0.1:1/{LAYOUTS[name][1]} must be reachable, but ")
+    pack(tmp_path, name, folder)
+    original = tmp_path / "original" / name
+    assert speech(name, folder) == speech(name, original) == 0
+    assert "is there: nothing is fetched" in capsys.readouterr().out
+    tables = [{path: text for path, text in contents(at).items() if path.endswith(".tsv")} for at in (folder, original)]
+    assert tables[0] == tables[1] and len(tables[0]) == 2
+
+
+def test_what_was_stopped_while_unpacking_goes_on_and_what_is_whole_is_not_touched(tmp_path, speech):
+    """The cache of features goes by the time of change."""
+    folder = tmp_path / "corpus"
+    pack(tmp_path, "fsdd", folder)
+    assert speech("fsdd", folder) == 0
+    want = contents(folder)
+    gone, torn, whole = sorted((folder / "recordings").iterdir())[:3]
+    gone.unlink()
+    torn.write_bytes(torn.read_bytes()[:100])
+    before = whole.stat().st_mtime_ns
+    assert speech("fsdd", folder) == 0
+    assert contents(folder) == want and whole.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda raw: raw[:-1], lambda raw: raw[: len(raw) // 2], lambda raw: raw[:-8] + bytes(8), lambda _: b"<html>"],
+)
+def test_a_damaged_archive_is_refused_before_anything_is_unpacked(tmp_path, speech, damage, capsys):
+    archive = pack(tmp_path, "fsdd", tmp_path / "corpus")
+    archive.write_bytes(damage(archive.read_bytes()))
+    assert speech("fsdd", archive.parent) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {archive} must be a whole .tar.gz, but it is not: ")
+    assert said.endswith("; move it away to have it fetched anew\n")
+    assert names(archive.parent) == [archive.name]
+
+
+@pytest.mark.parametrize("name", ["fsdd/../../evil.txt", "alone.txt"])
+def test_an_archive_writes_nowhere_else(tmp_path, speech, name, capsys):
+    archive = pack(tmp_path, "fsdd", tmp_path / "corpus")
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    assert speech("fsdd", archive.parent) == 2
+    assert capsys.readouterr().err == (
+        f"error: files of an archive must lie inside one folder, but {archive} has {name!r}; fetch it elsewhere\n"
+    )
+    assert names(archive.parent) == [archive.name] and not (tmp_path / "evil.txt").exists()
+
+
+def test_a_name_that_is_none_is_told_with_those_there_are(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        get_data.main(["fsd", "data"])
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert "invalid choice: 'fsd'" in said and all(name in said for name in [*get_data.CORPORA, "kaldi", "folder"])
 
 
 @pytest.mark.data

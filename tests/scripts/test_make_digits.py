@@ -1,7 +1,6 @@
 """scripts/make_digits.py on tones in FSDD's layout: what comes out is taken apart again, sample by sample."""
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -43,12 +42,11 @@ def fsdd(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def make(monkeypatch, capsys):
+def make(capsys):
     """The command; returns its exit code, what it printed and the last line on stderr."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["make_digits.py", *map(str, arguments)])
-        code = make_digits.main()
+        code = make_digits.main([str(each) for each in arguments])
         said = capsys.readouterr()
         return code, said.out.splitlines(), (said.err.splitlines() or [""])[-1]
 
@@ -104,9 +102,8 @@ def test_utterances_are_the_recordings_that_they_name_with_pauses_between(made):
                 digit, speaker, number = name.split("_")
                 part = tone(int(digit), speaker, int(number))
                 if i:  # the pause may last 400 to 3200 samples; the first place that fits is where the next begins
-                    fits = [
-                        p for p in range(place + 400, place + 3201) if np.array_equal(samples[p : p + len(part)], part)
-                    ]
+                    begins = place + 400 + np.flatnonzero(samples[place + 400 : place + 3201] == part[0])
+                    fits = [p for p in begins if np.array_equal(samples[p : p + len(part)], part)]
                     assert fits
                     quiet = samples[place + 40 : fits[0] - 40].astype(float)
                     assert 10 < np.sqrt(np.mean(quiet**2)) < 40  # as the quiet place inside the recordings, about 20
@@ -169,7 +166,7 @@ def test_another_set_up_is_not_written_over(made, fsdd, make, tmp_path):
     before = content(folder)
     assert make(fsdd, folder, *SIZES, "--seed", "2", "--valid", "7")[::2] == (
         2,
-        f"error: a folder holds what one command makes, but in {folder} this differs: valid 6 -> 7, seed 1 -> 2; "
+        f"error: a folder holds what one command makes, but in {folder} this differs: valid: 6 -> 7, seed: 1 -> 2; "
         "name another folder, or remove this one",
     )
     assert content(folder) == before
@@ -187,7 +184,7 @@ def test_a_wrong_folder_is_told(make, fsdd, tmp_path):
     assert make(tmp_path, tmp_path / "out")[::2] == (
         2,
         f"error: FSDD must be a folder with train.tsv and test.tsv, but {tmp_path} has no train.tsv and no test.tsv; "
-        f"unpack the corpus, run `python scripts/make_manifest.py fsdd {tmp_path}`, or name the right folder",
+        f"run `python scripts/get_data.py fsdd {tmp_path}`, or name the right folder",
     )
     assert make(fsdd, tmp_path / "out", "--valid", "0")[::2] == (
         2,

@@ -1,92 +1,37 @@
-"""scripts/make_manifest.py on small corpora in the layouts that it reads."""
+"""The manifests that scripts/get_data.py makes of a Kaldi directory and of a folder of x.wav and x.txt."""
 
 import os
 import shutil
-import sys
 
 import numpy as np
 import pytest
 import soundfile
 
-from scripts import make_manifest
+from scripts import get_data
+from tests.scripts.layouts import noise, put, sound
 from transduce.data.manifest import read_manifest
 
 
 @pytest.fixture
-def make(monkeypatch, capsys):
+def make(capsys):
     """The command; returns its exit code, what it printed and what it said on stderr."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["make_manifest.py", *map(str, arguments)])
-        code = make_manifest.main()
+        code = get_data.main([str(each) for each in arguments])
         said = capsys.readouterr()
         return code, said.out.splitlines(), said.err.removesuffix("\n")
 
     return run
 
 
-def noise(n, seed=0, channels=1):
-    return np.random.default_rng(seed).integers(-30000, 30000, (n, channels), dtype=np.int16)
-
-
-def sound(path, n=800, rate=8000, **how):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(path, noise(n, channels=how.pop("channels", 1)), rate, **how)
-
-
-def put(path, *lines):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
 def cells(path, *others):
     return [(r.id, r.audio, r.seconds, r.speaker, r.text, *map(r.columns.get, others)) for r in read_manifest(path)]
-
-
-def test_digits_are_split_as_their_authors_split_them(tmp_path, make):
-    home = tmp_path / "fsdd"
-    for name in ("0_jackson_0", "7_jackson_4", "7_jackson_5", "9_yweweler_49"):
-        sound(home / "recordings" / f"{name}.wav", n=1000)
-    sound(home / "recordings" / "noise.wav")
-    (home / "recordings" / "3_jackson_1.wav").write_bytes(b"RIFF and no more")
-    code, out, _ = make("fsdd", home)
-    assert code == 0
-    audio = home / "recordings"
-    assert cells(home / "test.tsv") == [
-        ("0_jackson_0", audio / "0_jackson_0.wav", 0.125, "jackson", "zero"),
-        ("7_jackson_4", audio / "7_jackson_4.wav", 0.125, "jackson", "seven"),
-    ]
-    assert [row[0] for row in cells(home / "train.tsv")] == ["7_jackson_5", "9_yweweler_49"]
-    assert (home / "test.tsv").read_text().splitlines()[1] == (
-        "0_jackson_0\trecordings/0_jackson_0.wav\t0.125\tjackson\tzero"
-    )
-    assert out == [
-        "left out 1: a sound that cannot be read: 3_jackson_1",
-        "left out 1: a name that is not DIGIT_SPEAKER_INDEX: noise",
-        f"{home / 'train.tsv'}: 2 recordings, 0.00 hours, 2 speakers",
-        f"{home / 'test.tsv'}: 2 recordings, 0.00 hours, 1 speakers",
-    ]
-
-
-def test_learners_have_age_and_gender(tmp_path, make):
-    home = tmp_path / "speechocean762"
-    for split, speaker in (("train", "0001"), ("test", "0003")):
-        sound(home / "WAVE" / f"SPEAKER{speaker}" / f"{speaker}0011.WAV", n=16000, rate=16000)
-        put(home / split / "wav.scp", f"{speaker}0011\tWAVE/SPEAKER{speaker}/{speaker}0011.WAV")
-        put(home / split / "text", f"{speaker}0011\tWE CALL  IT BEAR")
-        put(home / split / "utt2spk", f"{speaker}0011\t{speaker}")
-        put(home / split / "spk2age", f"{speaker}\t6")
-        put(home / split / "spk2gender", *([f"{speaker}\tm"] if split == "train" else []))
-    assert make("speechocean762", home)[0] == 0
-    wav = home / "WAVE/SPEAKER0001/00010011.WAV"
-    assert cells(home / "train.tsv", "age", "gender") == [("00010011", wav, 1.0, "0001", "WE CALL IT BEAR", "6", "m")]
-    assert cells(home / "test.tsv", "age", "gender")[0][-2:] == ("6", "")
 
 
 def test_a_folder_of_sounds_and_texts(tmp_path, make, monkeypatch):
     home = tmp_path / "talks"
     sound(home / "Ann" / "one.wav", n=4000, channels=2)
-    put(home / "Ann" / "one.txt", "Good  day,", "Straße!")
+    (home / "Ann" / "one.TXT").write_bytes("Good  day,\r\nStraße!\r\n".encode())
     sound(home / "Ann" / "one.flac")
     sound(home / "Bob" / "deep" / "two.opus", n=16000, rate=16000, format="OGG", subtype="OPUS")
     put(home / "Bob" / "deep" / "two.txt", "\ufeffyes")
@@ -100,6 +45,8 @@ def test_a_folder_of_sounds_and_texts(tmp_path, make, monkeypatch):
     sound(home / "Bob" / "latin.wav")
     sound(home / "Bob" / "tab\t.wav")
     put(home / "Bob" / "tab\t.txt", "tab")
+    soundfile.write(home / "Bob" / "nan.wav", [0.5] * 800 + [float("nan")], 8000, subtype="FLOAT")
+    put(home / "Bob" / "nan.txt", "nan")
     put(home / "Bob" / "torn.txt", "torn")
     (home / "Bob" / "torn.ogg").write_bytes(b"OggS")
     put(home / "Bob" / "picture.png", "no sound at all")
@@ -112,8 +59,9 @@ def test_a_folder_of_sounds_and_texts(tmp_path, make, monkeypatch):
     ]
     assert sorted(out[:-1]) == [
         "left out 1: a name with a tab or the end of a line: Bob/tab\t",
-        "left out 1: a sound of 0 samples: Bob/empty",
-        "left out 1: a sound that cannot be read: Bob/torn",
+        "left out 1: a sound of 0 samples: Bob/empty (../Bob/empty.wav)",
+        "left out 1: a sound that cannot be read: Bob/torn (../Bob/torn.ogg)",
+        "left out 1: a sound with NaN or infinite samples: Bob/nan (../Bob/nan.wav)",
         "left out 1: a text that is not UTF-8: Bob/latin",
         "left out 1: an id that another recording has: Ann/one",
         "left out 1: no sound: Bob/alone.txt",
@@ -134,27 +82,29 @@ def test_a_file_name_that_is_not_utf_8_is_left_out(tmp_path, make):
 
 @pytest.fixture
 def kaldi(tmp_path):
-    """A Kaldi directory with four utterances, two of which lack something."""
+    """A Kaldi directory with five utterances, three of which lack something."""
     home = tmp_path / "kaldi"
     sound(home / "a.wav", n=4000)
     sound(tmp_path / "elsewhere" / "b c.flac", n=8000)
-    put(home / "wav.scp", "a a.wav", f"b {tmp_path}/elsewhere/b c.flac", "c gone.wav", "d a.wav")
-    put(home / "text", "a good day", "b yes", "c lost", "d")
-    put(home / "utt2spk", "a Ann", "b Bob", "c Bob", "d Bob")
+    put(home / "wav.scp", "a a.wav", f"b {tmp_path}/elsewhere/b c.flac", "c gone.wav", "d a.wav", "e e.raw")
+    put(home / "text", "a good day", "b yes", "c lost", "d", "e headerless")
+    put(home / "utt2spk", "a Ann", "b Bob", "c Bob", "d Bob", "e Bob")
+    put(home / "e.raw", "no header")
     return home
 
 
 def test_a_kaldi_directory(tmp_path, make, kaldi):
-    code, out, _ = make("kaldi", kaldi, tmp_path / "m.tsv")
+    code, out, _ = make("kaldi", kaldi, tmp_path / "new" / "m.tsv")
     assert code == 0
-    assert cells(tmp_path / "m.tsv") == [
+    assert cells(tmp_path / "new" / "m.tsv") == [
         ("a", kaldi / "a.wav", 0.5, "Ann", "good day"),
         ("b", tmp_path / "elsewhere/b c.flac", 1.0, "Bob", "yes"),
     ]
     assert out == [
-        "left out 1: no sound: c",
+        "left out 1: no sound: c (gone.wav)",
         "left out 1: no text: d",
-        f"{tmp_path / 'm.tsv'}: 2 recordings, 0.00 hours, 2 speakers",
+        f"left out 1: a sound that cannot be read: e ({kaldi / 'e.raw'})",
+        f"{tmp_path / 'new' / 'm.tsv'}: 2 recordings, 0.00 hours, 2 speakers",
     ]
 
 
@@ -228,29 +178,38 @@ def test_a_piece_keeps_what_its_sound_holds(tmp_path, make, kaldi, subtype, dtyp
     np.testing.assert_allclose(soundfile.read(flac)[0], wave[2000:], rtol=0, atol=step)
 
 
-def test_nothing_found_is_an_error(tmp_path, make):
-    assert make("folder", tmp_path, tmp_path / "m.tsv") == (
+def test_a_piece_with_nan_is_left_out(tmp_path, make, kaldi):
+    soundfile.write(kaldi / "a.wav", [0.5] * 4000 + [float("nan")] * 4000, 8000, subtype="DOUBLE")
+    put(kaldi / "segments", "p a 0 0.5", "q a 0.5 1")
+    put(kaldi / "text", "p said", "q said")
+    put(kaldi / "utt2spk", "p Ann", "q Ann")
+    _, out, _ = make("kaldi", kaldi, tmp_path / "m.tsv", "--audio-out", tmp_path / "pieces")
+    assert out[0] == f"left out 1: a sound with NaN or infinite samples: q ({kaldi / 'a.wav'})"
+    assert [path.name for path in (tmp_path / "pieces").iterdir()] == ["p.flac"]
+
+
+def test_wrong_folders_are_told(tmp_path, make):
+    out = tmp_path / "m.tsv"
+    assert make("folder", tmp_path, out) == (
         2,
         [],
-        f"error: a manifest needs a recording, but none was found for {tmp_path / 'm.tsv'}; see --help for the layouts",
+        f"error: a manifest needs a recording, but none was found for {out}; what was left out is told above, and "
+        "--help tells the layouts",
     )
-    code, _, said = make("kaldi", tmp_path, tmp_path / "m.tsv")
-    assert code == 2 and "wav.scp" in said
-
-
-@pytest.mark.data
-def test_the_layout_of_the_digits_is_the_one_of_the_real_recordings(tmp_path, make):
-    """Real digits under their own names; the manifests that lie there are the witness."""
-    root = os.environ.get("TRANSDUCE_DATA")
-    if not root:
-        pytest.skip("needs fsdd inside the folder that TRANSDUCE_DATA names")
-    theirs = read_manifest(f"{root}/fsdd/test.tsv")[:20] + read_manifest(f"{root}/fsdd/train.tsv")[:20]
-    (tmp_path / "recordings").mkdir()
-    for r in theirs:
-        samples, rate = soundfile.read(r.audio, dtype="int16")
-        soundfile.write(tmp_path / "recordings" / f"{r.id}.wav", samples, rate)
-    assert make("fsdd", tmp_path)[0] == 0
-    ours = {r.id: r for split in ("test", "train") for r in read_manifest(tmp_path / f"{split}.tsv")}
-    assert [(ours[r.id].text, ours[r.id].speaker) for r in theirs] == [(r.text, r.speaker) for r in theirs]
-    assert [ours[r.id].seconds for r in theirs] == pytest.approx([r.seconds for r in theirs], abs=1e-3)
-    assert {r.id for r in theirs[:20]} == {r.id for r in read_manifest(tmp_path / "test.tsv")}
+    put(tmp_path / "text", "a good day")
+    for wrong, told in (("nowhere", "does not exist"), ("text", "is a file")):
+        for layout in ("folder", "kaldi"):
+            assert make(layout, tmp_path / wrong, out) == (
+                2,
+                [],
+                f"error: recordings are looked for in a folder, but {tmp_path / wrong} {told}; name another",
+            )
+    assert make("kaldi", tmp_path, out)[2] == (
+        f"error: {tmp_path} must hold wav.scp, text, utt2spk, but it lacks wav.scp, utt2spk; name another folder, or "
+        "add what is missing"
+    )
+    sound(tmp_path / "a" / "b.wav")
+    put(tmp_path / "a" / "b.txt", "b")
+    assert make("folder", tmp_path / "a", tmp_path)[2] == (
+        f"error: a manifest is a file, but {tmp_path} is a folder; name {tmp_path / 'train.tsv'}, for example"
+    )

@@ -98,8 +98,13 @@ def _positive(cell: str, where: str) -> float:
     return seconds
 
 
-def write_manifest(path: Path | str, recordings: Sequence[Recording], target_column: str = "text") -> None:
-    """What `read_manifest` reads back: `audio` relative to the folder where it lies inside, absolute where not.
+def write_manifest(
+    path: Path | str, recordings: Sequence[Recording], target_column: str = "text", *, root: Path | None = None
+) -> None:
+    """What `read_manifest` reads back: `audio` relative to the manifest where it lies inside `root`, else absolute.
+
+    Args:
+        root: the folder that can be moved as a whole; None: the manifest's own.
 
     Raises:
         ValueError: the recordings have different columns, one is named like a column of every manifest, or a cell holds
@@ -119,9 +124,10 @@ def write_manifest(path: Path | str, recordings: Sequence[Recording], target_col
                 f"{', '.join(others) or 'none'} and {r.id} has {', '.join(r.columns) or 'none'}; fill in the others"
             )
         audio = Path(os.path.abspath(r.audio))
-        inside = audio.relative_to(folder) if audio.is_relative_to(folder) else audio
+        if audio.is_relative_to(os.path.abspath(root or folder)):
+            audio = Path(os.path.relpath(audio, folder))
         seconds = str(round(r.seconds, 3) or r.seconds)  # less than half a millisecond is not nothing
-        rows.append([r.id, inside.as_posix(), seconds, r.speaker, r.text, *r.columns.values()])
+        rows.append([r.id, audio.as_posix(), seconds, r.speaker, r.text, *r.columns.values()])
     for row in rows:
         if bad := [cell for cell in row if any(end in cell for end in "\t\n\r")]:
             raise ValueError(
@@ -149,7 +155,7 @@ def split_by_speaker(
     if len(speakers) < 2:
         raise ValueError(
             f"holding out speakers takes two, but {len(recordings)} recordings have {len(speakers)}; "
-            "name a manifest for validation instead"
+            "name a manifest for validation, or hold out recordings of every speaker (hold_out=recordings)"
         )
     n = min(max(round(share * len(speakers)), 1), len(speakers) - 1)
     held_out = {speakers[i] for i in np.random.default_rng(seed).permutation(len(speakers))[:n]}
@@ -217,7 +223,10 @@ class Manifests:
     def _read(self, path: Path) -> list[Recording]:
         path = self.data / path if self.data else path
         if not path.is_file():
-            raise ValueError(f"a manifest must be there, but {path} is not; use --data DIR, or name the manifests")
+            raise ValueError(
+                f"a manifest must be there, but {path} is not; use --data DIR, or name the manifests "
+                "(scripts/get_data.py makes them)"
+            )
         return read_manifest(path, self.target_column)
 
 
