@@ -9,11 +9,10 @@ compared token by token. Reading the prompt counts. The systems take turns, and 
 
 import argparse
 import os
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
+from turns import compare
 
 from transduce.decode.sample import Sampling, sample
 from transduce.decode.scorer import PromptScorer
@@ -70,30 +70,6 @@ def our_generate(model: Transformer) -> Generate:
     return generate
 
 
-def compare(systems: dict[str, Generate], prompts: Tensor, x: argparse.Namespace) -> None:
-    """Print median tokens/s of every system, its ratio to the first, and how often its output is the first's."""
-    rates: dict[str, list[float]] = {name: [] for name in systems}
-    outputs: dict[str, list[list[int]]] = {}
-    for generate in systems.values():
-        generate(prompts, min(x.tokens, 8))  # warm-up
-    for _ in range(x.repeats):
-        for name, generate in systems.items():
-            start = time.perf_counter()
-            outputs[name] = generate(prompts, x.tokens)
-            rates[name].append(x.tokens * len(prompts) / (time.perf_counter() - start))
-    first, *_ = systems
-    for name, rate in rates.items():
-        same = sum(map(list.__eq__, outputs[name], outputs[first])) / len(prompts)
-        ratio = statistics.median(rate) / statistics.median(rates[first])
-        print(
-            f"batch {len(prompts):3}  {name:22} {statistics.median(rate):9,.1f} tokens/s  {ratio:5.2f} x"
-            f"  same output {same:7.2%}",
-            flush=True,
-        )
-        if "float32" in name and x.device == "cpu" and same < 1:
-            raise SystemExit(f"{name} must give the output of {first}, but {1 - same:.2%} of the texts differ")
-
-
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -132,7 +108,15 @@ def main() -> None:
     rng = torch.Generator().manual_seed(1)
     for size in x.batch_size:
         prompts = torch.randint(theirs.config.vocab_size, (size, x.prompt), generator=rng).to(x.device)
-        compare(systems, prompts, x)
+        for generate in systems.values():
+            generate(prompts, min(x.tokens, 8))  # warm-up
+        compare(
+            f"batch {size:3}",
+            {name: partial(generate, prompts, x.tokens) for name, generate in systems.items()},
+            n_tokens=x.tokens,
+            repeats=x.repeats,
+            exact=lambda name: "float32" in name and x.device == "cpu",
+        )
 
 
 if __name__ == "__main__":

@@ -137,9 +137,6 @@ def measure(make: Callable[[], Plain | Ours], tokens: int, x: argparse.Namespace
     """Median tokens/s and MiB at the peak of a system that is alone on the device."""
     gc.collect()
     on_gpu = x.device != "cpu"
-    if on_gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
     rates: list[float] = []
 
     def go() -> None:
@@ -154,11 +151,15 @@ def measure(make: Callable[[], Plain | Ours], tokens: int, x: argparse.Namespace
                 torch.cuda.synchronize()
             rates.append(tokens * x.updates / (time.perf_counter() - start))
 
-    if on_gpu:
-        go()
-        return statistics.median(rates), torch.cuda.max_memory_allocated() >> 20
-    added = added_by(go)
+    added = added_by(go, x.device)
     return statistics.median(rates), added
+
+
+def row(name: str, rate: float, first: float | None, mfu: float | None, mebibytes: int) -> str:
+    """A line of the table; `first` is the plain loop's rate, and None where its memory did not suffice."""
+    ratio = f"{rate / first:6.2f}" if first else f"{'-':>6}"
+    used = "unknown MFU" if mfu is None else f"{mfu:6.1%} MFU"
+    return f"{name:10} {rate:10,.0f} tokens/s {ratio} x  {used}  {mebibytes:7,} MiB"
 
 
 def arguments() -> argparse.Namespace:
@@ -206,21 +207,17 @@ def main() -> None:
             "plain": lambda w=windows: Plain(PlainGPT(config).to(x.device), w, x),
             "transduce": lambda w=windows: Ours(td.Transformer(config).to(x.device), w, x),
         }
-        first = None
+        rates: dict[str, float] = {}
         for name, make in systems.items():
             torch._dynamo.reset()
             torch.manual_seed(1)
             try:
-                rate, memory = measure(make, rows * config.max_positions, x)
+                rates[name], memory = measure(make, rows * config.max_positions, x)
             except torch.OutOfMemoryError:
                 print(f"batch {rows:3}  {name:10} out of memory", flush=True)
                 continue
-            first = first or rate
-            mfu = f"{rate * operations / peak:6.1%} MFU" if peak else "unknown MFU"
-            print(
-                f"batch {rows:3}  {name:10} {rate:10,.0f} tokens/s {rate / first:6.2f} x  {mfu}  {memory:7,} MiB",
-                flush=True,
-            )
+            mfu = rates[name] * operations / peak if peak else None
+            print(f"batch {rows:3}  {row(name, rates[name], rates.get('plain'), mfu, memory)}", flush=True)
 
 
 if __name__ == "__main__":

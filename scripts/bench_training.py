@@ -235,10 +235,9 @@ def read_corpus(x: argparse.Namespace) -> Corpus:
 
 
 def peak(name: str, ids: Path, x: argparse.Namespace) -> None:
-    """Print the MiB that a few updates add to the memory of a process that has the corpus and the model."""
+    """Print the MiB that a few updates add to the memory of a process that has the corpus and the model, or of its GPU."""
     run = system(name, Corpus(*json.loads(ids.read_text())), x)
-    added = added_by(lambda: run(x.updates))
-    print(added if x.device == "cpu" else round(torch.cuda.max_memory_allocated() / 2**20))
+    print(added_by(lambda: run(x.updates), x.device))
 
 
 def peaks(names: Sequence[str], corpus: Corpus) -> None:

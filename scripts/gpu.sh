@@ -5,25 +5,18 @@
 #   bash scripts/gpu.sh multi30k_en_de_1     these parts; --list names them all
 #   bash scripts/gpu.sh --device cpu --tiny  the same path on a CPU, in minutes, on a corner of the corpus that ships
 #
-# TRANSDUCE_DATA names the folder of the corpora (multi30k, tinyshakespeare, fsdd, speechocean762), RUNS the folder of the runs (default runs/gpu).
+# TRANSDUCE_DATA names the folder of the corpora (multi30k, tinyshakespeare, fsdd, speechocean762), RUNS the folder of the
+# runs (default runs/gpu), COMMIT the commit where git cannot tell.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-device=cuda tiny="" parts=()
-for word in "$@"; do
-  case "$word" in
-    --list) sed -n 's/^part_\(.*\)() .*/\1/p' "$0"; exit ;;
-    --tiny) tiny=1 ;;
-    --device | cpu | cuda*) [ "$word" = --device ] || device=$word ;;
-    *) parts+=("$word") ;;
-  esac
-done
 RUNS="${RUNS:-runs/gpu}"
-mkdir -p "$RUNS"
+commit="${COMMIT:-$(git describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)}"
+device=cuda tiny="" parts=()
 [ ! -d .venv ] || PATH="$PWD/.venv/bin:$PATH"
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"  # a machine that has the dependencies need not install the package
 
 corner="$RUNS/corner"  # what --tiny reads
-if [ -n "$tiny" ]; then
+make_corner() {
   mkdir -p "$corner"
   for split in train valid test; do
     for language in en de; do head -n 40 "recipes/data/commands/$split.$language" >"$corner/$split.$language"; done
@@ -31,77 +24,159 @@ if [ -n "$tiny" ]; then
       awk -v folder="$PWD/recipes/data/commands/sound/" 'BEGIN { FS = OFS = "\t" } NR > 1 { $2 = folder $2 } 1' >"$corner/$split.tsv"
   done
   cp "$corner/train.en" "$corner/input.txt"
-fi
+}
 short=(--training.max-updates 2 --training.validate-every 2)
 curt=(--decoding.length-ratio 0 --decoding.length-extra 5)  # an untrained model decodes to its bound
+
+run() { # a command, told as one would type it
+  local words
+  printf -v words '%q ' "$@"
+  echo "command  ${words% }"
+  timeout 590 "$@"
+}
+train() { # run, command: the run's folder notes which commit goes on from which update
+  local folder=$RUNS/$1
+  mkdir -p "$folder"
+  echo "$commit $(newest "$folder")" >>"$folder/commits"
+  echo "trains  $folder"
+  run "${@:2}" --device "$device" --run "$folder"
+}
+newest() { # run: the update of its last checkpoint
+  local found=("$1"/checkpoints/[0-9]*)
+  local last=${found[-1]##*/}
+  [[ $last =~ ^[0-9]+$ ]] || last=0
+  echo $((10#$last))
+}
+trained_by() { # run: which commit made which updates; one that made none is not told
+  awk -v last="$(newest "$1")" '
+    { commit[NR] = $1; from[NR] = $2 }
+    END {
+      commit[0] = "an unknown commit"; from[0] = 0; from[NR + 1] = last
+      for (i = 0; i <= NR; i++)
+        if (from[i + 1] > from[i]) { printf "%supdates %d to %d at %s", comma, from[i] + 1, from[i + 1], commit[i]; comma = ", " }
+      print comma ? "" : "no updates"
+    }' "$1/commits"
+}
 
 multi30k() { # source, target, seed: enough updates to overfit if nothing held back, batches of 8192 as in the literature
   local small=()
   [ -z "$tiny" ] || small=(--data "$corner" --valid valid --test test --vocab-size 320 "${short[@]}" "${curt[@]}")
-  timeout 580 python recipes/translation.py multi30k --source "$1" --target "$2" --training.seed "$3" --device "$device" \
-    --run "$RUNS/multi30k_$1_$2_$3" --tokens-per-batch 8192 --model.dropout 0.3 --training.optim.peak-rate 5e-3 \
-    --training.optim.warmup-steps 2000 --training.max-updates 8000 --training.max-minutes 9 \
-    --training.validate-every 250 "${small[@]}"
+  train "multi30k_$1_$2_$3" python recipes/translation.py multi30k --source "$1" --target "$2" --training.seed "$3" \
+    --tokens-per-batch 8192 --model.dropout 0.3 --training.optim.peak-rate 5e-3 --training.optim.warmup-steps 2000 \
+    --training.max-updates 8000 --training.max-minutes 9 --training.validate-every 250 "${small[@]}"
 }
 speech() { # setting, minutes from its very beginning, more fields
-  local setting=$1 minutes=$2 small=()
-  shift 2
+  local small=()
   [ -z "$tiny" ] || small=(--data "$corner" --train train.tsv --valid valid.tsv --test test.tsv --vocab-size 290 "${short[@]}" "${curt[@]}")
-  timeout 590 python recipes/speech_to_text.py "$setting" --device "$device" --run "$RUNS/$setting" \
-    --training.max-minutes "$minutes" "$@" "${small[@]}"
+  train "$1" python recipes/speech_to_text.py "$1" --training.seed 1 --training.max-minutes "$2" "${@:3}" "${small[@]}"
 }
 shakespeare() { # run, more fields
-  local run=$1 small=() data=()
-  shift
-  [ -z "$tiny" ] || data=(--data "$corner") small=("${short[@]}" --rows 2 --generation.max-length 5)
-  timeout 590 python recipes/language_model.py shakespeare "${data[@]}" --device "$device" --run "$RUNS/$run" "$@" \
-    "${small[@]}"
+  local small=()
+  [ -z "$tiny" ] || small=(--data "$corner" "${short[@]}" "${tiny_decoder[@]}")
+  train "$1" python recipes/language_model.py shakespeare --training.seed 1 "${@:2}" "${small[@]}"
 }
+tiny_decoder=(
+  --model.decoder.n-layers 1 --model.d-model 32 --model.n-heads 2 --model.d-ff 64 --model.max-positions 16 --rows 2
+  --generation.max-length 5
+)
+can_compile() { [ -z "$tiny" ] || command -v c++ >/dev/null; }  # a machine for trying may have no compiler
 part_multi30k_en_de_1() { multi30k en de 1; }
 part_multi30k_en_de_2() { multi30k en de 2; }
 part_multi30k_en_de_3() { multi30k en de 3; }
 part_multi30k_de_en_1() { multi30k de en 1; }
 part_multi30k_de_en_2() { multi30k de en 2; }
 part_multi30k_de_en_3() { multi30k de en 3; }
-part_training_speed() { python scripts/bench_training.py --device "$device" ${tiny:+--tiny}; }
-part_decoding_speed() { python scripts/bench_decoding.py --device "$device" ${tiny:+--tiny}; }
+part_training_speed() {
+  local compiled=()
+  [ "$device" = cpu ] || compiled=(--compile)
+  run python scripts/bench_training.py --device "$device" "${compiled[@]}" ${tiny:+--tiny}
+}
+part_decoding_speed() { run python scripts/bench_decoding.py --device "$device" ${tiny:+--tiny}; }
 part_shakespeare() { shakespeare shakespeare --training.max-minutes 9; }
 part_precision() { # the same 500 updates in fp32, in bf16, and compiled
   local precision
   for precision in fp32 bf16; do
     shakespeare "$precision" --training.precision "$precision" --training.max-updates 500
   done
-  python scripts/compare_runs.py "$RUNS/bf16" "$RUNS/fp32" ${tiny:+--within 1}
-  [ -z "$tiny" ] || return 0  # a CPU may have no compiler
+  run python scripts/compare_runs.py "$RUNS/bf16" "$RUNS/fp32" ${tiny:+--within 1}
+  can_compile || return 0
   shakespeare compiled --training.compile --training.max-updates 500
-  python scripts/compare_runs.py "$RUNS/compiled" "$RUNS/bf16"
+  run python scripts/compare_runs.py "$RUNS/compiled" "$RUNS/bf16" ${tiny:+--within 1}
 }
-part_gpt2_speed() { python scripts/bench_gpt2.py --device "$device" ${tiny:+--tiny}; }
-part_generation_speed() { python scripts/bench_generation.py --device "$device" ${tiny:+--tiny}; }
+part_gpt2() { # the whole path of GPT-2's recipe at its real size: a text to shards, and some updates of half a million tokens
+  local text=recipes/data/commands/train.en size=50257 small=() lines
+  [ -z "${TRANSDUCE_DATA:-}" ] || text=$TRANSDUCE_DATA/tinyshakespeare/input.txt
+  [ -z "$tiny" ] || {
+    text=$corner/input.txt size=300
+    small=("${short[@]}" "${tiny_decoder[@]}" --training.accumulate 2 --vocab-multiple 8)
+    can_compile || small+=(--training.no-compile)
+  }
+  lines=$(wc -l <"$text")
+  head -n "$((lines * 9 / 10))" "$text" >"$RUNS/gpt2_train.txt"
+  tail -n "+$((lines * 9 / 10 + 1))" "$text" >"$RUNS/gpt2_valid.txt"
+  run python scripts/make_shards.py --train "$RUNS/gpt2_train.txt" --valid "$RUNS/gpt2_valid.txt" \
+    --output "$RUNS/gpt2_shards" --vocab-size "$size" --shard-bytes 300000
+  train gpt2 python recipes/language_model.py gpt2 --data "$RUNS/gpt2_shards" --training.seed 1 --vocab-multiple 50304 \
+    --training.max-updates 50 --training.validate-every 25 --training.optim.warmup-steps 10 "${small[@]}"
+}
+part_gpt2_speed() { run python scripts/bench_gpt2.py --device "$device" ${tiny:+--tiny}; }
+part_generation_speed() { run python scripts/bench_generation.py --device "$device" ${tiny:+--tiny}; }
 part_fsdd() { speech fsdd 8.5; }
 part_digits() {
   local data=()
   [ -n "$tiny" ] || {
     data=(--data "$RUNS/digits_sound")
-    python scripts/make_digits.py "${TRANSDUCE_DATA:?names the folder of the corpora}/fsdd" "${data[1]}"
+    run python scripts/make_digits.py "${TRANSDUCE_DATA:?names the folder of the corpora}/fsdd" "${data[1]}"
   }
   speech digits 8.0 "${data[@]}"
 }
 part_speechocean762_1() { speech speechocean762 8.0; }
 part_speechocean762_2() { speech speechocean762 16.0; }
 
-[ "${#parts[@]}" -gt 0 ] || mapfile -t parts < <("$BASH" "$0" --list)
+fail() { echo "error: $*" >&2; exit 2; }
+mapfile -t all < <(sed -n 's/^part_\(.*\)() .*/\1/p' "scripts/${0##*/}")
+while [ "$#" -gt 0 ]; do
+  case "$1" in
+    --list) printf '%s\n' "${all[@]}"; exit ;;
+    --tiny) tiny=1 ;;
+    --device) [ "$#" -gt 1 ] || fail "--device needs cpu, cuda or cuda:N after it"; device=$2; shift ;;
+    *)
+      declare -F "part_$1" >/dev/null || fail "a part is one of ${all[*]}, but '$1' is none of them"
+      parts+=("$1")
+      ;;
+  esac
+  shift
+done
+[[ $device =~ ^(cpu|cuda(:[0-9]+)?)$ ]] || fail "--device must be cpu, cuda or cuda:N, but is '$device'"
+if [ "$device" != cpu ]; then
+  why=$(python -c 'import sys, torch; torch.empty(0, device=sys.argv[1])' "$device" 2>&1) ||
+    fail "--device must be one that this machine has, but $device: ${why##*$'\n'}; try --device cpu --tiny"
+fi
+[ "${#parts[@]}" -gt 0 ] || parts=("${all[@]}")
+mkdir -p "$RUNS"
+[ -z "$tiny" ] || make_corner
+
 failed=()
 for part in "${parts[@]}"; do
   echo "== $part"
-  started=$SECONDS
-  if "part_$part" >"$RUNS/$part.log" 2>&1; then
-    tr '\r' '\n' <"$RUNS/$part.log" |
-      grep -aE "^(test|validation|compared)|^  (BLEU|chrF|WER|CER|loss|bigram)|tokens/s +[0-9.]+ x|MiB|memory$" || true
+  started=$SECONDS log=$RUNS/$part.log
+  set +e  # in a condition, a part would not stop where a command of it fails
+  (set -e; "part_$part") >"$log" 2>&1
+  status=$?
+  set -e
+  if [ "$status" -eq 0 ]; then
+    tr '\r' '\n' <"$log" |
+      grep -aE "^(command|test|validation|compared)|^  (BLEU|chrF|WER|CER|loss|bigram)|parameters|tokens/s +([0-9.]+|-) x|MiB|memory$" || true
   else
     failed+=("$part")
-    tail -n 3 "$RUNS/$part.log"
+    grep -a "^command" "$log" | tail -n 1
+    tr '\r' '\n' <"$log" | tail -n 3
   fi
-  echo "   $((SECONDS - started)) s on $device, commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown), log $RUNS/$part.log"
+  by=", commit $commit"
+  while read -r _ folder; do
+    echo "   $folder: $(trained_by "$folder")"
+    by=""
+  done < <(grep -a "^trains  " "$log")
+  echo "   $((SECONDS - started)) s on $device$by, log $log"
 done
 [ "${#failed[@]}" -eq 0 ] || { echo "failed: ${failed[*]}"; exit 1; }

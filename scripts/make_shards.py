@@ -7,7 +7,7 @@ DIR gets train-00000.bin, its header train-00000.json and so on, valid-..., the 
 all of it is. The same command again goes on: a shard stays where its header names the same text and tokenizer.
 
 A file is cut where a line begins; a .gz becomes one shard. Every file is a text of its own; with byte-level BPE, write
-<|endoftext|> between the documents of a file.
+<|endoftext|> between the documents of a file. Memory: a process takes up to six times a shard's text.
 """
 
 import argparse
@@ -25,11 +25,24 @@ from typing import get_args
 
 from tqdm import tqdm
 
-from transduce.data.corpus import decode_lines, read_lines
-from transduce.data.language import FILES, TokenizerKind, encode_text, load_tokenizer, tokenizer_file, train_tokenizer
+from transduce.data.corpus import decode_lines
+from transduce.data.language import (
+    CUT,
+    FILES,
+    TokenizerKind,
+    check_text,
+    encode_text,
+    load_tokenizer,
+    read_text,
+    tokenizer_file,
+    train_tokenizer,
+)
 from transduce.data.stream import read_header, write_shard
 from transduce.data.tokenizer import AnyTokenizer
+from transduce.exit import exit_code
 from transduce.files import write_file
+
+MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -46,32 +59,36 @@ class Piece:
     def read(self) -> tuple[str, str]:
         """The text, whose lines all end alike, and the SHA-256 of its bytes."""
         if self.file.suffix == ".gz":
-            lines = read_lines(self.file)
-            raw = "".join(f"{line}\n" for line in lines).encode()
-        else:
-            with self.file.open("rb") as file:
-                file.seek(self.start)
-                raw = file.read(self.stop - self.start)
-            lines = decode_lines(raw, f"{self.file}, from byte {self.start}")
-        return "".join(f"{line}\n" for line in lines), hashlib.sha256(raw).hexdigest()
+            text = read_text(self.file)
+            return text, hashlib.sha256(text.encode()).hexdigest()
+        with self.file.open("rb") as file:
+            file.seek(self.start)
+            raw = file.read(self.stop - self.start)
+        lines = decode_lines(raw, f"{self.file}, from byte {self.start}")
+        return "\n".join([*lines, ""]), hashlib.sha256(raw).hexdigest()
 
 
 def pieces_of(file: Path, size: int) -> Iterator[tuple[int, int]]:
-    """Where pieces of about `size` bytes begin and end: a line break before, no space behind, so that BPE may be cut."""
+    """Where pieces of about `size` bytes begin and end: where CUT finds that a text may be cut."""
     if file.suffix == ".gz":
         yield 0, file.stat().st_size
         return
     start, end = 0, file.stat().st_size
     with file.open("rb") as opened:
         while start < end:
-            stop = min(start + size, end)
-            opened.seek(stop - 1)
-            before = opened.read(1)
-            while stop < end and not (before == b"\n" and not opened.peek(1)[:1].isspace()):
-                before = opened.read(1)
-                stop += 1
+            opened.seek(min(start + size, end))
+            line, after = opened.readline(), opened.readline()
+            while after and not _may_be_cut(line, after):
+                line, after = after, opened.readline()
+            stop = opened.tell() - len(after)
             yield start, stop
             start = stop
+
+
+def _may_be_cut(line: bytes, after: bytes) -> bool:
+    """Between two lines; a character has four bytes at most, and half a one at either end is left out."""
+    border = (line[-6:] + after[:4]).replace(b"\r\n", b"\n")
+    return CUT.search(border.decode(errors="ignore")) is not None
 
 
 @cache
@@ -96,28 +113,62 @@ def make(piece: Piece) -> bool:
 
 
 def own_tokenizer(x: argparse.Namespace) -> Path:
-    """The tokenizer in the folder: copied there, trained, or found from last time."""
-    if x.tokenizer:
-        tokenizer = load_tokenizer(x.tokenizer)
-    else:
+    """The tokenizer in the folder: copied there, trained, or found from last time.
+
+    Raises:
+        ValueError: the one from last time is not what is asked for now.
+    """
+    tokenizer = load_tokenizer(x.tokenizer) if x.tokenizer else None
+    if tokenizer is None:
         try:
-            return x.output / tokenizer_file(load_tokenizer(x.output))
+            path = x.output / tokenizer_file(load_tokenizer(x.output))
         except ValueError:  # the first time
-            left, texts = x.tokenizer_bytes, []
-            for file in x.train:
-                begin = min(left, file.stat().st_size)
-                texts.append(
-                    Piece(file, 0, next((stop for _, stop in pieces_of(file, max(begin, 1))), 0), file, file, "")
-                )
-                left -= begin
-                if left <= 0:
-                    break
-            tokenizer = train_tokenizer(x.kind, [piece.read()[0] for piece in texts], vocab_size=x.vocab_size)
+            tokenizer = trained_tokenizer(x)
+        else:
+            check_wishes(x, path)
+            return path
+    write_file(x.output / MANIFEST, json.dumps({"wishes": wishes(x)}) + "\n")  # first, so that no tokenizer lacks them
     path = x.output / tokenizer_file(tokenizer)
     write_file(path, tokenizer.model)
     for name in FILES.keys() - {path.name}:  # of another kind, from another time
         (x.output / name).unlink(missing_ok=True)
     return path
+
+
+def trained_tokenizer(x: argparse.Namespace) -> AnyTokenizer:
+    """A new one, of the beginning of the training text."""
+    left, texts = x.tokenizer_bytes, []
+    for file in x.train:
+        begin = min(left, file.stat().st_size)
+        texts.append(Piece(file, 0, next((stop for _, stop in pieces_of(file, max(begin, 1))), 0), file, file, ""))
+        left -= begin
+        if left <= 0:
+            break
+    return train_tokenizer(x.kind, [piece.read()[0] for piece in texts], vocab_size=x.vocab_size)
+
+
+def wishes(x: argparse.Namespace) -> dict[str, object]:
+    """What the command line says about the tokenizer; a small text may have fewer pieces than asked for."""
+    if x.tokenizer:
+        return {"tokenizer": "FILE"}
+    size = {} if x.kind == "characters" else {"vocab_size": x.vocab_size}
+    return {"kind": x.kind, **size, "tokenizer_bytes": x.tokenizer_bytes}
+
+
+def check_wishes(x: argparse.Namespace, path: Path) -> None:
+    """Raises ValueError where the tokenizer in the folder was made for other ones; nobody can tell without the manifest."""
+    manifest = x.output / MANIFEST
+    before = json.loads(manifest.read_text()).get("wishes") if manifest.is_file() else None
+    now = wishes(x)
+    if before not in (None, now):
+        raise ValueError(
+            f"all shards of a folder have one tokenizer, but {path} was made with {_said(before)} and now it is "
+            f"{_said(now)}; say the same as before, name another --output, or remove {x.output}"
+        )
+
+
+def _said(wishes: dict[str, object]) -> str:
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in wishes.items())
 
 
 def write_manifest(x: argparse.Namespace, tokenizer: Path, pieces: list[Piece]) -> dict[str, int]:
@@ -129,6 +180,7 @@ def write_manifest(x: argparse.Namespace, tokenizer: Path, pieces: list[Piece]) 
         shards.append({"file": f"{piece.shard.name}.bin", "from": piece.file.name, "first_byte": piece.start})
         shards[-1] |= {"count": header.count, "dtype": header.dtype, "sha256": header.sha256}
     plain = {
+        "wishes": wishes(x),
         "tokenizer": {
             "file": tokenizer.name,
             "vocab_size": load_tokenizer(tokenizer).vocab_size,
@@ -137,7 +189,7 @@ def write_manifest(x: argparse.Namespace, tokenizer: Path, pieces: list[Piece]) 
         "tokens": tokens,
         "shards": shards,
     }
-    write_file(x.output / "manifest.json", json.dumps(plain, indent=1) + "\n")
+    write_file(x.output / MANIFEST, json.dumps(plain, indent=1) + "\n")
     return tokens
 
 
@@ -158,6 +210,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     x = arguments()
+    for file in (*x.train, *x.valid):
+        check_text(file)
     x.output.mkdir(parents=True, exist_ok=True)
     tokenizer = own_tokenizer(x)
     digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
@@ -183,7 +237,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    sys.exit(exit_code(main, prefix="error", interrupted="stopped; run the same command again to go on"))

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from scripts import bench_gpt2, bench_training, compare_runs
+from scripts import bench_gpt2, bench_training, compare_runs, turns
 from transduce.experiment import operations_per_token
 from transduce.model.transformer import Transformer
 
@@ -92,8 +92,8 @@ def test_unsorted_batches_hold_every_pair_once_within_the_budget():
 
 def test_decoding_benchmark_gives_speed_ratio_and_memory(output):
     rows = output(DECODING)
-    assert re.search(r"transformers float32 +[\d,]+ tokens/s +1\.00 x", rows)
-    assert re.search(r"transduce float32 +[\d,]+ tokens/s +[\d.]+ x  same output 100\.00%", rows)
+    assert re.search(r"transformers float32 +[\d,.]+ tokens/s +1\.00 x", rows)
+    assert re.search(r"transduce float32 +[\d,.]+ tokens/s +[\d.]+ x  same output 100\.00%", rows)
     assert re.search(r"transduce +\d+ MiB", rows)
 
 
@@ -111,6 +111,37 @@ def test_gpt2_benchmark_gives_speed_ratio_use_and_memory(output):
     assert (plain, ours, one) == ("plain", "transduce", "1.00")
     speeds = [float(each.replace(",", "")) for each in (own, speed)]
     assert float(ratio) == pytest.approx(speeds[0] / speeds[1], rel=0.01, abs=0.01)
+
+
+def test_gpt2_benchmark_compares_with_nothing_where_the_plain_loop_had_no_memory():
+    want = "transduce      12,346 tokens/s      - x   38.1% MFU   70,123 MiB"
+    assert bench_gpt2.row("transduce", 12345.6, None, 0.3812, 70123) == want
+    want = "transduce      12,346 tokens/s   1.23 x  unknown MFU        7 MiB"
+    assert bench_gpt2.row("transduce", 12345.6, 10000.0, None, 7) == want
+
+
+def test_systems_in_turns_are_compared_with_the_first(capsys, monkeypatch):
+    """On a clock by which a call of the first takes 2 s, of the second 1, 1 and 4."""
+    seconds = iter([2.0, 1.0, 2.0, 1.0, 2.0, 4.0])
+    now = [0.0]
+
+    def work(texts):
+        def run():
+            now[0] += next(seconds)
+            return texts
+
+        return run
+
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
+    systems = {"theirs": work([[1, 2], [3, 4]]), "ours": work([[1, 2], [3, 5]])}
+    turns.compare("batch 2", systems, n_tokens=2, repeats=3, exact=lambda name: False)
+    first, second = capsys.readouterr().out.splitlines()
+    assert " ".join(first.split()) == "batch 2 theirs 2.0 tokens/s 1.00 x same output 100.00%"
+    assert " ".join(second.split()) == "batch 2 ours 4.0 tokens/s 2.00 x same output 50.00%"
+    seconds = iter([1.0, 1.0])
+    with pytest.raises(SystemExit) as error:
+        turns.compare("batch 2", systems, n_tokens=2, repeats=1, exact=lambda name: name == "ours")
+    assert str(error.value) == "ours must give the output of theirs, but 50.00% of the texts differ"
 
 
 def test_gpt2_benchmark_has_the_size_and_operations_it_names():

@@ -11,8 +11,9 @@ import torch
 from tyro.conf import Positional, arg
 
 from transduce.cli_device import Precision, dtype_of, torch_device
-from transduce.cli_score import read_side
+from transduce.cli_score import STDIN, read_side
 from transduce.data.corpus import decode_line
+from transduce.data.language import check_text
 from transduce.generator import GenerationConfig, Generator
 from transduce.perplexity import measure_perplexity
 from transduce.pipeline import load_as
@@ -129,6 +130,8 @@ def score_perplexity(
         batch_tokens: Positions in one go: speed and memory, never the figures.
         precision: bf16 is faster where the hardware has it, and not quite the same.
     """
+    if file != STDIN:
+        check_text(file)
     text = "".join(f"{line}\n" for line in read_side(file))
     generator = load_as(Generator, run, torch_device(device), dtype_of(precision))
     print(

@@ -1,4 +1,4 @@
-"""One configuration for each of five models of `transformers`: random weights copied over, the same logits."""
+"""Configurations for five models of `transformers`: random weights copied over, the same logits."""
 
 import pytest
 import torch
@@ -86,6 +86,10 @@ def with_fields(**fields) -> TransformerConfig:
 
 CASES = {
     "llama": (lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)), LLAMA),
+    "llama-multi-query": (
+        lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**(SIZES | {"num_key_value_heads": 1}))),
+        with_fields(n_kv_heads=1),
+    ),
     "qwen3": (
         lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=10)),
         with_fields(qk_norm=True, head_width=10),
@@ -127,7 +131,9 @@ def test_logits_are_theirs(name, rng):
     steps = torch.cat([ours.decode(ids[:, t : t + 1], cache=cache) for t in range(19)], dim=1)
     torch.testing.assert_close(steps, want, rtol=0, atol=1e-5)
     kept = cache.layers[0].buffers
-    assert kept is not None and kept[0].size(1) == 2, "the cache holds the heads of keys, not those of queries"
+    assert kept is not None and kept[0].size(1) == ours.config.n_kv_heads, (
+        "the cache holds the heads of keys, not those of queries"
+    )
 
 
 @torch.no_grad()

@@ -58,7 +58,7 @@ def _cases() -> dict[str, TransformerConfig]:
         for activation in ("gelu", "gelu_tanh"):
             cases[f"{shape}-{activation}"] = replace(config, activation=activation)
         for variant, fields in VARIANTS.items():
-            if variant == "everything" or shape in ("tokens-tokens", "decoder"):
+            if variant == "everything" or shape in ("tokens-tokens", "frames-tokens", "decoder"):
                 cases[f"{shape}-{variant}"] = replace(config, **fields)
         cases[f"{shape}-tie-none"] = replace(config, tie="none", scale_embeddings=False)
         if shape == "frames-tokens":

@@ -7,9 +7,10 @@ import sys
 import pytest
 
 from scripts import make_shards
-from transduce.data.language import Shards, encode_text, load_tokenizer, read_text, train_tokenizer
+from tests.data.test_language import SPACED, at_once
+from transduce.data.language import Shards, load_tokenizer, read_text, train_tokenizer
 
-TEXT = "".join(f"Line {i} says\n\n  größer than {i * i}\nand so on.\n" for i in range(30))
+TEXT = "".join(f"Line {i} says\n\n  größer than {i * i}\nand so on.\n\n\nNext:\n" for i in range(30)) + SPACED
 
 
 @pytest.fixture
@@ -33,9 +34,9 @@ def make(tmp_path, monkeypatch, capsys):
 def test_shards_are_the_whole_text(tmp_path, make, kind):
     out = make("--kind", kind, "--shard-bytes", "100")
     language = Shards(data=tmp_path / "out", verify=True).read("characters", 0)
-    want = [encode_text(language.tokenizer, read_text(tmp_path / name)).tolist() for name in ("a.txt", "b.txt.gz")]
+    want = [at_once(language.tokenizer, read_text(tmp_path / name)) for name in ("a.txt", "b.txt.gz")]
     assert language.train.read(0, len(language.train)).tolist() == [*want[0], *want[1]]
-    valid = encode_text(language.tokenizer, read_text(tmp_path / "c.txt")).tolist()
+    valid = at_once(language.tokenizer, read_text(tmp_path / "c.txt"))
     assert language.valid.read(0, len(language.valid)).tolist() == valid
     assert len(language.train.parts) > 5
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -69,10 +70,47 @@ def test_another_text_or_tokenizer_makes_the_shards_again(tmp_path, make):
     assert load_tokenizer(tmp_path / "out").model == other.model
     (tmp_path / "out" / "train-00007.bin").write_bytes(b"")
     with pytest.raises(ValueError) as error:
-        make()
+        make("--tokenizer", tmp_path / "tokenizer.json")
     assert str(error.value) == (
         f"{tmp_path / 'out'} must hold shards of this text only, but has train-00007.bin; remove them"
     )
+
+
+def test_lines_that_end_as_on_windows_are_cut_too(tmp_path):
+    (tmp_path / "text").write_bytes(b"one\r\ntwo\r\n\r\nthree\r\n four\r\n\xe3\x80\x82\r\n\xe3\x80\x80five\r\nsix")
+    cuts = list(make_shards.pieces_of(tmp_path / "text", 1))
+    raw = (tmp_path / "text").read_bytes()
+    assert [raw[start:stop].decode() for start, stop in cuts] == [
+        "one\r\n", "two\r\n\r\nthree\r\n four\r\n", "。\r\n\u3000five\r\n", "six",
+    ]  # fmt: skip
+
+
+def test_another_wish_for_the_tokenizer_is_refused(tmp_path, make):
+    make()
+    out = tmp_path / "out"
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    asked = "--kind byte_bpe --vocab-size 300 --tokenizer-bytes 200000000"
+    for more, now in (
+        (["--vocab-size", "301"], "--kind byte_bpe --vocab-size 301 --tokenizer-bytes 200000000"),
+        (["--kind", "characters"], "--kind characters --tokenizer-bytes 200000000"),
+    ):
+        with pytest.raises(ValueError) as error:
+            make(*more)
+        assert str(error.value) == (
+            f"all shards of a folder have one tokenizer, but {out / 'tokenizer.json'} was made with {asked} and now it "
+            f"is {now}; say the same as before, name another --output, or remove {out}"
+        )
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    make("--tokenizer", out / "tokenizer.json")
+    with pytest.raises(ValueError, match=rf"was made with --tokenizer FILE and now it is {asked}; say the same"):
+        make()
+
+
+def test_a_missing_text_is_named_before_anything_is_made(tmp_path, make):
+    with pytest.raises(ValueError) as error:
+        make("--valid", tmp_path / "none.txt")
+    assert str(error.value) == f"a text must be a file, plain or .gz, but {tmp_path / 'none.txt'} does not exist"
+    assert not (tmp_path / "out").exists()
 
 
 def test_processes_make_the_same_shards(tmp_path, make):

@@ -48,11 +48,14 @@ def test_self_attention_looks_at_everything(rng):
 
 
 def test_step_1_qkv(rng):
-    """Seed 002, step 1: x [2, 4, 64] to queries, keys and values [2, 4, 16], without biases."""
+    """Seed 002, step 1: q = W_q x, k = W_k x, v = W_v x, from [2, 4, 64] to [2, 4, 16], without biases."""
+    query, key, value = matrices(rng, *[(HEAD, WIDTH)] * 3)
     module = SelfAttention(config(d_model=WIDTH, n_heads=1, head_width=HEAD, bias=False), causal=True)
-    assert module.qkv.bias is None and module.output.bias is None
-    parts = module.qkv(torch.randn(B, T, WIDTH, generator=rng)).chunk(3, dim=-1)
-    assert [part.shape for part in parts] == [(B, T, HEAD)] * 3
+    load(module, torch.cat((query, key, value)), torch.eye(WIDTH, HEAD))
+    x = torch.randn(B, T, WIDTH, generator=rng)
+    for got, matrix in zip(module.qkv(x).split(module.widths, dim=-1), (query, key, value), strict=True):
+        want = [[[math.fsum((row * x[b, t]).tolist()) for row in matrix] for t in range(T)] for b in range(B)]
+        torch.testing.assert_close(got, torch.tensor(want), rtol=0, atol=1e-5)
 
 
 def test_step_2_scores():

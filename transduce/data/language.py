@@ -1,6 +1,7 @@
 """Where the text of a language model comes from: files, one text cut in two, or shards; and its tokenizer."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,6 +22,12 @@ FILES: dict[str, type[CharTokenizer | ByteBPE | Tokenizer]] = {
     "tokenizer.model": Tokenizer,
 }
 """What a tokenizer's file is called, as in a run directory."""
+
+PART = 1 << 20
+"""Characters encoded at a time: tokenizers take some hundred bytes for each."""
+
+CUT = re.compile(r"\S\n(?=\S)")
+"""A text may be cut behind it: byte-level BPE takes spaces and line breaks in a row together, but for the last."""
 
 
 def train_tokenizer(kind: TokenizerKind, texts: Sequence[str], *, vocab_size: int) -> AnyTokenizer:
@@ -58,22 +65,44 @@ def encode_text(tokenizer: AnyTokenizer, text: str) -> Integer[np.ndarray, " n"]
 
     Where nothing or the same id marks both, the text is one as it stands, line breaks and all, behind that id.
     """
-    start, end = tokenizer.bos_id, tokenizer.eos_id
-    if start != end:
-        rows = tokenizer.encode([line for line in text.split("\n") if line.strip()])
-        ids = [i for row in rows for i in (start, *row, end) if i is not None]
-    else:
-        ids = [*([] if start is None else [start]), *tokenizer.encode([text])[0]]
-    return np.array(ids, dtype=smallest_type(tokenizer.vocab_size))
+    start, end, kind = tokenizer.bos_id, tokenizer.eos_id, smallest_type(tokenizer.vocab_size)
+    found = [np.array([] if start is None or start != end else [start], dtype=kind)]
+    for part in parts_of(text, PART):
+        if start != end:
+            rows = tokenizer.encode([line for line in part.split("\n") if line.strip()])
+            ids = [i for row in rows for i in (start, *row, end) if i is not None]
+        else:
+            (ids,) = tokenizer.encode([part])
+        found.append(np.array(ids, dtype=kind))
+    return np.concatenate(found)
+
+
+def parts_of(text: str, size: int) -> Iterator[str]:
+    """A text in parts of at least `size` characters, cut where no tokenizer can tell."""
+    start = 0
+    while start < len(text):
+        cut = CUT.search(text, start + size - 1)
+        stop = cut.end() if cut else len(text)
+        yield text[start:stop]
+        start = stop
+
+
+def check_text(path: Path) -> None:
+    """Raises ValueError where a text is to be read and there is none."""
+    if path.is_dir() or not path.exists():
+        raise ValueError(
+            f"a text must be a file, plain or .gz, but {path} {'is a directory' if path.is_dir() else 'does not exist'}"
+        )
 
 
 def read_text(path: Path) -> str:
     """A whole UTF-8 file, plain or .gz; its last line ends like the others.
 
     Raises:
-        ValueError: it is not UTF-8.
+        ValueError: there is no such file, or it is not UTF-8.
     """
-    return "".join(f"{line}\n" for line in read_lines(path))
+    check_text(path)
+    return "\n".join([*read_lines(path), ""])
 
 
 @dataclass(frozen=True)
@@ -100,7 +129,7 @@ class TextFiles:
         """Train the tokenizer, encode both sides, each file by itself.
 
         Raises:
-            ValueError: a side is missing.
+            ValueError: a side or a file is missing.
         """
         if not self.train or not self.valid:
             raise ValueError(

@@ -1,0 +1,103 @@
+"""scripts/gpu.sh with a `python` that trains nothing: which commands it gives, and what it says of them."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipes import language_model, speech_to_text, translation
+from transduce.experiment import choose
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = {"language_model.py": language_model, "speech_to_text.py": speech_to_text, "translation.py": translation}
+
+PYTHON = """#!/usr/bin/env bash
+echo "$*" >>"$COMMANDS"
+[[ "$*" != *"${BROKEN:-nothing}"* ]] || { echo "it broke"; exit 3; }
+[[ "$*" != *--run* ]] || mkdir -p "${@: -1}/checkpoints/$UPDATE"
+"""
+
+
+@pytest.fixture
+def gpu(tmp_path):
+    """Calls a copy of the script; exit status, what it printed, and the commands."""
+    for folder in ("scripts", "recipes", "bin"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(ROOT / "scripts" / "gpu.sh", tmp_path / "scripts")
+    (tmp_path / "recipes" / "data").symlink_to(ROOT / "recipes" / "data")
+    (tmp_path / "bin" / "python").write_text(PYTHON)
+    (tmp_path / "bin" / "python").chmod(0o755)
+
+    def call(*words, **environment):
+        own = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "RUNS": "runs", "COMMANDS": str(tmp_path / "log")}
+        (tmp_path / "log").write_text("")
+        done = subprocess.run(
+            ["bash", str(tmp_path / "scripts" / "gpu.sh"), *words],
+            capture_output=True,
+            text=True,
+            env=os.environ | own | {"UPDATE": "00000003", "COMMIT": "one"} | environment,
+        )
+        return done.returncode, done.stdout + done.stderr, (tmp_path / "log").read_text().splitlines()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fsdd", "fsd"], "speechocean762_1 speechocean762_2, but 'fsd' is none of them"),
+        (["--device", "tpu"], "--device must be cpu, cuda or cuda:N, but is 'tpu'"),
+        (["--device"], "--device needs cpu, cuda or cuda:N after it"),
+    ],
+)
+def test_a_wrong_word_is_refused_before_anything_is_made(tmp_path, gpu, words, message):
+    status, told, commands = gpu(*words)
+    assert status == 2 and told.startswith("error: ") and told.endswith(f"{message}\n") and not commands
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path, gpu):
+    status, told, _ = gpu("--device", "cuda:1", BROKEN="torch.empty")
+    assert status == 2 and not (tmp_path / "runs").exists()
+    assert told == (
+        "error: --device must be one that this machine has, but cuda:1: it broke; try --device cpu --tiny\n"
+    )
+
+
+def test_rows_say_which_commit_trained(gpu):
+    words = "--device", "cpu", "--tiny", "shakespeare"
+    _, told, (command,) = gpu(*words)
+    assert f"\ncommand  python {command}\n" in told and " --training.seed 1 " in command
+    assert "\n   runs/shakespeare: updates 1 to 3 at one\n" in told
+    _, told, _ = gpu(*words, COMMIT="two")  # the run is complete
+    assert "\n   runs/shakespeare: updates 1 to 3 at one\n" in told and "two" not in told
+    _, told, _ = gpu(*words, COMMIT="three", UPDATE="00000012")
+    assert "\n   runs/shakespeare: updates 1 to 3 at one, updates 4 to 12 at three\n" in told
+
+
+def test_a_part_stops_where_a_command_fails(gpu):
+    status, told, commands = gpu("--device", "cpu", "--tiny", "gpt2", "training_speed", BROKEN="make_shards")
+    assert status == 1 and told.endswith("failed: gpt2\n") and "\nit broke\n" in told
+    assert [command.split()[0] for command in commands] == ["scripts/make_shards.py", "scripts/bench_training.py"]
+
+
+def test_on_a_gpu_the_compiled_training_is_timed_too(gpu):
+    assert gpu("training_speed")[2][-1] == "scripts/bench_training.py --device cuda --compile"
+    assert gpu("--device", "cpu", "training_speed")[2] == ["scripts/bench_training.py --device cpu"]
+
+
+@pytest.mark.parametrize("tiny", [[], ["--tiny"]])
+def test_every_field_of_every_command_exists(gpu, monkeypatch, tiny):
+    parts = "multi30k_de_en_3", "precision", "gpt2", "shakespeare", "speechocean762_2"
+    status, told, commands = gpu("--device", "cpu", *tiny, *parts, TRANSDUCE_DATA="")
+    assert status == 0, told
+    for command in commands:
+        recipe, *words = shlex.split(command)
+        if recipe.startswith("recipes"):
+            monkeypatch.setattr(sys, "argv", [recipe, *words])
+            found = choose(RECIPES[Path(recipe).name].SETTINGS, default="", description=None)
+            assert found.device == "cpu" and found.training.seed == (3 if "multi30k" in words else 1)
