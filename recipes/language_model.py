@@ -44,7 +44,8 @@ class Experiment:
     vocab_size: int = 8000
     """Pieces of a BPE vocabulary, all bytes included; characters are as many as there are."""
     vocab_multiple: int = 1
-    """Rows are added to the model's table until this divides their number; they stand for nothing."""
+    """Rows are added to the model's table until this divides their number. They stand for nothing and change nothing
+    but the speed of a GPU."""
     rows: int
     """Windows of a batch, each of model.max_positions tokens."""
     batches_per_epoch: int | None = None
@@ -178,8 +179,10 @@ def run(x: Experiment) -> dict[str, float]:
     print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in held_out):,} looked at")
 
     # Model
-    size = -(-tokenizer.vocab_size // x.vocab_multiple) * x.vocab_multiple
-    config = with_vocabularies(x.model, size, size, joint=True)
+    config = with_vocabularies(x.model, tokenizer.vocab_size, tokenizer.vocab_size, joint=True)
+    if config.decoder is not None:
+        table = td.Tokens(vocab_size=tokenizer.vocab_size, multiple=x.vocab_multiple)
+        config = replace(config, decoder=replace(config.decoder, input=table))
     model = new_model(x, config)
 
     # Training

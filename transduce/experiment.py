@@ -64,8 +64,9 @@ def with_vocabularies(config: TransformerConfig, source: int, target: int, *, jo
     """The same model for vocabularies of these sizes; tables are shared as far as vocabularies are."""
     stacks: dict[str, StackConfig | None] = {}
     for name, stack, size in (("encoder", config.encoder, source), ("decoder", config.decoder, target)):
-        tokens = stack is not None and isinstance(stack.input, Tokens)
-        stacks[name] = replace(stack, input=Tokens(vocab_size=size)) if stack and tokens else stack
+        if stack is not None and isinstance(stack.input, Tokens):
+            stack = replace(stack, input=replace(stack.input, vocab_size=size))
+        stacks[name] = stack
     tie = "output" if config.tie == "all" and not joint else config.tie
     return replace(config, encoder=stacks["encoder"], decoder=stacks["decoder"], tie=tie)
 
@@ -79,11 +80,8 @@ def with_frames(config: TransformerConfig, n_features: int, target: int) -> Tran
     frames = replace(config.frames, n_features=n_features)
     if config.encoder is None or config.decoder is None:
         raise ValueError(f"speech needs an encoder and a decoder, but decoder={config.decoder}")
-    return replace(
-        config,
-        encoder=replace(config.encoder, input=frames),
-        decoder=replace(config.decoder, input=Tokens(vocab_size=target)),
-    )
+    config = replace(config, encoder=replace(config.encoder, input=frames))
+    return with_vocabularies(config, target, target, joint=False)
 
 
 def new_model(x: AnyExperiment, config: TransformerConfig) -> Transformer:
@@ -145,7 +143,7 @@ def operations_per_token(model: Transformer) -> float:
     if config.positions == "learned":
         n -= config.max_positions * config.d_model
     if config.tie == "none" and isinstance(config.decoder.input, Tokens):
-        n -= config.decoder.input.vocab_size * config.d_model
+        n -= config.decoder.input.rows * config.d_model
     if config.n_experts:
         experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
         n -= experts * (config.n_experts - config.experts_per_token) // config.n_experts

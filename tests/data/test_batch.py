@@ -77,6 +77,29 @@ def test_moving_a_batch_moves_every_tensor_and_nothing_else():
     assert batch.n_tokens == 2
 
 
+@pytest.mark.parametrize(("device", "pinned"), [("cuda", True), ("cuda:1", True), ("cpu", False)])
+def test_memory_is_pinned_for_a_gpu_alone(monkeypatch, device, pinned):
+    """Only out of pinned memory does a copy to a GPU not wait."""
+    batch, calls = pair_batch([[7, EOS]], [[5, EOS]], bos=BOS), []
+
+    def pin_memory(tensor):
+        copy = tensor.clone()
+        calls.append(("pin", id(copy)))
+        return copy
+
+    def to(tensor, where, *, non_blocking=False):
+        calls.append((str(where), non_blocking, id(tensor)))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    moved = batch.to(torch.device(device))
+    kept = [id(value) for value in vars(moved).values() if isinstance(value, torch.Tensor)]
+    copies = [call for call in calls if call[0] != "pin"]
+    assert copies == [(device, pinned, i) for i in kept] and len(kept) == 5
+    assert [call[1] for call in calls if call[0] == "pin"] == (kept if pinned else [])
+
+
 def test_an_epoch_holds_every_pair_once_with_its_own_source():
     source, target = pairs_of_ids(400, seed=11)
     epoch = an_epoch()

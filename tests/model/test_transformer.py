@@ -267,6 +267,7 @@ TOKENS = StackConfig(input=Tokens(vocab_size=29))
     ("make", "message"),
     [
         (lambda: Tokens(vocab_size=0), "vocab_size must be at least 1, but vocab_size=0"),
+        (lambda: Tokens(vocab_size=5, multiple=0), "multiple must be at least 1, but multiple=0"),
         (lambda: Frames(n_features=0), "n_features must be at least 1, but n_features=0"),
         (lambda: Frames(n_features=13, stack=-1), "stack must be at least 1, but stack=-1"),
         (lambda: StackConfig(input=Tokens(vocab_size=29), n_layers=0), "n_layers must be at least 1, but n_layers=0"),
@@ -298,8 +299,8 @@ TOKENS = StackConfig(input=Tokens(vocab_size=29))
         (
             lambda: replace(TRANSLATION, tie="all"),
             (
-                "tie='all' needs one vocabulary on both sides, but encoder.input=Tokens(vocab_size=29) "
-                "and decoder.input=Tokens(vocab_size=31); use tie='output'"
+                "tie='all' needs one vocabulary on both sides, but encoder.input=Tokens(vocab_size=29, multiple=1) "
+                "and decoder.input=Tokens(vocab_size=31, multiple=1); use tie='output'"
             ),
         ),
     ],

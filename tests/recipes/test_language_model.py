@@ -91,10 +91,11 @@ def test_text_files_with_bpe(tmp_path, data, kind, capsys):
     scores = run(x)
     assert all(math.isfinite(value) for value in scores.values())
     generator = td.load(tmp_path / "run", device="cpu")
-    assert (
-        generator.model.config.decoder.input.vocab_size == 384
-    )  # 300 or fewer pieces, and rows that stand for nothing
-    assert generator.never[-1] == 383
+    table = generator.model.config.decoder.input
+    assert (table.vocab_size, table.rows) == (generator.tokenizer.vocab_size, 384)  # 300 or fewer pieces
+    assert len(generator.model.output) == 384
+    unpadded = run(replace(x, run=tmp_path / "unpadded", vocab_multiple=1))
+    assert scores == pytest.approx(unpadded, rel=1e-4)
     if kind == "byte_bpe":
         capsys.readouterr()
         score_perplexity(tmp_path / "run", data / "input.txt", stride=11, device="cpu")

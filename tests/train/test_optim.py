@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from transduce.train.optim import OptimConfig, optimiser
+from transduce.train.optim import OptimConfig, optimiser, step
 
 LAST = 1_000_000
 """Of no matter to a schedule that is no cosine."""
@@ -16,8 +16,8 @@ LAST = 1_000_000
 def test_the_schedule_is_the_papers(d_model, warmup):
     """Vaswani et al. (2017), equation 3."""
     config = OptimConfig(peak_rate=(d_model * warmup) ** -0.5, warmup_steps=warmup)
-    for step in (1, 2, 10, warmup - 1, warmup, warmup + 1, 2 * warmup, 100_000):
-        assert config.rate(step, LAST) == pytest.approx(d_model**-0.5 * min(step**-0.5, step * warmup**-1.5), rel=1e-12)
+    for n in (1, 2, 10, warmup - 1, warmup, warmup + 1, 2 * warmup, 100_000):
+        assert config.rate(n, LAST) == pytest.approx(d_model**-0.5 * min(n**-0.5, n * warmup**-1.5), rel=1e-12)
 
 
 def test_the_peak_is_at_the_end_of_the_warmup_and_four_times_later_half_of_it():
@@ -150,3 +150,49 @@ def test_negative_settings_are_refused(field):
         f"warmup_steps={values['warmup_steps']}, clip_norm={values['clip_norm']}, "
         f"weight_decay={values['weight_decay']}"
     )
+
+
+def stepped(finite: list[bool]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Weights, and Adam's state, after a step per entry; those that are not finite have a NaN in their gradient."""
+    rng = torch.Generator().manual_seed(2)
+    model = torch.nn.Linear(5, 3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=rng))
+    ours = optimiser(model, OptimConfig(weight_decay=0.1))
+    for i, good in enumerate(finite):
+        rng.manual_seed(sum(finite[:i]))  # the good ones see the same gradients, whatever lies between
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=rng)
+            if not good:
+                parameter.grad.view(-1)[1] = math.nan
+        step(ours, rate=0.1 / (1 + sum(finite[:i])), finite=torch.tensor(good))
+    state = {f"{i}.{key}": v for i, values in ours.state_dict()["state"].items() for key, v in values.items()}
+    return {name: p.detach() for name, p in model.named_parameters()}, state
+
+
+def test_a_step_that_is_not_finite_leaves_no_trace():
+    weights, state = stepped([True] * 3)
+    for finite in ([False, True, True, True], [True, False, False, True, True, False]):
+        others, other_state = stepped(finite)
+        assert all(torch.equal(weights[name], others[name]) for name in weights)
+        assert state.keys() == other_state.keys()
+        assert all(torch.equal(state[name], other_state[name]) for name in state)
+        assert {float(v) for name, v in other_state.items() if name.endswith(".step")} == {3.0}
+
+
+def test_a_finite_step_is_that_of_adamw():
+    torch.manual_seed(0)
+    ours, theirs = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
+    theirs.load_state_dict(ours.state_dict())
+    mine = optimiser(ours, OptimConfig())
+    plain = torch.optim.AdamW(theirs.parameters(), betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0, fused=True)
+    for i in range(1, 4):
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        step(mine, rate=0.1 / i, finite=torch.tensor(True))
+        plain.param_groups[0]["lr"] = 0.1 / i
+        plain.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert not hasattr(mine, "found_inf")

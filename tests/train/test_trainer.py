@@ -4,11 +4,18 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train import toy
 from transduce.data.batch import IGNORE, Batch
+from transduce.data.stream import Stream, Windows
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.transformer import Transformer
+from transduce.train.late import Late
 from transduce.train.loss import sequence_loss
 from transduce.train.mfu import peak_of
 from transduce.train.optim import OptimConfig
@@ -167,6 +174,82 @@ def test_metrics_stay_json_when_an_update_is_skipped(tmp_path):
     lines = [json.loads(x, parse_constant=refuse) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     (train,) = (line for line in lines if line["kind"] == "train")
     assert train["skipped"] == 2 and 0 < train["loss"] < 5
+
+
+def test_numbers_are_read_when_the_next_update_is_under_way_and_before_every_look(tmp_path, monkeypatch):
+    """Of a toy with six batches an epoch; so a GPU has work while it is waited for."""
+    events = []
+    data = toy.Backwards(n=14, tokens_per_batch=12)
+    assert len(data.epoch(0)) == 6
+
+    def read(late):
+        events.append("read")
+        return late.numbers.tolist()
+
+    def validate(model):
+        events.append("look")
+        return Validation({"loss": 1.0}, 1.0)
+
+    monkeypatch.setattr(Late, "tolist", read)
+    training = toy.trainer(tmp_path, data=data, validate=validate, config=toy.config(max_updates=8, validate_every=4))
+    own = training.optimiser.step
+    training.optimiser.step = lambda: (events.append("step"), own())
+    training.run()
+    four = ["step", *["step", "read"] * 3, "read"]
+    rest = ["step", "step", "read", "read"]  # the end of an epoch, and two more
+    assert events == [*four, "look", *rest, *rest, "look"]
+
+
+def test_no_operation_of_an_update_asks_for_a_number(tmp_path):
+    """Where nothing is padded. On a GPU such a question waits until all that is queued is done."""
+    asked = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            asked.append(operation.name().split("::")[1])
+            return operation(*args, **(kwargs or {}))
+
+    torch.manual_seed(0)
+    decoder = StackConfig(input=Tokens(vocab_size=12), n_layers=1)
+    model = Transformer(TransformerConfig(decoder=decoder, d_model=16, n_heads=2, d_ff=32))
+    windows = Windows(stream=Stream([np.arange(400).astype(np.uint16) % 12]), context=16, rows=2)
+    training = toy.trainer(tmp_path, model=model, data=windows)
+    training.log.open(training.progress)
+    for batch in windows.epoch(0)[0], windows.epoch(0)[1]:
+        with Watch():
+            training._update([batch])
+    training.log.close()
+    assert "_fused_adamw_" in asked
+    assert not {"_local_scalar_dense", "nonzero", "is_nonzero", "item", "equal"} & set(asked)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_cudnn_attends_only_to_batches_of_one_shape(tmp_path, monkeypatch, static, before):
+    """It plans anew for every other shape; what the process had chosen comes back."""
+    enabled = torch.backends.cuda.cudnn_sdp_enabled
+    seen, attend = {True: set(), False: set()}, F.scaled_dot_product_attention
+    training = toy.trainer(tmp_path, config=toy.config(max_updates=2, static_shapes=static))
+
+    def watched(*args, **kwargs):
+        seen[training.model.training].add(enabled())
+        return attend(*args, **kwargs)
+
+    def validate(model):
+        batch = toy.Backwards(length=(18, 20)).epoch(0)[0]  # long enough for the kernel
+        model(source=batch.source, target_in=batch.target_in)
+        return Validation({"loss": 1.0}, 1.0)
+
+    training.validate = validate
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    was = enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+        training.run()
+        assert enabled() is before
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was)
+    assert seen == {True: {static}, False: {False}}
 
 
 def test_patience_ends_the_training_after_so_many_looks_without_a_better_score(tmp_path):

@@ -29,9 +29,17 @@ class Batch:
     """Target tokens to predict, EOS included, padding not."""
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on another device, copied without waiting where memory is pinned."""
+        """The same batch on another device.
+
+        To a GPU it is copied without waiting, from pinned memory; from any other, CUDA makes the caller wait. Pinning
+        takes time too, so call this in a thread, as the trainer does.
+        """
+        pinned = device.type == "cuda"
         tensors = {f.name: t for f in fields(self) if isinstance(t := getattr(self, f.name), torch.Tensor)}
-        moved: dict[str, Any] = {name: t.to(device, non_blocking=True) for name, t in tensors.items()}
+        moved: dict[str, Any] = {
+            name: (t.pin_memory() if pinned and t.device.type == "cpu" else t).to(device, non_blocking=pinned)
+            for name, t in tensors.items()
+        }
         return replace(self, **moved)
 
 

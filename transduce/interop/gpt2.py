@@ -38,7 +38,10 @@ FIXED: dict[str, Any] = {
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-TRAINING = ("init", "recompute", "tie")
+TABLES = ("target_input.weight", "output")
+"""Our names of what has a row per token."""
+
+TRAINING = ("init", "recompute", "tie", "decoder.input.multiple")
 """Fields of ours that GPT-2's config.json does not hold, or holds otherwise, and that change no output."""
 
 
@@ -98,6 +101,8 @@ def export_gpt2(model: Transformer, directory: Path, *, tokenizer: ByteBPE | Non
     weights = {}
     for name, their_name, turned in _names(config):
         weight = own[name].detach().cpu()
+        if name in TABLES:
+            weight = weight[: model.vocab_size]  # rows that only fill it up stay here
         prefix = "" if their_name == "lm_head.weight" else "transformer."
         weights[prefix + their_name] = (weight.T if turned else weight).contiguous()
     directory.mkdir(parents=True, exist_ok=True)

@@ -34,12 +34,18 @@ def initialise(model: "Transformer") -> None:
             for part in module.weight.split(fused.get(name.split(".")[-1], [len(module.weight)])):
                 nn.init.xavier_uniform_(part, gain=config.init_gain if ".layers." in name else 1.0)
         elif isinstance(module, TokenInput):
-            nn.init.normal_(module.weight, std=config.d_model**-0.5)
+            _fill(module.weight, module.tokens.vocab_size, std=config.d_model**-0.5)
         elif isinstance(module, Positions) and module.learned is not None:
             nn.init.normal_(module.learned, std=0.02)
     if model.output is not None and model.output is not getattr(model.target_input, "weight", None):
-        nn.init.normal_(model.output, std=config.d_model**-0.5)
+        _fill(model.output, model.vocab_size, std=config.d_model**-0.5)
     return None
+
+
+def _fill(weight: nn.Parameter, rows: int, *, std: float) -> None:
+    """So many rows normal, whatever the table is filled up with: that is zero, and no random number is drawn for it."""
+    nn.init.normal_(weight[:rows], std=std)
+    nn.init.zeros_(weight[rows:])
 
 
 def _as_gpt2(model: "Transformer") -> None:
@@ -47,9 +53,12 @@ def _as_gpt2(model: "Transformer") -> None:
 
     Source: Radford et al. (2019), Language models are unsupervised multitask learners, section 2.3.
     """
+    tables = {m.weight: m.tokens.vocab_size for m in model.modules() if isinstance(m, TokenInput)}
+    if model.output is not None:
+        tables[model.output] = model.vocab_size
     for parameter in model.parameters():
         if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.02)
+            _fill(parameter, tables.get(parameter, len(parameter)), std=0.02)
     for stack in (model.encoder, model.decoder):
         modules = [] if stack is None else list(stack.named_modules())
         n_residuals = sum(name.endswith("_sublayer") for name, _ in modules)

@@ -1,5 +1,7 @@
 """The Transformer: an encoder stack, a decoder stack, or both. Reading order: attention, layers, then this."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -72,14 +74,30 @@ class Stack(nn.Module):
 
         recompute = self.recompute and self.training and torch.is_grad_enabled() and cache is None
         x = self.dropout(self.positions(x, start))
-        for i, layer in enumerate(self.layers):
-            if recompute:
-                x, routing = checkpoint(through, layer, x, None, use_reentrant=False)
-            else:
-                x, routing = through(layer, x, cache.layers[i] if cache else None)
-            if balance is not None:
-                balance += [self.balance_weight * balance_loss(y, self.experts_per_token, lengths) for y in routing]
+        with nullcontext() if self.training or torch.compiler.is_compiling() else _without_cudnn():
+            for i, layer in enumerate(self.layers):
+                if recompute:
+                    x, routing = checkpoint(through, layer, x, None, use_reentrant=False)
+                else:
+                    x, routing = through(layer, x, cache.layers[i] if cache else None)
+                if balance is not None:
+                    balance += [self.balance_weight * balance_loss(y, self.experts_per_token, lengths) for y in routing]
         return x if self.norm is None else self.norm(x)
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Attention by PyTorch's other kernels: cuDNN's plans anew for every new (batch, length).
+
+    So evaluation is, where caches grow and lengths vary; of its own batches, training knows whether they do
+    (train/trainer.py).
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 class Transformer(nn.Module):
@@ -100,10 +118,12 @@ class Transformer(nn.Module):
             self.target_input = self.source_input if shared else self._input(config.decoder)
             self.decoder = Stack(config, config.decoder, causal=True, cross=config.encoder is not None)
         last = self.target_input if self.target_input is not None else self.source_input
+        self.vocab_size = 0
         if isinstance(last, TokenInput):
+            self.vocab_size = last.tokens.vocab_size  # rows of `output` that stand for tokens; more may follow
             self.output = nn.Parameter(torch.empty_like(last.weight)) if config.tie == "none" else last.weight
         if config.ctc and self.output is not None:
-            self.ctc = nn.Linear(config.d_model, self.output.size(0), bias=config.bias)
+            self.ctc = nn.Linear(config.d_model, self.vocab_size, bias=config.bias)
         initialise(self)
 
     def _input(self, stack: StackConfig) -> TokenInput | FrameInput:
@@ -197,14 +217,14 @@ class Transformer(nn.Module):
         return self.decoder(vectors, lengths=lengths, memory=memory, cache=cache, balance=balance)
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """States to logits.
+        """States to logits of the vocabulary, without the rows that only fill the table up.
 
         Raises:
             ValueError: an encoder alone over frames has no vocabulary to project to.
         """
         if self.output is None:
             raise ValueError("logits need a vocabulary, but this model has only an encoder over frames; use states()")
-        return F.linear(states, self.output)
+        return F.linear(states, self.output[: self.vocab_size])
 
     def ctc_logits(self, memory_states: Float[Tensor, "B S D"]) -> Float[Tensor, "B S V"]:
         """The memory's states to logits of one token, or of the blank symbol, at every source position.

@@ -10,6 +10,7 @@ from torch import Tensor
 from transduce.train.loss import Seq2SeqBatch, balanced, projected_cross_entropy, sequence_loss
 
 
+@torch.compiler.disable
 def ctc_loss(
     logits: Float[Tensor, "B S V"],
     source_lengths: Int[Tensor, " B"] | None,
@@ -18,7 +19,7 @@ def ctc_loss(
     *,
     blank_id: int = 0,
 ) -> Float[Tensor, ""]:
-    """-log p(target | source) over all alignments, in nats, summed; in float32 or wider.
+    """-log p(target | source) over all alignments, in nats, summed; in float32 or wider, and outside compiled graphs.
 
     A source with too few positions for its target has no alignment and contributes neither loss nor gradient;
     data/speech.py leaves such recordings out.
@@ -70,7 +71,9 @@ def hybrid_loss(
     balance: list[Tensor] | None = [] if model.training else None
     memory = model.encode(batch.source, batch.source_lengths, balance=balance)
     states = model.decoder_states(batch.target_in, memory=memory, lengths=batch.target_lengths, balance=balance)
-    entropy = projected_cross_entropy(states, model.output, batch.target_out, label_smoothing=label_smoothing)
+    entropy = projected_cross_entropy(
+        states, model.output, batch.target_out, n_classes=model.vocab_size, label_smoothing=label_smoothing
+    )
     logits = model.ctc_logits(memory.states)
     ctc = ctc_loss(logits, memory.lengths, batch.target_out, batch.target_lengths, blank_id=blank_id)
     return balanced((1 - ctc_weight) * entropy + ctc_weight * ctc, balance, batch)

@@ -15,22 +15,30 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """sum of -sum_v y_v log softmax(states @ weight.T)_v, with y = (1 - smoothing) onehot + smoothing / V.
 
     The gradient with respect to the logits is p - y, known as soon as p is. So both gradients are made in the forward
-    pass, chunk by chunk, and the (n, V) logits never exist as a whole.
+    pass, chunk by chunk, and the (n, V) logits never exist as a whole. Rows of `weight` beyond the V classes take part
+    in the products, for the sake of their size; their logits are -inf, so p and p - y are zero there.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, targets: Tensor, smoothing: float, with_gradient: bool
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        n_classes: int,
+        smoothing: float,
+        with_gradient: bool,
     ) -> Tensor:
-        n_classes = weight.size(0)
         total = states.new_zeros((), dtype=torch.promote_types(states.dtype, torch.float32))
         grad_states = torch.empty_like(states)
         grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        weight_sum = weight.sum(dim=0, dtype=total.dtype)  # a row times this is the sum of its logits
+        weight_sum = weight[:n_classes].sum(dim=0, dtype=total.dtype)  # a row times this is the sum of its logits
         chunk = CHUNK.get(states.device.type, 256)
         for start in range(0, len(states), chunk):
             rows, wanted = states[start : start + chunk], targets[start : start + chunk, None]
             logits = (rows @ weight.T).to(total.dtype)
+            if n_classes < len(weight):
+                logits[:, n_classes:] = -torch.inf
             largest = logits.amax(dim=-1, keepdim=True)
             picked = logits.gather(1, wanted)
             exp = logits.sub_(largest).exp_()
@@ -40,7 +48,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             total = total - smoothing / n_classes * (rows.to(total.dtype) @ weight_sum).sum()
             if with_gradient:
                 grad = exp.mul_(1 / norm)  # p, and then p - y
-                grad -= smoothing / n_classes
+                grad[:, :n_classes] -= smoothing / n_classes
                 grad.scatter_add_(1, wanted, grad.new_full(wanted.shape, smoothing - 1))
                 grad = grad.to(states.dtype)
                 torch.mm(grad, weight, out=grad_states[start : start + chunk])
@@ -53,35 +61,64 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
         grad_states, grad_weight = ctx.saved_tensors
-        return grad_total * grad_states, (grad_total * grad_weight).to(ctx.weight_dtype), None, None, None
+        return grad_total * grad_states, (grad_total * grad_weight).to(ctx.weight_dtype), None, None, None, None
 
 
 def projected_cross_entropy(
     states: Float[Tensor, "*B D"],
-    weight: Float[Tensor, "V D"],
+    weight: Float[Tensor, "rows D"],
     targets: Int[Tensor, "*B"],
     *,
+    n_classes: int | None = None,
     label_smoothing: float = 0.0,
     ignore: int | None = -100,
 ) -> Float[Tensor, ""]:
     """Cross-entropy of softmax(states @ weight.T) with smoothed targets, in nats, summed; `ignore` asks for nothing.
 
     Positions to ignore are left out before the projection, so padding costs nothing here; None says that there are
-    none, so that a GPU need not be waited for to find them. Computes in autocast's type where autocast is on, its
+    none, so that a GPU need not be waited for to find them, and torch.compile may take this into its graph. Computes in autocast's type where autocast is on, its
     softmax and sums in float32 or wider.
+
+    Args:
+        n_classes: how many rows of `weight` are classes; those that follow fill the table up, have neither probability
+            nor share in the smoothing, and get a gradient of zero. None: all of them.
 
     Source: Szegedy et al. (2016), label smoothing; Vaswani et al. (2017), section 5.4. The gradient p - y of the
     logits is why one pass is enough.
     """
-    states, targets = states.flatten(0, -2), targets.flatten()
+    n_classes = len(weight) if n_classes is None else n_classes
     if ignore is not None:
-        real = (targets != ignore).nonzero()[:, 0]
-        states, targets = states[real], targets[real]
+        return _ragged_cross_entropy(states, weight, targets, n_classes, label_smoothing, ignore)
+    return _cross_entropy(states.flatten(0, -2), weight, targets.flatten(), n_classes, label_smoothing)
+
+
+@torch.compiler.disable
+def _ragged_cross_entropy(
+    states: Float[Tensor, "*B D"],
+    weight: Float[Tensor, "rows D"],
+    targets: Int[Tensor, "*B"],
+    n_classes: int,
+    smoothing: float,
+    ignore: int,
+) -> Float[Tensor, ""]:
+    """Of real positions alone. A graph would be compiled anew for every number of them, so this is none's part."""
+    states, targets = states.flatten(0, -2), targets.flatten()
+    real = (targets != ignore).nonzero()[:, 0]
+    return _cross_entropy(states[real], weight, targets[real], n_classes, smoothing)
+
+
+def _cross_entropy(
+    states: Float[Tensor, "n D"],
+    weight: Float[Tensor, "rows D"],
+    targets: Int[Tensor, " n"],
+    n_classes: int,
+    smoothing: float,
+) -> Float[Tensor, ""]:
     device = states.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
     with torch.autocast(device, enabled=False):
         return _ProjectedCrossEntropy.apply(
-            states.to(dtype), weight.to(dtype), targets, label_smoothing, torch.is_grad_enabled()
+            states.to(dtype), weight.to(dtype), targets, n_classes, smoothing, torch.is_grad_enabled()
         )
 
 
@@ -107,7 +144,7 @@ def sequence_loss(model: Any, batch: Seq2SeqBatch, *, label_smoothing: float = 0
     """Cross-entropy of a batch's target_out, in nats, summed over its tokens; in training, with `balanced`.
 
     Args:
-        model: a Transformer (see model/transformer.py): its `states` and its `output` weight are used.
+        model: a Transformer (see model/transformer.py): its `states`, `output` weight and `vocab_size` are used.
     """
     balance: list[Tensor] | None = [] if model.training else None
     states = model.states(
@@ -117,9 +154,15 @@ def sequence_loss(model: Any, batch: Seq2SeqBatch, *, label_smoothing: float = 0
         target_lengths=batch.target_lengths,
         balance=balance,
     )
-    ignore = None if batch.n_tokens == batch.target_out.numel() else -100  # nothing is padded
+    # windows of a text have no padding; where pairs have none it is chance, and compiled code would branch on it
+    windows = batch.source is None and batch.n_tokens == batch.target_out.numel()
     loss = projected_cross_entropy(
-        states, model.output, batch.target_out, label_smoothing=label_smoothing, ignore=ignore
+        states,
+        model.output,
+        batch.target_out,
+        n_classes=model.vocab_size,
+        label_smoothing=label_smoothing,
+        ignore=None if windows else -100,
     )
     return balanced(loss, balance, batch)
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import nn
+from jaxtyping import Bool
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,3 +78,16 @@ def optimiser(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=config.peak_rate, betas=config.betas, eps=config.eps, fused=True)
+
+
+def step(optimiser: torch.optim.AdamW, *, rate: float, finite: Bool[Tensor, ""]) -> None:
+    """One step at this rate where `finite`; otherwise weights, moments and the count of steps stay as they are.
+
+    The device decides, so that nobody waits for it: a fused optimiser looks at `found_inf`, which is how
+    torch.amp.GradScaler lets it skip a step.
+    """
+    for group in optimiser.param_groups:
+        group["lr"] = rate
+    optimiser.found_inf = (~finite).float()  # type: ignore[attr-defined]
+    optimiser.step()
+    del optimiser.found_inf  # type: ignore[attr-defined]

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from transduce.train.ahead import ahead
+from transduce.train.late import Late
 from transduce.train.log import Log
 from transduce.train.mfu import peak_of
-from transduce.train.optim import OptimConfig, optimiser
+from transduce.train.optim import OptimConfig, optimiser, step
 from transduce.train.state import Progress, Store, Validation
 from transduce.train.stop import StopRequest
 
@@ -54,7 +55,7 @@ class TrainingConfig:
     compile: bool = False
     """torch.compile; needs a C++ compiler on a CPU."""
     static_shapes: bool = False
-    """Every batch has one shape, and what is compiled is compiled for it."""
+    """Every batch has one shape: what is compiled is compiled for it, and on a GPU cuDNN may do the attention."""
     validate_every: int = 1000
     """Updates between validations; each makes a checkpoint."""
     patience: int | None = None
@@ -105,6 +106,7 @@ class Trainer:
         self.optimiser = optimiser(model, config.optim)
         self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best)
         self.progress = Progress()
+        self.unread: tuple[int, Late] | None = None  # of the last update: tokens; its losses and gradient norm
         peak = peak_of(self.device)
         full = peak / operations_per_token if peak and operations_per_token else None
         self.log = Log(directory, config.max_updates, full_speed=full)
@@ -115,8 +117,11 @@ class Trainer:
         Raises:
             FloatingPointError: max_skipped updates in a row had no finite loss or gradient.
         """
-        self.progress = self.store.resume(self.model, self.optimiser) or Progress()
+        self.progress, self.unread = self.store.resume(self.model, self.optimiser) or Progress(), None
         with ExitStack() as stack:
+            # cuDNN's attention plans anew for every new (batch, length): it pays where there is but one of them
+            stack.callback(torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled())
+            torch.backends.cuda.enable_cudnn_sdp(self.config.static_shapes)
             stop = stack.enter_context(StopRequest())
             stack.callback(self.log.close)
             self.log.open(self.progress)
@@ -139,16 +144,21 @@ class Trainer:
             if self.progress.update % self.config.validate_every == 0 and not self.progress.validated:
                 self._validate()
             if stop.requested:
+                self._read()
                 if not self.progress.validated:  # else this very update is saved already
                     self.store.save(self.model, self.optimiser, self.progress)
                 raise KeyboardInterrupt
             if self._finished():
                 return
+        self._read()
         self.progress.epoch += 1
         self.progress.batch = 0
 
     def _update(self, group: Sequence[Batch]) -> None:
-        """One step over the accumulated batches, as if they were one; skipped where anything is not finite."""
+        """One step over the accumulated batches, as if they were one; skipped where anything is not finite.
+
+        A GPU is waited for only when it has this update to work on: for the numbers of the one before.
+        """
         update = self.progress.update + 1
         torch.manual_seed(self.config.seed * 1_000_003 + update)
         self.model.train()
@@ -160,24 +170,28 @@ class Trainer:
             (loss / n_tokens).backward()
             losses.append(loss.detach())
         gradient = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip_norm or math.inf)
-        *parts, norm = torch.stack([*losses, gradient]).tolist()  # the only time in an update that a GPU is waited for
-        total = sum(parts)
-        if math.isfinite(total) and math.isfinite(norm):
-            self._step(update)
+        numbers = torch.stack([*losses, gradient])
+        step(self.optimiser, rate=self._rate(update), finite=numbers.isfinite().all())
+        self.optimiser.zero_grad(set_to_none=True)
+        late = Late(numbers)
+        self._read()
+        self.progress.update, self.unread = update, (n_tokens, late)
+
+    def _read(self) -> None:
+        """Count and log the last update, where that is still to do."""
+        if self.unread is None:
+            return
+        (n_tokens, late), self.unread = self.unread, None
+        *parts, norm = late.tolist()
+        update, loss = self.progress.update, sum(parts) / n_tokens
+        if math.isfinite(loss) and math.isfinite(norm):
             self.progress.skipped_in_a_row = 0
         else:
-            self._skip(update, total / n_tokens, norm)
-        self.optimiser.zero_grad(set_to_none=True)
-        self.progress.update = update
-        self.log.update(self.progress, loss=total / n_tokens, norm=norm, rate=self._rate(update), n_tokens=n_tokens)
+            self._skip(update, loss, norm)
+        self.log.update(self.progress, loss=loss, norm=norm, rate=self._rate(update), n_tokens=n_tokens)
 
     def _rate(self, update: int) -> float:
         return self.config.optim.rate(update, self.config.max_updates)
-
-    def _step(self, update: int) -> None:
-        for group in self.optimiser.param_groups:
-            group["lr"] = self._rate(update)
-        self.optimiser.step()
 
     def _skip(self, update: int, loss: float, norm: float) -> None:
         self.progress.skipped += 1
@@ -194,6 +208,7 @@ class Trainer:
 
     def _validate(self) -> None:
         started = time.monotonic()
+        self._read()
         self.model.eval()
         with torch.no_grad():
             validation = self.validate(self.model)

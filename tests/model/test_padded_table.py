@@ -1,0 +1,172 @@
+"""A table filled up to a round number of rows: the same model, the same loss, the same gradients, the same export."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from transduce.config import from_dict, to_dict
+from transduce.data.batch import IGNORE, pair_batch
+from transduce.data.stream import window_batch
+from transduce.data.tokenizer import BOS, EOS
+from transduce.decode.beam import beam_search
+from transduce.decode.scorer import ModelScorer
+from transduce.interop.gpt2 import export_gpt2, import_gpt2
+from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.presets import gpt2
+from transduce.model.transformer import Transformer
+from transduce.train.ctc import hybrid_loss
+from transduce.train.loss import projected_cross_entropy, sequence_loss
+
+V, ROWS = 13, 16
+STACK = StackConfig(input=Tokens(vocab_size=V), n_layers=1)
+SMALL = {"d_model": 8, "n_heads": 2, "d_ff": 12, "dropout": 0.0}
+TRANSLATION = TransformerConfig(encoder=STACK, decoder=STACK, tie="all", **SMALL)
+SPEECH = TransformerConfig(
+    encoder=StackConfig(input=Frames(n_features=4), n_layers=1), decoder=STACK, ctc=True, **SMALL
+)
+LANGUAGE = replace(gpt2(V), decoder=STACK, max_positions=16, attention_dropout=0.0, **SMALL)
+CONFIGS = {
+    "translation": TRANSLATION,
+    "speech": SPEECH,
+    "language": LANGUAGE,
+    "untied": replace(LANGUAGE, tie="none"),
+    "masked": TransformerConfig(encoder=STACK, **SMALL),
+}
+
+
+def filled_up(config: TransformerConfig) -> TransformerConfig:
+    """The same with tables of ROWS rows."""
+    halves = {
+        name: replace(stack, input=replace(stack.input, multiple=8))
+        for name in ("encoder", "decoder")
+        if (stack := getattr(config, name)) is not None and isinstance(stack.input, Tokens)
+    }
+    return replace(config, **halves)
+
+
+def pair(name: str) -> tuple[Transformer, Transformer]:
+    """The model as it is, and filled up: rows of the same seed, with garbage behind them."""
+    models = []
+    for config in (CONFIGS[name], filled_up(CONFIGS[name])):
+        torch.manual_seed(5)
+        models.append(Transformer(config).double())
+    plain, padded = models
+    own = dict(padded.named_parameters())
+    tables = [key for key, p in plain.named_parameters() if p.shape != own[key].shape]
+    assert tables and all(own[key].shape == (ROWS, 8) for key in tables)
+    with torch.no_grad():
+        for key in tables:
+            assert own[key][V:].count_nonzero() == 0
+            own[key][V:] = 50.0  # as a softmax over all rows would notice
+    return plain, padded
+
+
+def batch_for(model: Transformer):
+    batch = pair_batch([[5, 6, 7, 8, 9, EOS], [7, 8, 9, EOS]], [[8, EOS], [9, 10, EOS]], bos=BOS)
+    if model.config.decoder is None:
+        chosen = torch.where(batch.source > 6, batch.source, IGNORE)
+        return replace(batch, target_in=batch.source, target_out=chosen, n_tokens=6)
+    if model.config.encoder is None:
+        return window_batch([torch.arange(9).numpy(), torch.arange(3, 12).numpy()])
+    if isinstance(model.config.encoder.input, Frames):
+        rng = torch.Generator().manual_seed(2)
+        return replace(batch, source=torch.randn(2, 6, 4, generator=rng, dtype=torch.float64))
+    return batch
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_and_gradients_are_the_same_and_zero_where_the_table_is_filled_up(name, smoothing):
+    gradients, losses = [], []
+    for model in pair(name):
+        settings = {"label_smoothing": smoothing}
+        loss = hybrid_loss if name == "speech" else sequence_loss
+        losses.append(loss(model, batch_for(model), **settings))
+        losses[-1].backward()
+        gradients.append({key: p.grad for key, p in model.named_parameters()})
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-14, atol=0)
+    for key, want in gradients[0].items():
+        got = gradients[1][key]
+        torch.testing.assert_close(got[: len(want)], want, rtol=1e-11, atol=1e-13)
+        assert got[len(want) :].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_the_same_bit_by_bit(name):
+    plain, padded = pair(name)
+    batch = batch_for(plain)
+    inputs = {"source": batch.source, "source_lengths": batch.source_lengths} if plain.encoder is not None else {}
+    if plain.decoder is not None:
+        inputs["target_in"] = batch.target_in
+    want = plain(**inputs)
+    assert want.size(-1) == V and torch.equal(padded(**inputs), want)
+    if plain.ctc is not None:
+        memory = plain.encode(batch.source).states
+        assert torch.equal(padded.ctc_logits(memory), plain.ctc_logits(memory))
+
+
+def test_the_loss_is_that_of_torch_over_the_classes_alone(rng):
+    states = torch.randn(9, 8, generator=rng, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(ROWS, 8, generator=rng, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(V, (9,), generator=rng)
+    got = projected_cross_entropy(states, weight, targets, n_classes=V, label_smoothing=0.2)
+    want = F.cross_entropy(states @ weight[:V].T, targets, label_smoothing=0.2, reduction="sum")
+    torch.testing.assert_close(got, want, rtol=1e-13, atol=0)
+    for ours, theirs in zip(
+        torch.autograd.grad(got, (states, weight)), torch.autograd.grad(want, (states, weight)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
+
+
+def test_beam_search_finds_the_same():
+    found = []
+    for model in pair("translation"):
+        source = torch.randint(3, V, (3, 5), generator=torch.Generator().manual_seed(4))
+        with torch.no_grad():
+            scorer = ModelScorer(model.eval(), model.encode(source))
+            beams = beam_search(
+                scorer, bos_id=BOS, eos_id=EOS, max_lengths=torch.tensor([6, 6, 6]), beam_size=4, n_best=4, alpha=0.6,
+                forbidden=(),
+            )  # fmt: skip
+        found.append([[(h.tokens, h.log_prob) for h in hypotheses] for hypotheses in beams])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["language", "untied"])
+def test_gpt2_is_exported_without_them(tmp_path, name):
+    plain, padded = pair(name)
+    export_gpt2(plain.float(), tmp_path / "plain")
+    export_gpt2(padded.float(), tmp_path / "padded")
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / "padded" / file).read_bytes() == (tmp_path / "plain" / file).read_bytes()
+    assert load_file(tmp_path / "padded" / "model.safetensors")["transformer.wte.weight"].shape == (V, 8)
+    again = import_gpt2(tmp_path / "padded").model
+    assert again.config.decoder.input == Tokens(vocab_size=V)
+    ids = torch.arange(9)[None]
+    assert torch.equal(again(target_in=ids), padded.eval()(target_in=ids))
+
+
+def test_rows_are_the_next_multiple():
+    assert [Tokens(vocab_size=n, multiple=128).rows for n in (1, 127, 128, 129, 50257)] == [128, 128, 128, 256, 50304]
+    assert Tokens(vocab_size=50257).rows == 50257
+
+
+def test_a_configuration_from_before_has_none():
+    plain = to_dict(TRANSLATION)
+    for half in ("encoder", "decoder"):
+        del plain[half]["input"]["multiple"]
+    assert from_dict(TransformerConfig, plain, "config.json") == TRANSLATION
+
+
+def test_a_shared_table_has_one_size():
+    other = replace(STACK, input=Tokens(vocab_size=V, multiple=8))
+    message = (
+        "tie='all' needs one vocabulary on both sides, but encoder.input=Tokens(vocab_size=13, multiple=1) and "
+        "decoder.input=Tokens(vocab_size=13, multiple=8); use tie='output'"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        replace(TRANSLATION, decoder=other)

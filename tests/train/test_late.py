@@ -1,0 +1,43 @@
+"""Numbers that are read late are the same numbers, and a GPU is waited for at the right place."""
+
+import torch
+
+from transduce.train.late import Late
+
+
+def test_on_a_cpu_they_are_there():
+    assert Late(torch.tensor([1.5, -2.0])).tolist() == [1.5, -2.0]
+
+
+class OnGPU(torch.Tensor):
+    """A tensor that says it lies on a GPU, and writes down how it is copied."""
+
+    is_cuda = True
+    calls: list[object]
+
+    def to(self, device, *, non_blocking):
+        self.calls.append((device, non_blocking))
+        return torch.tensor([3.0])
+
+
+class Event:
+    def __init__(self, calls):
+        self.calls = calls
+
+    def record_event(self):
+        self.calls.append("recorded")
+        return self
+
+    def synchronize(self):
+        self.calls.append("waited")
+
+
+def test_on_a_gpu_the_copy_waits_for_nothing_and_reading_it_waits_for_the_copy(monkeypatch):
+    numbers, calls = torch.tensor([3.0]).as_subclass(OnGPU), []
+    numbers.calls = calls
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: Event(calls))
+    late = Late(numbers)
+    assert calls == [("cpu", True), "recorded"]
+    calls.append("the next update")
+    assert late.tolist() == [3.0]
+    assert calls[2:] == ["the next update", "waited"]
