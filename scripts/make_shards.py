@@ -25,12 +25,11 @@ from typing import get_args
 
 from tqdm import tqdm
 
-from transduce.data.corpus import decode_lines
+from transduce.data.corpus import check_text, decode_lines
 from transduce.data.language import (
     CUT,
     FILES,
     TokenizerKind,
-    check_text,
     encode_text,
     load_tokenizer,
     read_text,

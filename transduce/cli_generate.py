@@ -12,8 +12,7 @@ from tyro.conf import Positional, arg
 
 from transduce.cli_device import Precision, dtype_of, torch_device
 from transduce.cli_score import STDIN, read_side
-from transduce.data.corpus import decode_line
-from transduce.data.language import check_text
+from transduce.data.corpus import check_text, decode_line
 from transduce.generator import GenerationConfig, Generator
 from transduce.perplexity import measure_perplexity
 from transduce.pipeline import load_as

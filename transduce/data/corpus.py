@@ -8,6 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 
+def check_text(path: Path) -> None:
+    """Raises ValueError where a text is to be read and there is none."""
+    if path.is_dir() or not path.exists():
+        raise ValueError(
+            f"a text must be a file, plain or .gz, but {path} {'is a directory' if path.is_dir() else 'does not exist'}"
+        )
+
+
 def read_lines(path: Path | str) -> list[str]:
     """The lines of a UTF-8 file, plain or .gz. A line ends at \\n alone (a \\r before it goes too).
 

@@ -11,7 +11,7 @@ from jaxtyping import Integer
 
 from transduce.data.byte_bpe import ByteBPE
 from transduce.data.char_tokenizer import CharTokenizer
-from transduce.data.corpus import read_lines
+from transduce.data.corpus import check_text, read_lines
 from transduce.data.stream import Stream, open_shards, smallest_type
 from transduce.data.tokenizer import AnyTokenizer, Tokenizer
 
@@ -85,14 +85,6 @@ def parts_of(text: str, size: int) -> Iterator[str]:
         stop = cut.end() if cut else len(text)
         yield text[start:stop]
         start = stop
-
-
-def check_text(path: Path) -> None:
-    """Raises ValueError where a text is to be read and there is none."""
-    if path.is_dir() or not path.exists():
-        raise ValueError(
-            f"a text must be a file, plain or .gz, but {path} {'is a directory' if path.is_dir() else 'does not exist'}"
-        )
 
 
 def read_text(path: Path) -> str:
