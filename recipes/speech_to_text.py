@@ -160,7 +160,7 @@ def run(x: Experiment) -> dict[str, float]:
     recordings, valid, test = x.corpus.read(x.training.seed)
     tokenizer = Tokenizer.train([r.text for r in recordings], vocab_size=x.vocab_size)
     cache = FeatureCache(x.cache)
-    reader = FrameReader(front_end(x.features, recordings, cache, x.workers), cache)
+    reader = FrameReader(front_end(x.features, recordings, cache, x.workers, max_seconds=x.max_seconds), cache)
     config = with_frames(x.model, reader.n_features, tokenizer.vocab_size)
     pairs, held_out = (
         SpeechPairs.encode(
@@ -186,8 +186,7 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Training
     transcriber = td.Transcriber(model, tokenizer, reader.front)
-    greedy = replace(x.decoding, beam_size=1, n_best=1)
-    validation = SpeechValidation(transcriber, held_out, held_out.epoch(0), greedy, bleu=translating)
+    validation = SpeechValidation(transcriber, held_out, held_out.epoch(0), x.decoding.greedy(), bleu=translating)
     sound = recordings_fingerprint(recordings, valid)
     identity = Run(config, {**to_dict(x), "sound": sound}, None, tokenizer, reader.front)
     train(x, identity, model, data=pairs, validate=validation, ctc_weight=x.ctc_weight)

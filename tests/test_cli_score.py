@@ -95,6 +95,12 @@ def test_files_that_do_not_belong_together_are_refused_by_name(files):
     )
 
 
+def test_hypotheses_that_are_no_lines_of_text_are_refused(files):
+    rule = "hypotheses must be text, one utterance or sentence a line, but hyp.json is named .json; "
+    rule += "transduce transcribe --format text makes such a file; if it is one, rename it"
+    assert refusal("hyp.json", "ref") == refusal("hyp", "ref", "--paired", "hyp.json") == rule
+
+
 def test_missing_references_and_a_second_standard_input_are_refused_before_reading(files):
     assert refusal("-") == "a score needs a reference, but only - was given; write HYP REF [REF2 ...]"
     assert refusal("-", "ref", "-") == ("standard input can be read once, but - stands for 2 files; name the others")

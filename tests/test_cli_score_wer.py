@@ -153,6 +153,15 @@ def test_files_that_do_not_belong_together_are_refused_by_name(refusal):
     )
 
 
+@pytest.mark.parametrize("kind", [".json", ".jsonl", ".srt", ".tsv", ".JSON"])
+def test_hypotheses_that_are_no_lines_of_text_are_refused(refusal, files, kind):
+    """What `transcribe --format json` writes is not text, even where it has as many lines."""
+    for name in (f"hyp{kind}", f"hyp{kind}.gz"):
+        rule = f"hypotheses must be text, one utterance or sentence a line, but {name} is named {kind}; "
+        rule += "transduce transcribe --format text makes such a file; if it is one, rename it"
+        assert refusal(name, "ref") == refusal("hyp", "ref", "--paired", name) == rule
+
+
 def test_what_is_not_there_is_refused(refusal):
     assert refusal("nowhere", "ref") == "nowhere does not exist"
     assert refusal("hyp", "nowhere.tsv") == "nowhere.tsv does not exist"

@@ -104,6 +104,40 @@ def test_a_long_file_is_cut_into_pieces_that_cover_it(transcriber, tmp_path):
         assert transcriber.decode([transcriber.front(part)], SHORT)[0][0].text == piece.outputs[0].text
 
 
+def test_digital_silence_is_blank_and_named(transcriber, recordings, tmp_path, caplog):
+    """Whatever the model would hear in it; the sides of the FLAC cancel out."""
+    tone = sound("red blue")
+    soundfile.write(tmp_path / "silent.wav", np.zeros(RATE), RATE)
+    soundfile.write(tmp_path / "opposite.flac", np.stack([tone, -tone], axis=1), RATE)
+    silent = [tmp_path / "silent.wav", tmp_path / "opposite.flac"]
+    assert transcriber.decode([transcriber.front(torch.zeros(RATE))], SHORT)[0][0].text.strip()
+    paths = [recordings[0].audio, *silent, recordings[1].audio]
+    done = []
+    got = transcriber.transcribe(paths, replace(SHORT, n_best=2), progress=lambda n, total: done.append((n, total)))
+    first, last = transcriber([paths[0], paths[3]], SHORT)
+    assert [t.text for t in got] == [first, "", "", last] and first and last
+    assert [t.error for t in got] == [""] * 4 and {len(t.pieces[0].outputs) for t in got} == {2}
+    assert sum(n for n, _ in done) == 2 and {total for _, total in done} == {2}
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{path} is silent, every sample being 0, so its text is blank; if its channels cancel out, take one"
+        for path in silent
+    ]
+
+
+def test_a_silent_piece_of_a_long_file_is_blank(transcriber, tmp_path, caplog):
+    waveform = np.concatenate([sound("red blue green"), np.zeros(8 * RATE), sound("black red")])
+    soundfile.write(tmp_path / "long.wav", waveform, RATE)
+    (transcript,) = transcriber.transcribe([tmp_path / "long.wav"], replace(SHORT, max_seconds=2.0))
+    read = read_audio(tmp_path / "long.wav", RATE)
+    parts = [read[round(p.start * RATE) : round(p.stop * RATE)] for p in transcript.pieces]
+    silent = [bool((part == 0).all()) for part in parts]
+    assert silent[0] is silent[-1] is False and sum(silent) > 2
+    for piece, part, nothing in zip(transcript.pieces, parts, silent, strict=True):
+        spoken = transcriber.decode([transcriber.front(part)], SHORT)[0][0].text
+        assert piece.outputs[0].text == ("" if nothing else spoken)
+    assert transcript.text and not caplog.records
+
+
 def test_n_best_is_sorted_and_as_many_as_asked(transcriber, recordings):
     for transcript in transcriber.transcribe([r.audio for r in recordings[:2]], replace(SHORT, n_best=4)):
         scores = [output.score for output in transcript.pieces[0].outputs]

@@ -35,6 +35,5 @@ def dtype_of(precision: Precision) -> torch.dtype:
 def with_options(own: Decoding, *, greedy: bool, **given: int | float | None) -> Decoding:
     """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
     named = {name: value for name, value in given.items() if value is not None}
-    if greedy:
-        named |= {"beam_size": 1, "n_best": 1}
-    return replace(own, **named)  # type: ignore[arg-type]  # every name is a field's
+    found = replace(own, **named)  # type: ignore[arg-type]  # every name is a field's
+    return found.greedy() if greedy else found

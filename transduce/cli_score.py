@@ -75,6 +75,7 @@ def _report(
 ) -> None:
     if not references:
         raise ValueError(f"a score needs a reference, but only {hypotheses} was given; write HYP REF [REF2 ...]")
+    check_hypotheses([hypotheses] if paired is None else [hypotheses, paired])
     if paired is None:
         lines, *others = read_sides([hypotheses, *references])
         measure = {"bleu": bleu, "chrf": chrf, "ter": ter}[metric]
@@ -108,6 +109,17 @@ def check_one_stdin(paths: Sequence[Path]) -> None:
         raise ValueError(
             f"standard input can be read once, but - stands for {paths.count(STDIN)} files; name the others"
         )
+
+
+def check_hypotheses(paths: Sequence[Path]) -> None:
+    """Raises ValueError where a file is named as one of the formats of `transcribe` that are not a text a line."""
+    for path in paths:
+        kind = Path(path.name.removesuffix(".gz")).suffix
+        if kind.lower() in (".json", ".jsonl", ".srt", ".tsv"):
+            raise ValueError(
+                f"hypotheses must be text, one utterance or sentence a line, but {path} is named {kind}; "
+                "transduce transcribe --format text makes such a file; if it is one, rename it"
+            )
 
 
 def read_side(path: Path) -> list[str]:

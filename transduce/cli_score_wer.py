@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from transduce.cli_score import check_one_stdin, read_side, side_name, what_it_means
+from transduce.cli_score import check_hypotheses, check_one_stdin, read_side, side_name, what_it_means
 from transduce.score.alignment import NOUN, Unit, counted, error_report
 from transduce.score.bleu import check_lines
 from transduce.score.wer import ErrorRate, Group, cer, compare, wer
@@ -80,6 +80,7 @@ def score_cer(hypotheses: Hypotheses, reference: Reference, scoring: OmitArgPref
 def _score(unit: Unit, hypotheses: Path, reference: Path, options: Options) -> None:
     systems = [hypotheses] if options.paired is None else [hypotheses, options.paired]
     check_one_stdin([*systems, reference, *([options.manifest] if options.manifest else [])])
+    check_hypotheses(systems)
     right, table = _read_reference(reference, options.column)
     texts = [read_side(path) for path in systems]
     check_lines(dict(zip(map(side_name, [*systems, reference]), [*texts, right], strict=True)))

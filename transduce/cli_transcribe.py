@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,10 @@ from tyro.conf import Positional, arg
 
 from transduce.cli_device import Precision, dtype_of, torch_device, with_options
 from transduce.pipeline import load_as
-from transduce.transcriber import Transcriber, Transcript
+from transduce.transcriber import Sound, Transcriber, Transcript
 
-CHUNK = 100
-"""Files transcribed, and then written, at a time."""
+CHUNK = 600.0
+"""Seconds of sound to read, then transcribe and write, at a time; the file that completes them may be longer."""
 
 Format = Literal["text", "tsv", "json", "srt"]
 
@@ -42,7 +42,7 @@ def transcribe(
     """Transcribe sound files: a text for each, in the same order; searched as the run's own configuration says.
 
     A file that cannot be used is named on stderr and gives a blank text; the others are transcribed all the same, and
-    the exit code is 1.
+    the exit code is 1. A file of nothing but digital silence gives a blank text and a warning.
 
     Args:
         files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, or .npy of vectors; - reads names from standard input, one a line.
@@ -73,17 +73,17 @@ def transcribe(
         max_seconds=max_seconds,
         batch_tokens=batch_tokens,
     )
-    n_bad = 0
+    n_read = n_bad = 0
     with ExitStack() as stack:
         out = stack.enter_context(output.open("w", encoding="utf-8", newline="\n")) if output else sys.stdout
         if format == "tsv":
             out.write("audio\tstart\tstop\tscore\ttext\n")
         stack.enter_context(logging_redirect_tqdm())
         bar = stack.enter_context(tqdm(total=len(paths), unit="piece", disable=not sys.stderr.isatty()))
-        for start in range(0, len(paths), CHUNK):
-            step = _Step(bar, before=bar.n, left=len(paths[start + CHUNK :]))
-            transcripts = transcriber.transcribe(paths[start : start + CHUNK], decoding, progress=step)
-            for transcript in transcripts:
+        for sounds in _chunks(transcriber.read(paths, decoding.max_seconds)):
+            n_read += len(sounds)
+            step = _Step(bar, before=bar.n, left=len(paths) - n_read)
+            for transcript in transcriber.transcripts(sounds, decoding, progress=step):
                 if transcript.error:
                     tqdm.write(f"transduce: {_printable(transcript.error)}", file=sys.stderr)
                     n_bad += 1
@@ -92,6 +92,19 @@ def transcribe(
     if n_bad:
         print(f"transduce: {n_bad} of {len(paths)} files could not be transcribed", file=sys.stderr)
         sys.exit(1)
+
+
+def _chunks(sounds: Iterable[Sound]) -> Iterator[list[Sound]]:
+    """So many files at a time that together they reach CHUNK; the last may be fewer."""
+    chunk, seconds = [], 0.0
+    for sound in sounds:
+        chunk.append(sound)
+        seconds += sound.seconds
+        if seconds >= CHUNK:
+            yield chunk
+            chunk, seconds = [], 0.0
+    if chunk:
+        yield chunk
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.greedy import greedy_search
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.joint import JointScorer
+from transduce.decode.ngram import check_block
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.model.transformer import Transformer
 
@@ -52,11 +53,16 @@ class Decoding:
                 "alpha and length_ratio must not be negative and length_extra at least 1, but "
                 f"alpha={self.alpha}, length_ratio={self.length_ratio}, length_extra={self.length_extra}"
             )
-        if not 0 <= self.ctc_weight <= 1 or self.block_ngram < 0 or self.max_seconds < 1:
+        if not 0 <= self.ctc_weight <= 1 or self.max_seconds < 1:
             raise ValueError(
-                "ctc_weight must lie in [0, 1], block_ngram not be negative and max_seconds be at least 1, but "
-                f"ctc_weight={self.ctc_weight}, block_ngram={self.block_ngram}, max_seconds={self.max_seconds}"
+                "ctc_weight must lie in [0, 1] and max_seconds be at least 1, but "
+                f"ctc_weight={self.ctc_weight} and max_seconds={self.max_seconds}"
             )
+        check_block(self.block_ngram)
+
+    def greedy(self) -> "Decoding":
+        """The same, but searched greedily."""
+        return replace(self, beam_size=1, n_best=1)
 
 
 GREEDY = Decoding(beam_size=1)

@@ -1,6 +1,7 @@
 """Writing that a crash cannot leave half done: first beside, then in place."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +9,17 @@ from pathlib import Path
 
 def write_file(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Write a file whole or not at all; `durable=False` does not wait for the disk (a power cut may still tear it)."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with beside.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    beside.replace(path)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # two containers may share a process id
+    try:
+        with beside.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:  # Ctrl-C too: nobody would ever use that name again
+        beside.unlink(missing_ok=True)
+        raise
     if durable:
         _sync_directory(path.parent)
 

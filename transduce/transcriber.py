@@ -1,7 +1,7 @@
 """Sound in, text out."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +27,23 @@ LOOP = 24
 
 BLOCK = 4
 """What looped is searched again without any n-gram of so many tokens coming twice."""
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A file that was read: start and stop in seconds, and the frames, of every piece; `error` tells why there is none.
+
+    A piece of digital silence has no frames: in constant ones a model hears whatever it likes.
+    """
+
+    path: Path
+    pieces: list[tuple[float, float, Float[Tensor, "_ F"]]]
+    error: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return self.pieces[-1][1] if self.pieces else 0.0
 
 
 @dataclass(frozen=True)
@@ -89,27 +106,37 @@ class Transcriber:
         if isinstance(paths, str | Path):
             raise ValueError(f"transcribe takes a list of files, but got one name; use [{str(paths)!r}]")
         decoding = decoding or self.decoding
-        found: list[list[tuple[float, float]]] = []
-        errors: list[str] = []
-        frames: list[Float[Tensor, "S F"]] = []
+        return self.transcripts(list(self.read(paths, decoding.max_seconds)), decoding, progress=progress)
+
+    def read(self, paths: Sequence[Path | str], max_seconds: float) -> Iterator[Sound]:
+        """One file after the other, each when it is asked for, cut into pieces of at most `max_seconds`.
+
+        A file of nothing but digital silence is named by a warning.
+        """
         for path in map(Path, paths):
-            spans, error = [], ""
             try:
-                for start, stop, vectors in self._frames(path, decoding.max_seconds):
-                    spans.append((start, stop))
-                    frames.append(vectors)
-            except ValueError as caught:
-                del frames[len(frames) - len(spans) :]
-                spans, error = [], str(caught)
-            found.append(spans)
-            errors.append(error)
-        names = [f"{path} from {start:.1f} s" for path, spans in zip(paths, found, strict=True) for start, _ in spans]
-        tell = (lambda n: progress(n, len(frames))) if progress else None
-        outputs = iter(self.decode(frames, decoding, names=names, progress=tell))
-        return [
-            Transcript(Path(path), [Piece(start, stop, next(outputs)) for start, stop in spans], error)
-            for path, spans, error in zip(paths, found, errors, strict=True)
-        ]
+                sound = Sound(path, self._frames(path, max_seconds))
+            except ValueError as error:
+                sound = Sound(path, [], str(error))
+            if sound.pieces and not any(len(frames) for _, _, frames in sound.pieces):
+                told = "%s is silent, every sample being 0, so its text is blank; if its channels cancel out, take one"
+                logger.warning(told, path)
+            yield sound
+
+    def transcripts(
+        self, sounds: Sequence[Sound], decoding: Decoding, *, progress: Callable[[int, int], object] | None = None
+    ) -> list[Transcript]:
+        """What `transcribe` makes of files that were read; the text of a silent piece is blank."""
+        heard = [(sound.path, start, frames) for sound in sounds for start, _, frames in sound.pieces if len(frames)]
+        names = [f"{path} from {start:.1f} s" for path, start, _ in heard]
+        tell = (lambda n: progress(n, len(heard))) if progress else None
+        outputs = iter(self.decode([frames for _, _, frames in heard], decoding, names=names, progress=tell))
+        blank = [Output("")] * decoding.n_best
+        transcripts = []
+        for sound in sounds:
+            found = [Piece(start, stop, next(outputs) if len(f) else blank) for start, stop, f in sound.pieces]
+            transcripts.append(Transcript(sound.path, found, sound.error))
+        return transcripts
 
     def decode(
         self,
@@ -169,7 +196,7 @@ class Transcriber:
         return next(self.model.parameters()).dtype
 
     def _frames(self, path: Path, longest: float) -> list[tuple[float, float, Float[Tensor, "S F"]]]:
-        """Start and stop in seconds, and the frames, of every piece of a file.
+        """Start and stop in seconds, and the frames, of every piece of a file; no frames of digital silence.
 
         Raises:
             ValueError: the file cannot be used; the message names it.
@@ -182,7 +209,7 @@ class Transcriber:
             waveform = read_audio(path, rate)
             try:
                 found = [
-                    (start / rate, stop / rate, self.front(waveform[start:stop]))
+                    (start / rate, stop / rate, _heard(self.front, waveform[start:stop]))
                     for start, stop in pieces(waveform, rate, longest)
                 ]
             except ValueError as error:
@@ -199,6 +226,11 @@ class Transcriber:
                 f"{path} cannot be transcribed: the model's learned positions end at {config.max_positions}, but "
                 f"{n_frames} frames need {n_positions}; cut it into shorter pieces (max_seconds)"
             )
+
+
+def _heard(front: Features, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S F"]:
+    frames = front(waveform)
+    return frames if waveform.any() else frames[:0]
 
 
 def loops(hypothesis: Hypothesis) -> bool:

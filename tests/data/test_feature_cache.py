@@ -3,8 +3,11 @@
 import _thread
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +114,42 @@ def test_a_damaged_file_is_computed_anew(tmp_path, cache, damage):
     assert kept.read_bytes() == raw
 
 
+def test_another_formula_has_other_files(tmp_path, cache, monkeypatch):
+    path = record(tmp_path / "a.wav")
+    before = cache.file(path, CONFIG, 1.0)
+    monkeypatch.setattr(feature_cache, "FORMULA", feature_cache.FORMULA + 1)
+    assert cache.file(path, CONFIG, 1.0) != before
+
+
+def test_once_filled_the_sound_may_go_away(tmp_path, cache):
+    """A disk that is unmounted ends no training."""
+    path = record(tmp_path / "a.wav")
+    wide = Features(replace(CONFIG, hop=0.02))
+    want = [(f, s, f.log_mel(change_speed(read_audio(path, 8000), s))) for f in (FEATURES, wide) for s in (0.9, 1.0)]
+    assert cache.fill([path], FEATURES, (0.9, 1.0)) == cache.fill([path], wide, (0.9, 1.0)) == {}
+    path.unlink()
+    for features, speed, log_mel in want:
+        assert torch.equal(cache.get(path, features, speed), log_mel)
+    for kept in cache.directory.iterdir():
+        kept.unlink()
+    with pytest.raises(ValueError) as caught:
+        cache.get(path, FEATURES)
+    assert str(caught.value) == f"{path} cannot be read: No such file or directory; check the path"
+
+
+def test_what_was_looked_up_is_forgotten_with_its_file_and_by_the_next_filling(tmp_path, cache):
+    path = record(tmp_path / "a.wav")
+    cache.fill([path], FEATURES)
+    for seconds in (0.4, 0.5):
+        record(path, seconds)
+        if seconds == 0.4:
+            cache.fill([path], FEATURES)
+        else:
+            for kept in cache.directory.iterdir():
+                kept.unlink()
+        assert torch.equal(cache.get(path, FEATURES), FEATURES.log_mel(read_audio(path, 8000)))
+
+
 def bad_recordings(folder: Path) -> list[Path]:
     record(folder / "short.wav", 0.02)
     soundfile.write(folder / "none.wav", np.zeros(0), 8000)
@@ -177,3 +216,113 @@ def test_ctrl_c_ends_it_and_keeps_what_is_written(tmp_path, cache, request):
     files = list(cache.directory.iterdir())
     assert 0 < len(files) < 1200 and all(file.suffix == ".npy" for file in files)
     assert all(np.load(file).shape[1] == 23 for file in files)
+
+
+FILL = """
+import os, resource, signal, sys, time
+from pathlib import Path
+from transduce.data import feature_cache
+from transduce.data.features import FeatureConfig, Features
+
+def read_audio(path, rate, read=feature_cache.read_audio):
+    if path.name == "endless.wav":
+        time.sleep(600)
+    return read(path, rate)
+
+feature_cache.read_audio = read_audio
+
+if __name__ == "__main__":
+    directory, workers, limit, *paths = sys.argv[1:]
+    if workers == "0":
+        os.getpid = lambda: 7
+    features = Features(FeatureConfig(sample_rate=8000, n_mels=23, n_coefficients=13))
+    print("ready", flush=True)
+    input()
+    if limit != "0":
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    cache = feature_cache.FeatureCache(Path(directory))
+    assert cache.fill([Path(path) for path in paths], features, (0.9, 1.0), int(workers)) == {}
+"""
+"""Fills a cache in a process of its own, workers included, and stays at endless.wav.
+
+Alone, it has process id 7, as another in another container may have. Beyond `limit` bytes of a file the kernel ends it.
+"""
+
+
+@pytest.fixture
+def filling(tmp_path, cache, request):
+    def start(paths: list[Path], workers: int = 0, limit: int = 0) -> subprocess.Popen:
+        script = tmp_path / "fill.py"
+        script.write_text(FILL)
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-B", script, cache.directory, str(workers), str(limit), *paths],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            start_new_session=True,
+            text=True,
+            **pipes,
+        )
+        request.addfinalizer(lambda: end(process))
+        return process
+
+    def end(process: subprocess.Popen) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the workers too
+        process.communicate()
+
+    return start
+
+
+def go(*processes: subprocess.Popen) -> None:
+    for process in processes:
+        assert process.stdout.readline() == "ready\n", process.stderr.read()
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+
+def assert_filled(cache: FeatureCache, paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every log-mel is there and whole."""
+    want = {(p, s): FEATURES.log_mel(change_speed(read_audio(p, 8000), s)) for p in paths for s in (0.9, 1.0)}
+    monkeypatch.setattr(feature_cache, "read_audio", no_reading)
+    for (path, speed), log_mel in want.items():
+        assert torch.equal(cache.get(path, FEATURES, speed), log_mel)
+
+
+def test_a_killed_process_takes_its_workers_along_and_leaves_only_whole_files(tmp_path, cache, filling, monkeypatch):
+    paths = [record(tmp_path / f"{name}.wav") for name in ("a", "b", "endless", "c")]
+    process = filling(paths, workers=1)
+    go(process)
+    while len(list(cache.directory.glob("*.npy"))) < 4:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.communicate(timeout=60)  # as long as a worker lives, it keeps the pipes open
+    assert process.returncode == -signal.SIGKILL
+    assert len(list(cache.directory.glob("*.npy"))) == 4
+    assert cache.fill(paths, FEATURES, (0.9, 1.0)) == {}
+    assert_filled(cache, paths, monkeypatch)
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_no_torn_file(tmp_path, cache, filling, monkeypatch):
+    """The kernel ends it at byte 20,000 of a log-mel."""
+    paths = [record(tmp_path / "short.wav"), record(tmp_path / "long.wav", 4.0)]
+    process = filling(paths, limit=20_000)
+    go(process)
+    process.communicate()
+    assert process.returncode == -signal.SIGXFSZ
+    assert len(list(cache.directory.glob("*.npy"))) == 2  # of short.wav
+    assert cache.fill(paths, FEATURES, (0.9, 1.0)) == {}
+    assert_filled(cache, paths, monkeypatch)
+
+
+def test_two_processes_with_one_process_id_fill_one_directory(tmp_path, cache, filling, monkeypatch):
+    paths = [record(tmp_path / f"{i}.wav", 0.1) for i in range(60)]
+    processes = [filling(paths), filling(paths)]
+    go(*processes)
+    for process in processes:
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+    assert len(list(cache.directory.iterdir())) == 120
+    assert_filled(cache, paths, monkeypatch)

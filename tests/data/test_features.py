@@ -151,6 +151,8 @@ def test_the_number_of_frames_is_what_fits(config):
     for n in (width, width + 1, width + hop - 1, width + hop, width + 7 * hop, 4321):
         fits = sum(1 for start in range(0, n, hop) if start + width <= n)
         assert config.n_frames(n) == fits == len(Features(config).log_mel(torch.zeros(n)))
+        last = [start for start in range(0, n, hop) if start + width <= n][-1]
+        assert config.seconds(fits) == pytest.approx((last + width) / config.sample_rate, rel=1e-12)
     assert config.n_frames(width - 1) == config.n_frames(1) == config.n_frames(0) == 0
 
 

@@ -117,13 +117,66 @@ def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader
     assert 10 < fast < 50  # of 60, about half
 
 
-def test_masks_hide_and_leave_the_cache_alone(recordings, reader):
-    path = recordings[0].audio
-    plain = reader(path)
-    rng = torch.Generator().manual_seed(1)
-    masked = reader(path, Augmentation(time_spans=3, widest_share=0.5), rng)
-    assert masked.shape == plain.shape and not torch.equal(masked, plain)
-    assert torch.equal(reader(path), plain)
+def test_sound_that_vanishes_after_the_first_look_ends_nothing(tmp_path, tokenizer):
+    made = record(tmp_path, TEXTS[:6])
+    reader = FrameReader(Features(FEATURES), FeatureCache(tmp_path / "cache"))
+    pairs = SpeechPairs.encode(made, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
+    want = [rows(pairs, n) for n in range(2)]
+    for r in made:
+        r.audio.unlink()
+    for n, epoch in enumerate(want):
+        for (frames, *texts), (again, *same) in zip(epoch, rows(pairs, n), strict=True):
+            assert torch.equal(frames, again) and texts == same
+
+
+@pytest.mark.parametrize(("ending", "kind"), [("wav", {}), ("opus", {"format": "OGG", "subtype": "OPUS"}), ("mp3", {})])
+def test_half_a_recording_does_not_learn_the_whole_text(tmp_path, reader, tokenizer, caplog, ending, kind):
+    good = record(tmp_path, TEXTS[:2])
+    path, text = tmp_path / f"cut.{ending}", " ".join(["red", "green", "blue"] * 12)
+    waveform = sound(text)
+    soundfile.write(path, waveform, RATE, **kind)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+    there = len(read_audio(path, RATE)) / RATE
+    promised = len(waveform) / RATE
+    assert 0.3 * promised < there < 0.55 * promised
+    caplog.clear()
+    cut = Recording("cut", path, promised, "A", text)
+    pairs = SpeechPairs.encode([*good, cut], reader, tokenizer, frames_per_batch=900)
+    assert pairs.recordings == good and pairs.skipped["shorter than its manifest says"] == 1
+    assert sum(pairs.skipped.values()) == 1
+    frames = FEATURES.n_frames(round(there * RATE))
+    covered = (FEATURES.frame_samples + (frames - 1) * FEATURES.hop_samples) / RATE
+    assert told(caplog)[-1] == (
+        f"{path} lasts {covered:.2f} s, but its manifest says {promised:g}; it is left out, for its text may say more; "
+        "fetch it again or correct the manifest"
+    )
+    assert len(told(caplog)) == (1 if ending == "opus" else 2)  # the header of the others tells as well
+    with pytest.raises(ValueError) as error:
+        SpeechPairs.encode([cut], reader, tokenizer, frames_per_batch=900)
+    assert str(error.value).endswith(told(caplog)[-1])
+    for seconds in (there, 0.0):  # 0: unknown
+        shorter = replace(cut, seconds=seconds)
+        assert SpeechPairs.encode([shorter], reader, tokenizer, frames_per_batch=900).recordings == [shorter]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "n_vectors", "fits"),
+    [
+        (10.0, 1000, True), (10.0, 920, True), (10.0, 880, False), (1.0, 92, True), (1.0, 88, False),
+        (0.4, 32, True), (0.4, 28, False), (0.4, 90, True), (0.15, 10, True),
+    ],
+)  # fmt: skip
+def test_a_tenth_of_a_recording_and_a_tenth_of_a_second_may_lack(tmp_path, tokenizer, seconds, n_vectors, fits):
+    np.save(tmp_path / "a.npy", np.ones((n_vectors, 3)))
+    np.save(tmp_path / "b.npy", np.ones((20, 3)))
+    reader = FrameReader(Vectors(VectorConfig(n_features=3)), FeatureCache(tmp_path / "cache"))
+    both = [
+        Recording("a", tmp_path / "a.npy", seconds, "A", "red"),
+        Recording("b", tmp_path / "b.npy", 0.2, "A", "red"),
+    ]
+    pairs = SpeechPairs.encode(both, reader, tokenizer, frames_per_batch=900)
+    assert pairs.recordings == (both if fits else both[1:])
 
 
 def test_what_cannot_be_used_is_left_out_counted_and_named(tmp_path, reader, tokenizer, caplog):
@@ -147,7 +200,8 @@ def test_what_cannot_be_used_is_left_out_counted_and_named(tmp_path, reader, tok
         )
     assert pairs.recordings == good
     assert pairs.skipped == {
-        "blank text": 1, "longer than 3 s": 2, "unusable sound": 4, "fewer positions than tokens": 1,
+        "blank text": 1, "longer than 3 s": 2, "shorter than its manifest says": 0, "unusable sound": 4,
+        "fewer positions than tokens": 1,
     }  # fmt: skip
     assert len(rows(pairs, 0)) == 3
     warnings = told(caplog)
@@ -168,7 +222,8 @@ def test_nothing_left_is_told_with_the_reason(tmp_path, reader, tokenizer):
     with pytest.raises(ValueError) as error:
         SpeechPairs.encode(bad, reader, tokenizer, frames_per_batch=300)
     assert str(error.value) == (
-        "training needs recordings, but of 2 none is left: 0 blank text, 0 longer than 30 s, 2 unusable sound, "
+        "training needs recordings, but of 2 none is left: 0 blank text, 0 longer than 30 s, 0 shorter than its "
+        "manifest says, 2 unusable sound, "
         f"0 fewer positions than tokens; {tmp_path / 'none.wav'} cannot be read: No such file or directory; "
         "check the path"
     )
@@ -206,6 +261,24 @@ def test_global_statistics_are_those_of_all_training_frames(recordings, folder, 
         f"normalise=global needs training data that can be used, but none can: {bad.audio} cannot be read: "
         "No such file or directory; check the path"
     )
+
+
+def test_global_statistics_leave_out_what_training_leaves_out(tmp_path, recordings):
+    """A long recording of noise, whether its manifest says how long or not."""
+    config, cache = replace(FEATURES, normalise="global"), FeatureCache(tmp_path / "cache")
+    noise = np.random.default_rng(1).normal(size=40 * RATE) * 0.3
+    soundfile.write(tmp_path / "long.wav", noise, RATE)
+    long = [Recording(str(s), tmp_path / "long.wav", s, "A", "red") for s in (40.0, 1.0)]
+    want, loud = front_end(config, recordings, cache, 0), front_end(config, [*recordings, long[0]], cache, 0)
+    assert (loud.mean - want.mean).abs().max() > 1
+    for more in ([long[0]], [long[1]], long):
+        got = front_end(config, [*more, *recordings], cache, 0, max_seconds=3.0)
+        torch.testing.assert_close(got.mean, want.mean, rtol=0, atol=1e-5)
+        torch.testing.assert_close(got.std, want.std, rtol=0, atol=1e-5)
+    for none, reason in (([long[0]], "of 1 recordings none lasts 3 s or less"), ([], "there are none")):
+        with pytest.raises(ValueError) as error:
+            front_end(config, none, cache, 0, max_seconds=3.0)
+        assert str(error.value) == f"normalise=global needs training data that can be used, but none can: {reason}"
 
 
 def test_vectors_take_the_same_way(tmp_path, tokenizer, caplog):

@@ -25,14 +25,19 @@ def test_what_was_saved_comes_out(tmp_path, dtype, order):
     assert np.array_equal(got.numpy(), array.astype(np.float32))
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e30])
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e30])
 def test_every_feature_gets_mean_0_and_variance_1(tmp_path, scale):
     array = np.random.default_rng(1).normal(size=(50, 3)) * [1, 20, 300] + [5, 6, 7]
     array = (array * scale).astype(np.float32).astype(np.float64)
     got = Vectors(VectorConfig(n_features=3))(saved(tmp_path / "a.npy", array)).numpy()
-    np.testing.assert_allclose(got, (array - array.mean(axis=0)) / array.std(axis=0), rtol=0, atol=1e-4)
+    want = (array - array.mean(axis=0)) / np.sqrt(array.var(axis=0) + 1e-5)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
     constant = Vectors(VectorConfig(n_features=3))(saved(tmp_path / "b.npy", np.ones((1, 3), dtype=np.float32)))
     assert torch.equal(constant, torch.zeros(1, 3))
+
+
+def test_vectors_stand_for_seconds():
+    assert VectorConfig(n_features=3, hop=0.02).seconds(7) == pytest.approx(0.14)
 
 
 def refusal(path: Path) -> str:

@@ -1,7 +1,9 @@
 """Recordings of any libsndfile format to one channel at one rate; what cannot be used is refused by its name."""
 
+import logging
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torchaudio.functional import resample
 
+logger = logging.getLogger("transduce")
+
 BLOCK = 2**20
 """Numbers decoded at once. A header may promise any length, so memory is taken for what is there, block by block."""
 
@@ -27,13 +31,22 @@ RATES = (1000, 768_000)
 PAUSE = 0.1
 """Seconds over which `pieces` measures how quiet a place is: longer than the closure of a [t], shorter than a pause."""
 
+MISSING = 0.1
+"""Seconds by which a file may fall short of its header before it is said to be cut; the length of an MP3 is a guess."""
+
+STREAMED = 0x7FFF_0000
+"""Bytes of samples, or more, in a header: its writer had a pipe, and could not know how many there would be."""
+
+CUT = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)")
+"""What libsndfile notes of a WAV, AIFF or AU that holds another number of bytes than its header says."""
+
 
 def read_audio(path: Path, sample_rate: int) -> Float[Tensor, " n"]:
     """The waveform of a file, its channels averaged, at `sample_rate` Hz, in [-1, 1].
 
     What is louder than full scale (floats may be, and resampling overshoots) is scaled down to it as a whole. A file
-    that ends before its header says gives the samples that are there, where its format can be decoded up to the cut
-    (WAV, AIFF, MP3).
+    that ends before its header says gives the samples that are there, and a warning, where its format can be decoded
+    up to the cut (WAV, AIFF, AU, MP3); a cut Ogg looks whole.
 
     Raises:
         ValueError: the file is missing, a directory, empty, not sound, damaged, without samples, or has NaN or
@@ -49,8 +62,16 @@ def read_audio(path: Path, sample_rate: int) -> Float[Tensor, " n"]:
         average = torch.full((file.channels,), 1 / file.channels)
         blocks = [torch.from_numpy(block) @ average for block in _blocks(file)]
         ratio = Fraction(sample_rate, file.samplerate)
+        promised, there = _promised(file), sum(map(len, blocks)) / file.samplerate
     if not blocks:
         raise ValueError(f"{path} cannot be used: it has no samples; record it again or leave it out")
+    if promised - there > MISSING:
+        logger.warning(
+            "%s is cut short: its header promises %.2f s, but it holds %.2f; what is there is used",
+            path,
+            promised,
+            there,
+        )
     waveform = torch.cat(blocks)
     del blocks  # of an hour at 48 kHz they are 700 MB
     waveform = change_rate(waveform, ratio)
@@ -151,6 +172,13 @@ def _opened(path: Path) -> Iterator[soundfile.SoundFile]:
             f"{path} cannot be read as sound: it is damaged or of an unknown format (libsndfile: "
             f"{told.strip().rstrip('.')}); convert it to WAV or leave it out"
         ) from error
+
+
+def _promised(file: soundfile.SoundFile) -> float:
+    """Seconds that the header speaks of; libsndfile's own count is of those that are there, in a WAV."""
+    found = CUT.search(file.extra_info)
+    said, there = map(int, found.groups()) if found else (0, 0)
+    return file.frames / file.samplerate * (said / there if there and said < STREAMED else 1)
 
 
 def _blocks(file: soundfile.SoundFile) -> Iterator[Float[np.ndarray, "n c"]]:

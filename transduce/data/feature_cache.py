@@ -11,7 +11,7 @@ import threading
 from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -37,9 +37,16 @@ class FeatureCache:
     (float16 would halve it, but its steps of 1/128 around -13 move MFCC by more than 1e-3.) A file's name is a hash of
     the sound file's path, size and time of change, the settings that its log-mel depends on, and the speed. Files are
     written whole or not at all, so any number of processes may use one directory; delete it at will.
+
+    What `fill` has looked up is remembered: from then on `get` needs the sound file no more, and a disk that goes away
+    while a model is trained does no harm.
     """
 
     directory: Path
+    _kept: dict[tuple[Path, tuple[int | float, ...], float], Path] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """By sound file, settings and speed: what `fill` has looked up."""
 
     def file(self, path: Path, config: FeatureConfig, speed: float) -> Path:
         """Where the log-mel of `path` is kept, or will be.
@@ -48,8 +55,8 @@ class FeatureCache:
             ValueError: `path` is no file, or empty.
         """
         status = sound_status(path)
-        settings = (config.sample_rate, config.frame, config.hop, config.n_mels, config.low, config.highest)
-        key = json.dumps([FORMULA, str(path.resolve()), status.st_size, status.st_mtime_ns, settings, float(speed)])
+        sound = (str(path.resolve()), status.st_size, status.st_mtime_ns)
+        key = json.dumps([FORMULA, *sound, _settings(config), float(speed)])
         return self.directory / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
 
     def get(self, path: Path, features: Features, speed: float = 1.0) -> Float[Tensor, "S M"]:
@@ -58,9 +65,12 @@ class FeatureCache:
         Raises:
             ValueError: the sound cannot be read or is shorter than one window; the message names the file.
         """
-        kept = self.file(path, features.config, speed)
-        found = _load(kept, features.config.n_mels)
-        if found is not None:
+        config = features.config
+        kept = self._kept.get((path, _settings(config), speed))
+        if kept is not None and (found := _load(kept, config.n_mels)) is not None:
+            return found
+        kept = self.file(path, config, speed)
+        if (found := _load(kept, config.n_mels)) is not None:
             return found
         log_mel = _compute(path, features, speed)
         content = io.BytesIO()
@@ -84,13 +94,17 @@ class FeatureCache:
             OSError: the directory cannot be written.
         """
         config = replace(features.config, normalise="none")  # means and deviations stay here: no log-mel needs them
+        settings = _settings(config)
         errors: dict[Path, str] = {}
         missing: list[tuple[Path, float]] = []
         for path in dict.fromkeys(paths):
             try:
-                missing += [(path, speed) for speed in speeds if not self.file(path, config, speed).exists()]
+                found = {speed: self.file(path, config, speed) for speed in speeds}
             except ValueError as error:
                 errors[path] = str(error)
+                continue
+            missing += [(path, speed) for speed, kept in found.items() if not kept.exists()]
+            self._kept.update({(path, settings, speed): kept for speed, kept in found.items()})
         done = self._fill_with(workers, missing, config) if workers and missing else self._fill_here(missing, config)
         with closing(done):  # a generator that a traceback keeps alive would keep its processes at work
             for path, told in tqdm(done, total=len(missing), desc="features", unit="file", file=sys.stderr):
@@ -111,8 +125,9 @@ class FeatureCache:
         pool = ProcessPoolExecutor(
             min(workers, len(missing)), multiprocessing.get_context("spawn"), initializer=_begin_worker
         )
+        bare = FeatureCache(self.directory)  # what this one remembers would travel with every task
         try:
-            futures = {pool.submit(_fill_one, self, path, config, speed): path for path, speed in missing}
+            futures = {pool.submit(_fill_one, bare, path, config, speed): path for path, speed in missing}
             for future in as_completed(futures):
                 yield futures[future], future.result()
         finally:
@@ -140,6 +155,11 @@ def _fill_one(cache: FeatureCache, path: Path, config: FeatureConfig, speed: flo
     except ValueError as error:
         return str(error)
     return ""
+
+
+def _settings(config: FeatureConfig) -> tuple[int | float, ...]:
+    """Those that a log-mel depends on."""
+    return (config.sample_rate, config.frame, config.hop, config.n_mels, config.low, config.highest)
 
 
 @cache

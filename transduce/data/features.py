@@ -102,6 +102,10 @@ class FeatureConfig:
         """
         return max(0, 1 + (n_samples - self.frame_samples) // self.hop_samples)
 
+    def seconds(self, n_frames: int) -> float:
+        """That so many windows, one at least, cover: less than one hop short of the waveform."""
+        return (self.frame_samples + (n_frames - 1) * self.hop_samples) / self.sample_rate
+
 
 class Features:
     """The transformations that a FeatureConfig describes; `mean` and `std` of every feature for "global" only.
@@ -190,8 +194,8 @@ class Features:
         if self.config.normalise == "none":
             return frames
         if self.mean is not None and self.std is not None:
-            return _normalised(frames, self.mean, self.std.square())
-        return _normalised(frames, frames.mean(dim=0), frames.var(dim=0, correction=0))
+            return normalised(frames, self.mean, self.std.square())
+        return normalised(frames, frames.mean(dim=0), frames.var(dim=0, correction=0))
 
 
 def statistics(utterances: Iterable[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
@@ -212,7 +216,8 @@ def statistics(utterances: Iterable[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor
     return mean.float(), (squares / n - mean.square()).clamp_min(0).sqrt().float()
 
 
-def _normalised(
+def normalised(
     frames: Float[Tensor, "S F"], mean: Float[Tensor, " F"], variance: Float[Tensor, " F"]
 ) -> Float[Tensor, "S F"]:
+    """(frames - mean) / sqrt(variance + EPSILON)."""
     return (frames - mean) / (variance + EPSILON).sqrt()

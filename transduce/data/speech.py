@@ -1,6 +1,7 @@
 """Recordings as training data: frames, augmented anew in every epoch, and the ids of what is said."""
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -31,6 +32,13 @@ logger = logging.getLogger("transduce")
 
 PLAIN = Augmentation(speeds=(1.0,), time_spans=0, mel_spans=0, warp=0.0)
 """Utterances as they are."""
+
+ROUNDING = 1e-3
+"""Seconds that a manifest may be off, for it is written with three decimals."""
+
+SHORTFALL = 0.1
+"""Seconds, and the share, of a recording that its frames may lack. One that lacks more is cut short, and half a
+recording must not learn the whole text."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,10 @@ class FrameReader:
             rng=rng,
         )
 
+    def speeds(self, augmentation: Augmentation) -> tuple[float, ...]:
+        """Those at which a file is needed; vectors have but one."""
+        return (1.0,) if isinstance(self.front, Vectors) else augmentation.speeds
+
     def fill(self, paths: Sequence[Path], speeds: Sequence[float], workers: int) -> dict[Path, str]:
         """Compute what the cache lacks; returns the files that cannot be used, with the reason."""
         if isinstance(self.front, Features):
@@ -88,12 +100,6 @@ class FrameReader:
             except ValueError as error:
                 errors[path] = str(error)
         return errors
-
-    @property
-    def hop(self) -> float:
-        """Seconds from one frame to the next, to the sample."""
-        config = self.front.config
-        return config.hop if isinstance(config, VectorConfig) else config.hop_samples / config.sample_rate
 
     def n_frames(self, path: Path, speed: float) -> int:
         """S of a file that can be used."""
@@ -137,33 +143,19 @@ class SpeechPairs:
         Raises:
             ValueError: nothing is left.
         """
-        spoken = [r for r in recordings if r.text.strip()]
-        short = [r for r in spoken if r.seconds <= max_seconds]
-        speeds = augmentation.speeds if isinstance(reader.front, Features) else (1.0,)
-        bad = reader.fill([r.audio for r in short], speeds, workers)
-        for told in bad.values():
-            logger.warning("%s", told)
-        usable = [r for r in short if r.audio not in bad]
+        speeds = reader.speeds(augmentation)
+        usable, n_frames, skipped, told = _usable(recordings, reader, speeds, max_seconds, workers)
         target = [[*row, EOS] for row in tokenizer.encode([r.text for r in usable])]
-        n_frames = {s: np.array([reader.n_frames(r.audio, s) for r in usable], dtype=np.int64) for s in speeds}
-        fits = _within(max_seconds, usable, np.min([s * reader.hop * n for s, n in n_frames.items()], axis=0))
-        fewest = np.min(list(n_frames.values()), axis=0)
-        kept = [i for i in fits if -(-fewest[i] // stack) >= positions_needed(target[i])]
-        skipped = {
-            "blank text": len(recordings) - len(spoken),
-            f"longer than {max_seconds:g} s": len(spoken) - len(short) + len(usable) - len(fits),
-            "unusable sound": len(short) - len(usable),
-            "fewer positions than tokens": len(fits) - len(kept),
-        }
+        kept = [i for i, row in enumerate(target) if -(-n_frames[:, i].min() // stack) >= positions_needed(row)]
+        skipped["fewer positions than tokens"] = len(usable) - len(kept)
         if not kept:
-            told = ", ".join(f"{n} {reason}" for reason, n in skipped.items())
-            reason = next(iter(bad.values()), "look at the manifest")
-            raise ValueError(f"training needs recordings, but of {len(recordings)} none is left: {told}; {reason}")
+            counts = ", ".join(f"{n} {reason}" for reason, n in skipped.items())
+            raise ValueError(f"training needs recordings, but of {len(recordings)} none is left: {counts}; {told}")
         return cls(
             [usable[i] for i in kept],
             reader,
             [target[i] for i in kept],
-            {speed: lengths[kept] for speed, lengths in n_frames.items()},
+            dict(zip(speeds, n_frames[:, kept], strict=True)),
             augmentation,
             frames_per_batch,
             seed,
@@ -211,13 +203,44 @@ class SpeechPairs:
         return self.reader(self.recordings[index].audio, self.augmentation, rng, speed)
 
 
-def _within(max_seconds: float, recordings: Sequence[Recording], seconds: Float[np.ndarray, " n"]) -> list[int]:
-    """Those that are as short as their manifest said; the others would fill the memory, and are named."""
-    long = seconds > max_seconds + 1e-6
-    for i in np.flatnonzero(long).tolist():
-        told = "%s lasts %.2f s, but its manifest says %g; it is left out, being longer than %g s"
-        logger.warning(told, recordings[i].audio, seconds[i], recordings[i].seconds, max_seconds)
-    return np.flatnonzero(~long).tolist()
+def _usable(
+    recordings: Sequence[Recording], reader: FrameReader, speeds: Sequence[float], max_seconds: float, workers: int
+) -> tuple[list[Recording], Int[np.ndarray, "speeds n"], dict[str, int], str]:
+    """Those with text and sound of the right length, their frames, how many others, and what was told of them first."""
+    spoken = [r for r in recordings if r.text.strip()]
+    short = [r for r in spoken if r.seconds <= max_seconds]
+    bad = reader.fill([r.audio for r in short], speeds, workers)
+    sound = [r for r in short if r.audio not in bad]
+    n_frames = np.array([[reader.n_frames(r.audio, s) for r in sound] for s in speeds], dtype=np.int64)
+    seconds = np.array(
+        [[s * reader.front.config.seconds(int(n)) for n in row] for s, row in zip(speeds, n_frames, strict=True)]
+    )
+    long, cut = _wrong_lengths(sound, seconds.min(axis=0), max_seconds)
+    warnings = [*bad.values(), *long.values(), *cut.values()]
+    for told in warnings:
+        logger.warning("%s", told)
+    skipped = {
+        "blank text": len(recordings) - len(spoken),
+        f"longer than {max_seconds:g} s": len(spoken) - len(short) + len(long),
+        "shorter than its manifest says": len(cut),
+        "unusable sound": len(short) - len(sound),
+    }
+    fits = [i for i in range(len(sound)) if i not in long and i not in cut]
+    return [sound[i] for i in fits], n_frames[:, fits], skipped, next(iter(warnings), "look at the manifest")
+
+
+def _wrong_lengths(
+    recordings: Sequence[Recording], seconds: Float[np.ndarray, " n"], max_seconds: float
+) -> tuple[dict[int, str], dict[int, str]]:
+    """By index, what to tell of those that are too long after all, and of those that are cut short."""
+    long, cut = dict[int, str](), dict[int, str]()
+    for i, (r, lasts) in enumerate(zip(recordings, seconds.tolist(), strict=True)):
+        told = f"{r.audio} lasts {lasts:.2f} s, but its manifest says {r.seconds:g}; it is left out, "
+        if lasts > max_seconds + ROUNDING:  # it might not fit into memory
+            long[i] = f"{told}being longer than {max_seconds:g} s"
+        elif r.seconds - lasts > SHORTFALL * max(1.0, r.seconds):
+            cut[i] = f"{told}for its text may say more; fetch it again or correct the manifest"
+    return long, cut
 
 
 def positions_needed(row: Sequence[int]) -> int:
@@ -227,18 +250,34 @@ def positions_needed(row: Sequence[int]) -> int:
 
 
 def front_end(
-    config: FeatureConfig | VectorConfig, recordings: Sequence[Recording], cache: FeatureCache, workers: int
+    config: FeatureConfig | VectorConfig,
+    recordings: Sequence[Recording],
+    cache: FeatureCache,
+    workers: int,
+    *,
+    max_seconds: float | None = None,
 ) -> Features | Vectors:
-    """What makes frames; where all training data is to be normalised as one, its statistics are taken here."""
+    """What makes frames; where all training data is to be normalised as one, its statistics are taken here.
+
+    Args:
+        max_seconds: what is longer is left out of the statistics, as it is of training; None leaves out nothing.
+
+    Raises:
+        ValueError: statistics are needed, and no recording can be used.
+    """
     if isinstance(config, VectorConfig):
         return Vectors(config)
     if config.normalise != "global":
         return Features(config)
+    longest = math.inf if max_seconds is None else max_seconds
     plain = Features(replace(config, normalise="none"))
-    paths = [r.audio for r in recordings]
+    paths = [r.audio for r in recordings if r.seconds <= longest]
     bad = cache.fill(paths, plain, workers=workers)
     if len(bad) == len(set(paths)):
-        told = next(iter(bad.values()), "there are no recordings")
+        none = f"of {len(recordings)} recordings none lasts {longest:g} s or less" if recordings else "there are none"
+        told = next(iter(bad.values()), none)
         raise ValueError(f"normalise=global needs training data that can be used, but none can: {told}")
-    mean, std = statistics(plain.mfcc(cache.get(path, plain)) for path in paths if path not in bad)
+    log_mels = (cache.get(path, plain) for path in paths if path not in bad)
+    usable = (log_mel for log_mel in log_mels if config.seconds(len(log_mel)) <= longest + ROUNDING)
+    mean, std = statistics(plain.mfcc(log_mel) for log_mel in usable)
     return Features(config, mean=mean, std=std)

@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Normalise = Literal["utterance", "none"]
+from transduce.data.features import normalised
 
-EPSILON = 1e-5
-"""Added to a variance before the division by its root."""
+Normalise = Literal["utterance", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +32,10 @@ class VectorConfig:
         if self.normalise not in get_args(Normalise):
             raise ValueError(f"normalise must be utterance or none, but normalise={self.normalise}")
 
+    def seconds(self, n_frames: int) -> float:
+        """That so many vectors stand for."""
+        return n_frames * self.hop
+
 
 class Vectors:
     """Reads and normalises the vectors that a VectorConfig describes."""
@@ -51,7 +54,7 @@ class Vectors:
         if self.config.normalise == "none":
             return frames
         wide = frames.double()  # squares of large values would not fit into float32
-        return ((wide - wide.mean(dim=0)) / (wide.var(dim=0, correction=0) + EPSILON).sqrt()).float()
+        return normalised(wide, wide.mean(dim=0), wide.var(dim=0, correction=0)).float()
 
     def _array(self, path: Path) -> Float[np.ndarray, "S F"]:
         try:
