@@ -65,10 +65,10 @@ multi30k() { # source, target, seed: enough updates to overfit if nothing held b
     --tokens-per-batch 8192 --model.dropout 0.3 --training.optim.peak-rate 5e-3 --training.optim.warmup-steps 2000 \
     --training.max-updates 8000 --training.max-minutes 9 --training.validate-every 250 "${small[@]}"
 }
-speech() { # setting, minutes from its very beginning, more fields
+speech() { # run, setting, minutes from its very beginning, more fields
   local small=()
   [ -z "$tiny" ] || small=(--data "$corner" --train train.tsv --valid valid.tsv --test test.tsv --vocab-size 290 "${short[@]}" "${curt[@]}")
-  train "$1" python recipes/speech_to_text.py "$1" --training.seed 1 --training.max-minutes "$2" "${@:3}" "${small[@]}"
+  train "$1" python recipes/speech_to_text.py "$2" --training.seed 1 --training.max-minutes "$3" "${@:4}" "${small[@]}"
 }
 shakespeare() { # run, more fields
   local small=()
@@ -121,17 +121,25 @@ part_gpt2() { # the whole path of GPT-2's recipe at its real size: a text to sha
 }
 part_gpt2_speed() { run python scripts/bench_gpt2.py --device "$device" ${tiny:+--tiny}; }
 part_generation_speed() { run python scripts/bench_generation.py --device "$device" ${tiny:+--tiny}; }
-part_fsdd() { speech fsdd 8.5; }
+part_fsdd() { speech fsdd fsdd 8.5; }
 part_digits() {
   local data=()
   [ -n "$tiny" ] || {
     data=(--data "$RUNS/digits_sound")
     run python scripts/make_digits.py "${TRANSDUCE_DATA:?names the folder of the corpora}/fsdd" "${data[1]}"
   }
-  speech digits 8.0 "${data[@]}"
+  speech digits digits 8.0 "${data[@]}"
 }
-part_speechocean762_1() { speech speechocean762 8.0; }
-part_speechocean762_2() { speech speechocean762 16.0; }
+larger=(--frames-per-batch 8000 --training.max-updates 12000)  # batches that fill a GPU better, as many epochs
+part_speechocean762_1() { speech speechocean762 speechocean762 8.0 "${larger[@]}"; }
+part_speechocean762_2() { speech speechocean762 speechocean762 16.0 "${larger[@]}"; }
+ablation() { # run, more fields: what each of them brings on speechocean762, in the same short training
+  speech "$1" speechocean762 8.0 --ctc-weight 0.3 --training.max-updates 6000 --training.keep-last 3 "${@:2}"
+}
+part_ablation_base() { ablation ablation_base; }
+part_ablation_no_ctc() { ablation ablation_no_ctc --ctc-weight 0; }
+part_ablation_projected() { ablation ablation_projected --model.encoder.input.project; }
+part_ablation_stack_2() { ablation ablation_stack_2 --features.n-coefficients 40 --model.encoder.input.stack 2; }
 
 fail() { echo "error: $*" >&2; exit 2; }
 mapfile -t all < <(sed -n 's/^part_\(.*\)() .*/\1/p' "scripts/${0##*/}")

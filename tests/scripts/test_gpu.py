@@ -49,7 +49,7 @@ def gpu(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fsdd", "fsd"], "speechocean762_1 speechocean762_2, but 'fsd' is none of them"),
+        (["fsdd", "fsd"], "ablation_projected ablation_stack_2, but 'fsd' is none of them"),
         (["--device", "tpu"], "--device must be cpu, cuda or cuda:N, but is 'tpu'"),
         (["--device"], "--device needs cpu, cuda or cuda:N after it"),
     ],
