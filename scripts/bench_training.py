@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count, islice
 from pathlib import Path
 
@@ -166,6 +166,12 @@ class PlainTransformer(nn.Module):
         return states @ self.embedding.weight.T
 
 
+def there(batch: Batch, device: str) -> Batch:
+    """As a tutorial copies: tensor by tensor, waiting for each."""
+    tensors = {f.name: t for f in fields(batch) if isinstance(t := getattr(batch, f.name), torch.Tensor)}
+    return replace(batch, **{name: t.to(device) for name, t in tensors.items()})
+
+
 class Plain:
     """Turns of the loop that a tutorial writes."""
 
@@ -181,7 +187,7 @@ class Plain:
     def __call__(self, n_updates: int) -> float:
         self.model.train()
         for batch in islice(self.batches, n_updates):
-            batch = batch.to(self.device)
+            batch = there(batch, self.device)
             logits = self.model(batch)
             loss = F.cross_entropy(logits.flatten(0, 1), batch.target_out.flatten(), label_smoothing=0.1)
             self.optimiser.zero_grad()

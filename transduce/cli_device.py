@@ -34,6 +34,6 @@ def dtype_of(precision: Precision) -> torch.dtype:
 
 def with_options(own: Decoding, *, greedy: bool, **given: int | float | None) -> Decoding:
     """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
-    named = {name: value for name, value in given.items() if value is not None}
-    found = replace(own, **named)  # type: ignore[arg-type]  # every name is a field's
-    return found.greedy() if greedy else found
+    settled = ("beam_size", "n_best") if greedy else ()
+    named = {name: value for name, value in given.items() if value is not None and name not in settled}
+    return replace(own.greedy() if greedy else own, **named)  # type: ignore[arg-type]  # every name is a field's
