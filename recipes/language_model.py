@@ -43,9 +43,6 @@ class Experiment:
     """Shards have their own."""
     vocab_size: int = 8000
     """Pieces of a BPE vocabulary, all bytes included; characters are as many as there are."""
-    vocab_multiple: int = 1
-    """Rows are added to the model's table until this divides their number. They stand for nothing and change nothing
-    but the speed of a GPU."""
     rows: int
     """Windows of a batch, each of model.max_positions tokens."""
     batches_per_epoch: int | None = None
@@ -135,11 +132,10 @@ GPT2 = Experiment(
     run=Path("runs/gpt2"),
     corpus=Shards(),
     tokenizer="byte_bpe",
-    vocab_multiple=128,
     rows=32,
     batches_per_epoch=15_000,
     valid_windows=512,
-    model=replace(gpt2(), dropout=0.0, attention_dropout=0.0),
+    model=replace(gpt2(multiple=128), dropout=0.0, attention_dropout=0.0),
     training=TrainingConfig(
         optim=replace(OPTIM, peak_rate=6e-4, final_rate=6e-5, warmup_steps=700, betas=(0.9, 0.95)),
         max_updates=19_000,
@@ -180,9 +176,6 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Model
     config = with_vocabularies(x.model, tokenizer.vocab_size, tokenizer.vocab_size, joint=True)
-    if config.decoder is not None:
-        table = td.Tokens(vocab_size=tokenizer.vocab_size, multiple=x.vocab_multiple)
-        config = replace(config, decoder=replace(config.decoder, input=table))
     model = new_model(x, config)
 
     # Training

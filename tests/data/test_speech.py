@@ -4,14 +4,14 @@ import logging
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 import torch
 
-from tests.runs import FEATURES, RATE, record, sentences, sound
+from tests.data.conftest import TEXTS
+from tests.runs import FEATURES, RATE, record, sound
 from transduce.data.audio import read_audio
 from transduce.data.augment import Augmentation, change_speed
 from transduce.data.feature_cache import FeatureCache
@@ -21,23 +21,7 @@ from transduce.data.speech import FrameReader, SpeechPairs, front_end, positions
 from transduce.data.tokenizer import BOS, EOS, Tokenizer
 from transduce.data.vectors import VectorConfig, Vectors
 
-TEXTS = sentences(20)
 SPEEDS = Augmentation(speeds=(0.9, 1.1), time_spans=0, mel_spans=0, warp=0.0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("speech")
-
-
-@pytest.fixture(scope="module")
-def recordings(folder) -> list[Recording]:
-    return record(folder, TEXTS)
-
-
-@pytest.fixture(scope="module")
-def reader(folder) -> FrameReader:
-    return FrameReader(Features(FEATURES), FeatureCache(folder / "cache"))
 
 
 @pytest.fixture(scope="module")

@@ -7,31 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runs import FEATURES, RATE, record, sentences
+from tests.data.conftest import TEXTS
+from tests.runs import RATE
 from transduce.data.audio import read_audio
 from transduce.data.augment import Augmentation, generator
-from transduce.data.feature_cache import FeatureCache
 from transduce.data.features import FeatureConfig, Features
-from transduce.data.manifest import Recording
-from transduce.data.speech import PLAIN, FrameReader, SpeechPairs
+from transduce.data.speech import PLAIN, SpeechPairs
 from transduce.data.tokenizer import UNK, Tokenizer
-
-TEXTS = sentences(20)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("speech")
-
-
-@pytest.fixture(scope="module")
-def recordings(folder) -> list[Recording]:
-    return record(folder, TEXTS)
-
-
-@pytest.fixture(scope="module")
-def reader(folder) -> FrameReader:
-    return FrameReader(Features(FEATURES), FeatureCache(folder / "cache"))
 
 
 def test_masks_hide_and_leave_the_cache_alone(recordings, reader):

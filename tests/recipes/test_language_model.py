@@ -84,17 +84,23 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, data, monkeypatch)
         run(small(tmp_path / "again", data))
 
 
+def with_multiple(config: td.TransformerConfig, multiple: int) -> td.TransformerConfig:
+    table = replace(config.decoder.input, multiple=multiple)
+    return replace(config, decoder=replace(config.decoder, input=table))
+
+
 @pytest.mark.parametrize("kind", ["byte_bpe", "sentencepiece"])
 def test_text_files_with_bpe(tmp_path, data, kind, capsys):
     files = TextFiles(train=(data / "input.txt",), valid=(data / "input.txt",))
-    x = small(tmp_path / "run", data, corpus=files, tokenizer=kind, vocab_size=300, vocab_multiple=128)
+    x = small(tmp_path / "run", data, corpus=files, tokenizer=kind, vocab_size=300)
+    x = replace(x, model=with_multiple(x.model, 128))
     scores = run(x)
     assert all(math.isfinite(value) for value in scores.values())
     generator = td.load(tmp_path / "run", device="cpu")
     table = generator.model.config.decoder.input
     assert (table.vocab_size, table.rows) == (generator.tokenizer.vocab_size, 384)  # 300 or fewer pieces
     assert len(generator.model.output) == 384
-    unpadded = run(replace(x, run=tmp_path / "unpadded", vocab_multiple=1))
+    unpadded = run(replace(x, run=tmp_path / "unpadded", model=with_multiple(x.model, 1)))
     assert scores == pytest.approx(unpadded, rel=1e-4)
     if kind == "byte_bpe":
         capsys.readouterr()
@@ -159,9 +165,10 @@ def test_every_setting_describes_a_model_that_can_be_built(name):
     td.Transformer(replace(config, d_model=48, d_ff=8))
 
 
-def test_gpt2_has_the_size_of_its_paper():
+def test_gpt2_has_the_size_of_its_paper_and_47_rows_that_make_its_table_a_multiple_of_128():
     with torch.device("meta"):
         model = td.Transformer(GPT2.model)
     d, v, t = 768, 50257, 1024
     layer = 4 * (d * d + d) + 8 * d * d + 5 * d + 4 * d
-    assert sum(p.numel() for p in model.parameters()) == v * d + t * d + 12 * layer + 2 * d == 124_439_808
+    assert v * d + t * d + 12 * layer + 2 * d == 124_439_808 and (v + 47) % 128 == 0
+    assert sum(p.numel() for p in model.parameters()) == 124_439_808 + 47 * d

@@ -76,14 +76,17 @@ def speech_tiny_projected(n_features: int = 40, stack: int = 4, target: int = 40
     return replace(straight, encoder=replace(straight.encoder, input=replace(straight.frames, project=True)))
 
 
-def gpt2(vocab_size: int = 50257) -> TransformerConfig:
+def gpt2(vocab_size: int = 50257, multiple: int = 1) -> TransformerConfig:
     """124M parameters: a decoder alone, pre-norm, learned positions, GELU, one table for input and output.
+
+    Args:
+        multiple: of the rows of its table; 128 is what a GPU likes.
 
     Source: Radford et al. (2019), Language models are unsupervised multitask learners, table 2; dropout of Radford
     et al. (2018), section 4.1.
     """
     return TransformerConfig(
-        decoder=StackConfig(input=Tokens(vocab_size=vocab_size), n_layers=12),
+        decoder=StackConfig(input=Tokens(vocab_size=vocab_size, multiple=multiple), n_layers=12),
         d_model=768,
         n_heads=12,
         d_ff=3072,

@@ -76,8 +76,8 @@ def projected_cross_entropy(
     """Cross-entropy of softmax(states @ weight.T) with smoothed targets, in nats, summed; `ignore` asks for nothing.
 
     Positions to ignore are left out before the projection, so padding costs nothing here; None says that there are
-    none, so that a GPU need not be waited for to find them, and torch.compile may take this into its graph. Computes in autocast's type where autocast is on, its
-    softmax and sums in float32 or wider.
+    none, so that a GPU need not be waited for to find them, and torch.compile may take this into its graph. Computes
+    in autocast's type where autocast is on, its softmax and sums in float32 or wider.
 
     Args:
         n_classes: how many rows of `weight` are classes; those that follow fill the table up, have neither probability
