@@ -108,7 +108,7 @@ part_gpt2() { # the whole path of GPT-2's recipe at its real size: a text to sha
   [ -z "${TRANSDUCE_DATA:-}" ] || text=$TRANSDUCE_DATA/tinyshakespeare/input.txt
   [ -z "$tiny" ] || {
     text=$corner/input.txt size=300
-    small=("${short[@]}" "${tiny_decoder[@]}" --training.accumulate 2 --vocab-multiple 8)
+    small=("${short[@]}" "${tiny_decoder[@]}" --training.accumulate 2 --model.decoder.input.multiple 8)
     can_compile || small+=(--training.no-compile)
   }
   lines=$(wc -l <"$text")
@@ -116,7 +116,8 @@ part_gpt2() { # the whole path of GPT-2's recipe at its real size: a text to sha
   tail -n "+$((lines * 9 / 10 + 1))" "$text" >"$RUNS/gpt2_valid.txt"
   run python scripts/make_shards.py --train "$RUNS/gpt2_train.txt" --valid "$RUNS/gpt2_valid.txt" \
     --output "$RUNS/gpt2_shards" --vocab-size "$size" --shard-bytes 300000
-  train gpt2 python recipes/language_model.py gpt2 --data "$RUNS/gpt2_shards" --training.seed 1 --vocab-multiple 50304 \
+  train gpt2 python recipes/language_model.py gpt2 --data "$RUNS/gpt2_shards" --training.seed 1 \
+    --model.decoder.input.multiple 50304 \
     --training.max-updates 50 --training.validate-every 25 --training.optim.warmup-steps 10 "${small[@]}"
 }
 part_gpt2_speed() { run python scripts/bench_gpt2.py --device "$device" ${tiny:+--tiny}; }
