@@ -32,6 +32,7 @@ from transduce.decode.beam import beam_search
 from transduce.decode.greedy import greedy_search
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.marian import Marian, import_marian
+from transduce.model.packed import pack
 
 Batch = tuple[Tensor, Tensor]
 """Source ids (B, S) and lengths (B,)."""
@@ -112,7 +113,7 @@ def peak(name: str, directory: Path, x: argparse.Namespace) -> None:
         search = rival_search(MarianMTModel.from_pretrained(directory).eval().to(x.device))
     else:
         marian = import_marian(directory)
-        search = our_search(marian._replace(model=marian.model.to(x.device)))
+        search = our_search(marian._replace(model=pack(marian.model.to(x.device))))
     vocabulary = 500 if x.tiny else 8000
     work = batches(source_lengths(x.data, tiny=x.tiny), x.batch_size[0], vocabulary, x.device)
     search((work[-1][0][:2], work[-1][1][:2]), 2, 2)
@@ -145,10 +146,10 @@ def main() -> None:
         theirs = rival(tiny=x.tiny)
         theirs.save_pretrained(directory)
         ours = import_marian(Path(directory))
-        half = ours._replace(model=deepcopy(ours.model).bfloat16().to(x.device))
+        half = ours._replace(model=pack(deepcopy(ours.model).bfloat16().to(x.device)))
         systems = {
             "transformers float32": rival_search(theirs.to(x.device)),
-            "transduce float32": our_search(ours._replace(model=ours.model.to(x.device))),
+            "transduce float32": our_search(ours._replace(model=pack(ours.model.to(x.device)))),
             "transduce bfloat16": our_search(half),
         }
         lengths = source_lengths(x.data, tiny=x.tiny)

@@ -27,6 +27,7 @@ from turns import compare
 from transduce.decode.sample import Sampling, sample
 from transduce.decode.scorer import PromptScorer
 from transduce.interop.gpt2 import import_gpt2
+from transduce.model.packed import pack
 from transduce.model.transformer import Transformer
 
 Generate = Callable[[Tensor, int], list[list[int]]]
@@ -96,13 +97,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         theirs.save_pretrained(directory)
         ours = import_gpt2(Path(directory)).model
+    n_parameters = sum(p.numel() for p in ours.parameters())
     systems = {
         "transformers float32": their_generate(deepcopy(theirs).to(x.device)),
-        "transduce float32": our_generate(deepcopy(ours).to(x.device)),
+        "transduce float32": our_generate(pack(deepcopy(ours).to(x.device))),
         "transformers bfloat16": their_generate(theirs.to(x.device, torch.bfloat16)),
-        "transduce bfloat16": our_generate(ours.to(x.device, torch.bfloat16)),
+        "transduce bfloat16": our_generate(pack(ours.to(x.device, torch.bfloat16))),
     }
-    n_parameters = sum(p.numel() for p in ours.parameters())
     where = torch.cuda.get_device_name() if x.device.startswith("cuda") else f"{x.threads} threads"
     print(f"{n_parameters:,} parameters, prompts of {x.prompt}, {x.tokens} new tokens, {x.device} ({where})")
     rng = torch.Generator().manual_seed(1)

@@ -100,7 +100,7 @@ def test_an_empty_file_gives_an_empty_file(run, tmp_path):
 def test_describe_tells_size_vocabulary_and_fields(run, capsys):
     assert main(["describe", str(run)]) == 0
     out = capsys.readouterr().out
-    n = sum(p.numel() for p in td.load(run).model.parameters())
+    n = sum(p.numel() for p in td.load_model(run).parameters())
     assert f"{n:,} parameters in model.safetensors" in out
     assert "source vocabulary: 330 pieces" in out
     assert "  d_model = 128\n" in out and "input:" not in out

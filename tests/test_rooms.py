@@ -28,6 +28,7 @@ KNOWS = {
     "pipeline": {
         "config",
         "files",
+        "model",
         "data",
         "checkpoint",
         "decoding",
@@ -83,7 +84,7 @@ KNOWS = {
         "train.state",
         "cli_*",
     },
-    "__init__": {"decoding", "generator", "fill_in", "model", "pipeline", "transcriber", "translator"},
+    "__init__": {"checkpoint", "decoding", "generator", "fill_in", "model", "pipeline", "transcriber", "translator"},
 } | {room: {room, *SHARED} for room in ROOMS}
 
 

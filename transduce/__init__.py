@@ -1,5 +1,6 @@
 """One Transformer, many transductions. What is listed here is public; nothing else is promised."""
 
+from transduce.checkpoint import load_model
 from transduce.decoding import Decoding
 from transduce.fill_in import FillIn
 from transduce.generator import GenerationConfig, Generator
@@ -23,6 +24,7 @@ __all__ = [
     "TransformerConfig",
     "Translator",
     "load",
+    "load_model",
     "transformer_base",
     "transformer_big",
     "transformer_tiny",

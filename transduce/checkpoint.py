@@ -196,8 +196,13 @@ def weights_path(directory: Path) -> Path:
     raise ValueError(f"a run needs weights, but {directory} has neither {WEIGHTS} nor a checkpoint; train it first")
 
 
-def load_model(directory: Path, device: torch.device | str = "cpu") -> Transformer:
-    """The run's model in evaluation mode."""
+def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Transformer:
+    """The run's model in evaluation mode.
+
+    Raises:
+        ValueError: the directory is not a whole run.
+    """
+    directory = Path(directory)
     model = Transformer(load_run(directory).model)
     path = weights_path(directory)
     set_weights(model, read_weights(path), str(path))

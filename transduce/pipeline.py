@@ -11,6 +11,7 @@ from transduce.data.tokenizer import AnyTokenizer, Tokenizer
 from transduce.decoding import Decoding
 from transduce.fill_in import FillIn
 from transduce.generator import Generator
+from transduce.model.packed import pack
 from transduce.transcriber import Transcriber
 from transduce.translator import Translator
 
@@ -22,7 +23,8 @@ def load(
 ) -> Translator | Transcriber | Generator | FillIn:
     """A run directory as what it was trained to be; it searches as the run's own configuration says.
 
-    Its weights are as `dtype`: bfloat16 is faster and not quite the same.
+    Its weights are as `dtype`: bfloat16 is faster and not quite the same. They cannot be trained: load_model gives
+    those that can.
 
     Raises:
         ValueError: the directory is not a whole run.
@@ -31,7 +33,7 @@ def load(
     run = load_run(directory)
     if run.target_tokenizer is None:
         raise ValueError(f"text needs a tokenizer to come out, but {directory} has none")
-    model = load_model(directory, device).to(dtype)
+    model = pack(load_model(directory, device).to(dtype))
     if run.model.encoder is None:
         return Generator(model, run.target_tokenizer)
     if run.model.decoder is None:

@@ -121,7 +121,7 @@ def test_the_directory_alone_transcribes_as_the_report_did(straight, corpus, tmp
 
 def test_ctc_has_taught_its_head(straight):
     """Without its loss no gradient would reach it."""
-    model = td.load(straight[0]).model
+    model = td.load_model(straight[0])
     torch.manual_seed(TrainingConfig().seed)
     assert not torch.equal(td.Transformer(model.config).ctc.weight, model.ctc.weight)
 

@@ -59,7 +59,7 @@ class Sampling:
         """One token a row, by that row's number in [0, 1)."""
         if self.temperature:
             return draw(self.probs(logits, before), uniform)
-        return self._penalised(logits, before).argmax(-1)
+        return self._penalised(logits.to(torch.promote_types(logits.dtype, torch.float32)), before).argmax(-1)
 
     def _penalised(self, logits: Float[Tensor, "N V"], before: Int[Tensor, "N L"]) -> Float[Tensor, "N V"]:
         if self.repetition_penalty == 1:

@@ -1,0 +1,76 @@
+"""Weights laid out once for the CPU's matrix kernels: a frozen model decodes faster, with the same numbers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transduce.model.transformer import Transformer
+
+
+class PackedWeight:
+    """W of x W^T, in blocks as oneDNN reads them. PyTorch hands W to MKL or oneDNN as it lies, for every product anew.
+
+    The operators are those of torch.compile's frozen graphs, which need a C++ compiler where this does not.
+    """
+
+    def __init__(self, weight: Float[Tensor, "O I"]) -> None:
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+
+    def __call__(self, x: Float[Tensor, "*B I"], bias: Float[Tensor, " O"] | None = None) -> Float[Tensor, "*B O"]:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PackedWeight":
+        return self  # nobody writes to it
+
+
+class PackedLinear(nn.Module):
+    """What was an nn.Linear: no gradient, no other device or type, and in a state_dict what it was."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.product, self.bias = PackedWeight(linear.weight), linear.bias
+
+    @property
+    def weight(self) -> Float[Tensor, "O I"]:
+        """The packed one; `to_dense` gives what it was."""
+        return self.product.packed
+
+    def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
+        return self.product(x, self.bias)
+
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}weight"] = self.weight.to_dense()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        raise RuntimeError(
+            "the weights of a loaded model are packed for this CPU and this type; "
+            "say what you want when you load it: td.load(RUN, device, dtype)"
+        )
+
+
+def pack(model: Transformer) -> Transformer:
+    """The model, changed in place: packed where it is on a CPU that can, in float32 or bfloat16; else as it was."""
+    if not can_pack(model.device, next(model.parameters()).dtype):
+        return model
+    model.eval().requires_grad_(False)
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Linear):
+                setattr(module, name, PackedLinear(child))
+    if model.output is not None:
+        model.to_logits = PackedWeight(model.output[: model.vocab_size])
+    return model
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this PyTorch and this machine have the kernels."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
