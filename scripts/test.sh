@@ -7,4 +7,5 @@ source scripts/setup.sh "[dev]"
 ruff check .
 ruff format --check .
 mypy
-python -m pytest "$@"
+export OMP_NUM_THREADS=1 # a process per core, each of one thread
+python -m pytest --numprocesses auto --dist loadfile "$@"
