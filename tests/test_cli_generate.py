@@ -11,6 +11,7 @@ import transduce as td
 from tests.language_runs import language_model, language_run
 from transduce.cli import main
 from transduce.data.char_tokenizer import CharTokenizer
+from transduce.data.tokenizer import Tokenizer
 from transduce.perplexity import measure_perplexity
 
 RULE = "-" * 20 + "\n"
@@ -101,6 +102,17 @@ def test_every_token_is_predicted_once(window, stride, batch_tokens):
     assert got.nats_per_token == got.nats / got.n_tokens
     assert got.perplexity == pytest.approx(math.exp(want / (len(TEXT) - 1)), rel=1e-4)
     assert got.bits_per_byte == pytest.approx(want / math.log(2) / (len(TEXT.encode()) - 1), rel=1e-5)
+
+
+def test_lines_between_two_marks_are_predicted_with_them():
+    tokenizer = Tokenizer.train(TEXT.split("\n") * 9, vocab_size=300)
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (2, 3)
+    model = language_model(tokenizer.vocab_size)
+    got = measure_perplexity(model, tokenizer, TEXT + "\n \n", window=40, stride=20)
+    ids = [i for row in tokenizer.encode(TEXT.splitlines()) for i in (2, *row, 3)]
+    assert got.nats == pytest.approx(one_by_one(model, ids, 40, 20), rel=1e-5)
+    assert (got.n_tokens, got.n_bytes) == (len(ids) - 1, len(TEXT.encode()) + 3)
+    assert "|first:bos|eos:yes|" in got.signature
 
 
 def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(tmp_path):

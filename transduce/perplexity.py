@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.data.language import encode_text
 from transduce.data.tokenizer import AnyTokenizer
 from transduce.model.transformer import Transformer
 
@@ -62,8 +64,9 @@ def measure_perplexity(
     """Every token of a text is predicted once, from up to `window` tokens before it.
 
     Windows begin `stride` tokens apart, and of each the tokens count that the one before did not reach: so all but those
-    of the first window have at least window - stride tokens of context. BOS stands before the text where the tokenizer
-    has one; otherwise the first token is given and not predicted.
+    of the first window have at least window - stride tokens of context. The text is made tokens as it is for training
+    (`encode_text`): BOS stands first where the tokenizer has one, otherwise the first token is given and not predicted;
+    and where EOS is another one, every line is a text between the two, and both are predicted.
 
     Args:
         window: positions; the model's max_positions if not given.
@@ -81,19 +84,18 @@ def measure_perplexity(
             "stride must lie in 1 ... window, and window within learned positions, but "
             f"stride={stride}, window={window} and max_positions={limit}"
         )
-    start, (ids,) = tokenizer.bos_id, tokenizer.encode([text])
-    given = ids[:1] if start is None else []
-    ids = ids if start is None else [start, *ids]
-    if len(ids) < 2:
+    stream = torch.from_numpy(encode_text(tokenizer, text).astype(np.int64))
+    if len(stream) < 2:
         raise ValueError(f"perplexity needs a token to predict, but the text has {len(text)} characters")
-    stream = torch.tensor(ids)
+    start, end = tokenizer.bos_id, tokenizer.eos_id
+    given = stream[:1].tolist() if start is None else []
     nats = sum(
         _nats(model, rows.to(model.device), fresh)
         for rows, fresh in _windows(stream, window, stride, max(1, batch_tokens // window))
     )
-    n_tokens, first = len(ids) - 1, "bos" if start is not None else "given"
+    n_tokens, first, lines = len(stream) - 1, "given" if start is None else "bos", "no" if start == end else "yes"
     signature = (
-        f"tokens:{n_tokens}|vocabulary:{tokenizer.vocab_size}|window:{window}|stride:{stride}|first:{first}|eos:no|"
+        f"tokens:{n_tokens}|vocabulary:{tokenizer.vocab_size}|window:{window}|stride:{stride}|first:{first}|eos:{lines}|"
         f"version:{version('transduce')}"
     )
     return Perplexity(nats, n_tokens, len(text.encode()) - len(tokenizer.decode([given])[0].encode()), signature)

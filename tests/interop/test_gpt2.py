@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,19 @@ def test_logits_are_those_of_transformers_and_come_back(tmp_path, rng, caplog, s
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
     for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "layer_norm_epsilon", "attn_pdrop"):
         assert getattr(again.config, name) == getattr(theirs.config, name)
+
+
+def test_a_model_without_biases_is_exported_with_zeros(tmp_path, rng, caplog):
+    """nanoGPT's models have none."""
+    rival(tmp_path / "theirs")
+    config = replace(import_gpt2(tmp_path / "theirs").model.config, bias=False, init_gain=0.9)
+    torch.manual_seed(1)
+    ours = td.Transformer(config).eval()
+    assert not any(name.endswith("bias") for name, _ in ours.named_parameters())
+    export_gpt2(ours, tmp_path / "again")
+    again, ids = loaded_in_silence(tmp_path / "again", caplog), torch.randint(53, (5, 37), generator=rng)
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, ours(target_in=ids), rtol=1e-5, atol=1e-5)
 
 
 def test_older_files_are_read_too(tmp_path, rng):

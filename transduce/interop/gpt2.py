@@ -41,8 +41,11 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TABLES = ("target_input.weight", "output")
 """Our names of what has a row per token."""
 
-TRAINING = ("init", "recompute", "tie", "decoder.input.multiple")
-"""Fields of ours that GPT-2's config.json does not hold, or holds otherwise, and that change no output."""
+FREE = ("init", "init_gain", "recompute", "tie", "decoder.input.multiple", "bias")
+"""Fields of ours that GPT-2's config.json does not hold, or holds otherwise, and that change no output.
+
+Without biases, zeros stand in their places.
+"""
 
 
 class GPT2(NamedTuple):
@@ -93,14 +96,17 @@ def export_gpt2(model: Transformer, directory: Path, *, tokenizer: ByteBPE | Non
     changed = [
         line
         for line in differences(to_dict(gpt2_config(theirs)), to_dict(config))
-        if not line.startswith(tuple(f"{name}:" for name in TRAINING))
+        if not line.startswith(tuple(f"{name}:" for name in FREE))
     ]
     if changed:
         raise ValueError(f"a GPT-2 has fields of one value, but in this model they differ: {'; '.join(changed)}")
     own = dict(model.named_parameters(remove_duplicate=False))  # one table may have two names
     weights = {}
     for name, their_name, turned in _names(config):
-        weight = own[name].detach().cpu()
+        if name in own:
+            weight = own[name].detach().cpu()
+        else:  # a bias that this model does without
+            weight = torch.zeros(len(own[name.removesuffix("bias") + "weight"]))
         if name in TABLES:
             weight = weight[: model.vocab_size]  # rows that only fill it up stay here
         prefix = "" if their_name == "lm_head.weight" else "transformer."
