@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 
 import transduce as td
@@ -24,6 +23,7 @@ from transduce.data.bigram import bigram_cross_entropy
 from transduce.data.corpus import corpus_folder
 from transduce.data.language import OneText, Shards, TextFiles, TokenizerKind
 from transduce.data.stream import HeldOut, Windows
+from transduce.device import default_device
 from transduce.experiment import main, new_model, operations_per_token, train, with_vocabularies
 from transduce.model.presets import gpt2
 from transduce.report import language_report
@@ -57,7 +57,7 @@ class Experiment:
         default_factory=lambda: td.GenerationConfig(max_length=100, temperature=0.8)
     )
     """Of the samples."""
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    device: str = default_device()
 
 
 def decoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout: float) -> td.TransformerConfig:

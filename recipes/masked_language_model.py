@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 
 import transduce as td
@@ -21,6 +20,7 @@ from transduce.config import to_dict
 from transduce.data.language import OneText, TextFiles, TokenizerKind, encode_text, read_text
 from transduce.data.masking import Cloze, ClozeBatches, ClozeWindows, Neighbours, mask_id
 from transduce.data.stream import HeldOut, Stream, Windows
+from transduce.device import default_device
 from transduce.experiment import main, new_model, train, with_vocabularies
 from transduce.fill_in import FillIn
 from transduce.report import cloze_report
@@ -50,7 +50,7 @@ class Experiment:
     """Training tokens whose pairs are counted for the baseline beside the result, at most."""
     model: td.TransformerConfig
     training: TrainingConfig
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    device: str = default_device()
 
 
 def encoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout: float) -> td.TransformerConfig:

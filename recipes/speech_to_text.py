@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 
 import transduce as td
@@ -31,6 +30,7 @@ from transduce.data.manifest import Manifests, recordings_fingerprint
 from transduce.data.speech import FrameReader, SpeechPairs, front_end
 from transduce.data.tokenizer import Tokenizer
 from transduce.data.vectors import VectorConfig
+from transduce.device import default_device
 from transduce.experiment import main, new_model, train, with_frames
 from transduce.model.presets import speech_small, speech_tiny
 from transduce.report import speech_report
@@ -66,7 +66,7 @@ class Experiment:
     model: td.TransformerConfig = field(default_factory=speech_tiny)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     decoding: td.Decoding = field(default_factory=lambda: td.Decoding(length_ratio=1.0, length_extra=5, ctc_weight=0.5))
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    device: str = default_device()
 
 
 SOUND = Path(__file__).parent / "data" / "commands" / "sound"

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 
 import transduce as td
@@ -21,6 +20,7 @@ from transduce.config import to_dict
 from transduce.data.corpus import Files, Folder, corpus_folder
 from transduce.data.pairs import TextPairs, fingerprint
 from transduce.data.tokenizer import tokenizers
+from transduce.device import default_device
 from transduce.experiment import main, new_model, train, with_vocabularies
 from transduce.report import test_report
 from transduce.train.optim import OptimConfig
@@ -47,7 +47,7 @@ class Experiment:
     model: td.TransformerConfig = field(default_factory=td.transformer_tiny)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     decoding: td.Decoding = field(default_factory=td.Decoding)
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    device: str = default_device()
 
 
 COMMANDS = Experiment(

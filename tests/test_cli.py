@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 import transduce as td
 from tests.runs import ENGLISH, random_run, random_speech_run
 from transduce.cli import main
-from transduce.cli_device import with_options
+from transduce.cli_options import with_options
 
 LINES = [ENGLISH[0], "", ENGLISH[1], ENGLISH[2]]
 

@@ -16,9 +16,10 @@ SHARED = {"config", "files"}
 
 KNOWS = {
     "config": set(),
+    "device": set(),
     "files": set(),
     "exit": set(),
-    "checkpoint": {"config", "files", "model", "data"},
+    "checkpoint": {"config", "device", "files", "model", "data"},
     "decoding": {"config", "files", "model", "data", "decode"},
     "translator": {"config", "files", "model", "data", "decode", "decoding"},
     "transcriber": {"config", "files", "model", "data", "decode", "decoding"},
@@ -63,10 +64,11 @@ KNOWS = {
         "translator",
         "validate",
     },
-    "experiment": {"checkpoint", "config", "exit", "files", "model", "train"},
+    "experiment": {"checkpoint", "config", "device", "exit", "files", "model", "train"},
     "interop": {"config", "files", "model", "data", "decode"},
     "cli": {
         "config",
+        "device",
         "exit",
         "files",
         "checkpoint",

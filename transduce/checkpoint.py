@@ -18,6 +18,7 @@ from transduce.data.features import FeatureConfig, Features
 from transduce.data.language import FILES, tokenizer_file
 from transduce.data.tokenizer import AnyTokenizer, Tokenizer
 from transduce.data.vectors import VectorConfig, Vectors
+from transduce.device import torch_device
 from transduce.files import write_file
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
@@ -200,9 +201,9 @@ def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Tra
     """The run's model in evaluation mode.
 
     Raises:
-        ValueError: the directory is not a whole run.
+        ValueError: the directory is not a whole run, or this machine has no such device.
     """
-    directory = Path(directory)
+    directory, device = Path(directory), torch_device(device)
     model = Transformer(load_run(directory).model)
     path = weights_path(directory)
     set_weights(model, read_weights(path), str(path))

@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -16,15 +15,16 @@ from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
 from transduce.checkpoint import WEIGHTS, average, checkpoints, load_run, read_weights, serialise, weights_path
-from transduce.cli_device import Precision, dtype_of, torch_device, with_options
 from transduce.cli_generate import generate, score_perplexity
 from transduce.cli_interop import export, import_gpt2_run
+from transduce.cli_options import with_options
 from transduce.cli_score import score_bleu, score_chrf, score_ter
 from transduce.cli_score_wer import score_cer, score_wer
 from transduce.cli_transcribe import transcribe
 from transduce.config import flatten, to_dict
 from transduce.data.corpus import decode_line, read_lines
 from transduce.decoding import Decoding, Output
+from transduce.device import Precision, default_device, dtype_of
 from transduce.exit import exit_code
 from transduce.files import write_file
 from transduce.pipeline import load_as
@@ -48,7 +48,7 @@ def translate(
     greedy: bool = False,
     n_best: int = 1,
     scores: bool = False,
-    device: str = "cuda" if torch.cuda.is_available() else "cpu",
+    device: str = default_device(),
     batch_tokens: int | None = None,
     precision: Precision = "fp32",
 ) -> None:
@@ -68,7 +68,7 @@ def translate(
         batch_tokens: Source tokens per batch, padding included: speed and memory, never the output.
         precision: bf16 is faster where the hardware has it; a few outputs change.
     """
-    translator = load_as(Translator, run, torch_device(device), dtype_of(precision))
+    translator = load_as(Translator, run, device, dtype_of(precision))
     options = {"beam_size": beam_size, "alpha": alpha, "n_best": n_best, "batch_tokens": batch_tokens}
     decoding = with_options(translator.decoding, greedy=greedy, **options)
     with ExitStack() as stack:

@@ -7,12 +7,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-import torch
 from tyro.conf import Positional, arg
 
-from transduce.cli_device import Precision, dtype_of, torch_device
 from transduce.cli_score import STDIN, read_side
 from transduce.data.corpus import check_text, decode_line
+from transduce.device import Precision, default_device, dtype_of
 from transduce.generator import GenerationConfig, Generator
 from transduce.perplexity import measure_perplexity
 from transduce.pipeline import load_as
@@ -41,7 +40,7 @@ def generate(
     n: int = 1,
     stream: bool = False,
     batch_size: int = 16,
-    device: str = "cuda" if torch.cuda.is_available() else "cpu",
+    device: str = default_device(),
     precision: Precision = "fp32",
 ) -> None:
     """Go on from prompts: each is printed with what follows it, a rule between any two.
@@ -69,7 +68,7 @@ def generate(
         repetition_penalty=repetition_penalty, beam_size=beam_size, alpha=alpha, seed=seed, n=n,
         batch_size=1 if stream else batch_size,
     )  # fmt: skip
-    generator = load_as(Generator, run, torch_device(device), dtype_of(precision))
+    generator = load_as(Generator, run, device, dtype_of(precision))
     prompts: Iterator[str] = iter(prompt or _standard_input(sys.stdin.buffer))
     chunk = 1 if stream or (not prompt and sys.stdin.isatty()) else CHUNK
     write = _Writer()
@@ -116,7 +115,7 @@ def score_perplexity(
     *,
     window: int | None = None,
     stride: int | None = None,
-    device: str = "cuda" if torch.cuda.is_available() else "cpu",
+    device: str = default_device(),
     batch_tokens: int = 4096,
     precision: Precision = "fp32",
 ) -> None:
@@ -132,7 +131,7 @@ def score_perplexity(
     if file != STDIN:
         check_text(file)
     text = "".join(f"{line}\n" for line in read_side(file))
-    generator = load_as(Generator, run, torch_device(device), dtype_of(precision))
+    generator = load_as(Generator, run, device, dtype_of(precision))
     print(
         measure_perplexity(
             generator.model, generator.tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens

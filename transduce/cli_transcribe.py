@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 from tyro.conf import Positional, arg
 
-from transduce.cli_device import Precision, dtype_of, torch_device, with_options
+from transduce.cli_options import with_options
+from transduce.device import Precision, default_device, dtype_of
 from transduce.pipeline import load_as
 from transduce.transcriber import Sound, Transcriber, Transcript
 
@@ -35,7 +35,7 @@ def transcribe(
     greedy: bool = False,
     ctc_weight: float | None = None,
     max_seconds: float | None = None,
-    device: str = "cuda" if torch.cuda.is_available() else "cpu",
+    device: str = default_device(),
     batch_tokens: int | None = None,
     precision: Precision = "fp32",
 ) -> None:
@@ -63,7 +63,7 @@ def transcribe(
     paths = list(_names(files))
     if format == "srt" and len(paths) != 1:
         raise ValueError(f"subtitles belong to one file, but {len(paths)} were named; run it once for each")
-    transcriber = load_as(Transcriber, run, torch_device(device), dtype_of(precision))
+    transcriber = load_as(Transcriber, run, device, dtype_of(precision))
     decoding = with_options(
         transcriber.decoding,
         greedy=greedy,

@@ -13,14 +13,13 @@ import tyro
 from torch import Tensor
 
 from transduce.checkpoint import Run, claim, finish
+from transduce.device import torch_device
 from transduce.exit import exit_code
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.ctc import hybrid_loss
 from transduce.train.state import Validation
 from transduce.train.trainer import Data, Trainer, TrainingConfig
-
-ExperimentT = TypeVar("ExperimentT")
 
 
 @runtime_checkable
@@ -35,6 +34,9 @@ class AnyExperiment(Protocol):
     def device(self) -> str: ...
 
 
+ExperimentT = TypeVar("ExperimentT", bound=AnyExperiment)
+
+
 def main(
     run: Callable[[ExperimentT], object],
     settings: Mapping[str, tuple[str, ExperimentT]],
@@ -45,8 +47,13 @@ def main(
     """A recipe's command line: 0 if all went well, 2 if its input was at fault, 130 after Ctrl-C."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     experiment = choose(settings, default=default, description=description)
+
+    def go() -> None:
+        torch_device(experiment.device)  # before an hour with the data
+        run(experiment)
+
     return exit_code(
-        lambda: run(experiment),
+        go,
         prefix="error",
         interrupted="stopped; run the same command again to go on from the newest checkpoint",
     )
@@ -87,7 +94,7 @@ def with_frames(config: TransformerConfig, n_features: int, target: int) -> Tran
 def new_model(x: AnyExperiment, config: TransformerConfig) -> Transformer:
     """Weights as the experiment's seed has them, on its device."""
     torch.manual_seed(x.training.seed)
-    model = Transformer(config).to(x.device)
+    model = Transformer(config).to(torch_device(x.device))
     print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {x.device}")
     return model
 

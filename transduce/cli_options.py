@@ -1,0 +1,12 @@
+"""How a command searches."""
+
+from dataclasses import replace
+
+from transduce.decoding import Decoding
+
+
+def with_options(own: Decoding, *, greedy: bool, **given: int | float | None) -> Decoding:
+    """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
+    settled = ("beam_size", "n_best") if greedy else ()
+    named = {name: value for name, value in given.items() if value is not None and name not in settled}
+    return replace(own.greedy() if greedy else own, **named)  # type: ignore[arg-type]  # every name is a field's
