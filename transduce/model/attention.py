@@ -96,6 +96,13 @@ def _visible(
     return visible
 
 
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm of vectors that autocast has made narrower than its weight: in their type, where kernels are fused."""
+
+    def forward(self, x: Float[Tensor, "*B E"]) -> Float[Tensor, "*B E"]:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 class QueryKeyNorm(nn.Module):
     """RMSNorm over every head of the queries, and over every head of the keys, with weights that the heads share.
 
@@ -104,8 +111,8 @@ class QueryKeyNorm(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.query = nn.RMSNorm(config.d_head, eps=config.norm_eps)
-        self.key = nn.RMSNorm(config.d_head, eps=config.norm_eps)
+        self.query = HeadNorm(config.d_head, eps=config.norm_eps)
+        self.key = HeadNorm(config.d_head, eps=config.norm_eps)
 
 
 class SelfAttention(nn.Module):
