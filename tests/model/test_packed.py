@@ -10,12 +10,18 @@ import transduce as td
 from tests.contract import random_example, random_model
 from tests.model.test_contract import CASES, every
 from tests.runs import random_run
+from transduce.model import packed as packing
 from transduce.model.config import TransformerConfig
-from transduce.model.packed import PackedLinear, can_pack, pack
+from transduce.model.packed import SMALLEST, PackedLinear, can_pack, pack
 from transduce.model.transformer import Transformer
 
 CPU = torch.device("cpu")
 needs_kernels = pytest.mark.skipif(not can_pack(CPU, torch.float32), reason="needs PyTorch with oneDNN")
+
+
+@pytest.fixture(autouse=True)
+def however_small(monkeypatch):
+    monkeypatch.setattr(packing, "SMALLEST", 0)
 
 
 def both(config: TransformerConfig, rng: torch.Generator, dtype: torch.dtype) -> tuple[Transformer, Transformer]:
@@ -87,3 +93,17 @@ def test_what_is_loaded_to_be_used_is_packed_and_what_is_loaded_to_be_trained_is
     used, trained = td.load(run).model, td.load_model(run)
     assert packed_maps(used) and used.to_logits is not None
     assert not packed_maps(trained) and trained.to_logits is None
+
+
+@needs_kernels
+def test_a_small_weight_stays_as_it_is(monkeypatch, rng):
+    monkeypatch.setattr(packing, "SMALLEST", SMALLEST)
+    config = replace(CASES["decoder-pre-learned"], d_model=128, d_ff=1024)  # 128 x 1024 is the smallest to be packed
+    plain, packed = both(config, rng, torch.float32)
+    layer = packed.decoder.layers[0]
+    assert isinstance(layer.feed_forward.wide, PackedLinear) and isinstance(layer.feed_forward.narrow, PackedLinear)
+    assert packed_maps(packed) == 2 * len(packed.decoder.layers) and packed.to_logits is None
+    example = random_example(config, rng)
+    with torch.inference_mode():
+        want, got = example.logits(plain), example.logits(packed)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))

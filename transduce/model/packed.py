@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from transduce.model.transformer import Transformer
 
+SMALLEST = 1 << 17
+"""Numbers in a weight from which on packing pays: for one row through fewer, the call takes longer than the product."""
+
 
 class PackedWeight:
     """W of x W^T, in blocks as oneDNN reads them. PyTorch hands W to MKL or oneDNN as it lies, for every product anew.
@@ -60,9 +63,9 @@ def pack(model: Transformer) -> Transformer:
     model.eval().requires_grad_(False)
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if isinstance(child, nn.Linear):
+            if isinstance(child, nn.Linear) and child.weight.numel() >= SMALLEST:
                 setattr(module, name, PackedLinear(child))
-    if model.output is not None:
+    if model.output is not None and model.output.numel() >= SMALLEST:
         model.to_logits = PackedWeight(model.output[: model.vocab_size])
     return model
 
