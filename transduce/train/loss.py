@@ -32,7 +32,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         total = states.new_zeros((), dtype=torch.promote_types(states.dtype, torch.float32))
         grad_states = torch.empty_like(states)
         grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        weight_sum = weight[:n_classes].sum(dim=0, dtype=total.dtype)  # a row times this is the sum of its logits
+        if smoothing:  # its parts pass over all logits and weights once more
+            weight_sum = weight[:n_classes].sum(dim=0, dtype=total.dtype)  # a row times this is the sum of its logits
         chunk = CHUNK.get(states.device.type, 256)
         for start in range(0, len(states), chunk):
             rows, wanted = states[start : start + chunk], targets[start : start + chunk, None]
@@ -45,10 +46,12 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             norm = exp.sum(dim=-1, keepdim=True)
             # not in place: torch.compile takes an output that is written to for one without a gradient
             total = total + (norm.log() + largest - (1 - smoothing) * picked).sum()
-            total = total - smoothing / n_classes * (rows.to(total.dtype) @ weight_sum).sum()
+            if smoothing:
+                total = total - smoothing / n_classes * (rows.to(total.dtype) @ weight_sum).sum()
             if with_gradient:
                 grad = exp.mul_(1 / norm)  # p, and then p - y
-                grad[:, :n_classes] -= smoothing / n_classes
+                if smoothing:
+                    grad[:, :n_classes] -= smoothing / n_classes
                 grad.scatter_add_(1, wanted, grad.new_full(wanted.shape, smoothing - 1))
                 grad = grad.to(states.dtype)
                 torch.mm(grad, weight, out=grad_states[start : start + chunk])
