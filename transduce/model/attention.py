@@ -66,7 +66,7 @@ def _attend_few(
 
     In batches of two sentences, or with a single thread and a hundred keys, it is not; nor with a gradient.
     """
-    if query.dtype == torch.bfloat16 and key.numel() <= 1 << 21:
+    if query.dtype == torch.bfloat16 and key.numel() <= 1 << 21:  # more than that float32 would leave the caches
         return _attend_few(query.float(), key.float(), value.float(), visible).to(query.dtype)
     weights = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)
     if visible is None:
