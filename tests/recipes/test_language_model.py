@@ -102,11 +102,10 @@ def test_text_files_with_bpe(tmp_path, data, kind, capsys):
     assert len(generator.model.output) == 384
     unpadded = run(replace(x, run=tmp_path / "unpadded", model=with_multiple(x.model, 1)))
     assert scores == pytest.approx(unpadded, rel=1e-4)
-    if kind == "byte_bpe":
-        capsys.readouterr()
-        score_perplexity(tmp_path / "run", data / "input.txt", stride=11, device="cpu")
-        told = float(re.search(r"([\d.]+) nats per token", capsys.readouterr().out)[1])
-        assert told == pytest.approx(scores["loss"], abs=1e-4)
+    capsys.readouterr()
+    score_perplexity(tmp_path / "run", data / "input.txt", stride=11, device="cpu")
+    told = float(re.search(r"([\d.]+) nats per token", capsys.readouterr().out)[1])
+    assert told == pytest.approx(scores["loss"], abs=1e-4)
 
 
 def test_shards(tmp_path, data):
