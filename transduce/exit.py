@@ -9,7 +9,7 @@ def exit_code(action: Callable[[], object], *, prefix: str, interrupted: str) ->
     """Run `action`: 0 if it went well, 2 if its input was at fault, 130 after Ctrl-C; the reason goes to stderr."""
     try:
         action()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         print(f"{prefix}: {error.filename} does not exist", file=sys.stderr)
         return 2
     except BrokenPipeError:  # whoever read us has seen enough

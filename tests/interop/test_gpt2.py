@@ -349,6 +349,8 @@ def test_the_command_line_names_what_is_wrong(run, tmp_path, capsys):
     theirs = tmp_path / "theirs"
     rival(theirs, vocab_size=300, eos_token_id=7)
     new = tmp_path / "run"
+    assert main(["import", "gpt2", str(theirs / "config.json"), str(new)]) == 2
+    assert capsys.readouterr().err == f"transduce: {theirs}/config.json/config.json does not exist\n"
     assert main(["import", "gpt2", str(theirs), str(new)]) == 2
     assert capsys.readouterr().err == (
         f"transduce: a byte-level tokenizer is tokenizer.json, or vocab.json and merges.txt, but {theirs} has neither; "
