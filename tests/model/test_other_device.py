@@ -1,0 +1,68 @@
+"""Everything a model makes is made where it is, shown without such a device: fake tensors know where they are.
+
+PyTorch's fake tensors have shapes, types and devices, but no numbers; mixing devices is the error that a GPU would give.
+"""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tests.contract import TARGET, in_pieces, random_example
+from tests.model.test_contract import CASES
+from transduce.model.transformer import Transformer
+from transduce.train.loss import projected_cross_entropy
+
+# not experts: which of them is whose is known to numbers alone
+FAKE = [
+    "tokens-tokens-post-sinusoidal", "frames-tokens-pre-learned", "stacked-frames-tokens-post-none", "encoder-tie-all",
+    "tokens-tokens-rotary", "tokens-tokens-grouped-window", "decoder-window", "frames-tokens-qk-norm",
+    "frames-tokens-projected-ctc",
+]  # fmt: skip
+GPU = torch.device("cuda:0")
+
+
+def on_gpu(value: Tensor | None) -> Tensor | None:
+    if value is None:
+        return None
+    return value.to(GPU, torch.float32) if value.is_floating_point() else value.to(GPU)
+
+
+@pytest.mark.parametrize("name", FAKE)
+def test_whole_and_step_by_step(name):
+    config = CASES[name]
+    with FakeTensorMode():
+        with GPU:
+            model = Transformer(config).eval()
+        assert model.device == GPU
+        example = random_example(config, torch.Generator())
+        example = replace(example, **{f.name: on_gpu(getattr(example, f.name)) for f in fields(example)})
+        assert example.logits(model).device == GPU
+        if config.decoder is None:
+            return
+        memory = example.memory(model)
+        with torch.no_grad():
+            assert in_pieces(model, example.target, memory, (3, *(1,) * (TARGET - 3))).device == GPU
+        states = model.states(source=example.source, source_lengths=example.source_lengths, target_in=example.target)
+        loss = projected_cross_entropy(states, model.output, example.target, label_smoothing=0.1, ignore=None)
+        assert loss.device == GPU
+
+
+def test_rows_that_go_on_stay_where_they_are():
+    with FakeTensorMode():
+        with GPU:
+            model = Transformer(CASES["tokens-tokens-rotary"]).eval()
+            source, target, rows = torch.ones(3, 7).long(), torch.ones(3, 4).long(), torch.tensor([2, 0, 1, 1])
+            memory, cache = model.encode(source, torch.tensor([7, 5, 2])), model.new_cache()
+            sentences = torch.tensor([1, 0])
+        model.decode(target, memory=memory, cache=cache)
+        cache.reorder(rows)
+        cache.keep(sentences)
+        assert model.decode(target[:, :1][rows], cache=cache).device == GPU
+
+
+def test_a_mix_is_noticed():
+    with FakeTensorMode(), pytest.raises(RuntimeError, match="two different devices"):
+        torch.ones(3, device=GPU) + torch.arange(3)
