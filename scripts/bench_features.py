@@ -24,6 +24,7 @@ from pathlib import Path
 
 import soundfile
 import torch
+from make_manifest import SUFFIXES
 from torch import Tensor
 from torchaudio.compliance import kaldi
 
@@ -33,7 +34,6 @@ from transduce.data.features import FeatureConfig, Features
 COMMANDS = Path(__file__).resolve().parents[1] / "recipes" / "data" / "commands" / "sound"
 CONFIG = FeatureConfig()
 FORMATS = {"WAV": {"format": "WAV", "subtype": "PCM_16"}, "Opus": {"format": "OGG", "subtype": "OPUS"}}
-ENDINGS = (".wav", ".flac", ".opus", ".ogg", ".mp3", ".aiff")
 
 FrontEnd = Callable[[Tensor], Tensor]
 """Samples (n,) to frames (S, 40)."""
@@ -62,11 +62,9 @@ def recordings(folder: Path, n: int, seconds: float) -> list[Tensor]:
     Raises:
         ValueError: there is no sound, or not enough of it.
     """
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)[:n]
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)[:n]
     if not paths:
-        raise ValueError(
-            f"a folder of sound ({', '.join(ENDINGS)}) must be named, but {folder} has none; use --data DIR"
-        )
+        raise ValueError(f"a folder with sound files must be named, but {folder} has none; use --data DIR")
     samples = [read_audio(path, CONFIG.sample_rate) for path in paths]
     if not seconds:
         return samples

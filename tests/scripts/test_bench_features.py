@@ -56,10 +56,7 @@ def test_recordings_are_joined_to_pieces_of_one_length(tmp_path):
 def test_no_sound_and_too_little_of_it_are_told(tmp_path: Path):
     with pytest.raises(ValueError) as error:
         bench_features.recordings(tmp_path, 5, 0.0)
-    assert str(error.value) == (
-        f"a folder of sound (.wav, .flac, .opus, .ogg, .mp3, .aiff) must be named, but {tmp_path} has none; "
-        "use --data DIR"
-    )
+    assert str(error.value) == f"a folder with sound files must be named, but {tmp_path} has none; use --data DIR"
     soundfile.write(tmp_path / "a.wav", [0.1] * 8000, 16000)
     with pytest.raises(ValueError) as error:
         bench_features.recordings(tmp_path, 5, 2.0)
