@@ -70,29 +70,32 @@ def test_its_state_is_the_plain_models(rng):
 
 
 @needs_kernels
-def test_what_it_cannot_do_it_refuses(rng):
-    _, packed = both(CASES["decoder-pre-learned"], rng, torch.float32)
+def test_what_it_cannot_do_it_refuses_and_stays_whole(rng):
+    plain, packed = both(CASES["decoder-pre-learned"], rng, torch.float32)
     with pytest.raises(RuntimeError, match="does not require grad"):
         packed(target_in=torch.tensor([[1, 2, 3]])).sum().backward()
     with pytest.raises(RuntimeError, match=r"packed for this CPU.*td\.load\(RUN, device, dtype\)"):
         packed.double()
+    with pytest.raises(RuntimeError, match=r"packed and stay as they are; td\.load_model gives others"):
+        packed.load_state_dict(plain.state_dict())
+    assert all(torch.equal(weight, plain.state_dict()[name]) for name, weight in packed.state_dict().items())
 
 
 def test_where_the_kernels_are_not_nothing_changes(rng, monkeypatch):
     _, packed = both(CASES["decoder-pre-learned"], rng, torch.float64)
-    assert not packed_maps(packed) and packed.to_logits is None
+    assert type(packed) is Transformer and not packed_maps(packed)
     assert not can_pack(torch.device("cuda"), torch.float32)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     _, packed = both(CASES["decoder-pre-learned"], rng, torch.float32)
-    assert not packed_maps(packed) and packed.to_logits is None
+    assert type(packed) is Transformer and not packed_maps(packed)
 
 
 @needs_kernels
 def test_what_is_loaded_to_be_used_is_packed_and_what_is_loaded_to_be_trained_is_not(tmp_path):
     run = random_run(tmp_path)
     used, trained = td.load(run).model, td.load_model(run)
-    assert packed_maps(used) and used.to_logits is not None
-    assert not packed_maps(trained) and trained.to_logits is None
+    assert packed_maps(used) and used.logits is not None
+    assert type(trained) is Transformer and not packed_maps(trained)
 
 
 @needs_kernels
@@ -102,7 +105,7 @@ def test_a_small_weight_stays_as_it_is(monkeypatch, rng):
     plain, packed = both(config, rng, torch.float32)
     layer = packed.decoder.layers[0]
     assert isinstance(layer.feed_forward.wide, PackedLinear) and isinstance(layer.feed_forward.narrow, PackedLinear)
-    assert packed_maps(packed) == 2 * len(packed.decoder.layers) and packed.to_logits is None
+    assert packed_maps(packed) == 2 * len(packed.decoder.layers) and packed.logits is None
     example = random_example(config, rng)
     with torch.inference_mode():
         want, got = example.logits(plain), example.logits(packed)

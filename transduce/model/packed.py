@@ -31,7 +31,7 @@ class PackedWeight:
 
 
 class PackedLinear(nn.Module):
-    """What was an nn.Linear: no gradient, no other device or type, and in a state_dict what it was."""
+    """What was an nn.Linear, without a gradient, and is one in a state_dict."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -49,11 +49,24 @@ class PackedLinear(nn.Module):
         destination[f"{prefix}weight"] = self.weight.to_dense()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
+
+class PackedTransformer(Transformer):
+    """What was a Transformer: to be used as it is, where it is. Its state_dict is what it was."""
+
+    logits: PackedWeight | None
+
+    def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
+        """As the Transformer's."""
+        return super().project(states) if self.logits is None else self.logits(states)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         raise RuntimeError(
             "the weights of a loaded model are packed for this CPU and this type; "
             "say what you want when you load it: td.load(RUN, device, dtype)"
         )
+
+    def _load_from_state_dict(self, *_: Any) -> None:
+        raise RuntimeError("the weights of a loaded model are packed and stay as they are; td.load_model gives others")
 
 
 def pack(model: Transformer) -> Transformer:
@@ -65,8 +78,12 @@ def pack(model: Transformer) -> Transformer:
         for name, child in module.named_children():
             if isinstance(child, nn.Linear) and child.weight.numel() >= SMALLEST:
                 setattr(module, name, PackedLinear(child))
+    logits = None
     if model.output is not None and model.output.numel() >= SMALLEST:
-        model.to_logits = PackedWeight(model.output[: model.vocab_size])
+        logits = PackedWeight(model.output[: model.vocab_size])
+    model.__class__ = PackedTransformer
+    assert isinstance(model, PackedTransformer)
+    model.logits = logits
     return model
 
 

@@ -1,6 +1,6 @@
 """The Transformer: an encoder stack, a decoder stack, or both. Reading order: attention, layers, then this."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -122,8 +122,6 @@ class Transformer(nn.Module):
         if isinstance(last, TokenInput):
             self.vocab_size = last.tokens.vocab_size  # rows of `output` that stand for tokens; more may follow
             self.output = nn.Parameter(torch.empty_like(last.weight)) if config.tie == "none" else last.weight
-        self.to_logits: Callable[[Tensor], Tensor] | None = None
-        """What a packed model has for `output` (packed.py)."""
         if config.ctc and self.output is not None:
             self.ctc = nn.Linear(config.d_model, self.vocab_size, bias=config.bias)
         initialise(self)
@@ -226,7 +224,7 @@ class Transformer(nn.Module):
         """
         if self.output is None:
             raise ValueError("logits need a vocabulary, but this model has only an encoder over frames; use states()")
-        return F.linear(states, self.output[: self.vocab_size]) if self.to_logits is None else self.to_logits(states)
+        return F.linear(states, self.output[: self.vocab_size])
 
     def ctc_logits(self, memory_states: Float[Tensor, "B S D"]) -> Float[Tensor, "B S V"]:
         """The memory's states to logits of one token, or of the blank symbol, at every source position.
