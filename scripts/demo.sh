@@ -12,7 +12,7 @@ echo; echo "== train: spoken commands, English to German (under two minutes on t
 python recipes/translation.py commands --run "$RUN"
 
 echo; echo "== translate, from the command line"
-head -n 5 recipes/data/commands/test.en | tee /dev/stderr | transduce translate "$RUN" --greedy
+head -n 5 recipes/data/commands/test.en | tee >(cat >&2) | transduce translate "$RUN" --greedy
 
 echo; echo "== score all test sentences: combinations that training never saw"
 transduce translate "$RUN" recipes/data/commands/test.en --greedy --output "$RUN/hyp.de"
@@ -24,7 +24,7 @@ python recipes/speech_to_text.py commands --run "$SPEECH"
 echo; echo "== a recording goes in; text and its translation come out"
 # the recogniser writes words; the translator was trained on sentences, so the first letter grows and a full stop is added
 transduce transcribe "$SPEECH" "$SOUND"/test/000{0,1,2,3,4}.opus --ctc-weight 0.5 |
-  sed 's/./\u&/; s/$/./' | tee /dev/stderr | transduce translate "$RUN" --greedy
+  sed 's/./\u&/; s/$/./' | tee >(cat >&2) | transduce translate "$RUN" --greedy
 
 echo; echo "the learning curves are $RUN/learning_curve.png and $SPEECH/learning_curve.png"
 echo "where the recogniser listened: $(ls "$SPEECH"/samples/*.attention.png | tail -n 1)"
