@@ -15,21 +15,23 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from baselines import bigram_cross_entropy
 
 import transduce as td
-from transduce.checkpoint import Run
 from transduce.config import to_dict
-from transduce.data.bigram import bigram_cross_entropy
-from transduce.data.corpus import corpus_folder
-from transduce.data.language import OneText, Shards, TextFiles, TokenizerKind
-from transduce.data.stream import HeldOut, Windows
+from transduce.data.text.corpus import corpus_folder
+from transduce.data.text.language import OneText, Shards, TextFiles
+from transduce.data.text.stream import HeldOut, Windows
+from transduce.data.text.tokenizers import TokenizerKind
 from transduce.device import default_device
-from transduce.experiment import main, new_model, operations_per_token, train, with_vocabularies
+from transduce.experiment.command import main
+from transduce.experiment.report import language_report
+from transduce.experiment.run import new_model, operations_per_token, train, with_vocabularies
+from transduce.experiment.validation import LanguageValidation
 from transduce.model.presets import gpt2
-from transduce.report import language_report
+from transduce.run import Run
 from transduce.train.optim import OptimConfig
 from transduce.train.trainer import TrainingConfig
-from transduce.validate import LanguageValidation
 
 
 @dataclass(frozen=True, kw_only=True)

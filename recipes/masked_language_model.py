@@ -15,18 +15,20 @@ from typing import Annotated
 import tyro
 
 import transduce as td
-from transduce.checkpoint import Run
 from transduce.config import to_dict
-from transduce.data.language import OneText, TextFiles, TokenizerKind, encode_text, read_text
-from transduce.data.masking import Cloze, ClozeBatches, ClozeWindows, Neighbours, mask_id
-from transduce.data.stream import HeldOut, Stream, Windows
+from transduce.data.text.language import OneText, TextFiles, encode_text, read_text
+from transduce.data.text.masking import Cloze, ClozeBatches, ClozeWindows, Neighbours, mask_id
+from transduce.data.text.stream import HeldOut, Stream, Windows
+from transduce.data.text.tokenizers import TokenizerKind
 from transduce.device import default_device
-from transduce.experiment import main, new_model, train, with_vocabularies
-from transduce.fill_in import FillIn
-from transduce.report import cloze_report
+from transduce.experiment.command import main
+from transduce.experiment.report import cloze_report
+from transduce.experiment.run import new_model, train, with_vocabularies
+from transduce.experiment.validation import ClozeValidation
+from transduce.run import Run
+from transduce.tasks.fill_mask import FillIn
 from transduce.train.optim import OptimConfig
 from transduce.train.trainer import TrainingConfig
-from transduce.validate import ClozeValidation
 
 COMMANDS_TEXT = Path(__file__).parent / "data" / "commands"
 

@@ -20,23 +20,24 @@ from typing import Annotated
 import tyro
 
 import transduce as td
-from transduce.checkpoint import Run
 from transduce.config import to_dict
-from transduce.data.augment import Augmentation
-from transduce.data.corpus import corpus_folder
-from transduce.data.feature_cache import FeatureCache
-from transduce.data.features import FeatureConfig
-from transduce.data.manifest import Manifests, recordings_fingerprint
-from transduce.data.speech import FrameReader, SpeechPairs, front_end
-from transduce.data.tokenizer import Tokenizer
-from transduce.data.vectors import VectorConfig
+from transduce.data.speech.augment import Augmentation
+from transduce.data.speech.feature_cache import FeatureCache
+from transduce.data.speech.features import FeatureConfig
+from transduce.data.speech.manifest import Manifests, recordings_fingerprint
+from transduce.data.speech.pairs import FrameReader, SpeechPairs, front_end
+from transduce.data.speech.vectors import VectorConfig
+from transduce.data.text.corpus import corpus_folder
+from transduce.data.text.sentencepiece_bpe import Tokenizer
 from transduce.device import default_device
-from transduce.experiment import main, new_model, train, with_frames
+from transduce.experiment.command import main
+from transduce.experiment.report import speech_report
+from transduce.experiment.run import new_model, train, with_frames
+from transduce.experiment.validation import SpeechValidation
 from transduce.model.presets import speech_small, speech_tiny
-from transduce.report import speech_report
+from transduce.run import Run
 from transduce.train.optim import OptimConfig
 from transduce.train.trainer import TrainingConfig
-from transduce.validate import SpeechValidation
 
 MFCC = FeatureConfig(n_coefficients=20, deltas=1)
 """40 features: by four frames they are the 160 numbers of the models' d_model, and go straight in."""

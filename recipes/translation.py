@@ -15,17 +15,18 @@ from typing import Annotated
 import tyro
 
 import transduce as td
-from transduce.checkpoint import Run
 from transduce.config import to_dict
-from transduce.data.corpus import Files, Folder, corpus_folder
-from transduce.data.pairs import TextPairs, fingerprint
-from transduce.data.tokenizer import tokenizers
+from transduce.data.text.corpus import Files, Folder, corpus_folder
+from transduce.data.text.pairs import TextPairs, fingerprint
+from transduce.data.text.sentencepiece_bpe import tokenizers
 from transduce.device import default_device
-from transduce.experiment import main, new_model, train, with_vocabularies
-from transduce.report import test_report
+from transduce.experiment.command import main
+from transduce.experiment.report import test_report
+from transduce.experiment.run import new_model, train, with_vocabularies
+from transduce.experiment.validation import TranslationValidation
+from transduce.run import Run
 from transduce.train.optim import OptimConfig
 from transduce.train.trainer import TrainingConfig
-from transduce.validate import TranslationValidation
 
 
 @dataclass(frozen=True, kw_only=True)

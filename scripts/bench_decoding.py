@@ -27,7 +27,7 @@ from transformers import MarianConfig, MarianMTModel
 from transformers.utils import logging
 from turns import compare
 
-from transduce.data.corpus import corpus_folder, read_lines
+from transduce.data.text.corpus import corpus_folder, read_lines
 from transduce.decode.beam import beam_search
 from transduce.decode.greedy import greedy_search
 from transduce.decode.scorer import ModelScorer

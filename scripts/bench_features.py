@@ -28,8 +28,8 @@ from make_manifest import SUFFIXES
 from torch import Tensor
 from torchaudio.compliance import kaldi
 
-from transduce.data.audio import read_audio
-from transduce.data.features import FeatureConfig, Features
+from transduce.data.speech.audio import read_audio
+from transduce.data.speech.features import FeatureConfig, Features
 
 COMMANDS = Path(__file__).resolve().parents[1] / "recipes" / "data" / "commands" / "sound"
 CONFIG = FeatureConfig()

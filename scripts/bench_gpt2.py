@@ -34,12 +34,12 @@ from torch import Tensor, nn
 
 import transduce as td
 from transduce.data.batch import Batch
-from transduce.data.stream import Stream, Windows
-from transduce.experiment import loss_of, operations_per_token
+from transduce.data.text.stream import Stream, Windows
+from transduce.experiment.run import loss_of, operations_per_token
 from transduce.model.presets import gpt2
-from transduce.train.ahead import ahead
-from transduce.train.mfu import peak_of
+from transduce.train.flops import peak_of
 from transduce.train.optim import OptimConfig
+from transduce.train.prefetch import ahead
 from transduce.train.state import Validation
 from transduce.train.trainer import Trainer, TrainingConfig
 

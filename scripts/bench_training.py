@@ -37,10 +37,10 @@ from torch import Tensor, nn
 
 import transduce as td
 from transduce.data.batch import Batch, Epoch, pair_epoch
-from transduce.data.corpus import Folder, corpus_folder
-from transduce.data.pairs import TextPairs
-from transduce.data.tokenizer import BOS, tokenizers
-from transduce.experiment import loss_of
+from transduce.data.text.corpus import Folder, corpus_folder
+from transduce.data.text.pairs import TextPairs
+from transduce.data.text.sentencepiece_bpe import BOS, tokenizers
+from transduce.experiment.run import loss_of
 from transduce.model.positions import sinusoidal
 from transduce.train.state import Validation
 from transduce.train.trainer import Trainer, TrainingConfig

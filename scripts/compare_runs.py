@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from transduce.train.log import read_metrics
+from transduce.files import read_json_lines
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -17,7 +17,7 @@ def losses(run: Path) -> dict[int, float]:
         ValueError: the run has not been validated.
     """
     path = run / "metrics.jsonl"
-    found = {line["update"]: line["loss"] for line in read_metrics(path) if line["kind"] == "valid"}
+    found = {line["update"]: line["loss"] for line in read_json_lines(path) if line["kind"] == "valid"}
     if not found:
         raise ValueError(f"a run to compare must have been validated, but {path} has no such line; train it first")
     return found

@@ -31,8 +31,8 @@ from jaxtyping import Float, Int16
 from tqdm import tqdm
 
 from transduce.config import differences
-from transduce.data.manifest import Recording, read_manifest, recordings_fingerprint, write_manifest
-from transduce.exit import exit_code
+from transduce.data.speech.manifest import Recording, read_manifest, recordings_fingerprint, write_manifest
+from transduce.experiment.command import exit_code
 from transduce.files import write_file
 
 RATE = 8000  # Hz

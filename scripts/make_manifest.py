@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from transduce.data.corpus import read_lines
-from transduce.data.manifest import Recording, write_manifest
+from transduce.data.speech.manifest import Recording, write_manifest
+from transduce.data.text.corpus import read_lines
 
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 SUFFIXES = {f".{name.lower()}" for name in soundfile.available_formats() if name != "RAW"}

@@ -25,20 +25,18 @@ from typing import get_args
 
 from tqdm import tqdm
 
-from transduce.data.corpus import check_text, decode_lines
-from transduce.data.language import (
-    CUT,
+from transduce.data.text.corpus import check_text, decode_lines
+from transduce.data.text.language import CUT, encode_text, read_text
+from transduce.data.text.stream import read_header, write_shard
+from transduce.data.text.tokenizers import (
     FILES,
+    AnyTokenizer,
     TokenizerKind,
-    encode_text,
     load_tokenizer,
-    read_text,
     tokenizer_file,
     train_tokenizer,
 )
-from transduce.data.stream import read_header, write_shard
-from transduce.data.tokenizer import AnyTokenizer
-from transduce.exit import exit_code
+from transduce.experiment.command import exit_code
 from transduce.files import write_file
 
 MANIFEST = "manifest.json"

@@ -31,8 +31,8 @@ import soundfile
 import torch
 from torchaudio.functional import resample
 
-from transduce.data.corpus import read_lines
-from transduce.data.manifest import Recording, write_manifest
+from transduce.data.speech.manifest import Recording, write_manifest
+from transduce.data.text.corpus import read_lines
 
 TEXT = Path(__file__).resolve().parents[1] / "recipes" / "data" / "commands"
 SEED = 2017

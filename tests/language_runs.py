@@ -6,12 +6,13 @@ import torch
 from tokenizers import Tokenizer as Pieces
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from transduce.checkpoint import Run, save_run, save_weights
-from transduce.data.byte_bpe import END, ByteBPE
-from transduce.data.char_tokenizer import CharTokenizer
-from transduce.data.tokenizer import AnyTokenizer, Tokenizer
+from transduce.data.text.byte_bpe import END, ByteBPE
+from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.sentencepiece_bpe import Tokenizer
+from transduce.data.text.tokenizers import AnyTokenizer
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
+from transduce.run import Run, save_run, save_weights
 
 TEXT = ["ROMEO:\nBut soft, what light!\n", "JULIET:\nAy me. Größe, 東京 🙂\n", "All: Speak, speak; it's done.\n"] * 4
 

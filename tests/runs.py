@@ -8,15 +8,15 @@ import numpy as np
 import soundfile
 import torch
 
-from transduce.checkpoint import Run, save_run, save_weights
-from transduce.data.features import FeatureConfig, Features
-from transduce.data.manifest import Recording, write_manifest
-from transduce.data.tokenizer import Tokenizer, tokenizers
-from transduce.data.vectors import Vectors
-from transduce.experiment import with_frames, with_vocabularies
+from transduce.data.speech.features import FeatureConfig, Features
+from transduce.data.speech.manifest import Recording, write_manifest
+from transduce.data.speech.vectors import Vectors
+from transduce.data.text.sentencepiece_bpe import Tokenizer, tokenizers
+from transduce.experiment.run import with_frames, with_vocabularies
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_tiny
 from transduce.model.transformer import Transformer
+from transduce.run import Run, save_run, save_weights
 
 ENGLISH = [
     "Open the old letter.",

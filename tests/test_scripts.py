@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from scripts import bench_gpt2, bench_training, compare_runs, turns
-from transduce.experiment import operations_per_token
+from transduce.experiment.run import operations_per_token
 from transduce.model.transformer import Transformer
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"

@@ -1,15 +1,15 @@
 """One Transformer, many transductions. What is listed here is public; nothing else is promised."""
 
-from transduce.checkpoint import load_model
-from transduce.decoding import Decoding
-from transduce.fill_in import FillIn
-from transduce.generator import GenerationConfig, Generator
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
 from transduce.model.transformer import Transformer
-from transduce.pipeline import load
-from transduce.transcriber import Transcriber
-from transduce.translator import Translator
+from transduce.run import load_model
+from transduce.tasks.fill_mask import FillIn
+from transduce.tasks.generate import GenerationConfig, Generator
+from transduce.tasks.load import load
+from transduce.tasks.search import Decoding
+from transduce.tasks.transcribe import Transcriber
+from transduce.tasks.translate import Translator
 
 __all__ = [
     "Decoding",

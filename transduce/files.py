@@ -1,10 +1,12 @@
 """Writing that a crash cannot leave half done: first beside, then in place."""
 
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def write_file(path: Path, content: str | bytes, *, durable: bool = True) -> None:
@@ -40,6 +42,17 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
     beside.rename(path)
     shutil.rmtree(old, ignore_errors=True)
     _sync_directory(path.parent)
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file of JSON objects; one that a crash has torn is left out."""
+    lines = []
+    for line in path.read_text().split("\n"):
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return lines
 
 
 def _sync_directory(path: Path) -> None:

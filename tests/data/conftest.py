@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.runs import FEATURES, record, sentences
-from transduce.data.feature_cache import FeatureCache
-from transduce.data.features import Features
-from transduce.data.manifest import Recording
-from transduce.data.speech import FrameReader
+from transduce.data.speech.feature_cache import FeatureCache
+from transduce.data.speech.features import Features
+from transduce.data.speech.manifest import Recording
+from transduce.data.speech.pairs import FrameReader
 
 TEXTS = sentences(20)
 

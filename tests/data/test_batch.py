@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from transduce.data.batch import IGNORE, Batch, Epoch, bucket, pad, padding_share, pair_batch, pair_epoch
-from transduce.data.corpus import Folder, ParallelText, corpus_folder
-from transduce.data.pairs import TextPairs, fingerprint
-from transduce.data.tokenizer import BOS, EOS, PAD, tokenizers
+from transduce.data.text.corpus import Folder, ParallelText, corpus_folder
+from transduce.data.text.pairs import TextPairs, fingerprint
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, tokenizers
 
 
 def pairs_of_ids(n: int, seed: int, longest: int = 30) -> tuple[list[list[int]], list[list[int]]]:

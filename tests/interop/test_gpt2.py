@@ -19,11 +19,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, GPT2TokenizerFa
 from transformers.utils import logging
 
 import transduce as td
-from transduce.cli import main
-from transduce.data.byte_bpe import ByteBPE
-from transduce.generator import GenerationConfig, Generator
+from transduce.cli.main import main
+from transduce.data.text.byte_bpe import ByteBPE
 from transduce.interop.gpt2 import export_gpt2, import_gpt2
-from transduce.perplexity import measure_perplexity
+from transduce.tasks.generate import GenerationConfig, Generator
+from transduce.tasks.perplexity import measure_perplexity
 
 TEXT = [
     "First Citizen: Before we proceed any further, hear me speak.",

@@ -12,7 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from transformers import Speech2TextConfig, Speech2TextForConditionalGeneration
 from transformers.utils import logging
 
-from transduce.experiment import with_frames
+from transduce.experiment.run import with_frames
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import speech_tiny, speech_tiny_projected, transformer_tiny
 from transduce.model.transformer import Transformer

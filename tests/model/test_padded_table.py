@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from transduce.config import from_dict, to_dict
 from transduce.data.batch import IGNORE, pair_batch
-from transduce.data.stream import window_batch
-from transduce.data.tokenizer import BOS, EOS
+from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.data.text.stream import window_batch
 from transduce.decode.beam import beam_search
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.gpt2 import export_gpt2, import_gpt2

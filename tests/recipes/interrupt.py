@@ -3,7 +3,7 @@
 import signal
 from itertools import count
 
-from transduce import experiment
+from transduce.experiment import run as experiment
 
 
 def interrupt(monkeypatch, batch: int) -> list[int]:

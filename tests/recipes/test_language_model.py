@@ -12,10 +12,11 @@ from safetensors.numpy import load_file
 import transduce as td
 from recipes.language_model import GPT2, SETTINGS, SHAKESPEARE_CPU, run
 from tests.recipes.interrupt import interrupt
-from transduce.cli_generate import generate, score_perplexity
-from transduce.data.language import OneText, Shards, TextFiles, encode_text, load_tokenizer, train_tokenizer
-from transduce.data.stream import write_shard
-from transduce.experiment import with_vocabularies
+from transduce.cli.generate import generate, score_perplexity
+from transduce.data.text.language import OneText, Shards, TextFiles, encode_text
+from transduce.data.text.stream import write_shard
+from transduce.data.text.tokenizers import load_tokenizer, train_tokenizer
+from transduce.experiment.run import with_vocabularies
 
 LINES = ["To be, or not to be: that is the question.", "", "Whether 'tis nobler in the mind to suffer"]
 

@@ -13,11 +13,11 @@ import transduce as td
 from recipes.masked_language_model import COMMANDS, SETTINGS, SHAKESPEARE, TEXT, run
 from tests.recipes.interrupt import interrupt
 from transduce.data.batch import IGNORE
-from transduce.data.language import OneText, TextFiles
-from transduce.data.masking import Cloze, ClozeBatches
-from transduce.data.stream import HeldOut
-from transduce.experiment import with_vocabularies
-from transduce.fill_in import FillIn
+from transduce.data.text.language import OneText, TextFiles
+from transduce.data.text.masking import Cloze, ClozeBatches
+from transduce.data.text.stream import HeldOut
+from transduce.experiment.run import with_vocabularies
+from transduce.tasks.fill_mask import FillIn
 
 LINES = ["To be, or not to be: that is the question.", "", "Whether 'tis nobler in the mind to suffer"]
 

@@ -14,12 +14,12 @@ import transduce as td
 from recipes.speech_to_text import SETTINGS, Experiment, run
 from tests.recipes.interrupt import interrupt
 from tests.runs import FEATURES, RATE, SPEECH, record, sentences
-from transduce.data.audio import read_audio
-from transduce.data.augment import Augmentation
-from transduce.data.features import Features
-from transduce.data.manifest import Manifests, Recording, write_manifest
-from transduce.data.vectors import VectorConfig
-from transduce.experiment import with_frames
+from transduce.data.speech.audio import read_audio
+from transduce.data.speech.augment import Augmentation
+from transduce.data.speech.features import Features
+from transduce.data.speech.manifest import Manifests, Recording, write_manifest
+from transduce.data.speech.vectors import VectorConfig
+from transduce.experiment.run import with_frames
 from transduce.train.optim import OptimConfig
 from transduce.train.trainer import TrainingConfig
 
@@ -130,7 +130,7 @@ def test_ctc_has_taught_its_head(straight):
 def no_pictures(monkeypatch):
     """They take longer than the training."""
     monkeypatch.setattr("transduce.train.log.learning_curve", lambda metrics, path: None)
-    monkeypatch.setattr("transduce.validate.attention_map", lambda *parts: None)
+    monkeypatch.setattr("transduce.experiment.validation.attention_map", lambda *parts: None)
 
 
 @pytest.mark.usefixtures("no_pictures")

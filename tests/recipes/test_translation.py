@@ -8,8 +8,8 @@ from safetensors.numpy import load_file
 
 import transduce as td
 from recipes.translation import COMMANDS, SETTINGS, run
-from transduce.data.corpus import Folder
-from transduce.experiment import with_vocabularies
+from transduce.data.text.corpus import Folder
+from transduce.experiment.run import with_vocabularies
 
 
 @pytest.fixture(scope="module")

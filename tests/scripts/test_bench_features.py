@@ -12,7 +12,7 @@ import soundfile
 import torch
 
 from scripts import bench_features
-from transduce.data.features import Features
+from transduce.data.speech.features import Features
 
 ROWS = ["WAV, file to features", "Opus, file to features", "features"]
 SYSTEMS = ["torchaudio kaldi.mfcc", "transduce"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recipes import language_model, speech_to_text, translation
-from transduce.experiment import choose
+from transduce.experiment.command import choose
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = {"language_model.py": language_model, "speech_to_text.py": speech_to_text, "translation.py": translation}

@@ -9,7 +9,7 @@ import soundfile
 
 from scripts import get_data
 from tests.scripts.layouts import noise, put, sound
-from transduce.data.manifest import read_manifest
+from transduce.data.speech.manifest import read_manifest
 
 
 @pytest.fixture

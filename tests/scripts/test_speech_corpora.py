@@ -10,7 +10,7 @@ import soundfile
 from recipes.speech_to_text import SETTINGS
 from scripts import get_data, make_digits
 from tests.scripts.layouts import Said, put_digits, put_learners, sound
-from transduce.data.manifest import Recording, read_manifest
+from transduce.data.speech.manifest import Recording, read_manifest
 
 
 @pytest.fixture

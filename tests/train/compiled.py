@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.train import toy
-from transduce.data.stream import Stream, Windows
+from transduce.data.text.stream import Stream, Windows
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.ctc import hybrid_loss

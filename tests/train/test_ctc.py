@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.contract import GARBAGE, random_model
 from transduce.data.batch import IGNORE, Batch, pad
-from transduce.data.tokenizer import BOS, EOS, PAD
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.ctc import ctc_loss, hybrid_loss

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from recipes import translation
-from transduce.experiment import choose
+from transduce.experiment.command import choose
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 300  # seconds until a process that does nothing is given up

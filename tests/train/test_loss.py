@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transduce.data.batch import IGNORE, pair_batch
-from transduce.data.stream import window_batch
-from transduce.data.tokenizer import BOS, EOS
+from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.data.text.stream import window_batch
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.loss import CHUNK, projected_cross_entropy, sequence_loss

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.train import toy
-from transduce.data.corpus import ParallelText
-from transduce.data.pairs import TextPairs
-from transduce.data.tokenizer import tokenizers
+from transduce.data.text.corpus import ParallelText
+from transduce.data.text.pairs import TextPairs
+from transduce.data.text.sentencepiece_bpe import tokenizers
 from transduce.model.config import StackConfig, Tokens
 from transduce.model.transformer import Transformer
 from transduce.train.loss import sequence_loss

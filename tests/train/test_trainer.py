@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train import toy
 from transduce.data.batch import IGNORE, Batch
-from transduce.data.stream import Stream, Windows
+from transduce.data.text.stream import Stream, Windows
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
+from transduce.train.flops import peak_of
 from transduce.train.late import Late
 from transduce.train.loss import sequence_loss
-from transduce.train.mfu import peak_of
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Progress, Validation
 from transduce.train.trainer import TrainingConfig

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.decode.constraints import check_block, rule_out
 from transduce.decode.hypothesis import Hypothesis, check_bounds, ids_tensor, length_penalty
-from transduce.decode.ngram import check_block, rule_out
 from transduce.decode.scorer import Scorer, log_probs
 
 

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.decode.constraints import check_block, rule_out
 from transduce.decode.hypothesis import Hypothesis, check_bounds, ids_tensor
-from transduce.decode.ngram import check_block, rule_out
 from transduce.decode.scorer import Scorer
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from transduce.config import differences, to_dict
-from transduce.data.byte_bpe import ByteBPE
+from transduce.data.text.byte_bpe import ByteBPE
 from transduce.files import write_file
 from transduce.model.config import Activation, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer

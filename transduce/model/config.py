@@ -220,6 +220,12 @@ class TransformerConfig:
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
     @property
+    def vocab_size(self) -> int:
+        """Tokens that logits are over: those of the decoder, or of an encoder alone; 0 where only frames flow in."""
+        stack = self.decoder or self.encoder
+        return stack.input.vocab_size if stack is not None and isinstance(stack.input, Tokens) else 0
+
+    @property
     def frames(self) -> Frames:
         """What flows into the encoder of a speech model.
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transduce.model.cache import Cache, LayerCache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
-from transduce.model.init import initialise
+from transduce.model.init import initialize
 from transduce.model.inputs import FrameInput, TokenInput
 from transduce.model.layers import Dropout, Layer, balance_loss, norm
 from transduce.model.positions import Positions
@@ -118,13 +118,12 @@ class Transformer(nn.Module):
             self.target_input = self.source_input if shared else self._input(config.decoder)
             self.decoder = Stack(config, config.decoder, causal=True, cross=config.encoder is not None)
         last = self.target_input if self.target_input is not None else self.source_input
-        self.vocab_size = 0
+        self.vocab_size = config.vocab_size  # rows of `output` that stand for tokens; more may follow
         if isinstance(last, TokenInput):
-            self.vocab_size = last.tokens.vocab_size  # rows of `output` that stand for tokens; more may follow
             self.output = nn.Parameter(torch.empty_like(last.weight)) if config.tie == "none" else last.weight
         if config.ctc and self.output is not None:
             self.ctc = nn.Linear(config.d_model, self.vocab_size, bias=config.bias)
-        initialise(self)
+        initialize(self, config)
 
     def _input(self, stack: StackConfig) -> TokenInput | FrameInput:
         if isinstance(stack.input, Frames):

@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from transduce.files import write_file
+from transduce.files import read_json_lines, write_file
 from transduce.train.plot import learning_curve
 from transduce.train.state import Progress, Validation
 
@@ -38,7 +38,7 @@ class Log:
     def open(self, progress: Progress) -> None:
         """Begin, at update `progress.update`."""
         if self.path.exists():
-            kept = [line for line in read_metrics(self.path) if line["update"] <= progress.update]
+            kept = [line for line in read_json_lines(self.path) if line["update"] <= progress.update]
             write_file(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         if progress.update:
             self.say(f"resuming after update {progress.update}")
@@ -96,7 +96,7 @@ class Log:
         if validation.samples:
             text = "".join(f"{s}\t{r}\t{o}\n" for s, r, o in validation.samples)
             write_file(samples / f"{progress.update:08d}.tsv", text)
-        learning_curve(read_metrics(self.path), self.directory / "learning_curve.png")
+        learning_curve(read_json_lines(self.path), self.directory / "learning_curve.png")
 
     def _tokens_per_second(self) -> float:
         if len(self.recent) < 2:
@@ -114,14 +114,3 @@ class Log:
         for name, value in values.items():
             self.board.add_scalar(f"{kind}/{name}", value, progress.update)
         self.board.flush()
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl; one torn by a crash is left out."""
-    lines = []
-    for line in path.read_text().split("\n"):
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return lines

@@ -12,11 +12,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from transduce.train.ahead import ahead
+from transduce.train.flops import peak_of
 from transduce.train.late import Late
 from transduce.train.log import Log
-from transduce.train.mfu import peak_of
 from transduce.train.optim import OptimConfig, optimiser, step
+from transduce.train.prefetch import ahead
 from transduce.train.state import Progress, Store, Validation
 from transduce.train.stop import StopRequest
 

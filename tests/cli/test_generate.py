@@ -1,0 +1,154 @@
+"""`transduce generate` and `transduce score perplexity` as a user meets them."""
+
+import io
+import math
+import sys
+
+import pytest
+import torch
+
+import transduce as td
+from tests.language_runs import language_model, language_run
+from transduce.cli.main import main
+from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.sentencepiece_bpe import Tokenizer
+from transduce.tasks.perplexity import measure_perplexity
+
+RULE = "-" * 20 + "\n"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return language_run(tmp_path_factory.mktemp("cli") / "run")
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    def give(raw: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+
+    return give
+
+
+def printed(run, prompts: list[str], **settings) -> str:
+    """What the command line should print, from Python."""
+    found = td.load(run).generate(prompts, td.GenerationConfig(**settings))
+    return RULE.join(p + text.text + "\n" for p, texts in zip(prompts, found, strict=True) for text in texts)
+
+
+@pytest.mark.parametrize("stream", [[], ["--stream"]])
+def test_generate_prints_prompts_with_what_follows(run, stdin, capsys, stream):
+    common = ["generate", str(run), "--max-length", "12", *stream]
+    assert main([*common, "--prompt", "ROMEO:", "--seed", "4"]) == 0
+    assert capsys.readouterr().out == printed(run, ["ROMEO:"], max_length=12, seed=4)
+    assert main([*common, "--prompt", "ROMEO:", "it's", "--n", "3", "--temperature", "0.8", "--top-k", "5"]) == 0
+    want = printed(run, ["ROMEO:", "it's"], max_length=12, n=3, temperature=0.8, top_k=5)
+    assert capsys.readouterr().out == want
+    stdin(b"All\nlight!\n\ndone")
+    assert main([*common, "--top-p", "0.9", "--repetition-penalty", "1.3"]) == 0
+    want = printed(run, ["All", "light!", "", "done"], max_length=12, top_p=0.9, repetition_penalty=1.3)
+    assert capsys.readouterr().out == want
+    assert main([*common, "--prompt", "All", "--beam-size", "4", "--n", "2", "--alpha", "1.0"]) == 0
+    assert capsys.readouterr().out == printed(run, ["All"], max_length=12, beam_size=4, n=2, alpha=1.0)
+
+
+def test_a_stream_comes_in_pieces(run, monkeypatch):
+    pieces = []
+    monkeypatch.setattr("builtins.print", lambda *words, **_: pieces.append("".join(words)))
+    assert main(["generate", str(run), "--prompt", "All", "--max-length", "9", "--stream"]) == 0
+    assert pieces[:2] == ["All", ""] and [len(piece) for piece in pieces[2:11]] == [1] * 9
+
+
+def test_what_is_wrong_is_named(run, capsys):
+    assert main(["generate", str(run), "--prompt", "ROMEO§"]) == 2
+    assert "but '§' (U+00A7) is none of them; leave it out" in capsys.readouterr().err
+    assert main(["generate", str(run), "--prompt", "a", "--temperature", "-1"]) == 2
+    assert capsys.readouterr().err.startswith("transduce: temperature and top_k must not be negative")
+    assert main(["translate", str(run)]) == 2
+    assert capsys.readouterr().err == (
+        f"transduce: translating takes a run of text to text, but {run} is a language model; use transduce generate\n"
+    )
+
+
+# Perplexity
+
+
+TEXT = "ROMEO:\nBut soft, what light! it's done; speak, speak. Größe\nAy me.\n"
+
+
+def one_by_one(model, ids: list[int], window: int, stride: int) -> float:
+    """The definition: every token from the tokens of the first window that reaches it."""
+    total = 0.0
+    for t in range(1, len(ids)):
+        begin = 0
+        while begin + window < t:
+            begin += stride
+        with torch.no_grad():
+            logits = model(target_in=torch.tensor([ids[begin:t]]))[0, -1].double()
+        total -= logits.log_softmax(-1)[ids[t]].item()
+    return total
+
+
+@pytest.mark.parametrize(("window", "stride"), [(40, 20), (40, 40), (7, 1), (7, 3), (7, 7), (1, 1), (100, 5), (66, 1)])
+@pytest.mark.parametrize("batch_tokens", [50, 4096])
+def test_every_token_is_predicted_once(window, stride, batch_tokens):
+    tokenizer = CharTokenizer.train([TEXT])
+    model = language_model(tokenizer.vocab_size)
+    got = measure_perplexity(model, tokenizer, TEXT, window=window, stride=stride, batch_tokens=batch_tokens)
+    (ids,) = tokenizer.encode([TEXT])
+    want = one_by_one(model, ids, window, stride)
+    assert got.nats == pytest.approx(want, rel=1e-5)
+    assert (got.n_tokens, got.n_bytes) == (len(TEXT) - 1, len(TEXT.encode()) - 1)  # the first character is given
+    assert got.nats_per_token == got.nats / got.n_tokens
+    assert got.perplexity == pytest.approx(math.exp(want / (len(TEXT) - 1)), rel=1e-4)
+    assert got.bits_per_byte == pytest.approx(want / math.log(2) / (len(TEXT.encode()) - 1), rel=1e-5)
+
+
+def test_lines_between_two_marks_are_predicted_with_them():
+    tokenizer = Tokenizer.train(TEXT.split("\n") * 9, vocab_size=300)
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (2, 3)
+    model = language_model(tokenizer.vocab_size)
+    got = measure_perplexity(model, tokenizer, TEXT + "\n \n", window=40, stride=20)
+    ids = [i for row in tokenizer.encode(TEXT.splitlines()) for i in (2, *row, 3)]
+    assert got.nats == pytest.approx(one_by_one(model, ids, 40, 20), rel=1e-5)
+    assert (got.n_tokens, got.n_bytes) == (len(ids) - 1, len(TEXT.encode()) + 3)
+    assert "|first:bos|eos:yes|" in got.signature
+
+
+def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(tmp_path):
+    tokenizer = CharTokenizer.train(["abcdefgh"])
+    model = language_model(8)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    got = measure_perplexity(model, tokenizer, "hgfedcbaabcd")
+    assert got.perplexity == pytest.approx(8, rel=1e-6) and got.bits_per_byte == pytest.approx(3, rel=1e-6)
+
+
+def test_score_perplexity_prints_three_figures_and_a_signature(run, tmp_path, stdin, capsys):
+    (tmp_path / "text").write_text("All: Speak,\nspeak\n")
+    assert main(["score", "perplexity", str(run), str(tmp_path / "text")]) == 0
+    out = capsys.readouterr().out
+    g = td.load(run)
+    got = measure_perplexity(g.model, g.tokenizer, "All: Speak,\nspeak\n")
+    assert out == (
+        f"perplexity {got.perplexity:.3f} per token, {got.nats_per_token:.4f} nats per token, "
+        f"{got.bits_per_byte:.4f} bits per byte\n"
+        f"tokens:17|vocabulary:{g.tokenizer.vocab_size}|window:40|stride:20|first:given|eos:no|version:0.1.0\n"
+    )
+    stdin(b"All: Speak,\nspeak\n")
+    assert main(["score", "perplexity", str(run), "-", "--stride", "20"]) == 0
+    assert capsys.readouterr().out == out
+    assert main(["score", "perplexity", str(run), str(tmp_path / "text"), "--window", "5", "--stride", "6"]) == 2
+    assert capsys.readouterr().err == (
+        "transduce: stride must lie in 1 ... window, and window within learned positions, but "
+        "stride=6, window=5 and max_positions=40\n"
+    )
+    for path, what in ((tmp_path, "is a directory"), (tmp_path / "none", "does not exist")):
+        assert main(["score", "perplexity", str(run), str(path)]) == 2
+        assert capsys.readouterr().err == f"transduce: a text must be a file, plain or .gz, but {path} {what}\n"
+    (tmp_path / "text").write_text("")
+    assert main(["score", "perplexity", str(run), str(tmp_path / "text")]) == 2
+    assert capsys.readouterr().err == (
+        "transduce: perplexity needs a token to predict, but the text has 0 characters\n"
+    )

@@ -1,0 +1,149 @@
+"""The command line as a user meets it: files and streams in, lines out, errors with a way out."""
+
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import transduce as td
+from tests.runs import ENGLISH, random_run, random_speech_run
+from transduce.cli.common import with_options
+from transduce.cli.main import main
+
+LINES = [ENGLISH[0], "", ENGLISH[1], ENGLISH[2]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return random_run(tmp_path_factory.mktemp("cli") / "run")
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    def give(raw: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+
+    return give
+
+
+def test_translate_reads_standard_input_and_equals_python(run, stdin, capsys):
+    stdin("\n".join(LINES).encode() + b"\n")
+    assert main(["translate", str(run)]) == 0
+    assert capsys.readouterr().out.removesuffix("\n").split("\n") == td.load(run)(LINES)
+
+
+def test_translate_takes_files_one_after_the_other_and_writes_a_file(run, tmp_path, capsys):
+    (tmp_path / "a").write_text(f"{LINES[0]}\n\n")
+    (tmp_path / "b").write_text(f"{LINES[2]}\n{LINES[3]}")
+    arguments = ["translate", str(run), str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "out")]
+    assert main([*arguments, "--greedy"]) == 0
+    want = td.load(run)(LINES, td.Decoding(beam_size=1))
+    assert (tmp_path / "out").read_text() == "".join(line + "\n" for line in want)
+    assert capsys.readouterr().out == ""
+
+
+def test_lines_end_at_newlines_alone(run, stdin, capsysbinary):
+    stdin("Open\u2028the\x0cletter.\r\n\n".encode())
+    assert main(["translate", str(run), "--greedy"]) == 0
+    out = capsysbinary.readouterr().out
+    assert out.count(b"\n") == 2
+    assert out.endswith(b"\n\n")
+
+
+def test_n_best_and_scores(run, stdin, capsys):
+    stdin(f"{LINES[0]}\n{LINES[2]}\n".encode())
+    assert main(["translate", str(run), "--n-best", "3", "--scores"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.removesuffix("\n").split("\n")]
+    assert len(rows) == 6
+    for three in (rows[:3], rows[3:]):
+        scores = [float(score) for score, _ in three]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_bytes_that_are_not_utf8_are_named(run, stdin, capsys):
+    stdin(b"good\nb\xe4d\n")
+    assert main(["translate", str(run)]) == 2
+    assert capsys.readouterr().err == (
+        "transduce: text must be UTF-8, but standard input, line 2, byte 2 is 0xe4; "
+        "convert the file, for example with iconv -f latin1 -t utf-8\n"
+    )
+
+
+def test_what_does_not_exist_is_named(run, tmp_path, capsys):
+    missing = tmp_path / "missing.txt"
+    assert main(["translate", str(run), str(missing)]) == 2
+    assert capsys.readouterr().err == f"transduce: {missing} does not exist\n"
+    assert main(["translate", str(missing)]) == 2
+    assert "a recipe makes one (--run DIRECTORY)" in capsys.readouterr().err
+    assert main(["translate", str(run), "--device", "abacus"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("transduce: device must be one that this machine has, but 'abacus': ")
+    assert err.endswith("; try --device cpu\n")
+
+
+def test_a_typo_gets_the_right_word(run, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["translate", str(run), "--beam-sise", "3"])
+    assert stop.value.code == 2
+    assert "--beam-size" in capsys.readouterr().err
+
+
+def test_an_empty_file_gives_an_empty_file(run, tmp_path):
+    (tmp_path / "empty").write_bytes(b"")
+    assert main(["translate", str(run), str(tmp_path / "empty"), "--output", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out").read_bytes() == b""
+
+
+def test_describe_tells_size_vocabulary_and_fields(run, capsys):
+    assert main(["describe", str(run)]) == 0
+    out = capsys.readouterr().out
+    n = sum(p.numel() for p in td.load_model(run).parameters())
+    assert f"{n:,} parameters in model.safetensors" in out
+    assert "source vocabulary: 330 pieces" in out
+    assert "  d_model = 128\n" in out and "input:" not in out
+
+
+def test_describe_tells_how_sound_flows_in(tmp_path, capsys):
+    assert main(["describe", str(random_speech_run(tmp_path / "run"))]) == 0
+    assert "input: 10 features x 2 frames = 20 numbers per position = d_model: straight in\n" in capsys.readouterr().out
+
+
+def checkpoint(run: Path, update: int, weights: dict[str, np.ndarray], scores: str) -> None:
+    path = run / "checkpoints" / f"{update:08d}"
+    path.mkdir(parents=True)
+    save_file(weights, path / "model.safetensors")
+    (path / "state.json").write_text(f'{{"update": {update}, "validations": {scores}}}')
+
+
+def test_average_is_the_mean_of_the_last_or_best(tmp_path, capsys):
+    run = random_run(tmp_path / "run")
+    first = load_file(run / "model.safetensors")
+    for update, factor in ((10, 1.0), (20, 2.0), (30, 6.0)):
+        weights = {name: factor * value for name, value in first.items()}
+        checkpoint(run, update, weights, "[[10, 5.0], [20, 7.0], [30, 6.0]]")
+    for arguments, mean in ((["--last", "3"], 3.0), (["--last", "1"], 6.0), (["--best", "2"], 4.0)):
+        assert main(["average", str(run), *arguments, "--output", str(tmp_path / "mean")]) == 0
+        for name, value in load_file(tmp_path / "mean").items():
+            np.testing.assert_allclose(value, mean * first[name], rtol=1e-6)
+    assert main(["average", str(run), "--last", "4"]) == 2
+    assert main(["average", str(run)]) == 2
+    assert capsys.readouterr().err == (
+        f"transduce: an average takes 1 to all checkpoints, but 4 were asked for and {run} has 3\n"
+        "transduce: name --last N or --best N, one of them, but last=None and best=None\n"
+    )
+    assert main(["average", str(run), "--last", "2"]) == 0
+    name, value = next(iter(load_file(run / "model.safetensors").items()))
+    np.testing.assert_allclose(value, 4.0 * first[name], rtol=1e-6)
+
+
+def test_options_replace_what_the_run_says_and_nothing_else():
+    own = td.Decoding(beam_size=7, alpha=1.6, length_extra=3)
+    nothing = {"beam_size": None, "alpha": None, "n_best": None}
+    assert with_options(own, greedy=False, **nothing) == own
+    assert with_options(own, greedy=True, **nothing) == td.Decoding(beam_size=1, alpha=1.6, length_extra=3)
+    assert with_options(own, greedy=False, alpha=0.0, n_best=2) == td.Decoding(
+        beam_size=7, alpha=0.0, n_best=2, length_extra=3
+    )

@@ -1,0 +1,113 @@
+"""`transduce score`: files in, a score with its signature out."""
+
+import gzip
+import io
+import re
+import sys
+
+import pytest
+import tyro
+
+from transduce.cli.score import score_bleu, score_chrf, score_ter
+from transduce.score.bleu import bleu
+
+RIGHT = ["The cat sat on the mat", "and looked at\u2028the dog \x0c for a while", "a bird sang"]
+GOOD = ["the cat sat on the mat", "and looked at\u2028the dog \x0c for a while", ""]
+POOR = ["the cat sat on a hat", "and stared at a dog for a long while", "birds"]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, lines in (("ref", RIGHT), ("hyp", GOOD), ("other", POOR), ("cut", GOOD[:2]), ("empty", [])):
+        (tmp_path / name).write_bytes("".join(f"{line}\n" for line in lines).encode())
+    (tmp_path / "hyp.gz").write_bytes(gzip.compress((tmp_path / "hyp").read_bytes()))
+    return tmp_path
+
+
+def run(command, *arguments):
+    tyro.cli(command, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def refusal(*arguments):
+    with pytest.raises(ValueError, match=r"\S") as refused:
+        run(score_bleu, *arguments)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("hypotheses", ["hyp", "hyp.gz", "-"])
+def test_one_line_is_the_score_whatever_the_file(files, hypotheses, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((files / "hyp").read_bytes())))
+    run(score_bleu, hypotheses, "ref")
+    assert capsys.readouterr().out.splitlines() == [
+        str(bleu(GOOD, [RIGHT])),
+        "over 3 lines; in brackets the 95 % interval, 1000 bootstrap resamples",
+    ]
+
+
+def test_a_line_separator_inside_a_line_shifts_nothing(files, capsys):
+    run(score_bleu, "ref", "ref", "--resamples", "0")
+    assert capsys.readouterr().out.splitlines()[0].startswith("BLEU 100.00 nrefs:1|")
+
+
+@pytest.mark.parametrize(
+    ("command", "beginning"),
+    [(score_bleu, "BLEU "), (score_chrf, "chrF2 "), (score_ter, "TER ")],
+    ids=["bleu", "chrf", "ter"],
+)
+def test_every_metric_takes_more_references_and_ignores_case_when_told(files, command, beginning, capsys):
+    run(command, "hyp", "ref", "other", "--lowercase")
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith(beginning)
+    assert "nrefs:2|" in line
+    assert "case:lc" in line
+
+
+def test_a_paired_run_prints_both_the_difference_and_how_to_read_p(files, capsys):
+    run(score_ter, "other", "ref", "--paired", "hyp")
+    first, second, lines, verdict, meaning, rule = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"TER \d+\.\d\d \[.*\] nrefs:1\|.*  other", first)
+    assert re.fullmatch(r"TER \d+\.\d\d \[.*\] nrefs:1\|.*  hyp", second)
+    assert lines.startswith("over 3 lines;")
+    higher = float(first.split()[1]) - float(second.split()[1])
+    shown = re.fullmatch(r"difference (\+\d+\.\d\d) TER \(lower is better\), p = (\d\.\d{4})", verdict)
+    assert float(shown[1]) == pytest.approx(higher, abs=0.011)
+    assert f"{100 * float(shown[2]):.1f} % of test sets" in meaning
+    assert rule == "Below 0.025, the difference is significant at the usual two-sided 5 % level."
+
+
+def test_a_system_against_itself_differs_by_nothing(files, capsys):
+    run(score_bleu, "hyp", "ref", "--paired", "hyp.gz")
+    assert "difference +0.00 BLEU (higher is better), p = 1.0000\n" in capsys.readouterr().out
+
+
+def test_files_that_do_not_belong_together_are_refused_by_name(files):
+    assert refusal("cut", "ref") == (
+        "hypotheses and references must have the same number of lines, but cut has 2 and ref has 3; "
+        "look for lines lost, added or split on the way"
+    )
+    assert refusal("hyp", "ref", "--paired", "cut") == (
+        "hypotheses and references must have the same number of lines, but hyp has 3 and cut has 2; "
+        "look for lines lost, added or split on the way"
+    )
+    assert refusal("empty", "empty") == (
+        "every side of a score must be a list of at least one line, but empty is empty"
+    )
+
+
+def test_hypotheses_that_are_no_lines_of_text_are_refused(files):
+    rule = "hypotheses must be text, one utterance or sentence a line, but hyp.json is named .json; "
+    rule += "transduce transcribe --format text makes such a file; if it is one, rename it"
+    assert refusal("hyp.json", "ref") == refusal("hyp", "ref", "--paired", "hyp.json") == rule
+
+
+def test_missing_references_and_a_second_standard_input_are_refused_before_reading(files):
+    assert refusal("-") == "a score needs a reference, but only - was given; write HYP REF [REF2 ...]"
+    assert refusal("-", "ref", "-") == ("standard input can be read once, but - stands for 2 files; name the others")
+
+
+def test_bytes_that_are_not_utf8_are_refused_by_file_and_line(files):
+    (files / "latin").write_bytes("fine\nna\u00efve\nfine\n".encode("latin-1"))
+    assert "latin, line 2" in refusal("latin", "ref")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        run(score_bleu, "nowhere", "ref")

@@ -1,0 +1,206 @@
+"""`transduce score wer | cer`: files in; a rate, its counts, groups and a report out."""
+
+import gzip
+import io
+import re
+import sys
+
+import pytest
+
+from transduce.cli.main import main
+from transduce.score.alignment import align, error_report
+from transduce.score.wer import cer, wer
+
+RIGHT = ["The cat sat\u2028on the mat.", "show me the money, please", "", "good morning to you all", "fine"]
+HEARD = ["the cart sat down on the", "show the money peas", "uh", "", "fine"]
+OTHER = ["the cat sat on the mat", "show me the money please", "", "good morning to all", "fine"]
+ROWS = [("u1", "ann", "31"), ("u2", "bob", "42"), ("u3", "ann", ""), ("u4", "bob", "47.5"), ("u5", "eve", "38")]
+
+
+def lines(*texts):
+    return "".join(f"{text}\n" for text in texts).encode()
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = [("id", "speaker", "age", "text"), *((*row, text) for row, text in zip(ROWS, RIGHT, strict=True))]
+    manifest = lines(*("\t".join(row) for row in cells))
+    for name, raw in {
+        "hyp": lines(*HEARD),
+        "other": lines(*OTHER),
+        "ref": lines(*RIGHT),
+        "cut": lines(*HEARD[:3]),
+        "blank": lines("", "", "", "", ""),
+        "m.tsv": manifest,
+        "short.tsv": lines(*manifest.decode().split("\n")[:3]),
+        "torn.tsv": lines("id\ttext", "u1\tone", "u2"),
+        "empty.tsv": b"",
+        "ref.gz": gzip.compress(lines(*RIGHT)),
+        "m.tsv.gz": gzip.compress(manifest),
+    }.items():
+        (tmp_path / name).write_bytes(raw)
+    return tmp_path
+
+
+@pytest.fixture
+def score(files, capsys):
+    def run(*arguments):
+        assert main(["score", *arguments]) == 0
+        return capsys.readouterr().out.removesuffix("\n").split("\n")
+
+    return run
+
+
+@pytest.fixture
+def refusal(files, capsys):
+    def run(*arguments):
+        assert main(["score", "wer", *arguments]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        return said.err.removeprefix("transduce: ").removesuffix("\n")
+
+    return run
+
+
+@pytest.mark.parametrize("reference", ["ref", "ref.gz", "m.tsv", "m.tsv.gz"])
+@pytest.mark.parametrize(("unit", "measure", "noun"), [("wer", wer, "words"), ("cer", cer, "characters")])
+def test_the_rate_its_counts_and_what_was_scored(score, unit, measure, noun, reference):
+    rate, counts, scored = score(unit, "hyp", reference)
+    want = measure(HEARD, RIGHT)
+    e = want.errors
+    assert rate == str(want)
+    assert counts == (
+        f"{e.substitutions} substitutions, {e.insertions} insertions, {e.deletions} deletions "
+        f"in {e.n_reference} reference {noun}"
+    )
+    assert scored == (
+        "over 5 utterances, 1 (20.0 %) wholly right; in brackets the 95 % interval, 1000 bootstrap resamples"
+    )
+
+
+def test_standard_input_normalisation_and_no_interval(score, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines(*HEARD))))
+    rate, counts, scored = score("wer", "-", "ref", "--normalize", "--resamples", "0")
+    assert re.fullmatch(r"WER 64\.71 case:lc\|norm:nfkc-nopunct\|unit:word\|jiwer:[\d.]+", rate)  # 11 of 17, by hand
+    assert counts == "2 substitutions, 2 insertions, 7 deletions in 17 reference words"
+    assert scored == "over 5 utterances, 1 (20.0 %) wholly right"
+
+
+@pytest.mark.parametrize("where", [["m.tsv"], ["ref", "--manifest", "m.tsv"]], ids=["in REF", "beside REF"])
+def test_a_table_by_speaker_has_the_worst_first_and_all_last(score, where):
+    assert score("wer", "hyp", *where, "--normalize", "--by", "speaker")[3:] == [
+        "",
+        "speaker  utterances  words    WER  S  I  D",
+        "bob               2     10  70.00  1  0  6",
+        "ann               2      6  66.67  1  2  1",
+        "eve               1      1   0.00  0  0  0",
+        "all               5     17  64.71  2  2  7",
+    ]
+
+
+def test_numbers_are_put_into_spans(score):
+    table = score("wer", "hyp", "m.tsv", "--normalize", "--by", "age:10")[4:]
+    assert [row.split() for row in table] == [
+        ["age:10", "utterances", "words", "WER", "S", "I", "D"],
+        ["(blank)", "1", "0", "inf", "0", "1", "0"],
+        ["40-49", "2", "10", "70.00", "1", "0", "6"],
+        ["30-39", "2", "7", "42.86", "1", "1", "1"],
+        ["all", "5", "17", "64.71", "2", "2", "7"],
+    ]
+
+
+def test_another_column_has_the_text(score, files):
+    german = ["eins zwei", "drei"]
+    (files / "de.tsv").write_bytes(lines("german\tid", *(f"{text}\tx" for text in german)))
+    (files / "heard").write_bytes(lines("eins", "drei"))
+    assert score("wer", "heard", "de.tsv", "--column", "german")[0] == str(wer(["eins", "drei"], german))
+
+
+def test_a_report_holds_the_rate_and_the_alignments_by_line_and_id(score, files):
+    printed = score("wer", "hyp", "m.tsv", "--report", "report.txt")
+    names = [f"line {i}, {row[0]}" for i, row in enumerate(ROWS, start=1)]
+    report = (files / "report.txt").read_text(encoding="utf-8")
+    assert report == "\n".join(printed) + "\n\n" + error_report(align(HEARD, RIGHT), names)
+    score("cer", "hyp", "ref", "--report", "report.txt")
+    names = [f"line {i}" for i in range(1, 6)]
+    aligned = error_report(align(HEARD, RIGHT, unit="char"), names, unit="char")
+    assert (files / "report.txt").read_text(encoding="utf-8").endswith(aligned)
+
+
+def test_a_paired_run_prints_both_rates_and_how_to_read_p(score):
+    first, second, counts, _, verdict, meaning, _ = score("wer", "hyp", "ref", "--paired", "other")
+    assert (first, second) == (f"{wer(HEARD, RIGHT)}  hyp", f"{wer(OTHER, RIGHT)}  other")
+    assert counts.endswith("in 17 reference words")
+    lead = wer(HEARD, RIGHT).value - wer(OTHER, RIGHT).value
+    shown = re.fullmatch(r"difference (\+\d+\.\d\d) WER \(lower is better\), p = (\d\.\d{4})", verdict)
+    assert float(shown[1]) == pytest.approx(lead, abs=0.005)
+    assert f"{100 * float(shown[2]):.1f} % of test sets" in meaning
+    assert "difference +0.00 WER (lower is better), p = 1.0000" in score("wer", "hyp", "ref", "--paired", "hyp")
+
+
+def test_files_that_do_not_belong_together_are_refused_by_name(refusal):
+    differ = "hypotheses and references must have the same number of lines, but {}; "
+    differ += "look for lines lost, added or split on the way"
+    assert refusal("cut", "ref") == differ.format("cut has 3 and ref has 5")
+    assert refusal("hyp", "short.tsv") == differ.format("hyp has 5 and short.tsv has 2")
+    assert refusal("hyp", "ref", "--paired", "cut") == differ.format("hyp has 5 and cut has 3")
+    assert refusal("hyp", "ref", "--manifest", "short.tsv") == differ.format("ref has 5 and short.tsv has 2")
+    for twice in (["-", "-"], ["-", "ref", "--paired", "-"], ["hyp", "-", "--manifest", "-"]):
+        assert refusal(*twice) == "standard input can be read once, but - stands for 2 files; name the others"
+    assert refusal("hyp", "ref", "--paired", "other", "--resamples", "0") == (
+        "a comparison needs at least 100 resamples, but resamples=0; 1000 is usual"
+    )
+
+
+@pytest.mark.parametrize("kind", [".json", ".jsonl", ".srt", ".tsv", ".JSON"])
+def test_hypotheses_that_are_no_lines_of_text_are_refused(refusal, files, kind):
+    """What `transcribe --format json` writes is not text, even where it has as many lines."""
+    for name in (f"hyp{kind}", f"hyp{kind}.gz"):
+        rule = f"hypotheses must be text, one utterance or sentence a line, but {name} is named {kind}; "
+        rule += "transduce transcribe --format text makes such a file; if it is one, rename it"
+        assert refusal(name, "ref") == refusal("hyp", "ref", "--paired", name) == rule
+
+
+def test_what_is_not_there_is_refused(refusal):
+    assert refusal("nowhere", "ref") == "nowhere does not exist"
+    assert refusal("hyp", "nowhere.tsv") == "nowhere.tsv does not exist"
+    assert refusal("hyp", "ref", "--manifest", "no.tsv", "--by", "speaker") == "no.tsv does not exist"
+    there = "but {!r} is none; it has id, speaker, age, text"
+    assert refusal("hyp", "m.tsv", "--by", "sex") == f"--by must name a column of m.tsv, {there.format('sex')}"
+    assert refusal("hyp", "m.tsv", "--column", "de") == f"--column must name a column of m.tsv, {there.format('de')}"
+    assert refusal("hyp", "ref", "--column", "de") == (
+        "--column de needs a manifest, but ref is not named .tsv or .tsv.gz"
+    )
+    assert refusal("hyp", "ref", "--by", "speaker") == (
+        "--by speaker needs a manifest with that column, but REF is a text file; add --manifest M.tsv"
+    )
+    assert refusal("hyp", "blank") == (
+        "an error rate needs at least one word in the references, but all 5 are blank; look for a wrong file or column"
+    )
+
+
+def test_spans_that_are_none_are_refused(refusal):
+    assert refusal("hyp", "m.tsv", "--by", "age:ten") == (
+        "--by age:WIDTH needs a whole number from 1 up, but WIDTH='ten'; try age:10"
+    )
+    assert refusal("hyp", "m.tsv", "--by", "age:0") == (
+        "--by age:WIDTH needs a whole number from 1 up, but WIDTH='0'; try age:10"
+    )
+    assert refusal("hyp", "m.tsv", "--by", "speaker:10") == (
+        "--by speaker:10 needs numbers in that column, but one cell is 'ann'; use --by speaker"
+    )
+
+
+def test_a_manifest_that_is_none_is_refused(refusal):
+    assert refusal("hyp", "empty.tsv") == (
+        "a manifest must begin with a line that names its columns, but empty.tsv is empty"
+    )
+    assert refusal("hyp", "torn.tsv") == (
+        "a line of a manifest must have a cell for each of its 2 columns, but torn.tsv, line 3, has 1"
+    )
+
+
+def test_a_report_that_cannot_be_written_ends_with_its_name(files, capsys):
+    assert main(["score", "wer", "hyp", "ref", "--report", "no/report"]) == 2
+    assert capsys.readouterr().err == "transduce: no/report does not exist\n"

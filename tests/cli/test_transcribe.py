@@ -1,0 +1,254 @@
+"""transduce transcribe as a user meets it: names and streams in, texts out, bad sound refused alone."""
+
+import io
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from tests.runs import FEATURES, RATE, SPEECH, TONES, random_run, random_speech_run, sentences, sound
+from transduce.cli import transcribe as cli_transcribe
+from transduce.cli.main import main
+from transduce.data.speech.features import Features
+from transduce.data.text.sentencepiece_bpe import PAD, Tokenizer
+from transduce.experiment.run import with_frames
+from transduce.model.transformer import Transformer
+from transduce.run import Run, save_run, save_weights
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """It knows the tones by CTC alone.
+
+    The layers pass on what flows in, position by position; the head was shown which of them are loud, and the words.
+    """
+    front = Features(replace(FEATURES, normalise="none"))
+    texts = [*TONES, *sentences(24, seed=7)]
+    tokenizer = Tokenizer.train(texts, vocab_size=290)
+    config = with_frames(replace(SPEECH, positions="rotary"), FEATURES.n_features, tokenizer.vocab_size)
+    torch.manual_seed(1)
+    model = Transformer(config)
+    with torch.no_grad():
+        for parameter in model.encoder.layers.parameters():
+            parameter.zero_()
+    states, targets = [], []
+    for seed, (text, ids) in enumerate(zip(texts, tokenizer.encode(texts), strict=True)):
+        waveform = torch.from_numpy(sound(text, seed=seed)).float()
+        middles = waveform[60:].unfold(0, 160, 160)  # of every position's 0.035 s
+        with torch.no_grad():
+            states.append(model.encode(front(waveform)[None]).states[0, : len(middles)])
+        loud = (middles[: len(states[-1])].square().mean(dim=1) > 0.025).long()
+        nth = (loud.diff(prepend=torch.zeros(1).long()) > 0).cumsum(0)
+        assert len(ids) == nth[-1]
+        targets.append(torch.tensor([PAD, *ids])[nth * loud])
+    optimizer = torch.optim.Adam(model.ctc.parameters(), lr=0.1)
+    for _ in range(150):
+        optimizer.zero_grad()
+        F.cross_entropy(model.ctc(torch.cat(states)), torch.cat(targets)).backward()
+        optimizer.step()
+    directory = tmp_path_factory.mktemp("cli") / "run"
+    save_run(directory, Run(config, {"decoding": {"ctc_weight": 1.0}}, None, tokenizer, front))
+    save_weights(directory / "model.safetensors", model)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Whatever people call a recording."""
+    folder = tmp_path_factory.mktemp("sound")
+    for rate in (8000, 44100, 48000, 96000):
+        soundfile.write(folder / f"{rate}.wav", sound("red blue", rate=rate), rate)
+    soundfile.write(folder / "8bit.wav", sound("green red"), RATE, subtype="PCM_U8")
+    soundfile.write(folder / "stereo.flac", np.stack([sound("black"), sound("black")], axis=1), RATE)
+    (folder / "cut.wav").write_bytes((folder / "8000.wav").read_bytes()[:-2000])
+    (folder / "empty.wav").touch()
+    (folder / "text.wav").write_text("this is no sound\n" * 40)
+    soundfile.write(folder / "no_samples.wav", np.zeros(0), RATE)
+    broken = sound("red")
+    broken[700] = np.nan
+    soundfile.write(folder / "nan.wav", broken, RATE, subtype="FLOAT")
+    soundfile.write(folder / "short.wav", sound("red")[:150], RATE)
+    (folder / "header.flac").write_bytes((folder / "stereo.flac").read_bytes()[:60])
+    return folder
+
+
+GOOD = {
+    "8000.wav": "red blue",
+    "44100.wav": "red blue",
+    "48000.wav": "red blue",
+    "96000.wav": "red blue",
+    "8bit.wav": "green red",
+    "stereo.flac": "black",
+    "cut.wav": "red blue",
+}
+BAD = ["none.wav", "empty.wav", "text.wav", "no_samples.wav", "nan.wav", "short.wav", "header.flac"]
+TALK = sentences(90, seed=5)
+CPU = ["--device", "cpu"]
+
+
+def transcribe(run: Path, paths: list[Path], *options: str) -> int:
+    return main(["transcribe", str(run), *map(str, paths), *CPU, "--greedy", *options])
+
+
+def lines_of(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n")
+
+
+def test_good_sound_of_every_kind_gives_what_was_said(run, folder, capsys):
+    assert transcribe(run, [folder / name for name in GOOD]) == 0
+    assert lines_of(capsys.readouterr().out) == list(GOOD.values())
+
+
+def test_bad_sound_is_refused_alone_and_the_exit_code_is_1(run, folder, capsys):
+    paths = [folder / name for pair in zip(GOOD, BAD, strict=True) for name in pair]
+    with pytest.raises(SystemExit) as stop:
+        transcribe(run, paths)
+    assert stop.value.code == 1
+    printed = capsys.readouterr()
+    lines = lines_of(printed.out)
+    assert lines[::2] == list(GOOD.values()) and lines[1::2] == [""] * len(BAD)
+    errors = [line for line in printed.err.split("\n") if line.startswith("transduce: ")]
+    told = errors[: len(BAD)]
+    assert errors[len(BAD) :] == ["transduce: 7 of 14 files could not be transcribed"]
+    for name, line in zip(BAD, told, strict=True):
+        assert line.startswith(f"transduce: {folder / name} cannot be ")
+    assert told[0].endswith("No such file or directory; check the path")
+    assert told[1].endswith("the file is empty; fetch it again or leave it out")
+    assert "it is damaged or of an unknown format" in told[2]
+    assert told[3].endswith("it has no samples; record it again or leave it out")
+    assert told[4].endswith("it has NaN or infinite samples; convert it again or leave it out")
+    assert told[5].endswith("but it has 150; leave it out or add silence")
+
+
+def test_bad_sound_has_its_place_in_json_and_none_in_a_table(run, folder, tmp_path, capsys):
+    paths = [folder / "none.wav", folder / "8000.wav", folder / "text.wav"]
+    for kind in ("json", "tsv"):
+        with pytest.raises(SystemExit) as stop:
+            transcribe(run, paths, "--format", kind, "--output", str(tmp_path / kind))
+        assert stop.value.code == 1
+    found = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
+    assert [each["audio"] for each in found] == [str(path) for path in paths]
+    assert [each["text"] for each in found] == ["", "red blue", ""]
+    assert [len(each["pieces"]) for each in found] == [0, 1, 0]
+    assert found[0]["error"] == f"{paths[0]} cannot be read: No such file or directory; check the path"
+    assert "error" not in found[1]
+    header, row = [line.split("\t") for line in (tmp_path / "tsv").read_text().removesuffix("\n").split("\n")]
+    assert header == ["audio", "start", "stop", "score", "text"]
+    assert row[:3] == [str(paths[1]), "0.000", f"{len(sound('red blue')) / RATE:.3f}"] and row[4].strip() == "red blue"
+    assert capsys.readouterr().out == ""
+
+
+@pytest.fixture(scope="module")
+def long(folder) -> Path:
+    """TALK with pauses in which there is a little noise."""
+    path, rng = folder / "long.wav", np.random.default_rng(1)
+    parts = [(sound(text, seed=seed), 0.003 * rng.standard_normal(RATE // 4)) for seed, text in enumerate(TALK)]
+    soundfile.write(path, np.concatenate([part for pair in parts for part in pair]), RATE)
+    return path
+
+
+def covers(spans: list[tuple[float, float]], path: Path) -> None:
+    """One piece after the other, of at most 15 s, over more than a minute."""
+    seconds = soundfile.info(path).duration
+    assert len(spans) >= 5 and seconds > 60 and spans[0][0] == 0 and spans[-1][1] == pytest.approx(seconds, abs=6e-4)
+    assert [stop for _, stop in spans[:-1]] == [start for start, _ in spans[1:]]
+    assert all(0 < stop - start <= 15.001 for start, stop in spans)
+
+
+def test_a_long_file_comes_in_pieces_whatever_the_format(run, long, tmp_path):
+    for kind in ("text", "tsv", "json", "srt"):
+        assert transcribe(run, [long], "--format", kind, "--max-seconds", "15", "--output", str(tmp_path / kind)) == 0
+    (found,) = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
+    covers([(p["start"], p["stop"]) for p in found["pieces"]], long)
+    texts = [p["text"] for p in found["pieces"]]
+    assert found["text"] == " ".join(TALK)
+    assert (tmp_path / "text").read_text() == " ".join(text.strip() for text in texts) + "\n" == found["text"] + "\n"
+
+    rows = [line.split("\t") for line in (tmp_path / "tsv").read_text().removesuffix("\n").split("\n")[1:]]
+    covers([(float(start), float(stop)) for _, start, stop, _, _ in rows], long)
+    assert [row[4] for row in rows] == [text.replace("\t", " ") for text in texts]
+
+    blocks = [block.split("\n") for block in (tmp_path / "srt").read_text().removesuffix("\n\n").split("\n\n")]
+    assert [block[0] for block in blocks] == [str(i + 1) for i in range(len(blocks))]
+    assert all(len(block) == 3 for block in blocks)
+    assert [block[2] for block in blocks] == [text.strip() for text in texts]
+    moments = [re.fullmatch(r"00:(\d\d):(\d\d),(\d{3}) --> 00:(\d\d):(\d\d),(\d{3})", b[1]).groups() for b in blocks]
+    numbers = [list(map(int, m)) for m in moments]
+    covers([(60 * a + b + c / 1000, 60 * d + e + f / 1000) for a, b, c, d, e, f in numbers], long)
+
+
+def test_subtitles_belong_to_one_file(run, folder, capsys):
+    assert transcribe(run, [folder / "8000.wav"] * 2, "--format", "srt") == 2
+    assert capsys.readouterr().err == (
+        "transduce: subtitles belong to one file, but 2 were named; run it once for each\n"
+    )
+
+
+def test_names_come_from_standard_input(run, folder, monkeypatch, capsys):
+    raw = "".join(f"{folder / name}{end}" for name, end in (("8000.wav", "\r\n"), ("8bit.wav", "\n"), ("cut.wav", "")))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw.encode())))
+    assert transcribe(run, [folder / "stereo.flac", Path("-")]) == 0
+    assert lines_of(capsys.readouterr().out) == ["black", "red blue", "green red", "red blue"]
+
+
+def test_a_name_that_is_no_text_is_still_named(run, tmp_path, monkeypatch, capsys):
+    name = bytes(tmp_path) + b"/caf\xe9.wav"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(name + b"\n")))
+    with pytest.raises(SystemExit):
+        transcribe(run, [Path("-")], "--format", "json")
+    out, err = capsys.readouterr()
+    assert json.loads(out)["audio"] == f"{tmp_path}/caf\ufffd.wav"
+    assert json.loads(out)["error"] in err and "caf\ufffd.wav cannot be read: No such file" in err
+
+
+def test_no_file_and_no_run_are_refused(run, folder, tmp_path, capsys):
+    text = random_run(tmp_path / "text")
+    assert main(["transcribe", str(run)]) == 2
+    assert transcribe(tmp_path / "nowhere", [folder / "8000.wav"]) == 2
+    assert transcribe(text, [folder / "8000.wav"], "--output", str(tmp_path / "out")) == 2
+    assert not (tmp_path / "out").exists()
+    assert main(["translate", str(run)]) == 2
+    assert capsys.readouterr().err.split("\n") == [
+        "transduce: name the files to transcribe, or - to read their names from standard input",
+        f"transduce: a run directory holds config.json, but {tmp_path / 'nowhere'} does not exist; "
+        "a recipe makes one (--run DIRECTORY)",
+        f"transduce: transcribing takes a run of speech to text, but {text} translates; use transduce translate",
+        f"transduce: translating takes a run of text to text, but {run} transcribes; use transduce transcribe",
+        "",
+    ]
+
+
+def test_impossible_settings_are_told(folder, tmp_path, capsys):
+    random, path = random_speech_run(tmp_path / "random"), folder / "8000.wav"
+    assert transcribe(random, [path], "--ctc-weight", "1.5") == 2
+    assert transcribe(random, [path], "--max-seconds", "0.5") == 2
+    assert transcribe(random, [path], "--device", "abacus") == 2
+    lines = capsys.readouterr().err.split("\n")
+    rule = "transduce: ctc_weight must lie in [0, 1] and max_seconds be at least 1, but "
+    assert lines[0] == rule + "ctc_weight=1.5 and max_seconds=20.0"
+    assert lines[1] == rule + "ctc_weight=0.0 and max_seconds=0.5"
+    assert "abacus" in lines[2] and lines[-2].endswith("; try --device cpu")
+
+
+def test_help_works(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["transcribe", "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert "the exit code is 1" in " ".join(out.split()) and "--format {text,tsv,json,srt}" in out
+
+
+def test_the_bar_counts_pieces_so_that_one_long_file_moves_it():
+    bar = tqdm(initial=3, total=100, file=io.StringIO())
+    step = cli_transcribe._Step(bar, before=3, left=2)  # three pieces are done, two files not read
+    for n_done, place in ((4, 7), (1, 8)):
+        step(n_done, 5)
+        assert (bar.n, bar.total) == (place, 3 + 5 + 2)

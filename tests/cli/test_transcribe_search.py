@@ -1,0 +1,100 @@
+"""How transduce transcribe searches, and how much at a time."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import transduce as td
+from tests.runs import random_speech_run, record, sentences
+from tests.tasks.test_search import SHORT, searched
+from transduce.cli import transcribe as cli_transcribe
+from transduce.cli.main import main
+from transduce.data.speech.vectors import VectorConfig, Vectors
+from transduce.tasks import transcribe as transcriber
+
+CPU = ["--device", "cpu"]
+
+
+def says(run: Path, **fields) -> Path:
+    """The run, with these fields of Decoding as its own."""
+    config = json.loads((run / "config.json").read_text())
+    config["experiment"]["decoding"] = fields
+    (run / "config.json").write_text(json.dumps(config))
+    return run
+
+
+@pytest.fixture(scope="module")
+def random(tmp_path_factory) -> Path:
+    """It knows nothing, so every way to search finds something else."""
+    fields = {name: getattr(SHORT, name) for name in ("length_ratio", "length_extra", "block_ngram")}
+    return says(random_speech_run(tmp_path_factory.mktemp("cli") / "random"), **fields)
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory) -> list[Path]:
+    return [r.audio for r in record(tmp_path_factory.mktemp("sound"), sentences(5))]
+
+
+def lines_of(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "way"),
+    [
+        (["--greedy"], {"beam_size": 1}),
+        (["--beam-size", "3"], {"beam_size": 3}),
+        (["--alpha", "2"], {"alpha": 2.0}),
+        (["--ctc-weight", "0.6"], {"ctc_weight": 0.6}),
+    ],
+    ids=["greedy", "beam", "alpha", "ctc"],
+)
+def test_options_reach_the_search(random, recordings, capsys, options, way):
+    loaded, found = td.load(random), []
+    for more, fields in (([], {}), (options, way)):
+        assert main(["transcribe", str(random), *map(str, recordings), *CPU, "--format", "tsv", *more]) == 0
+        rows = [line.split("\t") for line in lines_of(capsys.readouterr().out)[1:]]
+        texts, scores = zip(*(searched(loaded, path, **fields) for path in recordings), strict=True)
+        assert [row[4].strip() for row in rows] == list(texts)
+        assert [float(row[3]) for row in rows] == pytest.approx(scores, abs=2e-4)
+        found.append(scores)
+    assert found[0] != pytest.approx(found[1], abs=0.01)
+
+
+def test_batch_tokens_bounds_what_is_searched_at_once(random, recordings, monkeypatch, capsys):
+    sizes, search = [], transcriber.search
+    monkeypatch.setattr(transcriber, "search", lambda *parts: sizes.append(len(parts[2])) or search(*parts))
+    for options in ([], ["--batch-tokens", "1"]):
+        assert main(["transcribe", str(random), *map(str, recordings), *CPU, *options]) == 0
+    assert sizes == [5, *[1] * 5]
+    lines = lines_of(capsys.readouterr().out)
+    assert lines[:5] == lines[5:]
+
+
+def test_ten_minutes_of_sound_are_read_and_written_at_a_time(tmp_path, monkeypatch):
+    """Vectors of ten seconds each: when a file is read, the texts of the ten minutes before it are there."""
+    front = Vectors(VectorConfig(n_features=5, hop=10.0))
+    run = says(random_speech_run(tmp_path / "run", front), length_ratio=0.0, length_extra=3)
+    paths, rng = [], np.random.default_rng(1)
+    for i, seconds in enumerate((400, 300, 10, 700, 10)):
+        paths.append(tmp_path / f"{i}.npy")
+        np.save(paths[-1], rng.normal(size=(seconds // 10, 5)))
+    written, steps, read = [], [], Vectors.__call__
+
+    def reading(self, path):
+        written.append((tmp_path / "out").read_text().count("\n"))
+        return read(self, path)
+
+    class Step(cli_transcribe._Step):
+        def __call__(self, n_done, n_pieces):
+            steps.append((n_done, n_pieces, self.left))
+
+    monkeypatch.setattr(Vectors, "__call__", reading)
+    monkeypatch.setattr(cli_transcribe, "_Step", Step)
+    assert main(["transcribe", str(run), *map(str, paths), *CPU, "--output", str(tmp_path / "out")]) == 0
+    assert written == [0, 0, 2, 2, 4]
+    assert steps == [(2, 2, 3), (2, 2, 1), (1, 1, 0)]
+    together = td.load(run)(paths)
+    assert lines_of((tmp_path / "out").read_text()) == together and len(set(together)) > 1

@@ -1,0 +1,301 @@
+"""Whatever lies in a folder of recordings: it is read at the right rate and level, or refused by its name."""
+
+import math
+import os
+import struct
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from torchaudio.functional import resample
+
+from transduce.data.speech.audio import change_rate, duration, pieces, read_audio
+
+
+def tone(rate: int, seconds: float, *, hertz: float = 440.0, level: float = 0.5) -> np.ndarray:
+    return level * np.sin(2 * np.pi * hertz * np.arange(round(rate * seconds)) / rate)
+
+
+def noise(n: int, *, level: float = 0.1) -> np.ndarray:
+    return np.clip(level * np.random.default_rng(n).standard_normal(n), -1, 1)
+
+
+def write(path: Path, samples: np.ndarray, rate: int = 16000, subtype: str | None = None) -> Path:
+    soundfile.write(path, samples, rate, subtype=subtype)
+    return path
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "transduce"]
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ValueError) as caught:
+        read_audio(path, 16000)
+    message = str(caught.value)
+    assert message.startswith(f"{path} ") and "\n" not in message
+    return message.removeprefix(f"{path} ")
+
+
+@pytest.mark.parametrize(
+    ("ending", "subtype", "tolerance"),
+    [
+        ("wav", "PCM_16", 2**-15), ("wav", "PCM_U8", 2**-7), ("wav", "PCM_24", 2**-23), ("wav", "FLOAT", 1e-7),
+        ("wav", "DOUBLE", 1e-7), ("wav", "ULAW", 2**-6), ("flac", "PCM_16", 2**-15), ("flac", "PCM_S8", 2**-7),
+        ("aiff", "PCM_16", 2**-15), ("au", "PCM_16", 2**-15), ("ogg", "VORBIS", 0.02), ("ogg", "OPUS", 0.05),
+        ("mp3", "MPEG_LAYER_III", 0.02),
+    ],
+)  # fmt: skip
+def test_every_format_gives_the_samples_that_were_written(tmp_path, ending, subtype, tolerance, caplog):
+    samples = tone(16000, 0.5)
+    path = write(tmp_path / f"a.{ending}", samples, subtype=subtype)
+    got = read_audio(path, 16000)
+    assert got.dtype == torch.float32 and len(got) == len(samples)
+    middle = slice(1000, -1000)  # lossy formats fade in and out
+    np.testing.assert_allclose(got.numpy()[middle], samples[middle], rtol=0, atol=tolerance)
+    assert duration(path) == pytest.approx(0.5)
+    assert told(caplog) == []
+
+
+def test_channels_are_averaged(tmp_path):
+    left, right, rear = noise(5000), noise(5001)[:5000], noise(5002)[:5000]
+    for channels in ([left, right], [left, right, rear]):
+        path = write(tmp_path / "a.wav", np.stack(channels, axis=1), subtype="FLOAT")
+        np.testing.assert_allclose(read_audio(path, 16000).numpy(), sum(channels) / len(channels), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 32000, 44099, 44100, 48000, 96000])
+@pytest.mark.parametrize("wanted", [8000, 16000])
+def test_any_rate_gives_the_same_tone(tmp_path, rate, wanted):
+    """The tone at the wanted rate is known without resampling. The filter's edges are left out."""
+    path = write(tmp_path / "a.wav", tone(rate, 1.0), rate, "FLOAT")
+    got = read_audio(path, wanted).numpy()
+    assert abs(len(got) - wanted) <= 1
+    middle = slice(100, wanted - 100)
+    np.testing.assert_allclose(got[middle], tone(wanted, 1.0)[middle], rtol=0, atol=0.01)
+
+
+def test_what_the_rate_cannot_carry_is_filtered_out(tmp_path):
+    """7 kHz at 8000 Hz would fold down to 1 kHz."""
+    path = write(tmp_path / "a.wav", tone(16000, 1.0, hertz=7000), subtype="FLOAT")
+    assert read_audio(path, 8000)[100:-100].abs().max() < 0.005
+
+
+def test_a_long_file_of_many_channels_is_whole(tmp_path):
+    """More than one block of 2^20 numbers."""
+    samples = np.random.default_rng(1).integers(-9000, 9000, size=(170_001, 7), dtype=np.int16)
+    path = write(tmp_path / "a.wav", samples)
+    np.testing.assert_allclose(read_audio(path, 16000).numpy(), samples.mean(axis=1) / 2**15, rtol=0, atol=1e-6)
+
+
+def test_louder_than_full_scale_is_scaled_not_clipped(tmp_path):
+    samples = tone(16000, 0.1, level=3e4)
+    got = read_audio(write(tmp_path / "a.wav", samples, subtype="FLOAT"), 16000).numpy()
+    np.testing.assert_allclose(got, samples / np.abs(samples).max(), rtol=0, atol=1e-6)
+    square = np.where(tone(44100, 0.5) > 0, 1.0, -1.0)  # overshoots when resampled
+    assert read_audio(write(tmp_path / "b.wav", square, 44100), 16000).abs().max() == 1
+
+
+def test_silence_is_silence(tmp_path):
+    assert torch.equal(read_audio(write(tmp_path / "a.wav", np.zeros(100)), 16000), torch.zeros(100))
+
+
+def test_a_missing_file_and_a_directory(tmp_path):
+    assert refusal(tmp_path / "none.wav") == "cannot be read: No such file or directory; check the path"
+    assert refusal(tmp_path) == "cannot be read as sound: it is a directory; name a sound file"
+    os.mkfifo(tmp_path / "pipe.wav")  # opening it would wait for a writer
+    assert refusal(tmp_path / "pipe.wav") == "cannot be read as sound: it is no regular file; name a sound file"
+    with pytest.raises(ValueError) as caught:
+        duration(tmp_path / "none.wav")
+    assert str(caught.value) == f"{tmp_path / 'none.wav'} cannot be read: No such file or directory; check the path"
+
+
+def test_an_empty_file(tmp_path):
+    (tmp_path / "a.wav").touch()
+    assert refusal(tmp_path / "a.wav") == (
+        "cannot be read as sound: the file is empty; fetch it again or leave it out"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.raw", "a"])
+def test_what_is_not_sound(tmp_path, name):
+    (tmp_path / name).write_bytes(b"once upon a time\n" * 50)
+    message = refusal(tmp_path / name)
+    assert message.startswith("cannot be read as sound: it is damaged or of an unknown format (libsndfile: ")
+    assert message.endswith("); convert it to WAV or leave it out")
+
+
+def test_no_samples(tmp_path):
+    path = write(tmp_path / "a.wav", np.zeros(0))
+    assert refusal(path) == "cannot be used: it has no samples; record it again or leave it out"
+    assert duration(path) == 0
+
+
+@pytest.mark.parametrize("rate", [8000, 16000, 48000, 44100])
+@pytest.mark.parametrize("at", [0, 777, -1])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
+def test_samples_that_are_no_numbers(tmp_path, bad, at, rate):
+    samples = tone(rate, 0.1)
+    samples[at] = bad
+    path = write(tmp_path / "a.wav", samples, rate, "DOUBLE")
+    assert refusal(path) == "cannot be used: it has NaN or infinite samples; convert it again or leave it out"
+
+
+@pytest.mark.parametrize(
+    ("ending", "subtype"),
+    [
+        ("wav", "PCM_16"), ("wav", "PCM_24"), ("wav", "FLOAT"), ("wav", "ULAW"), ("aiff", "PCM_16"), ("au", "PCM_16"),
+        ("mp3", "MPEG_LAYER_III"),
+    ],
+)  # fmt: skip
+def test_a_file_cut_short_gives_what_is_there_and_says_so(tmp_path, ending, subtype, caplog):
+    path = write(tmp_path / f"a.{ending}", noise(32000), subtype=subtype)
+    whole, raw = read_audio(path, 16000), path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+    got = read_audio(path, 16000)
+    assert 0.4 * len(whole) < len(got) < 0.51 * len(whole)
+    torch.testing.assert_close(got, whole[: len(got)], rtol=0, atol=1e-6)
+    assert told(caplog) == [
+        f"{path} is cut short: its header promises 2.00 s, but it holds {len(got) / 16000:.2f}; what is there is used"
+    ]
+    path.write_bytes(raw[:20])
+    assert refusal(path).startswith("cannot be read as sound: ")
+
+
+@pytest.mark.parametrize("size", [2**31 - 4096, 2**31 - 2, 2**31, 2**32 - 1])
+def test_the_header_of_a_wav_from_a_pipe_promises_nothing(tmp_path, size, caplog):
+    """Its writer could not go back to put the size in."""
+    path = write(tmp_path / "a.wav", noise(32000))
+    raw = bytearray(path.read_bytes())
+    assert raw[36:40] == b"data"
+    raw[40:44] = struct.pack("<I", size)
+    path.write_bytes(raw)
+    assert len(read_audio(path, 16000)) == 32000
+    assert told(caplog) == []
+
+
+DAMAGED = {
+    ("flac", "cut"): False, ("flac", "overwritten"): False, ("flac", "promise"): False,
+    ("ogg", "cut"): True, ("ogg", "overwritten"): True, ("ogg", "promise"): False,
+    ("opus", "cut"): True, ("opus", "overwritten"): True, ("opus", "promise"): False,
+    ("mp3", "cut"): True, ("mp3", "overwritten"): True, ("mp3", "promise"): True,
+}  # fmt: skip
+"""Can it be decoded up to the damage?"""
+
+
+@pytest.mark.parametrize(("ending", "damage"), DAMAGED)
+def test_a_damaged_compressed_file_gives_the_original_up_to_the_damage_or_is_refused(tmp_path, ending, damage):
+    path, n = tmp_path / f"a.{ending}", 160_000
+    kind = {"format": "OGG", "subtype": "OPUS"} if ending == "opus" else {}
+    soundfile.write(path, noise(n), 16000, **kind)
+    whole, raw = read_audio(path, 16000), bytearray(path.read_bytes())
+    half = len(raw) // 2
+    if damage == "cut":
+        raw = raw[:half]
+    elif damage == "overwritten":
+        raw[half : half + 300] = bytes(300)
+    else:
+        raw[21] |= 0x0F  # of a FLAC: 2^36 samples; of an MP3: 2^27 frames; of an Ogg: a checksum that is wrong
+    path.write_bytes(raw)
+    if not DAMAGED[ending, damage]:
+        message = refusal(path)
+        assert message.startswith("cannot be read as sound: it is damaged or of an unknown format (libsndfile: ")
+        return
+    got = read_audio(path, 16000)
+    least, most = {"cut": (0.35, 0.5), "overwritten": (0.35, 1), "promise": (1, 1.01)}[damage]  # a page is up to 1.5 s
+    assert least * n <= len(got) <= most * n
+    same = len(got) if damage == "cut" else round(least * n)
+    torch.testing.assert_close(got[:same], whole[:same], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [100, 2**31 - 2])
+def test_a_rate_that_cannot_be(tmp_path, rate):
+    path = write(tmp_path / "a.wav", noise(3200))
+    raw = bytearray(path.read_bytes())
+    raw[24:28] = struct.pack("<I", rate)
+    path.write_bytes(raw)
+    assert refusal(path) == (
+        f"cannot be used: a sample rate must lie in 1000 ... 768000 Hz, but its header says {rate}; "
+        "correct the header or leave it out"
+    )
+
+
+def test_an_odd_rate_needs_no_giant_filter(tmp_path):
+    """16000 : 44099 have no common factor, and the filters for exactly that ratio would take gigabytes."""
+    path = write(tmp_path / "a.wav", noise(2000), 44099)
+    assert len(read_audio(path, 16000)) == pytest.approx(2000 * 16000 / 44099, abs=1)
+
+
+def with_pauses(rate: int, seconds: float, pauses: list[float]) -> torch.Tensor:
+    """Noise, a tenth as loud for 0.3 s around some places."""
+    waveform = torch.from_numpy(noise(round(rate * seconds))).float()
+    for at in pauses:
+        waveform[round((at - 0.15) * rate) : round((at + 0.15) * rate)] *= 0.1
+    return waveform
+
+
+def test_a_long_recording_is_cut_in_its_pauses():
+    rate = 1000
+    waveform = with_pauses(rate, 60, [3, 8, 12, 17.5, 26, 33, 41, 44])
+    found = pieces(waveform, rate, 10.0)
+    cuts = [start / rate for start, _ in found[1:]]
+    # the first in 5 ... 10 s, and each next one 5 to 10 s after the one before
+    for cut, pause in zip(cuts[:5], (8, 17.5, 26, 33, 41), strict=True):
+        assert abs(cut - pause) <= 0.15
+    assert_covers(found, len(waveform), 10 * rate)
+
+
+def assert_covers(found: list[tuple[int, int]], n: int, limit: int) -> None:
+    assert found[0][0] == 0 and found[-1][1] == n
+    assert all(one[1] == other[0] for one, other in pairwise(found))
+    assert all(0 < stop - start <= limit for start, stop in found)
+    if len(found) > 1:
+        assert min(stop - start for start, stop in found) >= limit // 4
+
+
+@pytest.mark.parametrize("n", [1, 799, 800, 801, 803, 1000, 1199, 1200, 1201, 1601, 4001, 50_001])
+def test_pieces_cover_everything_and_none_is_too_long_or_tiny(n, rng):
+    for waveform in (torch.randn(n, generator=rng), torch.zeros(n), torch.linspace(1, 0, n), torch.linspace(0, 1, n)):
+        found = pieces(waveform, 100, 8.0)
+        assert_covers(found, n, 800)
+        assert len(found) == 1 or n > 800
+
+
+def test_the_cut_is_where_brute_force_finds_the_least_energy(rng):
+    rate = 200
+    waveform = torch.randn(10 * rate, generator=rng) * torch.rand(10 * rate, generator=rng)
+    (_, cut), _ = pieces(waveform, rate, 9.0)
+    # from half of 9 s on, and leaving a quarter of 9 s behind
+    places = range(int(4.5 * rate), 10 * rate - 9 * rate // 4 - 20 + 1)
+    energy = {i + 10: sum(float(x) ** 2 for x in waveform[i : i + 20]) for i in places}
+    assert cut == min(energy, key=lambda place: energy[place])
+
+
+def test_an_impossible_longest_is_refused():
+    with pytest.raises(ValueError) as caught:
+        pieces(torch.zeros(9), 100, 0.5)
+    assert str(caught.value) == "longest must be at least one second, but longest=0.5 s; 30.0 is usual"
+
+
+def test_an_hour_of_silence_can_be_cut():
+    waveform = torch.zeros(3600 * 8000)
+    found = pieces(waveform, 8000, 30.0)
+    assert_covers(found, len(waveform), 30 * 8000)
+
+
+@pytest.mark.parametrize("ratio", [Fraction(1, 3), Fraction(160, 441), Fraction(2), Fraction(10, 9), Fraction(1, 48)])
+@pytest.mark.parametrize("n", [2**20 - 1, 2**20 + 50, 2 * 2**20 + 777])
+def test_a_long_waveform_is_resampled_as_if_at_once(ratio, n):
+    """Block by block, with no seam."""
+    waveform = torch.from_numpy(noise(n)).float()
+    want = resample(waveform, ratio.denominator, ratio.numerator)
+    torch.testing.assert_close(change_rate(waveform, ratio), want, rtol=0, atol=1e-6)
+
+
+def test_the_same_rate_changes_nothing(rng):
+    waveform = torch.randn(100, generator=rng)
+    assert torch.equal(change_rate(waveform, Fraction(1)), waveform)

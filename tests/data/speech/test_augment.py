@@ -1,0 +1,235 @@
+"""SpecAugment and speed: what is hidden, how much of it, where; and that chance comes from the generator alone."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from transduce.data.speech.augment import (
+    Augmentation,
+    change_speed,
+    draw_speed,
+    draw_warp,
+    generator,
+    hide_tokens,
+    mask_mels,
+    mask_time,
+    warp_mels,
+)
+from transduce.data.speech.features import FeatureConfig, Features
+
+
+def runs(flags: list[bool]) -> list[tuple[int, int]]:
+    """Start and length of every stretch of True."""
+    found, start = [], None
+    for i, flag in enumerate([*flags, False]):
+        if flag and start is None:
+            start = i
+        elif not flag and start is not None:
+            found.append((start, i - start))
+            start = None
+    return found
+
+
+def test_hidden_frames_are_the_mean_and_the_others_untouched(rng):
+    frames = torch.randn(50, 7, generator=rng)
+    before = frames.clone()
+    hidden_once = False
+    for _ in range(20):
+        got = mask_time(frames, spans=2, widest=0.1, hop=0.01, share=1.0, rng=rng)
+        hidden = (got != frames).any(dim=1)
+        hidden_once |= bool(hidden.any())
+        assert torch.equal(got[hidden], frames.mean(dim=0).expand(int(hidden.sum()), -1))
+        assert all(length <= 20 for _, length in runs(hidden.tolist())) and len(runs(hidden.tolist())) <= 2
+        assert torch.equal(frames, before)
+    assert hidden_once
+
+
+def test_hidden_bands_are_their_means_over_time(rng):
+    log_mel = torch.randn(30, 40, generator=rng)
+    before = log_mel.clone()
+    hidden_once = False
+    for _ in range(20):
+        got = mask_mels(log_mel, spans=2, widest=9, rng=rng)
+        hidden = (got != log_mel).any(dim=0)
+        hidden_once |= bool(hidden.any())
+        assert torch.equal(got[:, hidden], log_mel.mean(dim=0)[hidden].expand(30, -1))
+        assert all(length <= 18 for _, length in runs(hidden.tolist())) and len(runs(hidden.tolist())) <= 2
+        assert torch.equal(log_mel, before)
+    assert hidden_once
+
+
+@pytest.mark.parametrize(("widest", "share", "most"), [(0.05, 1.0, 5), (0.3, 1.0, 30), (1.0, 0.1, 4), (1.0, 1.0, 40)])
+def test_widths_are_uniform_up_to_the_widest_and_places_inside(widest, share, most, rng):
+    """Within four standard deviations of what uniform draws give, by the exact probabilities."""
+    frames, n = torch.randn(40, 2, generator=rng), 3000
+    spans: Counter[tuple[int, int]] = Counter()
+    for _ in range(n):
+        got = mask_time(frames, spans=1, widest=widest, hop=0.01, share=share, rng=rng)
+        spans.update(runs((got != frames).any(dim=1).tolist()) or [(0, 0)])
+    assert sum(spans.values()) == n
+    for width in range(most + 1):
+        count = sum(c for (_, length), c in spans.items() if length == width)
+        assert abs(count - n / (most + 1)) < 4 * math.sqrt(n / (most + 1))
+    assert max(length for _, length in spans) == most
+    starts = [start for (start, length), c in spans.items() for _ in range(c) if length == 1]
+    assert min(starts) < 8 and max(starts) > 31
+
+
+def test_bands_reach_from_the_lowest_to_the_highest(rng):
+    log_mel, seen = torch.randn(5, 12, generator=rng), torch.zeros(12)
+    for _ in range(300):
+        seen += (mask_mels(log_mel, spans=1, widest=3, rng=rng) != log_mel).any(dim=0)
+    assert (seen > 0).all()
+
+
+def test_the_widest_may_exceed_what_is_there(rng):
+    for _ in range(20):
+        assert mask_mels(torch.randn(4, 3, generator=rng), spans=3, widest=15, rng=rng).shape == (4, 3)
+        one = torch.randn(1, 3, generator=rng)
+        assert torch.equal(mask_time(one, spans=3, widest=9.0, hop=0.01, share=1.0, rng=rng), one)
+        assert mask_time(one[:0], spans=3, widest=9.0, hop=0.01, share=1.0, rng=rng).shape == (0, 3)
+
+
+def test_no_spans_and_no_width_change_nothing(rng):
+    frames = torch.randn(20, 6, generator=rng)
+    for spans, width in ((0, 9), (3, 0)):
+        assert torch.equal(mask_mels(frames, spans=spans, widest=width, rng=rng), frames)
+        assert torch.equal(mask_time(frames, spans=spans, widest=width / 1, hop=0.01, share=1.0, rng=rng), frames)
+    assert torch.equal(mask_time(frames, spans=3, widest=9.0, hop=0.01, share=0.0, rng=rng), frames)
+
+
+def test_of_hidden_bands_nothing_is_left_after_the_dct(rng):
+    """MFCC of the rest alone, the hidden bands being 0."""
+    features = Features(FeatureConfig(n_mels=23, n_coefficients=23))
+    log_mel = torch.randn(60, 23, generator=rng)
+    hidden = log_mel.clone()
+    hidden[:, 5:9] = log_mel[:, 5:9].mean(dim=0)
+    without = log_mel.clone()
+    without[:, 5:9] = 0
+    torch.testing.assert_close(features.mfcc(hidden), features.mfcc(without), rtol=0, atol=1e-4)
+
+
+def test_the_generator_decides_everything():
+    frames = torch.arange(800.0).view(40, 20)
+
+    def draw(*numbers: int) -> list[float]:
+        rng = generator(*numbers)
+        torch.rand(3), np.random.rand(3)  # generators that others use do not matter
+        first = mask_time(frames, spans=2, widest=0.2, hop=0.01, share=0.5, rng=rng)
+        second = mask_mels(first, spans=2, widest=9, rng=rng)
+        return [*second.flatten().tolist(), draw_speed((0.9, 1.0, 1.1), rng)]
+
+    assert draw(1, 2, 3) == draw(1, 2, 3)
+    draws = [
+        draw(*numbers) for numbers in ((1, 2, 3), (1, 3, 2), (2, 1, 3), (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0))
+    ]
+    for i, one in enumerate(draws):
+        for other in draws[:i]:
+            assert one != other
+
+
+def test_neighbouring_generators_draw_unrelated_numbers():
+    """First draws over seeds, epochs and indices: mean, variance and correlation of neighbours as of uniform ones."""
+    first = np.array(
+        [
+            [[float(torch.rand((), generator=generator(s, e, i))) for i in range(30)] for e in range(10)]
+            for s in range(5)
+        ]
+    )
+    n = first.size
+    assert len(np.unique(first)) == n
+    assert abs(first.mean() - 1 / 2) < 4 * math.sqrt(1 / 12 / n) and abs(first.var() - 1 / 12) < 0.01
+    for axis in range(3):
+        one, other = (np.take(first, range(k, first.shape[axis] - 1 + k), axis).ravel() for k in (0, 1))
+        assert abs(np.corrcoef(one, other)[0, 1]) < 4 / math.sqrt(len(one))
+
+
+def test_every_speed_is_drawn_equally_often(rng):
+    n = 3000
+    drawn = Counter(draw_speed((0.9, 1.0, 1.1), rng) for _ in range(n))
+    assert set(drawn) == {0.9, 1.0, 1.1}
+    assert all(abs(count - n / 3) < 4 * math.sqrt(n * 2 / 9) for count in drawn.values())
+
+
+@pytest.mark.parametrize("speed", [0.5, 0.9, 1.0, 1.1, 1.25, 2.0])
+def test_speed_changes_tempo_and_pitch(speed):
+    """A tone of f Hz becomes one of speed * f Hz, in n / speed samples, known without resampling."""
+    rate, f = 16000, 440.0
+    waveform = 0.5 * torch.sin(2 * math.pi * f * torch.arange(rate) / rate)
+    got = change_speed(waveform, speed)
+    assert len(got) == math.ceil(round(rate / speed, 6))
+    want = 0.5 * torch.sin(2 * math.pi * speed * f * torch.arange(len(got)) / rate)
+    torch.testing.assert_close(got[100:-100], want[100:-100], rtol=0, atol=0.005)
+
+
+def test_speed_one_changes_nothing(rng):
+    waveform = torch.randn(999, generator=rng)
+    assert torch.equal(change_speed(waveform, 1.0), waveform)
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, 0.49, 2.01, math.nan, math.inf])
+def test_an_impossible_speed_is_refused(speed):
+    for call in (lambda: change_speed(torch.zeros(9), speed), lambda: Augmentation(speeds=(1.0, speed))):
+        with pytest.raises(ValueError) as caught:
+            call()
+        assert str(caught.value) == f"a speed must lie in 0.5 ... 2.0, but speed={speed}; 1.0 changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"speeds": ()}, "speeds must name at least one, but speeds=(); (1.0,) changes nothing"),
+        ({"time_spans": -1}, "time_spans must not be negative, but time_spans=-1"),
+        ({"widest_time": -0.1}, "widest_time must not be negative, but widest_time=-0.1"),
+        ({"mel_spans": -2}, "mel_spans must not be negative, but mel_spans=-2"),
+        ({"widest_mel": -3}, "widest_mel must not be negative, but widest_mel=-3"),
+        ({"widest_share": 1.5}, "widest_share must lie in 0 ... 1, but widest_share=1.5"),
+    ],
+)
+def test_impossible_settings_are_refused(fields, told):
+    with pytest.raises(ValueError) as caught:
+        Augmentation(**fields)
+    assert str(caught.value) == told
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.1])
+def test_a_warp_moves_a_tone_by_its_factor(factor):
+    """The band that answers a tone of factor * f is where the warped bands of a tone of f have their peak."""
+    config = FeatureConfig(n_mels=80, n_coefficients=20)
+    features = Features(config)
+    time = torch.arange(16000) / 16000
+    for hertz in (2000.0, 3000.0, 4000.0):
+        here, there = (features.log_mel(torch.sin(2 * math.pi * f * time))[20] for f in (hertz, factor * hertz))
+        got = warp_mels(here[None], factor, low=config.low, high=config.highest)[0]
+        assert abs(int(got.argmax()) - int(there.argmax())) <= 1
+        if factor != 1.0:
+            assert abs(int(here.argmax()) - int(there.argmax())) >= 2  # so that the test can fail
+
+
+def test_a_warp_of_one_changes_nothing(rng):
+    log_mel = torch.randn(7, 23, generator=rng)
+    torch.testing.assert_close(warp_mels(log_mel, 1.0, low=20.0, high=8000.0), log_mel, rtol=0, atol=1e-5)
+
+
+def test_warps_are_drawn_from_all_of_their_range():
+    drawn = [draw_warp(0.2, generator(1, 0, i)) for i in range(500)]
+    assert 0.8 <= min(drawn) < 0.81 and 1.19 < max(drawn) <= 1.2
+    assert abs(sum(drawn) / len(drawn) - 1) < 0.03  # 0.115 / sqrt(500), six times
+
+
+def test_a_warp_is_less_than_one():
+    with pytest.raises(ValueError, match=r"^warp must lie in \[0, 1\), but warp=1.0$"):
+        Augmentation(warp=1.0)
+
+
+def test_hidden_tokens_are_a_share_of_all_but_the_first(rng):
+    target_in = torch.arange(4, 4 + 60 * 50).view(60, 50)
+    got = hide_tokens(target_in, share=0.3, instead=1, rng=rng)
+    assert torch.equal(got[:, 0], target_in[:, 0])
+    changed = got != target_in
+    assert (got[changed] == 1).all()
+    assert abs(changed[:, 1:].float().mean() - 0.3) < 0.05  # 0.46 / sqrt(2940), six times
+    assert torch.equal(hide_tokens(target_in, share=0.0, instead=1, rng=rng), target_in)

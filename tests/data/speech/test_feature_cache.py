@@ -1,0 +1,328 @@
+"""The second epoch costs no DFT, bad sound ends nothing, and no torn file is ever believed."""
+
+import _thread
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from transduce.data.speech import feature_cache
+from transduce.data.speech.audio import read_audio
+from transduce.data.speech.augment import change_speed
+from transduce.data.speech.feature_cache import FeatureCache
+from transduce.data.speech.features import FeatureConfig, Features
+
+CONFIG = FeatureConfig(sample_rate=8000, n_mels=23, n_coefficients=13)
+FEATURES = Features(CONFIG)
+
+
+def record(path: Path, seconds: float = 0.3, rate: int = 8000) -> Path:
+    rng = np.random.default_rng(len(path.name) + round(1000 * seconds))
+    soundfile.write(path, 0.1 * rng.standard_normal(round(seconds * rate)), rate)
+    return path
+
+
+def no_reading(path: Path, sample_rate: int) -> torch.Tensor:
+    raise AssertionError(f"{path} was read again")
+
+
+@pytest.fixture
+def cache(tmp_path) -> FeatureCache:
+    return FeatureCache(tmp_path / "made" / "cache")
+
+
+def test_what_comes_out_is_what_would_be_computed(tmp_path, cache):
+    path = record(tmp_path / "a.wav", rate=16000)
+    for speed in (1.0, 0.9):
+        want = FEATURES.log_mel(change_speed(read_audio(path, 8000), speed))
+        for _ in range(2):
+            got = cache.get(path, FEATURES, speed)
+            assert torch.equal(got, want) and got.dtype == torch.float32
+            got += 1  # the caller's own
+
+
+def test_the_second_time_reads_no_sound(tmp_path, cache, monkeypatch):
+    path = record(tmp_path / "a.wav")
+    want = cache.get(path, FEATURES)
+    monkeypatch.setattr(feature_cache, "read_audio", no_reading)
+    assert torch.equal(cache.get(path, FEATURES), want)
+    monkeypatch.chdir(tmp_path)
+    assert torch.equal(cache.get(Path("a.wav"), FEATURES), want)  # by whatever name
+    (tmp_path / "link.wav").symlink_to(path)
+    assert torch.equal(cache.get(Path("link.wav"), FEATURES), want)
+
+
+def test_every_setting_that_matters_has_its_own_file_and_no_other(tmp_path, cache):
+    path = record(tmp_path / "a.wav")
+    same = [
+        CONFIG, replace(CONFIG, n_coefficients=7), replace(CONFIG, deltas=2), replace(CONFIG, normalise="none"),
+        replace(CONFIG, high=4000.0),
+    ]  # fmt: skip
+    others = [
+        replace(CONFIG, sample_rate=16000), replace(CONFIG, frame=0.03), replace(CONFIG, hop=0.02),
+        replace(CONFIG, n_mels=24), replace(CONFIG, low=21.0), replace(CONFIG, high=3900.0),
+    ]  # fmt: skip
+    assert len({cache.file(path, config, 1.0) for config in same}) == 1
+    files = {cache.file(path, config, speed) for config in [CONFIG, *others] for speed in (0.9, 1.0)}
+    assert len(files) == 2 * (1 + len(others))
+
+
+def test_a_changed_sound_file_is_computed_anew(tmp_path, cache):
+    path = record(tmp_path / "a.wav")
+    first = cache.get(path, FEATURES)
+    os.utime(path, ns=(0, path.stat().st_mtime_ns))
+    assert torch.equal(cache.get(path, FEATURES), first) and len(list(cache.directory.iterdir())) == 1
+    record(path, 0.4)
+    assert len(cache.get(path, FEATURES)) > len(first)
+    os.utime(path, ns=(0, 12345))
+    cache.get(path, FEATURES)
+    assert len(list(cache.directory.iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", ["empty", "header", "cut", "text", "object", "shape", "dtype", "zip", "directory"])
+def test_a_damaged_file_is_computed_anew(tmp_path, cache, damage):
+    path = record(tmp_path / "a.wav")
+    want = cache.get(path, FEATURES)
+    (kept,) = cache.directory.iterdir()
+    raw = kept.read_bytes()
+    match damage:
+        case "empty" | "cut":
+            kept.write_bytes(raw[: 0 if damage == "empty" else -100])
+        case "header":
+            kept.write_bytes(raw[:10] + b"{'descr': [((" + raw[23:])
+        case "text":
+            kept.write_bytes(b"not an array")
+        case "object" | "shape" | "dtype":
+            other = {"object": np.array([{}]), "shape": want.numpy()[:, :5], "dtype": want.numpy().astype(np.float64)}
+            np.save(kept, other[damage])
+        case "zip":
+            np.savez(tmp_path / "a.npz", want.numpy())
+            (tmp_path / "a.npz").replace(kept)
+        case "directory":
+            kept.unlink()
+    assert torch.equal(cache.get(path, FEATURES), want)
+    assert kept.read_bytes() == raw
+
+
+def test_another_formula_has_other_files(tmp_path, cache, monkeypatch):
+    path = record(tmp_path / "a.wav")
+    before = cache.file(path, CONFIG, 1.0)
+    monkeypatch.setattr(feature_cache, "FORMULA", feature_cache.FORMULA + 1)
+    assert cache.file(path, CONFIG, 1.0) != before
+
+
+def test_once_filled_the_sound_may_go_away(tmp_path, cache):
+    """A disk that is unmounted ends no training."""
+    path = record(tmp_path / "a.wav")
+    wide = Features(replace(CONFIG, hop=0.02))
+    want = [(f, s, f.log_mel(change_speed(read_audio(path, 8000), s))) for f in (FEATURES, wide) for s in (0.9, 1.0)]
+    assert cache.fill([path], FEATURES, (0.9, 1.0)) == cache.fill([path], wide, (0.9, 1.0)) == {}
+    path.unlink()
+    for features, speed, log_mel in want:
+        assert torch.equal(cache.get(path, features, speed), log_mel)
+    for kept in cache.directory.iterdir():
+        kept.unlink()
+    with pytest.raises(ValueError) as caught:
+        cache.get(path, FEATURES)
+    assert str(caught.value) == f"{path} cannot be read: No such file or directory; check the path"
+
+
+def test_what_was_looked_up_is_forgotten_with_its_file_and_by_the_next_filling(tmp_path, cache):
+    path = record(tmp_path / "a.wav")
+    cache.fill([path], FEATURES)
+    for seconds in (0.4, 0.5):
+        record(path, seconds)
+        if seconds == 0.4:
+            cache.fill([path], FEATURES)
+        else:
+            for kept in cache.directory.iterdir():
+                kept.unlink()
+        assert torch.equal(cache.get(path, FEATURES), FEATURES.log_mel(read_audio(path, 8000)))
+
+
+def bad_recordings(folder: Path) -> list[Path]:
+    record(folder / "short.wav", 0.02)
+    soundfile.write(folder / "none.wav", np.zeros(0), 8000)
+    soundfile.write(folder / "nan.wav", np.full(4000, np.nan), 8000, subtype="FLOAT")
+    (folder / "empty.wav").touch()
+    (folder / "text.wav").write_text("no sound at all " * 99)
+    (folder / "folder.wav").mkdir()
+    names = ("short", "none", "nan", "empty", "text", "folder", "missing")
+    return [folder / f"{name}.wav" for name in names]
+
+
+def test_bad_sound_is_named_and_nothing_is_kept(tmp_path, cache):
+    for path in bad_recordings(tmp_path):
+        with pytest.raises(ValueError) as caught:
+            cache.get(path, FEATURES)
+        assert str(caught.value).startswith(f"{path} ")
+    assert not cache.directory.exists()
+    with pytest.raises(ValueError) as caught:
+        cache.get(tmp_path / "short.wav", FEATURES)
+    assert str(caught.value) == (
+        f"{tmp_path / 'short.wav'} cannot be used at speed 1.0: a waveform must fill one window of 200 samples "
+        "(0.025 s at 8000 Hz), but it has 160; leave it out or add silence"
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_filling_computes_what_is_missing_and_counts_what_is_bad(tmp_path, cache, monkeypatch, capfd, workers):
+    good = [record(tmp_path / f"{i}.wav", 0.2 + 0.1 * i) for i in range(4)]
+    bad = bad_recordings(tmp_path)
+    barely = record(tmp_path / "barely.wav", 0.026)  # long enough at speed 1, not at 1.1
+    cache.get(good[2], FEATURES)
+    needs_statistics = Features(replace(CONFIG, normalise="global"), mean=torch.zeros(13), std=torch.ones(13))
+    errors = cache.fill([*good, *bad, barely, good[0]], needs_statistics, (1.0, 1.1), workers)
+    assert set(errors) == {*bad, barely}
+    assert all(told.startswith(f"{path} ") for path, told in errors.items())
+    assert "speed 1.1" in errors[barely] and "speed 1.0" in errors[tmp_path / "short.wav"]
+    out, err = capfd.readouterr()
+    assert out == "" and "features: 100%" in err and "Traceback" not in err
+    assert len(list(cache.directory.iterdir())) == 2 * len(good) + 1
+    monkeypatch.setattr(feature_cache, "read_audio", no_reading)
+    for path in good:
+        for speed in (1.0, 1.1):
+            assert cache.get(path, FEATURES, speed).size(1) == 23
+    assert cache.fill(good, FEATURES, (1.0, 1.1), workers) == {}
+
+
+def test_nothing_to_do_is_done(cache):
+    assert cache.fill([], FEATURES, (1.0,), 2) == {}
+
+
+def test_ctrl_c_ends_it_and_keeps_what_is_written(tmp_path, cache, request):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore Ctrl-C
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    paths = [record(tmp_path / f"{i}.wav", 1.0 + i / 1000) for i in range(400)]
+
+    def interrupt() -> None:
+        while not list(cache.directory.glob("*.npy")):
+            time.sleep(0.005)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        cache.fill(paths, FEATURES, (0.9, 1.0, 1.1), 1)
+    files = list(cache.directory.iterdir())
+    assert 0 < len(files) < 1200 and all(file.suffix == ".npy" for file in files)
+    assert all(np.load(file).shape[1] == 23 for file in files)
+
+
+FILL = """
+import os, resource, signal, sys, time
+from pathlib import Path
+from transduce.data.speech import feature_cache
+from transduce.data.speech.features import FeatureConfig, Features
+
+def read_audio(path, rate, read=feature_cache.read_audio):
+    if path.name == "endless.wav":
+        time.sleep(600)
+    return read(path, rate)
+
+feature_cache.read_audio = read_audio
+
+if __name__ == "__main__":
+    directory, workers, limit, *paths = sys.argv[1:]
+    if workers == "0":
+        os.getpid = lambda: 7
+    features = Features(FeatureConfig(sample_rate=8000, n_mels=23, n_coefficients=13))
+    print("ready", flush=True)
+    input()
+    if limit != "0":
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    cache = feature_cache.FeatureCache(Path(directory))
+    assert cache.fill([Path(path) for path in paths], features, (0.9, 1.0), int(workers)) == {}
+"""
+"""Fills a cache in a process of its own, workers included, and stays at endless.wav.
+
+Alone, it has process id 7, as another in another container may have. Beyond `limit` bytes of a file the kernel ends it.
+"""
+
+
+@pytest.fixture
+def filling(tmp_path, cache, request):
+    def start(paths: list[Path], workers: int = 0, limit: int = 0) -> subprocess.Popen:
+        script = tmp_path / "fill.py"
+        script.write_text(FILL)
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-B", script, cache.directory, str(workers), str(limit), *paths],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+            start_new_session=True,
+            text=True,
+            **pipes,
+        )
+        request.addfinalizer(lambda: end(process))
+        return process
+
+    def end(process: subprocess.Popen) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the workers too
+        process.communicate()
+
+    return start
+
+
+def go(*processes: subprocess.Popen) -> None:
+    for process in processes:
+        assert process.stdout.readline() == "ready\n", process.stderr.read()
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+
+def assert_filled(cache: FeatureCache, paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every log-mel is there and whole, up to rounding: a worker has one thread, and sums in another order."""
+    want = {(p, s): FEATURES.log_mel(change_speed(read_audio(p, 8000), s)) for p in paths for s in (0.9, 1.0)}
+    monkeypatch.setattr(feature_cache, "read_audio", no_reading)
+    for (path, speed), log_mel in want.items():
+        torch.testing.assert_close(cache.get(path, FEATURES, speed), log_mel, rtol=0, atol=1e-5)
+
+
+def test_a_killed_process_takes_its_workers_along_and_leaves_only_whole_files(tmp_path, cache, filling, monkeypatch):
+    paths = [record(tmp_path / f"{name}.wav") for name in ("a", "b", "endless", "c")]
+    process = filling(paths, workers=1)
+    go(process)
+    while len(list(cache.directory.glob("*.npy"))) < 4:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.communicate(timeout=60)  # as long as a worker lives, it keeps the pipes open
+    assert process.returncode == -signal.SIGKILL
+    assert len(list(cache.directory.glob("*.npy"))) == 4
+    assert cache.fill(paths, FEATURES, (0.9, 1.0)) == {}
+    assert_filled(cache, paths, monkeypatch)
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_no_torn_file(tmp_path, cache, filling, monkeypatch):
+    """The kernel ends it at byte 20,000 of a log-mel."""
+    paths = [record(tmp_path / "short.wav"), record(tmp_path / "long.wav", 4.0)]
+    process = filling(paths, limit=20_000)
+    go(process)
+    process.communicate()
+    assert process.returncode == -signal.SIGXFSZ
+    assert len(list(cache.directory.glob("*.npy"))) == 2  # of short.wav
+    assert cache.fill(paths, FEATURES, (0.9, 1.0)) == {}
+    assert_filled(cache, paths, monkeypatch)
+
+
+def test_two_processes_with_one_process_id_fill_one_directory(tmp_path, cache, filling, monkeypatch):
+    paths = [record(tmp_path / f"{i}.wav", 0.1) for i in range(60)]
+    processes = [filling(paths), filling(paths)]
+    go(*processes)
+    for process in processes:
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+    assert len(list(cache.directory.iterdir())) == 120
+    assert_filled(cache, paths, monkeypatch)

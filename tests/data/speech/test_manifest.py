@@ -1,0 +1,207 @@
+"""Manifests: what is read is what stands there, and an error names file and line."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from transduce.data.speech.manifest import Recording, read_manifest, split_by_speaker, write_manifest
+
+GOOD = "id\taudio\tseconds\tspeaker\ttext\tgerman\na\tx/a.wav\t1.5\tAnn\tgood day\tguten Tag\nb\t/y/b.npy\t2\tBob\t\t\n"
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    """Writes a manifest and returns its path."""
+
+    def write(content: str | bytes) -> Path:
+        path = tmp_path / "m.tsv"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def refusal(manifest):
+    """What is said of a manifest that is refused, without the folder's name."""
+
+    def read(content: str | bytes, target_column: str = "text") -> str:
+        path = manifest(content)
+        with pytest.raises(ValueError) as error:
+            read_manifest(path, target_column)
+        return str(error.value).replace(f"{path.parent}/", "")
+
+    return read
+
+
+def test_every_cell_has_its_place(manifest):
+    path = manifest(GOOD)
+    assert read_manifest(path) == [
+        Recording("a", path.parent / "x/a.wav", 1.5, "Ann", "good day", {"german": "guten Tag"}),
+        Recording("b", Path("/y/b.npy"), 2.0, "Bob", "", {"german": ""}),  # blank text stays
+    ]
+    assert [r.text for r in read_manifest(str(path), "german")] == ["guten Tag", ""]
+    assert read_manifest(path, "german")[0].columns == {"text": "good day"}
+
+
+def test_the_order_of_columns_is_free_and_cells_keep_spaces_quotes_and_odd_line_separators(manifest):
+    odd = ' "quoted\u2028 \x0cText '
+    path = manifest(f"text\tspeaker\tseconds\taudio\tid\n{odd}\tAnn\t1e-3\ta.wav\ta\n")
+    assert read_manifest(path) == [Recording("a", path.parent / "a.wav", 0.001, "Ann", odd)]
+
+
+def test_windows_lines_and_a_byte_order_mark_are_no_part_of_cells(manifest):
+    path = manifest(("\ufeff" + GOOD).replace("\n", "\r\n"))
+    recordings = read_manifest(path)
+    assert recordings[0].columns == {"german": "guten Tag"} and recordings[1].columns == {"german": ""}
+
+
+def test_a_missing_column_is_named_with_those_there_are(refusal):
+    assert refusal("id\taudio\tspeaker\ttranscript\n") == (
+        "a manifest's first line must name the columns id, audio, seconds, speaker, text, but m.tsv has "
+        "id, audio, speaker, transcript and lacks seconds, text; add them, or name another target column"
+    )
+    assert refusal(GOOD, "french") == (
+        "a manifest's first line must name the columns id, audio, seconds, speaker, french, but m.tsv has "
+        "id, audio, seconds, speaker, text, german and lacks french; add them, or name another target column"
+    )
+    assert "but m.tsv has none and lacks id, audio" in refusal("")
+    assert refusal(GOOD, "speaker") == (
+        "the target column must hold text, but it is 'speaker'; m.tsv has id, audio, seconds, speaker, text, german"
+    )
+    assert refusal("id\taudio\tseconds\tspeaker\ttext\ttext\n") == (
+        "a manifest must name every column once, but m.tsv has id, audio, seconds, speaker, text, text; "
+        "rename one of them"
+    )
+
+
+@pytest.mark.parametrize("line", ["c\tc.wav\t1\tAnn\ttext", "c\tc.wav\t1\tAnn\ttext\tText\tmore", ""])
+def test_another_number_of_cells_is_told_by_line(refusal, line):
+    n = line.count("\t") + 1
+    assert refusal(f"{GOOD}{line}\n") == (
+        f"a line must have a cell for every column, but m.tsv, line 4, has {n} cells for 6 columns "
+        "(id, audio, seconds, speaker, text, german); tabs separate cells"
+    )
+
+
+@pytest.mark.parametrize("cell", ["", "two", "0", "-1.5", "nan", "inf", "1,5"])
+def test_seconds_are_a_positive_number(refusal, cell):
+    assert refusal(GOOD.replace("\t2\t", f"\t{cell}\t")) == (
+        f"seconds must be a positive number, but m.tsv, line 3, has {cell!r}; "
+        "write the length of the sound, such as 2.5"
+    )
+
+
+def test_an_id_stands_once_and_audio_names_a_file(refusal):
+    assert refusal(f"{GOOD}a\tc.wav\t1\tAnn\ttext\tText\n") == (
+        "an id must stand once, but m.tsv, line 4, has id='a', as line 2 has; rename one of them"
+    )
+    assert refusal(f"{GOOD}c\t\t1\tAnn\ttext\tText\n") == (
+        "audio must name a file, but m.tsv, line 4, names none; name one, or leave out the line"
+    )
+
+
+def test_bytes_that_are_not_utf_8_are_told_by_line(refusal):
+    assert "m.tsv, line 2, byte 28 is 0xe4" in refusal(GOOD.encode().replace(b"guten Tag", b"\xe4"))
+
+
+def test_what_is_written_is_read_back(tmp_path, monkeypatch):
+    recordings = [
+        Recording("a", tmp_path / "deep/a.wav", 1.25, "Ann", "good day", {"age": "6", "german": "guten Tag"}),
+        Recording("b", tmp_path.parent / "b.wav", 3600.1234, "Bob", "", {"age": "", "german": ""}),
+        Recording("c", tmp_path / "c.npy", 0.0001, "Bob", "Straße", {"age": "7", "german": "x"}),
+    ]
+    path = tmp_path / "m.tsv"
+    write_manifest(path, recordings)
+    with path.open(newline="") as file:  # the csv module as the witness
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    assert [row["audio"] for row in rows] == ["deep/a.wav", str(tmp_path.parent / "b.wav"), "c.npy"]
+    assert [row["seconds"] for row in rows] == ["1.25", "3600.123", "0.0001"]
+    assert read_manifest(path) == [recordings[0], replace(recordings[1], seconds=3600.123), recordings[2]]
+    monkeypatch.chdir(tmp_path)
+    write_manifest("m.tsv", [replace(r, columns={}) for r in read_manifest("m.tsv")], "german")
+    assert [r.text for r in read_manifest("m.tsv", "german")] == ["good day", "", "Straße"]
+    assert read_manifest("m.tsv", "german")[0].audio == Path("deep/a.wav")
+
+
+def test_a_folder_that_is_moved_as_a_whole_stays_whole(tmp_path):
+    """The manifest in one folder of it, the sound in another."""
+    for name, outside in (("here", tmp_path / "b.wav"), ("there", tmp_path / "here2" / "b.wav")):
+        home = tmp_path / name
+        (home / "train").mkdir(parents=True)
+        (home / "WAVE").mkdir()
+        (home / "WAVE" / "a.wav").touch()
+        sounds = [Recording(id, path, 1.0, "A", "x") for id, path in (("a", home / "WAVE/a.wav"), ("b", outside))]
+        write_manifest(home / "train" / "m.tsv", sounds, root=home)
+        (moved := home.rename(tmp_path / f"{name} moved"))
+        inside, absolute = (r.audio for r in read_manifest(moved / "train" / "m.tsv"))
+        assert inside.resolve() == moved / "WAVE" / "a.wav" and inside.is_file() and absolute == outside
+
+
+ONE = Recording("a", Path("a.wav"), 1.0, "Ann", "good day", {"age": "6"})
+
+
+@pytest.mark.parametrize(
+    ("recordings", "said"),
+    [
+        (
+            [replace(ONE, text="good\nday")],
+            "a cell must not hold a tab or the end of a line, but a has 'good\\nday'; use spaces",
+        ),
+        (
+            [ONE, replace(ONE, id="b", columns={})],
+            "recordings of one manifest must have the same columns, but a has age and b has none; fill in the others",
+        ),
+        (
+            [replace(ONE, columns={"speaker": "Bob"})],
+            "a manifest must name every column once, but it is to have id, audio, seconds, speaker, text, speaker; "
+            "rename one",
+        ),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(tmp_path, recordings, said):
+    with pytest.raises(ValueError) as error:
+        write_manifest(tmp_path / "m.tsv", recordings)
+    assert str(error.value) == said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def spoken():
+    """60 recordings of 12 speakers, in no order."""
+    return [Recording(f"r{i}", Path("a.wav"), 1.0, f"s{i * 7 % 12}", "x") for i in range(60)]
+
+
+@pytest.mark.parametrize(("share", "n"), [(0.01, 1), (0.25, 3), (0.5, 6), (0.99, 11)])
+def test_whole_speakers_are_held_out(spoken, share, n):
+    rest, held_out = split_by_speaker(spoken, share, 1)
+    there, here = {r.speaker for r in rest}, {r.speaker for r in held_out}
+    assert not there & here and len(here) == n and len(there) == 12 - n
+    assert sorted([*rest, *held_out], key=spoken.index) == spoken
+    assert rest == sorted(rest, key=spoken.index) and held_out == sorted(held_out, key=spoken.index)
+
+
+def test_who_is_held_out_is_a_function_of_the_seed_and_not_of_the_order(spoken):
+    def speakers(recordings, seed):
+        return frozenset(r.speaker for r in split_by_speaker(recordings, 0.25, seed)[1])
+
+    assert speakers(spoken, 1) == speakers(spoken[::-1], 1)
+    assert len({speakers(spoken, seed) for seed in range(20)}) > 10
+    assert frozenset.union(*(speakers(spoken, seed) for seed in range(40))) == {r.speaker for r in spoken}
+
+
+def test_one_speaker_cannot_be_split_and_a_share_is_a_share(spoken):
+    with pytest.raises(ValueError) as error:
+        split_by_speaker([r for r in spoken if r.speaker == "s3"], 0.1, 0)
+    assert str(error.value) == (
+        "holding out speakers takes two, but 5 recordings have 1; name a manifest for validation, or hold out "
+        "recordings of every speaker (hold_out=recordings)"
+    )
+    for share in (0.0, 1.0, -0.5):
+        with pytest.raises(ValueError) as error:
+            split_by_speaker(spoken, share, 0)
+        assert str(error.value) == (
+            f"the share of speakers held out must lie between 0 and 1, but it is {share}; try 0.1"
+        )

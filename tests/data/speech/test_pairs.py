@@ -1,0 +1,292 @@
+"""Recordings as training data: each once an epoch with its own text, and what cannot be used ends nothing."""
+
+import logging
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from tests.data.conftest import TEXTS
+from tests.runs import FEATURES, RATE, record, sound
+from transduce.data.speech.audio import read_audio
+from transduce.data.speech.augment import Augmentation, change_speed
+from transduce.data.speech.feature_cache import FeatureCache
+from transduce.data.speech.features import Features
+from transduce.data.speech.manifest import Recording
+from transduce.data.speech.pairs import FrameReader, SpeechPairs, front_end, positions_needed
+from transduce.data.speech.vectors import VectorConfig, Vectors
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, Tokenizer
+
+SPEEDS = Augmentation(speeds=(0.9, 1.1), time_spans=0, mel_spans=0, warp=0.0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(TEXTS, vocab_size=290)
+
+
+def told(caplog) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "transduce"]
+
+
+def rows(pairs: SpeechPairs, epoch: int) -> list[tuple[torch.Tensor, list[int], list[int]]]:
+    """Frames, target_in and target_out of every example, padding cut off."""
+    found = []
+    for batch in pairs.epoch(epoch):
+        for i, (s, t) in enumerate(zip(batch.source_lengths.tolist(), batch.target_lengths.tolist(), strict=True)):
+            assert torch.all(batch.source[i, s:] == 0)
+            found.append((batch.source[i, :s], batch.target_in[i, :t].tolist(), batch.target_out[i, :t].tolist()))
+    return found
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 4])
+def test_every_recording_comes_once_with_its_own_text(recordings, reader, tokenizer, epoch):
+    pairs = SpeechPairs.encode(recordings, reader, tokenizer, frames_per_batch=200)
+    want = {}
+    for r in recordings:
+        frames = reader.front(read_audio(r.audio, RATE))
+        want[frames.numpy().tobytes()] = tokenizer.encode([r.text])[0]
+    assert len(want) == len(TEXTS)
+    for frames, target_in, target_out in rows(pairs, epoch):
+        ids = want.pop(frames.numpy().tobytes())
+        assert target_in == [BOS, *ids] and target_out == [*ids, EOS]
+    assert want == {}
+
+
+def test_batches_are_a_function_of_seed_and_epoch(recordings, reader, tokenizer):
+    def batches(seed: int, epoch: int) -> list[torch.Tensor]:
+        pairs = SpeechPairs.encode(
+            recordings, reader, tokenizer, frames_per_batch=200, augmentation=Augmentation(), seed=seed
+        )
+        return [batch.source for batch in pairs.epoch(epoch)]
+
+    def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+        return len(one) == len(other) and all(map(torch.equal, one, other))
+
+    first = batches(1, 3)
+    assert same(first, batches(1, 3))
+    assert not same(first, batches(1, 4)) and not same(first, batches(2, 3))
+
+
+def test_the_first_epoch_goes_from_short_to_long_and_no_other(recordings, reader, tokenizer):
+    pairs = SpeechPairs.encode(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
+    longest = [[int(batch.source_lengths.max()) for batch in pairs.epoch(n)] for n in range(4)]
+    assert all(len(batches) > 4 for batches in longest)
+    assert [all(a <= b for a, b in pairwise(batches)) for batches in longest] == [True, False, False, False]
+
+
+def test_budget_and_lengths_agree_with_what_is_made(recordings, reader, tokenizer):
+    pairs = SpeechPairs.encode(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
+    for n in range(2):
+        epoch = pairs.epoch(n)
+        for batch, chosen in zip(epoch, epoch.batches, strict=True):
+            assert batch.source.numel() // 10 <= 200
+            for length, i in zip(batch.source_lengths.tolist(), chosen, strict=True):
+                assert length in {int(lengths[i]) for lengths in pairs.n_frames.values()}
+    for speed, lengths in pairs.n_frames.items():
+        for r, length in zip(recordings, lengths, strict=True):
+            assert length == len(reader.front(change_speed(read_audio(r.audio, RATE), speed)))
+
+
+def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader, tokenizer):
+    pairs = SpeechPairs.encode(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
+    made = {s: {len(reader(r.audio, speed=s)): i for i, r in enumerate(recordings)} for s in (0.9, 1.1)}
+    lengths = [Counter(len(frames) for frames, _, _ in rows(pairs, n)) for n in range(3)]
+    assert len({tuple(sorted(each.items())) for each in lengths}) == 3
+    fast = sum(n for length, n in (lengths[0] + lengths[1] + lengths[2]).items() if length in made[1.1])
+    assert 10 < fast < 50  # of 60, about half
+
+
+def test_sound_that_vanishes_after_the_first_look_ends_nothing(tmp_path, tokenizer):
+    made = record(tmp_path, TEXTS[:6])
+    reader = FrameReader(Features(FEATURES), FeatureCache(tmp_path / "cache"))
+    pairs = SpeechPairs.encode(made, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
+    want = [rows(pairs, n) for n in range(2)]
+    for r in made:
+        r.audio.unlink()
+    for n, epoch in enumerate(want):
+        for (frames, *texts), (again, *same) in zip(epoch, rows(pairs, n), strict=True):
+            assert torch.equal(frames, again) and texts == same
+
+
+@pytest.mark.parametrize(("ending", "kind"), [("wav", {}), ("opus", {"format": "OGG", "subtype": "OPUS"}), ("mp3", {})])
+def test_half_a_recording_does_not_learn_the_whole_text(tmp_path, reader, tokenizer, caplog, ending, kind):
+    good = record(tmp_path, TEXTS[:2])
+    path, text = tmp_path / f"cut.{ending}", " ".join(["red", "green", "blue"] * 12)
+    waveform = sound(text)
+    soundfile.write(path, waveform, RATE, **kind)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+    there = len(read_audio(path, RATE)) / RATE
+    promised = len(waveform) / RATE
+    assert 0.3 * promised < there < 0.55 * promised
+    caplog.clear()
+    cut = Recording("cut", path, promised, "A", text)
+    pairs = SpeechPairs.encode([*good, cut], reader, tokenizer, frames_per_batch=900)
+    assert pairs.recordings == good and pairs.skipped["shorter than its manifest says"] == 1
+    assert sum(pairs.skipped.values()) == 1
+    frames = FEATURES.n_frames(round(there * RATE))
+    covered = (FEATURES.frame_samples + (frames - 1) * FEATURES.hop_samples) / RATE
+    assert told(caplog)[-1] == (
+        f"{path} lasts {covered:.2f} s, but its manifest says {promised:g}; it is left out, for its text may say more; "
+        "fetch it again or correct the manifest"
+    )
+    assert len(told(caplog)) == (1 if ending == "opus" else 2)  # the header of the others tells as well
+    with pytest.raises(ValueError) as error:
+        SpeechPairs.encode([cut], reader, tokenizer, frames_per_batch=900)
+    assert str(error.value).endswith(told(caplog)[-1])
+    for seconds in (there, 0.0):  # 0: unknown
+        shorter = replace(cut, seconds=seconds)
+        assert SpeechPairs.encode([shorter], reader, tokenizer, frames_per_batch=900).recordings == [shorter]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "n_vectors", "fits"),
+    [
+        (10.0, 1000, True), (10.0, 920, True), (10.0, 880, False), (1.0, 92, True), (1.0, 88, False),
+        (0.4, 32, True), (0.4, 28, False), (0.4, 90, True), (0.15, 10, True),
+    ],
+)  # fmt: skip
+def test_a_tenth_of_a_recording_and_a_tenth_of_a_second_may_lack(tmp_path, tokenizer, seconds, n_vectors, fits):
+    np.save(tmp_path / "a.npy", np.ones((n_vectors, 3)))
+    np.save(tmp_path / "b.npy", np.ones((20, 3)))
+    reader = FrameReader(Vectors(VectorConfig(n_features=3)), FeatureCache(tmp_path / "cache"))
+    both = [
+        Recording("a", tmp_path / "a.npy", seconds, "A", "red"),
+        Recording("b", tmp_path / "b.npy", 0.2, "A", "red"),
+    ]
+    pairs = SpeechPairs.encode(both, reader, tokenizer, frames_per_batch=900)
+    assert pairs.recordings == (both if fits else both[1:])
+
+
+def test_what_cannot_be_used_is_left_out_counted_and_named(tmp_path, reader, tokenizer, caplog):
+    good = record(tmp_path, TEXTS[:3])
+    long = tmp_path / "long.wav"
+    soundfile.write(long, np.tile(sound("red"), 30), RATE)
+    (tmp_path / "text.wav").write_text("no sound")
+    (tmp_path / "empty.wav").touch()
+    soundfile.write(tmp_path / "short.wav", np.zeros(100), RATE)
+    soundfile.write(tmp_path / "quick.wav", sound("red"), RATE)
+    bad = [
+        Recording("blank", good[0].audio, 1.0, "A", " "),
+        Recording("long", long, 7.0, "A", "red"),
+        Recording("liar", long, 1.0, "A", "red"),
+        Recording("quick", tmp_path / "quick.wav", 0.2, "A", " ".join(["red blue"] * 15)),
+        *(Recording(name, tmp_path / f"{name}.wav", 1.0, "A", "red") for name in ("text", "empty", "none", "short")),
+    ]
+    with caplog.at_level(logging.WARNING):
+        pairs = SpeechPairs.encode(
+            [*bad[:3], *good, *bad[3:]], reader, tokenizer, frames_per_batch=300, max_seconds=3.0, stack=2
+        )
+    assert pairs.recordings == good
+    assert pairs.skipped == {
+        "blank text": 1, "longer than 3 s": 2, "shorter than its manifest says": 0, "unusable sound": 4,
+        "fewer positions than tokens": 1,
+    }  # fmt: skip
+    assert len(rows(pairs, 0)) == 3
+    warnings = told(caplog)
+    assert len(warnings) == 5
+    for name in ("text", "empty", "none", "short"):
+        assert sum(line.startswith(f"{tmp_path / name}.wav cannot be ") for line in warnings) == 1
+    assert warnings[-1].startswith(f"{long} lasts 7.") and warnings[-1].endswith(
+        " s, but its manifest says 1; it is left out, being longer than 3 s"
+    )
+    assert str(pairs).endswith(
+        "left out: 1 blank text, 2 longer than 3 s, 4 unusable sound, 1 fewer positions than tokens"
+    )
+    assert str(pairs).startswith("3 recordings, 0.00 hours, 2 speakers, ")
+
+
+def test_nothing_left_is_told_with_the_reason(tmp_path, reader, tokenizer):
+    bad = [Recording(str(i), tmp_path / "none.wav", 1.0, "A", "red") for i in range(2)]
+    with pytest.raises(ValueError) as error:
+        SpeechPairs.encode(bad, reader, tokenizer, frames_per_batch=300)
+    assert str(error.value) == (
+        "training needs recordings, but of 2 none is left: 0 blank text, 0 longer than 30 s, 0 shorter than its "
+        "manifest says, 2 unusable sound, "
+        f"0 fewer positions than tokens; {tmp_path / 'none.wav'} cannot be read: No such file or directory; "
+        "check the path"
+    )
+    with pytest.raises(ValueError) as error:
+        SpeechPairs.encode([], reader, tokenizer, frames_per_batch=300)
+    assert str(error.value).endswith("; look at the manifest")
+
+
+def alignable(ids: list[int], n_positions: int) -> bool:
+    """Does torch find an alignment?"""
+    log_probs = torch.zeros(n_positions, 1, 9).log_softmax(-1)
+    loss = torch.nn.functional.ctc_loss(
+        log_probs, torch.tensor([ids]), torch.tensor([n_positions]), torch.tensor([len(ids)]), reduction="sum"
+    )
+    return bool(loss.isfinite())
+
+
+@pytest.mark.parametrize("ids", [[4, 5], [4, 5, 4], [4, 4], [4, 4, 4, 5, 5], [5, 4, 4, 6]])
+def test_positions_needed_are_the_fewest_that_ctc_can_align(ids):
+    needed = positions_needed([*ids, EOS])
+    assert alignable(ids, needed) and not alignable(ids, needed - 1)
+
+
+def test_global_statistics_are_those_of_all_training_frames(recordings, folder, caplog):
+    config = replace(FEATURES, normalise="global")
+    bad = Recording("none", folder / "none.wav", 1.0, "A", "red")
+    front = front_end(config, [*recordings, bad], FeatureCache(folder / "cache"), workers=0)
+    plain = Features(replace(FEATURES, normalise="none"))
+    frames = np.concatenate([plain(read_audio(r.audio, RATE)).double().numpy() for r in recordings])
+    np.testing.assert_allclose(front.mean.numpy(), frames.mean(axis=0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(front.std.numpy(), frames.std(axis=0), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError) as error:
+        front_end(config, [bad], FeatureCache(folder / "cache"), workers=0)
+    assert str(error.value) == (
+        f"normalise=global needs training data that can be used, but none can: {bad.audio} cannot be read: "
+        "No such file or directory; check the path"
+    )
+
+
+def test_global_statistics_leave_out_what_training_leaves_out(tmp_path, recordings):
+    """A long recording of noise, whether its manifest says how long or not."""
+    config, cache = replace(FEATURES, normalise="global"), FeatureCache(tmp_path / "cache")
+    noise = np.random.default_rng(1).normal(size=40 * RATE) * 0.3
+    soundfile.write(tmp_path / "long.wav", noise, RATE)
+    long = [Recording(str(s), tmp_path / "long.wav", s, "A", "red") for s in (40.0, 1.0)]
+    want, loud = front_end(config, recordings, cache, 0), front_end(config, [*recordings, long[0]], cache, 0)
+    assert (loud.mean - want.mean).abs().max() > 1
+    for more in ([long[0]], [long[1]], long):
+        got = front_end(config, [*more, *recordings], cache, 0, max_seconds=3.0)
+        torch.testing.assert_close(got.mean, want.mean, rtol=0, atol=1e-5)
+        torch.testing.assert_close(got.std, want.std, rtol=0, atol=1e-5)
+    for none, reason in (([long[0]], "of 1 recordings none lasts 3 s or less"), ([], "there are none")):
+        with pytest.raises(ValueError) as error:
+            front_end(config, none, cache, 0, max_seconds=3.0)
+        assert str(error.value) == f"normalise=global needs training data that can be used, but none can: {reason}"
+
+
+def test_vectors_take_the_same_way(tmp_path, tokenizer, caplog):
+    rng = np.random.default_rng(1)
+    recordings = []
+    for i, text in enumerate(TEXTS[:5]):
+        np.save(tmp_path / f"{i}.npy", rng.normal(size=(20 + i, 3)))
+        recordings.append(Recording(str(i), tmp_path / f"{i}.npy", 0.2, "A", text))
+    np.save(tmp_path / "wide.npy", np.zeros((20, 4)))
+    wide = Recording("wide", tmp_path / "wide.npy", 0.2, "A", "red")
+    config, cache = VectorConfig(n_features=3, normalise="none"), FeatureCache(tmp_path / "cache")
+    reader = FrameReader(front_end(config, recordings, cache, 0), cache)
+    assert isinstance(reader.front, Vectors) and reader.n_features == 3
+    with caplog.at_level(logging.WARNING):
+        pairs = SpeechPairs.encode(
+            [*recordings, wide], reader, tokenizer, frames_per_batch=60, augmentation=SPEEDS, max_seconds=0.23
+        )
+    assert told(caplog) == [
+        f"{wide.audio} cannot be used: vectors must have shape (frames, 3), but they have (20, 4); set n_features, or "
+        "leave the file out",
+        f"{recordings[4].audio} lasts 0.24 s, but its manifest says 0.2; it is left out, being longer than 0.23 s",
+    ]
+    assert pairs.recordings == recordings[:4] and list(pairs.n_frames) == [1.0]  # vectors have no speed
+    got = {len(frames): frames.numpy() for frames, _, _ in rows(pairs, 1)}
+    for i in range(4):
+        assert np.array_equal(got[20 + i], np.load(tmp_path / f"{i}.npy").astype(np.float32))
+    assert not cache.directory.exists()

@@ -1,0 +1,97 @@
+"""What training hears: one augmentation at a time, compared with its formula and the draws written out."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.data.conftest import TEXTS
+from tests.runs import RATE
+from transduce.data.speech.audio import read_audio
+from transduce.data.speech.augment import Augmentation, generator
+from transduce.data.speech.features import FeatureConfig, Features
+from transduce.data.speech.pairs import PLAIN, SpeechPairs
+from transduce.data.text.sentencepiece_bpe import UNK, Tokenizer
+
+
+def test_masks_hide_and_leave_the_cache_alone(recordings, reader):
+    path = recordings[0].audio
+    plain = reader(path)
+    rng = torch.Generator().manual_seed(1)
+    masked = reader(path, Augmentation(time_spans=3, widest_share=0.5), rng)
+    assert masked.shape == plain.shape and not torch.equal(masked, plain)
+    assert torch.equal(reader(path), plain)
+
+
+def spans_by_hand(size: int, n: int, widest: int, rng: torch.Generator) -> list[slice]:
+    """Width, then start, all as likely."""
+    found = []
+    for _ in range(n):
+        width = int(torch.randint(0, widest + 1, (), generator=rng))
+        start = int(torch.randint(0, size - width + 1, (), generator=rng))
+        found.append(slice(start, start + width))
+    return found
+
+
+def warped_by_hand(log_mel: np.ndarray, factor: float, config: FeatureConfig) -> np.ndarray:
+    """What the bands' centres, in hertz, would have had at 1 / factor of them; HTK mels."""
+    mels = np.linspace(*(2595 * np.log10(1 + hertz / 700) for hertz in (config.low, config.highest)), config.n_mels + 2)
+    hertz = 700 * (10 ** (mels / 2595) - 1)
+    there = 2595 * np.log10(1 + hertz[1:-1] / factor / 700)
+    return np.array([np.interp(there, mels[1:-1], row) for row in log_mel])
+
+
+def frames_by_hand(front: Features, path: Path, a: Augmentation, rng: torch.Generator) -> np.ndarray:
+    """Warp, bands, DCT and normalisation, time."""
+    log_mel = front.log_mel(read_audio(path, RATE)).double().numpy()
+    if a.warp:
+        factor = 1 - a.warp + 2 * a.warp * float(torch.rand((), generator=rng))
+        log_mel = warped_by_hand(log_mel, factor, front.config)
+    for bands in spans_by_hand(front.config.n_mels, a.mel_spans, a.widest_mel, rng):
+        log_mel[:, bands] = log_mel[:, bands].mean(axis=0)
+    frames = front.mfcc(torch.from_numpy(log_mel).float()).numpy()
+    mean, most = frames.mean(axis=0), min(round(a.widest_time / front.config.hop), int(a.widest_share * len(frames)))
+    for places in spans_by_hand(len(frames), a.time_spans, most, rng):
+        frames[places] = mean
+    return frames
+
+
+@pytest.mark.parametrize(
+    "switched_on",
+    [
+        {"time_spans": 2, "widest_time": 0.12, "widest_share": 1.0},
+        {"time_spans": 3, "widest_time": 9.0, "widest_share": 0.3},
+        {"mel_spans": 2, "widest_mel": 7},
+        {"warp": 0.3},
+        {"token_dropout": 0.5},
+        {"time_spans": 1, "mel_spans": 1, "warp": 0.2, "token_dropout": 0.3},
+    ],
+    ids=lambda fields: "+".join(fields),
+)
+def test_each_augmentation_does_what_its_formula_says_and_nothing_else(recordings, reader, switched_on):
+    """Drawn from (seed + 1, epoch, recording) and, for tokens, (seed + 2, epoch, first recording of the batch)."""
+    tokenizer = Tokenizer.train(TEXTS, vocab_size=290)
+    plain, augmented = (
+        SpeechPairs.encode(recordings, reader, tokenizer, frames_per_batch=200, augmentation=a, seed=5)
+        for a in (PLAIN, replace(PLAIN, **switched_on))
+    )
+    a, epoch = augmented.augmentation, augmented.epoch(3)
+    other_frames = other_tokens = 0
+    for batch, before, chosen in zip(epoch, plain.epoch(3), epoch.batches, strict=True):
+        rows = chosen.tolist()
+        for i, length, source, plainly in zip(rows, batch.source_lengths, batch.source, before.source, strict=True):
+            want = frames_by_hand(reader.front, recordings[i].audio, a, generator(5 + 1, 3, i))
+            np.testing.assert_allclose(source[:length].numpy(), want, rtol=0, atol=1e-3)
+            other_frames += int((source - plainly).abs().max() > 0.1)
+        hidden = torch.rand(before.target_in.shape, generator=generator(5 + 2, 3, rows[0])) < a.token_dropout
+        want_in = [
+            [UNK if hide and t else int(token) for t, (hide, token) in enumerate(zip(*pair, strict=True))]
+            for pair in zip(hidden, before.target_in, strict=True)
+        ]
+        assert batch.target_in.tolist() == want_in and torch.equal(batch.target_out, before.target_out)
+        other_tokens += int((batch.target_in != before.target_in).sum())
+    n = len(TEXTS) // 2
+    assert other_frames == 0 if set(switched_on) == {"token_dropout"} else other_frames > n
+    assert other_tokens > n if "token_dropout" in switched_on else other_tokens == 0

@@ -1,0 +1,97 @@
+"""Vectors from .npy files: what is stored comes out, normalised; anything else is refused by name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from transduce.data.speech.vectors import VectorConfig, Vectors
+
+CONFIG = VectorConfig(n_features=3, normalise="none")
+
+
+def saved(path: Path, array: np.ndarray) -> Path:
+    np.save(path, array)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", "<f2"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_what_was_saved_comes_out(tmp_path, dtype, order):
+    array = np.asarray(np.random.default_rng(1).normal(size=(7, 3)), dtype=dtype, order=order)
+    got = Vectors(CONFIG)(saved(tmp_path / "a.npy", array))
+    assert got.dtype == torch.float32
+    assert np.array_equal(got.numpy(), array.astype(np.float32))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e30])
+def test_every_feature_gets_mean_0_and_variance_1(tmp_path, scale):
+    array = np.random.default_rng(1).normal(size=(50, 3)) * [1, 20, 300] + [5, 6, 7]
+    array = (array * scale).astype(np.float32).astype(np.float64)
+    got = Vectors(VectorConfig(n_features=3))(saved(tmp_path / "a.npy", array)).numpy()
+    want = (array - array.mean(axis=0)) / np.sqrt(array.var(axis=0) + 1e-5)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
+    constant = Vectors(VectorConfig(n_features=3))(saved(tmp_path / "b.npy", np.ones((1, 3), dtype=np.float32)))
+    assert torch.equal(constant, torch.zeros(1, 3))
+
+
+def test_vectors_stand_for_seconds():
+    assert VectorConfig(n_features=3, hop=0.02).seconds(7) == pytest.approx(0.14)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ValueError) as error:
+        Vectors(CONFIG)(path)
+    told = str(error.value)
+    assert told.startswith(f"{path} ") and "\n" not in told and "unsafe" not in told
+    return told.removeprefix(f"{path} ")
+
+
+@pytest.mark.parametrize("shape", [(7, 4), (7,), (0, 3), (1, 7, 3), ()])
+def test_another_shape_is_refused(tmp_path, shape):
+    assert refusal(saved(tmp_path / "a.npy", np.zeros(shape))) == (
+        f"cannot be used: vectors must have shape (frames, 3), but they have {shape}; "
+        "set n_features, or leave the file out"
+    )
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_what_is_not_finite_is_refused(tmp_path, value):
+    array = np.zeros((7, 3))
+    array[4, 1] = value
+    assert refusal(saved(tmp_path / "a.npy", array)) == (
+        "cannot be used: it has NaN or infinite values in float32; leave it out"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["int64", "complex64", "bool"])
+def test_what_is_no_float_is_refused(tmp_path, dtype):
+    path = saved(tmp_path / "a.npy", np.zeros((7, 3), dtype=dtype))
+    assert refusal(path) == f"cannot be used: vectors must be floats, but it holds {dtype}; convert it"
+
+
+def test_what_is_no_npy_is_refused(tmp_path):
+    whole = saved(tmp_path / "whole.npy", np.zeros((70, 3))).read_bytes()
+    np.savez(tmp_path / "many.npz", a=np.zeros((7, 3)))
+    np.save(tmp_path / "objects.npy", np.array([[{}]]), allow_pickle=True)
+    for name, content in (("empty", b""), ("text", b"hello\n" * 20), ("cut", whole[:-100]), ("head", whole[:20])):
+        (tmp_path / name).write_bytes(content)
+    for name in ("empty", "text", "cut", "head", "many.npz", "objects.npy"):
+        told = refusal(tmp_path / name)
+        assert told.startswith("cannot be read as vectors: ") and told.endswith("; write it with numpy.save")
+    assert refusal(tmp_path / "none.npy") == "cannot be read: No such file or directory; check the path"
+    assert refusal(tmp_path) == "cannot be read: Is a directory; check the path"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n_features": 0}, "n_features and hop must be positive, but n_features=0 and hop=0.01 s"),
+        ({"n_features": 3, "hop": 0.0}, "n_features and hop must be positive, but n_features=3 and hop=0.0 s"),
+    ],
+)
+def test_a_configuration_checks_itself(fields, message):
+    with pytest.raises(ValueError) as error:
+        VectorConfig(**fields)
+    assert str(error.value) == message

@@ -1,0 +1,51 @@
+"""Characters to ids, and what else may stand in a characters.json."""
+
+import json
+import re
+
+import pytest
+
+from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.tokenizers import AnyTokenizer
+
+TEXTS = ["To be,\n\tor not\r\n", "東京 🙂 e\u0301é\u2028\x00", ""]
+
+
+def test_ids_are_places_in_the_sorted_set_of_characters(tmp_path):
+    """As nanoGPT's data/shakespeare_char numbers them."""
+    tokenizer = CharTokenizer.train(TEXTS)
+    characters = sorted(set("".join(TEXTS)))
+    assert tokenizer.vocab_size == len(characters)
+    ids = tokenizer.encode(TEXTS)
+    assert ids == [[characters.index(character) for character in text] for text in TEXTS]
+    assert tokenizer.decode(ids) == TEXTS
+    assert tokenizer.pieces(ids[1]) == list(TEXTS[1])
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.never) == (None, None, ())
+    assert isinstance(tokenizer, AnyTokenizer)
+    tokenizer.save(tmp_path / "characters.json")
+    assert json.loads((tmp_path / "characters.json").read_text()) == {"characters": "".join(characters)}
+    assert CharTokenizer.load(tmp_path / "characters.json").encode(TEXTS) == ids
+
+
+@pytest.mark.parametrize(("unknown", "named"), [("ß", "'ß' (U+00DF)"), ("\x07", "'\\x07' (U+0007)")])
+def test_an_unknown_character_is_named(unknown, named):
+    message = (
+        f"a text may hold the 3 characters that were trained on, but {named} is none of them; "
+        "leave it out or train with a text that has it"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        CharTokenizer.train(["abc"]).encode(["ab", f"b{unknown}c"])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (b'{"letters": "ab"}', """characters must come as JSON {"characters": "..."}, but: KeyError('characters')"""),
+        (b'{"characters": "aba"}', "characters must be a string in which each stands once, but it is 'aba'"),
+        (b'{"characters": ""}', "characters must be a string in which each stands once, but it is ''"),
+        (b'{"characters": 3}', "characters must be a string in which each stands once, but it is 3"),
+    ],
+)
+def test_what_are_no_characters_is_refused(model, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        CharTokenizer(model)

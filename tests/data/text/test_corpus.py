@@ -1,0 +1,197 @@
+"""Lines stay where they are, pairs stay together, and what is wrong is named by file, line and byte."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from transduce.data.text.corpus import (
+    Files,
+    Folder,
+    ParallelText,
+    corpus_folder,
+    decode_lines,
+    read_lines,
+    read_parallel,
+    read_parallel_tsv,
+)
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x0b", "\x0c", "\x1c", "\x85", "\r", "\u3000"])
+def test_nothing_but_a_newline_ends_a_line(tmp_path, mark):
+    path = write(tmp_path / "a", f"one{mark}still one\ntwo\n")
+    assert read_lines(path) == [f"one{mark}still one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "lines"),
+    [
+        (b"", []),
+        (b"\n", [""]),
+        (b"a", ["a"]),
+        (b"a\n", ["a"]),
+        (b"a\n\n", ["a", ""]),
+        (b"\na\n", ["", "a"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"a\r\n\r\nb", ["a", "", "b"]),
+        (b"a \t\n b\n", ["a \t", " b"]),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", ["a", "\ufeffb"]),  # the mark of the file goes, a character stays
+    ],
+)
+def test_lines_of_bytes(raw, lines):
+    assert decode_lines(raw, "text") == lines
+
+
+def test_a_gzip_file_reads_like_a_plain_one(tmp_path):
+    text = "\ufeffGrüße\u2028an alle\r\n日本語\n\n"
+    plain, packed = write(tmp_path / "a.de", text), write(tmp_path / "b.de.gz", gzip.compress(text.encode()))
+    assert read_lines(plain) == read_lines(str(packed)) == ["Grüße\u2028an alle", "日本語", ""]
+
+
+def test_an_undecodable_byte_is_named_by_file_line_and_byte(tmp_path):
+    path = write(tmp_path / "a.fr", "déjà\nça et là\n".encode() + "un café\n".encode("latin1"))
+    with pytest.raises(ValueError) as caught:
+        read_lines(path)
+    assert str(caught.value) == (
+        f"text must be UTF-8, but {path}, line 3, byte 7 is 0xe9; "
+        "convert the file, for example with iconv -f latin1 -t utf-8"
+    )
+
+
+@pytest.mark.parametrize("cut", ["end", "middle", "start"])
+def test_a_damaged_gzip_file_is_refused_by_name(tmp_path, cut):
+    whole = gzip.compress(b"".join(b"line %d\n" % i for i in range(1000)))
+    damaged = {
+        "end": whole[:-20],
+        "middle": whole[:200] + bytes(range(255, 155, -1)) + whole[300:],
+        "start": b"not gzip at all",
+    }[cut]
+    path = write(tmp_path / "a.gz", damaged)
+    with pytest.raises(ValueError) as caught:
+        read_lines(path)
+    assert str(caught.value).startswith(f"{path} is not a whole gzip file: ")
+    assert str(caught.value).endswith("; unpack it or fetch it again")
+
+
+def test_unequal_line_counts_are_refused_with_both_counts(tmp_path):
+    source, target = write(tmp_path / "a.en", "one\ntwo\nthree\n"), write(tmp_path / "a.de", "eins\nzwei\n")
+    with pytest.raises(ValueError) as caught:
+        read_parallel(source, target)
+    assert str(caught.value) == (
+        f"parallel files must have the same number of lines, but {source} has 3 and {target} has 2"
+    )
+
+
+def test_a_blank_on_one_side_drops_the_pair_and_is_counted(tmp_path):
+    source = write(tmp_path / "a.en", "one\n\n \t\nfour\n\u3000\nsix\n")
+    target = write(tmp_path / "a.de", "eins\nzwei\ndrei\n\n\nsechs\n")
+    assert read_parallel(source, target) == ParallelText(["one", "six"], ["eins", "sechs"], n_blank=4)
+    assert len(read_parallel(source, target)) == 2
+
+
+def test_only_blanks_are_refused(tmp_path):
+    source, target = write(tmp_path / "a.en", "one\n\n"), write(tmp_path / "a.de", "\nzwei\n")
+    with pytest.raises(ValueError) as caught:
+        read_parallel(source, target)
+    assert str(caught.value) == (
+        f"a corpus needs a pair with text on both sides, but {source} and {target}: 2 lines, none such"
+    )
+
+
+def test_empty_files_are_refused(tmp_path):
+    empty = write(tmp_path / "empty", "")
+    with pytest.raises(ValueError) as caught:
+        read_parallel(empty, empty)
+    assert str(caught.value) == (
+        f"a corpus needs a pair with text on both sides, but {empty} and {empty}: 0 lines, none such"
+    )
+    with pytest.raises(ValueError) as caught:
+        read_parallel_tsv(empty)
+    assert str(caught.value) == f"a corpus needs a pair with text on both sides, but {empty}: 0 lines, none such"
+
+
+def test_a_tsv_is_two_columns(tmp_path):
+    path = write(tmp_path / "a.tsv", "one two\teins zwei\n\tdrei\nvier \t four\n")
+    assert read_parallel_tsv(path) == ParallelText(["one two", "vier "], ["eins zwei", " four"], n_blank=1)
+
+
+@pytest.mark.parametrize(("line", "tabs"), [("no tab here", 0), ("", 0), ("a\tb\tc", 2), ("a\tb\t", 2)])
+def test_a_tsv_line_with_another_number_of_tabs_is_named(tmp_path, line, tabs):
+    path = write(tmp_path / "a.tsv", f"one\teins\n{line}\nthree\tdrei\n")
+    with pytest.raises(ValueError) as caught:
+        read_parallel_tsv(path)
+    assert str(caught.value) == f"a line must be source, tab, target, but {path}, line 2, has {tabs} tabs"
+
+
+def corpus(folder: Path) -> Path:
+    folder.mkdir()
+    for split in ("train", "val", "test"):
+        write(folder / f"{split}.en", f"{split} one\n")
+        write(folder / f"{split}.de.gz", gzip.compress(f"{split} eins\n".encode()))
+    return folder
+
+
+def test_a_folder_has_three_splits_packed_or_not(tmp_path):
+    folder = Folder(data=corpus(tmp_path / "captions"))
+    for split, name in (("train", "train"), ("valid", "val"), ("test", "test")):
+        assert folder.read(split) == ParallelText([f"{name} one"], [f"{name} eins"])
+    swapped = Folder(data=tmp_path / "captions", source="de", target="en", test="val")
+    assert swapped.read("test") == ParallelText(["val eins"], ["val one"])
+
+
+def test_the_environment_names_the_folder_of_corpora(tmp_path, monkeypatch):
+    corpus(tmp_path / "captions")
+    monkeypatch.setenv("TRANSDUCE_DATA", str(tmp_path))
+    assert Folder(data=corpus_folder("captions")).read("train").target == ["train eins"]
+    monkeypatch.setenv("TRANSDUCE_DATA", "")
+    assert corpus_folder("captions") is None
+    monkeypatch.delenv("TRANSDUCE_DATA")
+    assert corpus_folder("captions") is None
+
+
+def test_no_folder_named_says_how_to_name_one():
+    with pytest.raises(ValueError) as caught:
+        Folder().read("train")
+    assert str(caught.value) == "a folder of parallel text must be named: use --data DIR, or set TRANSDUCE_DATA"
+
+
+def test_a_folder_that_lacks_a_file_says_what_it_holds(tmp_path):
+    full, empty, nowhere = corpus(tmp_path / "captions"), tmp_path / "empty", tmp_path / "nowhere"
+    empty.mkdir()
+    for folder, there in (
+        (full, "it holds test.de.gz, test.en, train.de.gz, train.en, val.de.gz, val.en"),
+        (empty, "it holds nothing"),
+        (nowhere, "no such folder"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            Folder(data=folder, source="fr").read("train")
+        assert str(caught.value) == f"the folder {folder} must hold train.fr or train.fr.gz, but {there}"
+
+
+def test_files_are_two_per_split_or_one_tsv(tmp_path):
+    source, target = write(tmp_path / "a", "one\n"), write(tmp_path / "b", "eins\n")
+    tsv = write(tmp_path / "c", "two\tzwei\n")
+    files = Files(train_source=source, train_target=target, valid_tsv=tsv)
+    assert files.read("train") == ParallelText(["one"], ["eins"])
+    assert files.read("valid") == ParallelText(["two"], ["zwei"])
+    assert files.read("test") is None
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+@pytest.mark.parametrize("given", [("source",), ("target",), ("source", "tsv"), ("source", "target", "tsv"), ()])
+def test_half_a_split_or_two_answers_are_refused(tmp_path, split, given):
+    if split == "test" and not given:
+        return  # no test split is no mistake
+    path = write(tmp_path / "a", "one\n")
+    fields = {part: path if part in given else None for part in ("source", "target", "tsv")}
+    with pytest.raises(ValueError) as caught:
+        Files(**{f"{split}_{part}": value for part, value in fields.items()}).read(split)
+    assert str(caught.value) == (
+        f"the {split} text is two files or one TSV: give --{split}-source and --{split}-target, or --{split}-tsv, "
+        f"but {split}_source={fields['source']}, {split}_target={fields['target']} and {split}_tsv={fields['tsv']}"
+    )

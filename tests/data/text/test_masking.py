@@ -1,0 +1,233 @@
+"""What is chosen and what stands in its place, by counting; the loss in loops; text with gaps; the baseline in loops."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from tests.contract import random_model
+from tests.language_runs import any_tokenizer
+from tests.reference import Reference
+from transduce.data.batch import IGNORE, batch_of
+from transduce.data.text import stream as stream_module
+from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.masking import Cloze, ClozeBatches, ClozeWindows, Neighbours, decode_gaps, encode_gaps, mask_id
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
+from transduce.data.text.stream import HeldOut, Stream, Windows, window_batch
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.layers import balance_loss
+from transduce.model.transformer import Transformer
+from transduce.train.loss import sequence_loss
+
+V, ROWS, CONTEXT, N = 23, 31, 47, 60
+LETTERS = CharTokenizer.train("".join(chr(ord("a") + i) for i in range(V)))
+TEXT = Stream([np.random.default_rng(5).integers(V, size=5000)])
+
+
+def surprise(observed, expected) -> float:
+    """Pearson's chi-square, in standard deviations above its mean."""
+    observed, expected = np.asarray(observed, dtype=float), np.asarray(expected, dtype=float)
+    freedom = len(observed) - 1
+    return (((observed - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
+
+
+def cloze_windows(seed: int = 3, **fields) -> ClozeWindows:
+    windows = Windows(stream=TEXT, context=CONTEXT, rows=ROWS, seed=seed, batches_per_epoch=N)
+    return ClozeWindows(windows=windows, cloze=Cloze(**fields), tokenizer=LETTERS)
+
+
+@pytest.mark.parametrize(("share", "hidden", "random"), [(0.15, 0.8, 0.1), (0.4, 0.5, 0.3)])
+def test_rates_are_those_of_the_formula(share, hidden, random):
+    epoch = cloze_windows(share=share, hidden=hidden, random=random).epoch(2)
+    places, drawn, fate = np.zeros(CONTEXT), np.zeros(V), Counter()
+    for batch, text in zip(epoch, epoch.texts, strict=True):
+        chosen = batch.target_out != IGNORE
+        assert chosen.sum(dim=1).tolist() == [round(share * CONTEXT)] * ROWS
+        assert batch.n_tokens == ROWS * round(share * CONTEXT)
+        assert torch.equal(batch.target_out[chosen], text.target_out[chosen])
+        assert torch.equal(batch.source[~chosen], text.target_out[~chosen])
+        assert torch.equal(batch.source_lengths, text.target_lengths) and batch.source.shape == chosen.shape
+        places += chosen.sum(dim=0).numpy()
+        for wanted, found in zip(batch.target_out[chosen].tolist(), batch.source[chosen].tolist(), strict=True):
+            fate["hidden" if found == V else "kept" if found == wanted else "other"] += 1
+            if found not in (wanted, V):
+                drawn[found] += 1
+    n = N * ROWS * round(share * CONTEXT)
+    assert fate.total() == n > 10_000
+    by_luck = random / V  # the right one, drawn at random
+    shares = {"hidden": hidden, "other": random - by_luck, "kept": 1 - hidden - random + by_luck}
+    assert surprise([fate[name] for name in shares], [n * share for share in shares.values()]) < 4
+    assert surprise(places, np.full(CONTEXT, n / CONTEXT)) < 4
+    assert surprise(drawn, np.full(V, fate["other"] / V)) < 4
+
+
+def test_padding_and_marks_are_left_alone():
+    tokenizer = any_tokenizer("sentencepiece")
+    rows = [[*range(260, 260 + n), EOS] for n in (1, 3, 20, 60)]
+    batch = batch_of(None, None, [[BOS, *row] for row in rows], bos=PAD)
+    counts = []
+    for seed in range(40):
+        got = Cloze(share=0.3).batch(batch, tokenizer, np.random.default_rng(seed))
+        chosen = got.target_out != IGNORE
+        counts.append(chosen.sum(dim=1).tolist())
+        assert not {BOS, EOS, PAD, UNK} & set(got.target_out[chosen].tolist())
+        for row, length in enumerate(got.source_lengths.tolist()):
+            assert length == len(rows[row]) + 1
+            assert (got.source[row, 0], got.source[row, length - 1]) == (BOS, EOS)
+            assert not got.source[row, length:].any() and not chosen[row, length:].any()
+    assert counts == [[1, 1, 6, 18]] * 40  # 30 %, but one at least
+    only_marks = batch_of(None, None, [[BOS, EOS]], bos=PAD)
+    assert Cloze().batch(only_marks, tokenizer, np.random.default_rng(0)).n_tokens == 1  # never none: a mean is taken
+
+
+def test_what_is_chosen_is_a_function_of_seed_epoch_and_batch():
+    data = cloze_windows()
+    again = data.epoch(2)[3]
+    for name in ("source", "target_out", "target_in"):
+        assert torch.equal(getattr(again, name), getattr(cloze_windows().epoch(2)[3], name))
+    held_out = [HeldOut(TEXT, context=CONTEXT, rows=ROWS)[0]] * 2
+    fixed = ClozeBatches(held_out, Cloze(), LETTERS)
+    assert torch.equal(fixed[1].source, ClozeBatches(held_out, Cloze(), LETTERS)[1].source)
+    where = [batch.target_out != IGNORE for batch in (*fixed, again, data.epoch(2)[4], data.epoch(1)[3])]
+    where.append(cloze_windows(seed=4).epoch(2)[3].target_out != IGNORE)
+    assert not any(torch.equal(a, b) for i, a in enumerate(where) for b in where[:i])
+    assert len(fixed) == 2 and len(list(fixed)) == 2 and len(data.epoch(0)) == N
+
+
+STACK = StackConfig(input=Tokens(vocab_size=V + 1), n_layers=2)
+ENCODER = TransformerConfig(encoder=STACK, d_model=14, n_heads=2, d_ff=13, dropout=0.0)
+
+
+def uneven_batch():
+    """Two rows of different lengths, seven tokens in ten chosen."""
+    text = batch_of(None, None, [TEXT.read(0, 9).tolist(), TEXT.read(20, 25).tolist()], bos=0)
+    return Cloze(share=0.7).batch(text, LETTERS, np.random.default_rng(1))
+
+
+def test_the_loss_is_the_mean_surprise_at_the_chosen_tokens_in_loops(rng):
+    model, batch = random_model(ENCODER, rng), uneven_batch()
+    weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    want, n_tokens = 0.0, 0
+    for row, length in enumerate((9, 5)):
+        logits = Reference(n_heads=2).logits(weights, batch.source[row, :length].numpy(), None)
+        for t in range(length):
+            wanted = int(batch.target_out[row, t])
+            if wanted != IGNORE:
+                want -= logits[t, wanted] - math.log(sum(math.exp(x) for x in logits[t]))
+                n_tokens += 1
+    assert n_tokens == batch.n_tokens == 6 + 4
+    with torch.no_grad():
+        assert sequence_loss(model, batch).item() == pytest.approx(want, abs=1e-9)
+
+
+def test_both_sides_are_seen_and_other_answers_are_not(rng):
+    model, batch = random_model(ENCODER, rng), uneven_batch()
+    found = []
+    model.source_input.register_forward_hook(lambda module, inputs, output: found.append(output[0]))
+    for t in (0, 4, 8):
+        one = replace(batch, target_out=torch.full_like(batch.target_out, IGNORE), n_tokens=1)
+        one.target_out[0, t] = 7
+        (gradient,) = torch.autograd.grad(sequence_loss(model, one), found[-1])
+        seen = gradient.abs().amax(dim=-1) > 0
+        assert seen[0].all() and not seen[1].any()
+    whole = sequence_loss(model, batch)
+    (gradient,) = torch.autograd.grad(whole, found[-1])
+    assert not gradient[1, 5:].any()  # padding
+    assert sequence_loss(model, replace(batch, target_in=batch.target_in * 0)).item() == whole.item()
+
+
+def test_experts_are_balanced_per_chosen_token(rng):
+    model = Transformer(replace(ENCODER, n_experts=3, balance_weight=0.25))
+    batch, found = uneven_batch(), []
+    for layer in model.encoder.layers:
+        layer.feed_forward.router.register_forward_hook(lambda module, inputs, output: found.append(output))
+    with torch.no_grad():
+        trained = sequence_loss(model.train(), batch)
+        want = batch.n_tokens * 0.25 * sum(balance_loss(scores, 2, batch.source_lengths) for scores in found)
+        torch.testing.assert_close(trained - sequence_loss(model.eval(), batch), want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["characters", "bytes", "sentencepiece"])
+@pytest.mark.parametrize("line", ["ROMEO: But _, what light!", "_ me.", "Speak, _ _", "_", "it's _.", "Speak _ speak;"])
+def test_text_with_gaps_there_and_back(kind, line):
+    tokenizer = any_tokenizer(kind)
+    ids = encode_gaps(tokenizer, line, "_")
+    assert ids.count(mask_id(tokenizer)) == line.count("_") and mask_id(tokenizer) == tokenizer.vocab_size
+    assert decode_gaps(tokenizer, ids, "_") == line
+    assert (ids[0], ids[-1]) == (BOS, EOS) or kind != "sentencepiece"
+    longer = line.replace("_", "[MASK]")
+    assert encode_gaps(tokenizer, longer, "[MASK]") == ids and decode_gaps(tokenizer, ids, "[MASK]") == longer
+
+
+@pytest.mark.parametrize("kind", ["characters", "bytes", "sentencepiece"])
+@pytest.mark.parametrize("line", ["ROMEO: But soft, what light!", "Speak, speak; it's done."])
+def test_a_line_with_gaps_is_the_line_as_it_is_trained_on_with_tokens_hidden(kind, line):
+    """Whichever token is hidden: text before and after it keeps its pieces."""
+    tokenizer = any_tokenizer(kind)
+    whole = encode_gaps(tokenizer, line, "_")
+    (plain,) = tokenizer.encode([line])
+    assert whole == ([BOS, *plain, EOS] if kind == "sentencepiece" else plain)
+    words = [i for i, id_ in enumerate(whole) if tokenizer.decode([[id_]])[0].strip() in (",", ";", "!")]
+    assert words
+    for i in words:
+        hidden = [*whole[:i], mask_id(tokenizer), *whole[i + 1 :]]
+        assert encode_gaps(tokenizer, decode_gaps(tokenizer, hidden, "_"), "_") == hidden
+
+
+def test_words_are_apart_where_lines_meet():
+    tokenizer = any_tokenizer("sentencepiece")
+    ids = [*encode_gaps(tokenizer, "Ay _", "_"), *encode_gaps(tokenizer, "Speak, _", "_")]
+    assert decode_gaps(tokenizer, ids, "_") == "Ay _ Speak, _"
+
+
+@pytest.mark.parametrize("chunk", [3, 1 << 22])
+def test_neighbours_are_the_formula_in_loops(monkeypatch, chunk):
+    """p(x | a, b) = p(x | a) p(b | x) / sum over x, each p(b | a) = (pairs + prior p(b)) / (firsts + prior)."""
+    monkeypatch.setattr(stream_module, "CHUNK", chunk)
+    size, prior = 6, 2.0
+    rng = np.random.default_rng(2)
+    train, valid = rng.integers(size - 1, size=80).tolist(), rng.integers(size, size=25).tolist()
+    unigram = [(train.count(b) + 1) / (80 + size) for b in range(size)]
+
+    def follows(b, a):
+        pairs = sum(x == a and y == b for x, y in pairwise(train))
+        return (pairs + prior * unigram[b]) / (train[:-1].count(a) + prior)
+
+    def between(left, right):
+        p = [follows(x, left) * (1 if right is None else follows(right, x)) for x in range(size)]
+        return [value / sum(p) for value in p]
+
+    model = Neighbours(Stream([np.array(train)]), size, prior=prior)
+    for left in range(size):
+        for right in (None, *range(size)):
+            np.testing.assert_allclose(model(left, right), between(left, right), rtol=1e-12)
+    batches = ClozeBatches([window_batch([np.array(valid)])], Cloze(share=0.5), CharTokenizer.train("abcdef"))
+    chosen = [t for t, wanted in enumerate(batches[0].target_out[0].tolist()) if wanted != IGNORE]
+    told = [between(valid[t], valid[t + 2] if t + 2 < 25 else None) for t in chosen]
+    nats = -sum(math.log(p[valid[t + 1]]) for p, t in zip(told, chosen, strict=True)) / 12
+    right = sum(max(range(size), key=p.__getitem__) == valid[t + 1] for p, t in zip(told, chosen, strict=True)) / 12
+    assert len(chosen) == 12
+    assert model.scores(batches) == pytest.approx((nats, right), rel=1e-9)
+    first = Neighbours(Stream([np.array(train[:30])]), size)
+    limited = Neighbours(Stream([np.array(train)]), size, limit=30)
+    np.testing.assert_allclose(first(1, 2), limited(1, 2), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"share": 0.0}, "share must lie in (0, 1], but share=0.0"),
+        (
+            {"hidden": 0.8, "random": 0.3},
+            "hidden and random must be shares that sum to 1 at most, but hidden=0.8 and random=0.3",
+        ),
+    ],
+)
+def test_a_cloze_checks_itself(fields, message):
+    with pytest.raises(ValueError) as error:
+        Cloze(**fields)
+    assert str(error.value) == message

@@ -1,0 +1,176 @@
+"""Text goes in and comes out; nothing is unknown; sampling is a function of its seed."""
+
+import itertools
+import json
+import subprocess
+import sys
+import unicodedata
+
+import pytest
+import sentencepiece
+
+import transduce.data.text.sentencepiece_bpe
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK, Tokenizer, tokenizers
+
+TEXT = [
+    f"the {colour} {animal} sat on the {place}"
+    for colour, animal, place in itertools.product(
+        ("red", "green", "old", "tiny"), ("cat", "dog", "bird", "horse"), ("mat", "roof", "tree", "table")
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(TEXT, vocab_size=320)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the red cat sat on the mat",
+        "Capitals, digits 1234567890 & punctuation (never seen)!",
+        "😀 👩‍👩‍👧 🇫🇷",
+        "漢字とかな 한국어 ไทย",
+        "שלום مرحبا नमस्ते",
+        "naïve Ægir Žižek ẞ",
+        "<s> </s> <unk> <pad> <0x41>",  # markup in the text is text
+        "",
+    ],
+)
+def test_text_comes_back_and_nothing_is_unknown(tokenizer, text):
+    assert unicodedata.is_normalized("NFKC", text)
+    (ids,) = tokenizer.encode([text])
+    assert tokenizer.decode([ids]) == [text]
+    assert not {PAD, UNK, BOS, EOS} & set(ids)
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("ﬁne", "fine"),
+        ("ｆｕｌｌ　ｗｉｄｔｈ", "full width"),
+        ("e\u0301te\u0301", "\u00e9t\u00e9"),
+        ("  two  spaces\tand a tab ", "two spaces and a tab"),
+        ("line\u2028separator", "line separator"),
+    ],
+)
+def test_text_comes_back_in_nfkc_with_single_spaces(tokenizer, text, normal):
+    assert " ".join(unicodedata.normalize("NFKC", text).split()) == normal
+    assert tokenizer.decode(tokenizer.encode([text])) == [normal]
+
+
+def test_a_batch_is_its_sentences_in_order(tokenizer):
+    assert tokenizer.encode(TEXT) == [tokenizer.encode([text])[0] for text in TEXT]
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert tokenizer.encode([]) == [] and tokenizer.decode([]) == []
+    assert tokenizer.decode([[], [], tokenizer.encode(["cat"])[0], []]) == ["", "", "cat", ""]
+
+
+def test_special_ids_are_zero_to_three_and_have_no_text(tokenizer):
+    assert (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
+    assert tokenizer.pieces([PAD, UNK, BOS, EOS]) == ["<pad>", "<unk>", "<s>", "</s>"]
+    (ids,) = tokenizer.encode(["the cat"])
+    assert tokenizer.decode([[BOS, *ids, EOS, PAD, PAD]]) == ["the cat"]
+
+
+def test_merges_are_learnt(tokenizer):
+    (ids,) = tokenizer.encode(["the cat sat on the table"])
+    assert len(ids) < len("the cat sat on the table") / 2
+    assert tokenizer.pieces(ids)[0] == "▁the"
+    assert tokenizer.vocab_size == 320
+
+
+def test_dropout_is_a_function_of_the_seed(tokenizer):
+    first = tokenizer.encode_with_dropout(TEXT, dropout=0.3, seed=5)
+    other = tokenizer.encode_with_dropout(TEXT, dropout=0.3, seed=6)
+    tokenizer.encode_with_dropout(TEXT[:7], dropout=0.9, seed=1)
+    tokenizer.encode(TEXT)
+    assert tokenizer.encode_with_dropout(TEXT, dropout=0.3, seed=5) == first
+    assert Tokenizer(tokenizer.model).encode_with_dropout(TEXT, dropout=0.3, seed=5) == first
+    assert sum(a != b for a, b in zip(first, other, strict=True)) > len(TEXT) / 2
+
+
+def test_dropout_is_the_same_in_another_process(tokenizer, tmp_path):
+    """Resuming asks for the segmentation that the killed process had; some releases of SentencePiece salt the seed."""
+    tokenizer.save(tmp_path / "a.model")
+    (tmp_path / "text.json").write_text(json.dumps(TEXT))
+    program = (
+        "import json, runpy, sys; text = json.load(open(sys.argv[3])); "
+        "tokenizer = runpy.run_path(sys.argv[1])['Tokenizer'].load(sys.argv[2]); "
+        "print(tokenizer.encode_with_dropout(text, dropout=0.3, seed=5))"
+    )
+    paths = (transduce.data.text.sentencepiece_bpe.__file__, tmp_path / "a.model", tmp_path / "text.json")
+    said = subprocess.run([sys.executable, "-c", program, *paths], check=True, capture_output=True, text=True).stdout
+    assert json.loads(said) == tokenizer.encode_with_dropout(TEXT, dropout=0.3, seed=5)
+
+
+def test_dropout_changes_the_segmentation_not_the_text(tokenizer):
+    plain = tokenizer.encode(TEXT)
+    sampled = tokenizer.encode_with_dropout(TEXT, dropout=0.5, seed=1)
+    assert tokenizer.decode(sampled) == TEXT
+    assert sum(map(len, sampled)) > 1.3 * sum(map(len, plain))
+    assert not {PAD, UNK, BOS, EOS} & {i for row in sampled for i in row}
+    assert tokenizer.encode_with_dropout(TEXT, dropout=0.0, seed=1) == plain
+    every = tokenizer.encode_with_dropout(["the cat"], dropout=1.0, seed=1)
+    assert tokenizer.pieces(every[0]) == list("▁the▁cat")  # no merge at all
+
+
+def test_dropout_never_reaches_encode(tokenizer):
+    """Validation encodes with `encode`, whatever was sampled before."""
+    fresh = Tokenizer(tokenizer.model).encode(TEXT)
+    for seed in range(3):
+        tokenizer.encode_with_dropout(TEXT, dropout=0.5, seed=seed)
+        assert tokenizer.encode(TEXT) == fresh
+
+
+def test_the_same_sentences_make_the_same_model(tokenizer):
+    assert Tokenizer.train(iter(TEXT), vocab_size=320).model == tokenizer.model
+
+
+def test_saved_and_loaded_it_is_the_same(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "a.model")
+    assert Tokenizer.load(tmp_path / "a.model").encode(TEXT) == tokenizer.encode(TEXT)
+    rival = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "a.model"))
+    assert rival.encode(TEXT) == tokenizer.encode(TEXT)
+
+
+def test_a_small_corpus_gives_a_small_vocabulary():
+    small = Tokenizer.train(["a b", "b a"], vocab_size=1000)
+    assert 4 + 256 + 3 <= small.vocab_size < 300  # the special pieces, the bytes and a, b, ▁ are always there
+    assert small.decode(small.encode(["a b"])) == ["a b"]
+
+
+def test_a_vocabulary_without_room_for_the_characters_is_refused():
+    letters = len(set("".join(TEXT)) - {" "}) + 1  # ▁ is a letter
+    with pytest.raises(ValueError) as caught:
+        Tokenizer.train(TEXT, vocab_size=264)
+    message = str(caught.value)
+    assert message.startswith("SentencePiece could not learn vocab_size=264 pieces: ")
+    assert f"264 vs {260 + letters}" in message
+    assert message.endswith(
+        "; it must exceed 260 (special pieces and bytes) by more than the number of different characters"
+    )
+
+
+def test_a_model_with_other_special_ids_is_refused(tmp_path):
+    """SentencePiece's own defaults: unknown 0, begin 1, end 2, no padding."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT), model_prefix=str(tmp_path / "a"), model_type="bpe", vocab_size=60, minloglevel=2
+    )
+    with pytest.raises(ValueError) as caught:
+        Tokenizer.load(tmp_path / "a.model")
+    assert str(caught.value) == (
+        "pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them [-1, 0, 1, 2]"
+    )
+
+
+def test_joint_is_one_object_and_separate_are_two():
+    german = [text.replace("the", "das").replace("cat", "Kätzchen") for text in TEXT]
+    one, same = tokenizers(TEXT, german, vocab_size=380, joint=True)
+    assert one is same
+    english, other = tokenizers(TEXT, german, vocab_size=380, joint=False)
+    assert english is not other
+    assert "▁Kätzchen" in other.pieces(range(other.vocab_size))
+    assert "▁Kätzchen" not in english.pieces(range(english.vocab_size))

@@ -1,0 +1,83 @@
+"""What a finished speech run prints and keeps: every search once, the sound read once, a bad file named once."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jiwer
+import pytest
+
+import transduce as td
+from tests.runs import random_speech_run, record, sentences
+from transduce.data.speech.manifest import Recording
+from transduce.experiment import report
+from transduce.experiment.report import speech_report
+from transduce.tasks import transcribe as transcriber
+
+PLAIN = td.Decoding(beam_size=3, length_ratio=0.0, length_extra=7, block_ngram=4, n_best=2)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return random_speech_run(tmp_path_factory.mktemp("report") / "run")
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
+    """Three, one that is no sound, and one without a text."""
+    folder = tmp_path_factory.mktemp("sound")
+    (folder / "bad.wav").write_text("no sound")
+    good = record(folder, sentences(4))
+    return [*good[:2], Recording("bad", folder / "bad.wav", 1.0, "A", "red blue"), good[2], replace(good[3], text=" ")]
+
+
+@pytest.mark.parametrize(
+    ("decoding", "searches"),
+    [
+        (PLAIN, {"greedy": {"beam_size": 1}, "beam3": {}}),
+        (
+            replace(PLAIN, ctc_weight=0.6),
+            {"greedy": {"beam_size": 1}, "beam3": {}, "beam3.ctc": {"ctc_weight": 0.6}},
+        ),
+        (replace(PLAIN, beam_size=1, n_best=1), {"greedy": {"beam_size": 1}}),
+        (
+            replace(PLAIN, beam_size=1, n_best=1, ctc_weight=0.6),
+            {"greedy": {"beam_size": 1}, "greedy.ctc": {"beam_size": 1, "ctc_weight": 0.6}},
+        ),
+    ],
+    ids=["beam", "ctc", "greedy", "greedy and ctc"],
+)
+def test_every_search_is_made_once_and_the_sound_is_read_once(run, recordings, monkeypatch, capsys, decoding, searches):
+    opened, made, read, search = [], [], transcriber.read_audio, transcriber.search
+    monkeypatch.setattr(transcriber, "read_audio", lambda path, rate: opened.append(path) or read(path, rate))
+    monkeypatch.setattr(transcriber, "search", lambda *parts: made.append(parts[3]) or search(*parts))
+    scores = speech_report(run, recordings, decoding, "cpu")
+    spoken = recordings[:4]
+    assert opened == [r.audio for r in spoken]
+    ways = {name: replace(PLAIN, n_best=1, **fields) for name, fields in searches.items()}
+    assert made == list(ways.values())  # a batch each
+    printed = capsys.readouterr().out
+    assert printed.count(f"{spoken[2].audio} cannot be read as sound") == 1
+    assert set(scores) == {f"{measure}.{name}" for measure in ("wer", "cer") for name in ways}
+    for name, way in ways.items():
+        first, second, last = td.load(run)([spoken[i].audio for i in (0, 1, 3)], way)
+        outputs = [first, second, "", last]
+        assert (run / f"test.{name}.txt").read_text() == "".join(line + "\n" for line in outputs)
+        assert scores[f"wer.{name}"] == pytest.approx(100 * jiwer.wer([r.text for r in spoken], outputs))
+        assert scores[f"cer.{name}"] == pytest.approx(100 * jiwer.cer([r.text for r in spoken], outputs))
+    kept = json.loads((run / "test.json").read_text())
+    assert [each["search"] for each in kept] == [name for name in ways for _ in range(2)]
+    assert all(each["score"] in printed for each in kept)
+
+
+def test_the_time_of_a_search_includes_the_reading(run, recordings, monkeypatch, capsys):
+    """Five seconds of reading, two of greedy search, one of the beam's."""
+    clock = iter([0.0, 5.0, 5.0, 7.0, 7.0, 8.0])
+    monkeypatch.setattr(report, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    speech_report(run, recordings, PLAIN, "cpu")
+    sound = sum(r.seconds for r in recordings[:4])
+    told = [line for line in capsys.readouterr().out.split("\n") if line.startswith("test, ")]
+    assert told == [
+        f"test, greedy: 4 recordings in 7.0 s, real-time factor {7 / sound:.4f}",
+        f"test, beam3: 4 recordings in 6.0 s, real-time factor {6 / sound:.4f}",
+    ]

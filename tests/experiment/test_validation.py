@@ -1,0 +1,131 @@
+"""What a training looks at, computed another way."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import jiwer
+import matplotlib.image
+import numpy as np
+import pytest
+import sacrebleu
+import torch
+import torch.nn.functional as F
+
+import transduce as td
+from tests.runs import ENGLISH, GERMAN, RATE, random_run, random_speech_run, record, sentences
+from transduce.data.speech.audio import read_audio
+from transduce.data.speech.feature_cache import FeatureCache
+from transduce.data.speech.pairs import FrameReader, SpeechPairs
+from transduce.data.text.corpus import ParallelText
+from transduce.data.text.pairs import TextPairs
+from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.experiment.validation import SpeechValidation, TranslationValidation, held_out_loss
+from transduce.model.attention_maps import cross_attention
+from transduce.tasks.search import GREEDY
+from transduce.train.plot import attention_map
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory):
+    return td.load(random_run(tmp_path_factory.mktemp("run")))
+
+
+@pytest.fixture(scope="module")
+def pairs(translator):
+    text = ParallelText(ENGLISH[:6], GERMAN[:6])
+    return TextPairs.encode(text, translator.source_tokenizer, translator.tokenizer, tokens_per_batch=60)
+
+
+def test_held_out_loss_is_the_mean_over_tokens_each_sentence_alone(translator, pairs):
+    total, n_tokens = 0.0, 0
+    with torch.no_grad():
+        for source, target in zip(ENGLISH[:6], GERMAN[:6], strict=True):
+            (s,), (t,) = translator.source_tokenizer.encode([source]), translator.tokenizer.encode([target])
+            logits = translator.model(source=torch.tensor([[*s, EOS]]), target_in=torch.tensor([[BOS, *t]]))
+            total += F.cross_entropy(logits[0], torch.tensor([*t, EOS]), reduction="sum").item()
+            n_tokens += len(t) + 1
+    assert held_out_loss(translator.model, pairs.epoch(0)) == pytest.approx(total / n_tokens, rel=1e-5)
+
+
+def test_validation_is_loss_and_the_bleu_of_what_greedy_search_says(translator, pairs):
+    validation = TranslationValidation(translator, ENGLISH[:6], GERMAN[:6], pairs.epoch(0), n_samples=2)
+    first, again = validation(translator.model), validation(translator.model)
+    outputs = translator(ENGLISH[:6], GREEDY)
+    bleu = sacrebleu.corpus_bleu(outputs, [GERMAN[:6]]).score
+    loss = held_out_loss(translator.model, pairs.epoch(0))
+    assert first.metrics == {"loss": loss, "perplexity": math.exp(loss), "bleu": bleu}
+    assert first.score == bleu
+    assert first.samples == again.samples == [(ENGLISH[i], GERMAN[i], outputs[i]) for i in (0, 3)]
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory):
+    """A transcriber in float32 and five recordings as held-out data."""
+    folder = tmp_path_factory.mktemp("speech")
+    transcriber = td.load(random_speech_run(folder / "run"))
+    recordings = record(folder, sentences(5))
+    reader = FrameReader(transcriber.front, FeatureCache(folder / "cache"))
+    return transcriber, SpeechPairs.encode(recordings, reader, transcriber.tokenizer, frames_per_batch=300)
+
+
+def test_speech_validation_is_loss_error_rates_and_samples(speech):
+    transcriber, pairs = speech
+    decoding = replace(GREEDY, length_ratio=0.2, length_extra=5)
+    found = SpeechValidation(transcriber, pairs, pairs.epoch(0), decoding, n_samples=2)(transcriber.model)
+    references = [r.text for r in pairs.recordings]
+    outputs = transcriber([r.audio for r in pairs.recordings], decoding)
+    assert found.metrics["wer"] == pytest.approx(100 * jiwer.wer(references, outputs))
+    assert found.metrics["cer"] == pytest.approx(100 * jiwer.cer(references, outputs))
+    assert found.score == -found.metrics["wer"]
+    assert [(name, text, output.strip()) for name, text, output in found.samples] == [
+        (pairs.recordings[i].id, references[i], outputs[i]) for i in (0, 2)
+    ]
+    total, n_tokens = 0.0, 0
+    with torch.no_grad():
+        for r in pairs.recordings:
+            (ids,) = transcriber.tokenizer.encode([r.text])
+            frames = transcriber.front(read_audio(r.audio, RATE))
+            logits = transcriber.model(source=frames[None], target_in=torch.tensor([[BOS, *ids]]))
+            total += F.cross_entropy(logits[0], torch.tensor([*ids, EOS]), reduction="sum").item()
+            n_tokens += len(ids) + 1
+    assert found.metrics["loss"] == pytest.approx(total / n_tokens, rel=1e-5)
+
+
+def test_speech_validation_draws_the_straightest_head(speech, tmp_path, monkeypatch):
+    transcriber, pairs = speech
+    validation = SpeechValidation(
+        transcriber, pairs, pairs.epoch(0), replace(GREEDY, length_ratio=0.0, length_extra=4), n_samples=2, bleu=True
+    )
+    drawn = []
+    monkeypatch.setattr("transduce.experiment.validation.attention_map", lambda *parts: drawn.append(parts))
+    found = validation(transcriber.model)
+    assert found.score == found.metrics["bleu"] and "wer" not in found.metrics
+    heads = {}
+    for i in (0, 2):  # each utterance alone, without padding
+        frames = transcriber.front(read_audio(pairs.recordings[i].audio, RATE))
+        memory = transcriber.model.encode(frames[None], torch.tensor([len(frames)]))
+        weights = cross_attention(transcriber.model, memory, torch.tensor([[BOS, *pairs.target[i][:-1]]]))
+        for layer, head in itertools.product(range(2), range(2)):
+            one = weights[layer, 0, head].double().numpy()
+            places = one @ np.arange(one.shape[1])
+            heads.setdefault((layer, head), []).append((np.corrcoef(np.arange(len(one)), places)[0, 1], one))
+    (layer, head), best = max(heads.items(), key=lambda item: sum(value for value, _ in item[1]))
+    assert found.metrics["diagonality"] == pytest.approx(sum(value for value, _ in best) / 2, abs=1e-4)
+    found.pictures["attention"](tmp_path / "a.png")
+    ((weights, pieces, seconds, title, path),) = drawn
+    np.testing.assert_allclose(weights.numpy(), best[0][1], rtol=0, atol=1e-5)
+    assert "".join(pieces[:-1]).replace("▁", " ").strip() == pairs.recordings[0].text and pieces[-1] == "</s>"
+    assert seconds == pytest.approx(0.02)
+    assert title == f"{pairs.recordings[0].id}: layer {layer + 1}, head {head + 1}"
+    assert path == tmp_path / "a.png"
+
+
+def test_a_picture_of_any_text_can_be_drawn(tmp_path):
+    """No formula in dollars, no script that the font lacks, no length stops a training."""
+    pieces = ["▁$", "x$", "\\$_{", "<0x0A>", "語", "ü", "</s>"]
+    attention_map(torch.rand(7, 30), pieces, 0.04, "a$b_語$: layer 1", tmp_path / "a.png")
+    attention_map(torch.rand(700, 3), ["a"] * 700, 0.04, "long", tmp_path / "b.png")
+    for path, height in ((tmp_path / "a.png", 2.9 * 120), (tmp_path / "b.png", 22 * 120)):
+        picture = matplotlib.image.imread(path)
+        assert picture.shape[0] == pytest.approx(height, abs=1) and picture.std() > 0

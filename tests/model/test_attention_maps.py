@@ -1,0 +1,80 @@
+"""Where the decoder looks: the weights that its output is made of, and how straight they run."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests import contract
+from transduce.model.attention_maps import cross_attention, diagonality
+from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+
+CONFIG = TransformerConfig(
+    encoder=StackConfig(input=Frames(n_features=5, stack=3), n_layers=2),
+    decoder=StackConfig(input=Tokens(vocab_size=31), n_layers=3),
+    d_model=14,
+    n_heads=2,
+    d_ff=23,
+)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_weights_times_values_are_what_cross_attention_gives(norm, rng):
+    model = contract.random_model(TransformerConfig(**(vars(CONFIG) | {"norm_position": norm})), rng)
+    example = contract.random_example(model.config, rng)
+    seen = []
+    for layer in model.decoder.layers:
+        layer.cross.register_forward_hook(lambda module, inputs, output: seen.append((module, inputs, output)))
+    with torch.no_grad():
+        memory = example.memory(model)
+        model.decode(example.target, memory=memory)
+    watched = list(seen)
+    weights = cross_attention(model, memory, example.target)
+    n_places = -(-contract.SOURCE // 3)
+    assert weights.shape == (3, contract.ROWS, 2, contract.TARGET, n_places)
+    for (module, (_, _, value, lengths), output), found in zip(watched, weights, strict=True):
+        heads = np.einsum("bhts,bhse->bthe", found.numpy(), value.numpy())
+        joined = heads.reshape(contract.ROWS, contract.TARGET, 14)
+        want = joined @ module.output.weight.detach().numpy().T + module.output.bias.detach().numpy()
+        np.testing.assert_allclose(output.numpy(), want, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(found.sum(dim=-1).numpy(), 1.0, rtol=0, atol=1e-12)
+        for row, length in enumerate(lengths.tolist()):
+            assert torch.all(found[row, :, :, length:] == 0) and torch.all(found[row, :, :, :length] > 0)
+
+
+@torch.no_grad()
+def test_the_first_layers_weights_are_the_formula_written_out(rng):
+    """By hand for one head and one step, from nothing but parameters and memory."""
+    model = contract.random_model(TransformerConfig(**(vars(CONFIG) | {"positions": "none"})), rng)
+    memory = contract.random_example(model.config, rng).memory(model)
+    got = cross_attention(model, memory, torch.tensor([[7]] * contract.ROWS))
+    layer = model.decoder.layers[0]
+    x = model.target_input.weight[7] * math.sqrt(14)
+    x = layer.attention_sublayer(x[None, None], layer.attention)[0, 0]
+    query = (layer.cross.q.weight @ x + layer.cross.q.bias)[7:]
+    keys = [(layer.cross.kv.weight @ state + layer.cross.kv.bias)[7:14] for state in memory.states[1]]
+    exps = [math.exp(float(query @ key) / math.sqrt(7)) for key in keys[: int(memory.lengths[1])]]
+    want = torch.tensor([e / sum(exps) for e in exps], dtype=torch.float64)
+    torch.testing.assert_close(got[0, 1, 1, 0, : len(exps)], want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("half", [{"encoder": None}, {"decoder": None}])
+def test_half_a_model_has_no_cross_attention(half, rng):
+    model = contract.random_model(TransformerConfig(**(vars(CONFIG) | half)), rng)
+    memory = contract.random_example(CONFIG, rng).memory(contract.random_model(CONFIG, rng))
+    with pytest.raises(ValueError) as error:
+        cross_attention(model, memory, torch.tensor([[7]] * contract.ROWS))
+    assert str(error.value) == ("cross-attention needs an encoder and a decoder, but this model has one of them only")
+
+
+def test_diagonality_of_matrices_made_by_hand():
+    eye = torch.eye(7)
+    assert diagonality(eye) == pytest.approx(1.0, abs=1e-12)
+    assert diagonality(eye.flip(1)) == pytest.approx(-1.0, abs=1e-12)
+    assert diagonality(torch.full((7, 5), 1 / 5)) == 0.0
+    assert diagonality(eye.repeat_interleave(3, dim=1) / 3) == pytest.approx(1.0, abs=1e-12)  # slower speech
+    assert diagonality(torch.ones(1, 5) / 5) == 0.0
+    assert diagonality(eye[[2, 2, 2]]) == 0.0
+    places = [0, 3, 1, 4]
+    assert diagonality(torch.eye(5)[places]) == pytest.approx(np.corrcoef(range(4), places)[0, 1], abs=1e-12)

@@ -1,0 +1,118 @@
+"""Gaps are filled, as many lines as came, in their order, each as if it were alone."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+import transduce as td
+from tests.language_runs import any_tokenizer, language_run
+from tests.runs import random_run
+from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.transformer import Transformer
+from transduce.run import Run, save_run, save_weights
+from transduce.tasks.fill_mask import FillIn
+from transduce.tasks.generate import Generator
+from transduce.tasks.load import load_as
+
+LINES = ["ROMEO: But _, what light!", "", "_ me.", "Speak, speak; it's done.", "Ay_ me. _ _", "  two  blanks  "]
+
+
+def encoder_run(directory: Path, kind: str = "sentencepiece", more: int = 1) -> Path:
+    """A run directory of masked language modelling that has learned nothing, but answers lively."""
+    tokenizer = any_tokenizer(kind)
+    stack = StackConfig(input=Tokens(vocab_size=tokenizer.vocab_size + more), n_layers=2)
+    torch.manual_seed(3)
+    model = Transformer(TransformerConfig(encoder=stack, d_model=16, n_heads=2, d_ff=24, norm_position="pre"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    save_run(directory, Run(model.config, {"seed": 3}, tokenizer, tokenizer))
+    save_weights(directory / "model.safetensors", model)
+    return directory
+
+
+@pytest.fixture(scope="module", params=["characters", "bytes", "sentencepiece"])
+def fill_in(request, tmp_path_factory) -> FillIn:
+    return td.load(encoder_run(tmp_path_factory.mktemp("run"), request.param, more=4))
+
+
+def test_every_gap_gets_the_likeliest_token_of_the_whole_model(fill_in):
+    """With the gaps written by hand: ids of the text around them, the mask symbol in between."""
+    tokenizer = fill_in.tokenizer
+    (before,) = tokenizer.encode(["ROMEO:"])
+    gap, marks = tokenizer.vocab_size, tokenizer.bos_id != tokenizer.eos_id
+    ids = [*[BOS] * marks, *before, gap, gap, *[EOS] * marks]
+    with torch.no_grad():
+        logits = fill_in.model(source=torch.tensor([ids]))[0, :, : tokenizer.vocab_size]
+    logits[:, list(tokenizer.never)] = -torch.inf
+    best = [int(row.argmax()) if i == gap else i for i, row in zip(ids, logits, strict=True)]
+    (want,) = tokenizer.decode([best])
+    words = "ROMEO:__" if isinstance(tokenizer, CharTokenizer) else "ROMEO: _ _"
+    assert fill_in([words]) == [want.replace("\n", " ")]
+    assert fill_in([words.replace("_", "<?>")], mask_word="<?>") == fill_in([words])
+
+
+def test_order_batch_size_and_padding_change_no_output(fill_in):
+    alone = [fill_in([line])[0] for line in LINES]
+    assert fill_in(LINES) == fill_in(LINES, batch_tokens=1) == alone
+    order = random.Random(5).sample(range(len(LINES)), len(LINES))
+    assert fill_in([LINES[i] for i in order]) == [alone[i] for i in order]
+    assert [out == line for out, line in zip(alone, LINES, strict=True)] == ["_" not in line for line in LINES]
+    assert fill_in([]) == [] and not any("\n" in line for line in alone)
+
+
+def test_one_line_in_is_one_line_out(fill_in, monkeypatch):
+    monkeypatch.setattr(fill_in.tokenizer, "decode", lambda rows: ["two\nlines\r"] * len(rows))
+    assert fill_in(["Speak _"]) == ["two lines "]
+
+
+def test_ids_without_a_text_are_never_found(fill_in):
+    table = fill_in.model.output.detach().clone()
+    ids, places = torch.tensor([[1, 2, 3]]), torch.tensor([[True, False, True]])
+    assert len(fill_in.never) == len(fill_in.tokenizer.never) + 4
+    with torch.no_grad():
+        fill_in.model.output[[i for i in range(len(table)) if i not in fill_in.never]] = 0.0
+        fill_in.model.output[fill_in.never] *= 100.0
+        found = fill_in.likeliest(ids, torch.tensor([3]), places)
+        fill_in.model.output.copy_(table)
+    assert found.shape == (2,) and not set(fill_in.never) & set(found.tolist())
+
+
+def test_the_wrong_kind_of_run_is_named(tmp_path):
+    run, other = encoder_run(tmp_path / "run"), random_run(tmp_path / "other")
+    with pytest.raises(ValueError) as caught:
+        load_as(Generator, run)
+    assert str(caught.value) == (
+        f"generating takes a run of a language model, but {run} fills gaps; "
+        "use td.load(RUN)(['a line with a _']) in Python"
+    )
+    with pytest.raises(ValueError) as caught:
+        load_as(FillIn, other)
+    assert str(caught.value) == (
+        f"filling gaps takes a run of masked language modelling, but {other} translates; use transduce translate"
+    )
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    fill_in = td.load(encoder_run(tmp_path / "run"))
+    with pytest.raises(ValueError) as caught:
+        fill_in("a _")
+    assert str(caught.value) == "gaps are filled in a list of lines, but got one string; use ['a _']"
+    size = fill_in.tokenizer.vocab_size
+    with pytest.raises(ValueError) as caught:
+        td.load(encoder_run(tmp_path / "less", more=0))
+    assert str(caught.value) == (
+        "the model must have every id of its tokenizer and the mask symbol behind them, "
+        f"but it has {size} ids and the tokenizer {size}"
+    )
+    decoder = td.load(language_run(tmp_path / "decoder"))
+    with pytest.raises(ValueError) as caught:
+        FillIn(decoder.model, decoder.tokenizer)
+    assert str(caught.value) == (
+        "gaps are filled by an encoder alone over tokens, but this model has encoder=None and "
+        f"decoder={decoder.model.config.decoder}; use td.load(directory)"
+    )

@@ -1,0 +1,231 @@
+"""Texts from prompts: the same alone and in any batch, as a stream and as a whole, for every kind of tokenizer."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import transduce as td
+from tests.language_runs import TEXT, any_tokenizer, language_model, language_run
+from tests.runs import random_run
+from transduce.run import load_run
+from transduce.tasks.generate import GenerationConfig, Generator, _Stream
+from transduce.tasks.load import load_as
+
+KINDS = ["characters", "bytes", "pieces"]
+FILES = {"characters": "characters.json", "bytes": "tokenizer.json", "pieces": "tokenizer.model"}
+PROMPTS = ["ROMEO:", "", "JULIET:\nAy", "it's", "All: Speak, speak", "a", "light!", "東京 🙂", "done", "ROMEO:"]
+
+
+def generator(kind: str, **changes) -> Generator:
+    tokenizer = any_tokenizer(kind)
+    return Generator(language_model(tokenizer.vocab_size, **changes), tokenizer)
+
+
+def by_hand(g: Generator, prompt: list[int], x: GenerationConfig, i: int, k: int) -> list[int]:
+    """One token after the other, without cache and batch, by the inverse of the distribution function."""
+    tokens, end = list(prompt), g.tokenizer.eos_id
+    for uniform in np.random.default_rng((x.seed, i, k)).random(x.max_length):
+        with torch.no_grad():
+            logits = g.model(target_in=torch.tensor([tokens]))[0, -1].double()
+        logits[list(g.never)] = -torch.inf
+        if x.temperature:
+            up_to = (logits / x.temperature).softmax(-1).cumsum(0)
+            token = int((up_to <= uniform).sum())
+        else:
+            token = int(logits.argmax())
+        tokens.append(token)
+        if token == end:
+            break
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_texts_are_those_of_a_loop_without_cache_and_batch(kind, temperature):
+    g, x = generator(kind), GenerationConfig(max_length=7, temperature=temperature, seed=5, n=2 if temperature else 1)
+    found = g.generate(PROMPTS, x)
+    for i, (prompt, texts) in enumerate(zip(PROMPTS, found, strict=True)):
+        ids = g.encode(prompt)
+        for k, text in enumerate(texts):
+            want = by_hand(g, ids, x, i, k)
+            assert text.tokens + [g.tokenizer.eos_id] * text.finished == want
+            whole, before = g.tokenizer.decode([ids + text.tokens, ids])
+            assert before + text.text == whole
+        assert len(texts) == x.n
+    assert g(PROMPTS, x) == [texts[0].text for texts in found]
+
+
+def test_the_batch_changes_nothing():
+    g, x = generator("bytes"), GenerationConfig(max_length=12, n=3, seed=2)
+    together = g.generate(PROMPTS, x)
+    for size in (1, 2, 5, 1000):
+        again = g.generate(PROMPTS, GenerationConfig(max_length=12, n=3, seed=2, batch_size=size))
+        assert [[text.tokens for text in texts] for texts in again] == [[t.tokens for t in texts] for texts in together]
+    for i, prompt in enumerate(PROMPTS):
+        (alone,) = g.generate([prompt], x, first_prompt=i)
+        assert [text.tokens for text in alone] == [text.tokens for text in together[i]]
+    assert [t.tokens for t in together[0]] != [t.tokens for t in together[-1]]  # one prompt, two indices
+
+
+def test_fewer_texts_and_shorter_ones_are_the_beginning_of_more():
+    g = generator("characters")
+    more = g.generate(PROMPTS, GenerationConfig(max_length=12, n=4))
+    fewer = g.generate(PROMPTS, GenerationConfig(max_length=5, n=2))
+    for some, all_ in zip(fewer, more, strict=True):
+        assert [text.text for text in some] == [text.text[:5] for text in all_[:2]]
+    assert g(PROMPTS, GenerationConfig(max_length=12, seed=1)) != [texts[0].text for texts in more]
+
+
+def test_beams_are_n_best_and_likelier_than_greedy():
+    g = generator("pieces")
+    beams = g.generate(PROMPTS, GenerationConfig(max_length=8, beam_size=5, n=3, alpha=0.0))
+    for prompt, texts in zip(PROMPTS, beams, strict=True):
+        assert [t.log_prob for t in texts] == sorted((t.log_prob for t in texts), reverse=True)
+        for text in texts:
+            ids, end = g.encode(prompt), [g.tokenizer.eos_id] * text.finished
+            with torch.no_grad():
+                logits = g.model(target_in=torch.tensor([ids + text.tokens + end]))[0].double().log_softmax(-1)
+            want = sum(logits[len(ids) - 1 + j, token].item() for j, token in enumerate(text.tokens + end))
+            assert text.log_prob == pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_stream_tells_the_whole_text_and_no_half_character(kind, beam_size):
+    g, told = generator(kind), {}
+
+    def tell(i: int, k: int, text: str) -> None:
+        told[i, k] = told.get((i, k), "") + text
+        pieces.append(text)
+
+    pieces: list[str] = []
+    x = GenerationConfig(max_length=15, n=2, beam_size=beam_size)
+    found = g.generate(PROMPTS, x, on_text=tell)
+    assert told == {(i, k): text.text for i, texts in enumerate(found) for k, text in enumerate(texts)}
+    if beam_size == 1:
+        assert len(pieces) > 3 * len(told)
+
+
+def test_a_character_of_four_bytes_comes_in_one_piece():
+    g, told = generator("bytes"), []
+    (ids,) = g.tokenizer.encode(["a🙂b"])
+    assert len(ids) > 3  # the bytes are tokens of their own
+    stream = _Stream(g, g.encode("x"), 0, 0, lambda i, k, text: told.append(text))
+    for token in ids:
+        stream.add(token)
+    stream.end()
+    assert told == ["", "a", "🙂", "b"]
+
+
+# Prompts
+
+
+def test_what_a_text_begins_with():
+    characters, pieces, byte = (generator(kind) for kind in KINDS)
+    assert characters.encode("") == characters.tokenizer.encode(["\n"])[0]
+    assert characters.encode("All") == characters.tokenizer.encode(["All"])[0]
+    assert pieces.tokenizer.bos_id == 0 and pieces.encode("") == [0]
+    assert pieces.encode("All") == pieces.tokenizer.encode(["All"])[0]  # GPT-2's only stands between texts
+    assert byte.encode("") == [2]
+    assert byte.encode("All") == [2, *byte.tokenizer.encode(["All"])[0]]
+
+
+def test_long_prompts_keep_their_end_and_text_stops_where_positions_end(caplog):
+    g = generator("characters", positions="learned")
+    prompt = "it's done" * 9
+    assert g.encode(prompt, 11) == g.tokenizer.encode([prompt])[0][-30:]
+    assert g.encode(prompt, 1000) == g.tokenizer.encode([prompt])[0][-20:]
+    assert g.encode(prompt[:40], 1000) == g.tokenizer.encode([prompt[:40]])[0]
+    texts = g.generate([prompt[:33], prompt[:3], prompt[:40]], GenerationConfig(max_length=20))
+    assert [len(text[0].tokens) for text in texts] == [8, 20, 1]
+    assert [record.getMessage() for record in caplog.records] == [
+        "a prompt of 81 tokens was cut to its last 30 (max_positions=40)",
+        "a prompt of 81 tokens was cut to its last 20 (max_positions=40)",
+        "text stopped after 2 of 3 prompts, where the model's positions end (max_positions=40)",
+    ]
+    endless = generator("characters")  # sinusoidal positions have no end
+    assert [len(t[0].tokens) for t in endless.generate([prompt], GenerationConfig(max_length=50))] == [50]
+
+
+def test_ids_without_a_text_are_never_produced():
+    tokenizer = any_tokenizer("pieces")
+    g = Generator(language_model(tokenizer.vocab_size + 84), tokenizer)  # a table filled up to a round number
+    texts = g.generate(PROMPTS[:3], GenerationConfig(max_length=20, temperature=3.0, n=9))
+    ids = {token for some in texts for text in some for token in text.tokens}
+    assert max(ids) < tokenizer.vocab_size and not ids & {0, 1, 2}
+    assert len(g.never) == 3 + 84
+
+
+# A run directory
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_keeps_whichever_tokenizer_it_has(tmp_path, kind):
+    run = language_run(tmp_path / "run", kind)
+    assert sorted(path.name for path in run.iterdir()) == sorted(["config.json", FILES[kind], "model.safetensors"])
+    g = td.load(run)
+    assert isinstance(g, Generator) and type(g.tokenizer) is type(any_tokenizer(kind))
+    assert g.tokenizer.encode(TEXT) == any_tokenizer(kind).encode(TEXT)
+    kept = load_run(run)
+    assert kept.source_tokenizer is None and kept.target_tokenizer.model == g.tokenizer.model
+    assert re.fullmatch("[0-9a-f]{12}", kept.identity()["target_tokenizer"])
+    x = GenerationConfig(max_length=6)
+    assert g(PROMPTS, x) == generator(kind)(PROMPTS, x)
+
+
+def test_the_wrong_kind_of_run_is_named(tmp_path):
+    run, other = language_run(tmp_path / "run"), random_run(tmp_path / "other")
+    for kind, message in (
+        (td.Translator, "translating takes a run of text to text, but"),
+        (td.Transcriber, "transcribing takes a run of speech to text, but"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            load_as(kind, run)
+        assert str(caught.value) == f"{message} {run} is a language model; use transduce generate"
+    with pytest.raises(ValueError) as caught:
+        load_as(Generator, other)
+    assert str(caught.value) == (
+        f"generating takes a run of a language model, but {other} translates; use transduce translate"
+    )
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_length": 0}, "max_length must be at least 1, but max_length=0"),
+        ({"seed": -1}, "alpha and seed must not be negative, but alpha=0.6 and seed=-1"),
+        (
+            {"beam_size": 4, "top_k": 3},
+            "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k, top_p and "
+            "repetition_penalty alone and n <= beam_size, but Sampling(temperature=1.0, top_k=3, top_p=1.0, "
+            "repetition_penalty=1.0), n=1, beam_size=4",
+        ),
+        (
+            {"temperature": 0.0, "n": 2},
+            "greedy search has one text per prompt, but n=2 at temperature=0; raise the temperature, or use beam_size",
+        ),
+        (
+            {"top_p": 1.5},
+            "top_p must lie in (0, 1] and repetition_penalty be positive (1 is off, for both), but "
+            "top_p=1.5 and repetition_penalty=1.0",
+        ),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        GenerationConfig(**settings)
+
+
+def test_what_cannot_generate_is_refused(tmp_path):
+    translator = td.load(random_run(tmp_path))
+    with pytest.raises(ValueError, match=r"^a generator takes a decoder alone, but this model has an encoder; use td"):
+        Generator(translator.model, translator.tokenizer)
+    with pytest.raises(ValueError, match=r"^the model must have every id of its tokenizer, but it has 9 and the token"):
+        Generator(language_model(9), any_tokenizer("characters"))
+    with pytest.raises(ValueError, match=r"^generate takes a list of prompts, but got one string; use \['ROMEO:'\]$"):
+        generator("characters").generate("ROMEO:")

@@ -1,0 +1,130 @@
+"""Text in, text out: as many lines as came, in their order, whatever shares their batch."""
+
+import logging
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+import transduce as td
+from tests.runs import ENGLISH, random_run
+from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.tasks.search import GREEDY
+
+SHORT = td.Decoding(length_ratio=0.0, length_extra=7)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["joint", "one per side"])
+def translator(request, tmp_path_factory):
+    return td.load(random_run(tmp_path_factory.mktemp("run"), joint=request.param))
+
+
+@pytest.mark.parametrize("decoding", [SHORT, replace(SHORT, beam_size=1)], ids=["beam", "greedy"])
+def test_batch_size_order_and_padding_change_no_output(translator, decoding):
+    lines = [*ENGLISH[:6], "", "one word and many more words after it, until it is really long, far too long"]
+    alone = [translator([line], decoding)[0] for line in lines]
+    assert translator(lines, replace(decoding, batch_tokens=10_000)) == alone
+    assert translator(lines, replace(decoding, batch_tokens=1)) == alone
+    order = random.Random(5).sample(range(len(lines)), len(lines))
+    assert translator([lines[i] for i in order], decoding) == [alone[i] for i in order]
+
+
+def test_greedy_takes_the_likeliest_token_of_the_whole_model_each_time(translator):
+    line = ENGLISH[1]
+    source = torch.tensor([[*translator.source_tokenizer.encode([line])[0], EOS]])
+    target = [BOS]
+    with torch.no_grad():
+        while len(target) < 8 and target[-1] != EOS:
+            logits = translator.model(source=source, target_in=torch.tensor([target]))[0, -1]
+            logits[:3] = -torch.inf
+            target.append(int(logits.argmax()))
+    want = translator.tokenizer.decode([[i for i in target[1:] if i != EOS]])[0]
+    assert translator([line], replace(GREEDY, length_ratio=0.0, length_extra=7)) == [want]
+
+
+def test_blank_lines_give_blank_lines_in_their_place(translator):
+    got = translator(["", ENGLISH[0], " \t", ENGLISH[1], ""], SHORT)
+    assert [bool(line) for line in got] == [False, True, False, True, False]
+    assert translator([], SHORT) == []
+    assert translator(["", ""], SHORT) == ["", ""]
+
+
+def test_a_too_long_line_is_cut_with_a_warning_that_names_it(translator, caplog):
+    line = "word " * 40
+    n_tokens = len(translator.source_tokenizer.encode([line])[0])
+    short = replace(SHORT, max_source_length=9)
+    with caplog.at_level(logging.WARNING):
+        cut = translator.translate([ENGLISH[5], line], short, first_line=41)
+    assert [record.getMessage() for record in caplog.records if record.name == "transduce"][-1] == (
+        f"line 42 has {n_tokens} tokens and was cut to 8 (max_source_length)"
+    )
+    assert cut[1][0].text == translator(["word " * 30 + "letter"], short)[0]  # only what was cut off differs
+
+
+@pytest.mark.parametrize(("ratio", "extra"), [(0.0, 5), (1.5, 2)])
+def test_the_output_is_bounded_in_proportion_to_the_source(translator, monkeypatch, ratio, extra):
+    lengths = []
+    monkeypatch.setattr(translator.tokenizer, "decode", lambda rows: [lengths.append(len(r)) or "" for r in rows])
+    translator([ENGLISH[2]], td.Decoding(length_ratio=ratio, length_extra=extra))
+    n_source = len(translator.source_tokenizer.encode([ENGLISH[2]])[0]) + 1
+    assert 0 < max(lengths) <= int(ratio * n_source) + extra
+
+
+def test_n_best_is_sorted_and_as_many_as_asked(translator):
+    outputs = translator.translate(["", *ENGLISH[:3]], replace(SHORT, n_best=4))
+    assert [len(each) for each in outputs] == [4] * 4
+    for each in outputs[1:]:
+        scores = [output.score for output in each]
+        assert scores == sorted(scores, reverse=True)
+        assert all(output.log_prob < 0 for output in each)
+
+
+def test_every_line_stays_one_line_even_if_bytes_spell_a_line_break(translator, monkeypatch):
+    monkeypatch.setattr(translator.tokenizer, "decode", lambda rows: ["two\nlines\r"] * len(rows))
+    assert translator([ENGLISH[0]], SHORT) == ["two lines "]
+
+
+def test_progress_counts_every_line_that_is_not_blank(translator):
+    counts = []
+    translator.translate([*ENGLISH[:5], ""], replace(SHORT, batch_tokens=20), progress=counts.append)
+    assert sum(counts) == 5
+    assert len(counts) > 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"beam_size": 0}, "beam_size must be at least 1, but beam_size=0"),
+        ({"n_best": 6}, "a beam holds at most beam_size hypotheses, but n_best=6 and beam_size=5"),
+        (
+            {"alpha": -1.0},
+            "alpha and length_ratio must not be negative and length_extra at least 1, but "
+            "alpha=-1.0, length_ratio=2.0, length_extra=20",
+        ),
+    ],
+)
+def test_decoding_checks_itself(fields, message):
+    with pytest.raises(ValueError) as error:
+        td.Decoding(**fields)
+    assert str(error.value) == message
+
+
+def test_load_says_what_a_directory_lacks(tmp_path):
+    with pytest.raises(ValueError) as error:
+        td.load(tmp_path / "none")
+    assert str(error.value) == (
+        f"a run directory holds config.json, but {tmp_path / 'none'} does not exist; "
+        "a recipe makes one (--run DIRECTORY)"
+    )
+    run = random_run(tmp_path / "run")
+    (run / "model.safetensors").unlink()
+    with pytest.raises(ValueError) as error:
+        td.load(run)
+    assert str(error.value) == (
+        f"a run needs weights, but {run} has neither model.safetensors nor a checkpoint; train it first"
+    )
+    (run / "tokenizer.model").unlink()
+    with pytest.raises(ValueError) as error:
+        td.load(run)
+    assert str(error.value) == f"text needs a tokenizer to come out, but {run} has none"

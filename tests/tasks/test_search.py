@@ -1,0 +1,85 @@
+"""What a transcriber is told about the search, and the search function itself."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import transduce as td
+from tests.runs import RATE, random_speech_run, record, sentences
+from transduce.data.speech.audio import read_audio
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
+from transduce.decode.beam import beam_search
+from transduce.decode.ctc import CTCPrefixScorer
+from transduce.decode.joint import JointScorer
+from transduce.decode.scorer import ModelScorer, Scorer
+
+SHORT = td.Decoding(length_ratio=0.0, length_extra=7, block_ngram=4)  # no second search
+
+
+@pytest.fixture(scope="module")
+def transcriber(tmp_path_factory) -> td.Transcriber:
+    """In float64, so that no batch moves a near tie."""
+    return td.load(random_speech_run(tmp_path_factory.mktemp("run") / "run"), dtype=torch.float64)
+
+
+def searched(transcriber, path, *, beam_size=5, alpha=0.6, ctc_weight=0.0) -> tuple[str, float]:
+    """Text and score of one file by the search function itself, as SHORT bounds it.
+
+    Greedy search scores by log-probability.
+    """
+    model, frames = transcriber.model, transcriber.front(read_audio(path, RATE)).to(transcriber.dtype)
+    with torch.inference_mode():
+        memory = model.encode(frames[None])
+        scorer: Scorer = ModelScorer(model, memory)
+        if ctc_weight:
+            ctc = CTCPrefixScorer(model.ctc_logits(memory.states), eos_id=EOS, blank_id=PAD)
+            scorer = JointScorer(scorer, ctc, weight=ctc_weight)
+        settings = {
+            "beam_size": beam_size,
+            "alpha": alpha if beam_size > 1 else 0.0,
+            "n_best": 1,
+            "forbidden": (PAD, UNK, BOS),
+        }
+        bound = torch.tensor([SHORT.length_extra])
+        ((best,),) = beam_search(
+            scorer, bos_id=BOS, eos_id=EOS, max_lengths=bound, block_ngram=SHORT.block_ngram, **settings
+        )
+    return transcriber.tokenizer.decode([best.tokens])[0].strip(), best.score
+
+
+def test_beam_alpha_and_ctc_reach_the_search(transcriber, tmp_path):
+    paths = [r.audio for r in record(tmp_path, sentences(4))]
+    ways = [{"beam_size": 1}, {}, {"alpha": 2.0}, {"ctc_weight": 0.6}, {"ctc_weight": 1.0}]
+    found = []
+    for way in ways:
+        got = [t.pieces[0].outputs[0] for t in transcriber.transcribe(paths, replace(SHORT, **way))]
+        texts, scores = [output.text.strip() for output in got], [output.score for output in got]
+        want = [searched(transcriber, path, **way) for path in paths]
+        assert texts == [text for text, _ in want] and scores == pytest.approx([score for _, score in want], abs=1e-5)
+        found.append((texts, scores))
+    plain = found.pop(1)
+    assert all(scores != pytest.approx(plain[1], abs=0.1) for _, scores in found)
+    assert all(found[i][0] != plain[0] for i in (0, 2, 3))  # alpha moves the score
+
+
+def test_greedy_settings_are_the_same_but_for_the_beam():
+    own = td.Decoding(beam_size=7, n_best=3, alpha=1.6, ctc_weight=0.3, block_ngram=2, max_seconds=9.0)
+    assert own.greedy() == replace(own, beam_size=1, n_best=1)
+    assert own.beam_size == 7
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"block_ngram": -1}, "block_ngram must be at least 0 (0 = off), but block_ngram=-1"),
+        (
+            {"ctc_weight": -0.1},
+            "ctc_weight must lie in [0, 1] and max_seconds be at least 1, but ctc_weight=-0.1 and max_seconds=20.0",
+        ),
+    ],
+)
+def test_impossible_settings_are_refused(fields, message):
+    with pytest.raises(ValueError) as error:
+        td.Decoding(**fields)
+    assert str(error.value) == message

@@ -1,0 +1,294 @@
+"""Sound in, text out: whatever shares the batch, however long the file, and no loop without an end."""
+
+import logging
+import random
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+import transduce as td
+from tests.runs import FEATURES, RATE, SPEECH, random_run, random_speech_run, record, sentences, sound
+from transduce.data.speech.audio import read_audio
+from transduce.data.speech.features import Features
+from transduce.data.speech.vectors import VectorConfig, Vectors
+from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.decode.hypothesis import Hypothesis
+from transduce.run import load_run
+from transduce.tasks.load import load_as
+from transduce.tasks.transcribe import loops
+
+SHORT = td.Decoding(length_ratio=0.0, length_extra=7, block_ngram=4)  # no second search
+
+
+@pytest.fixture(scope="module")
+def transcriber(tmp_path_factory) -> td.Transcriber:
+    """In float64, so that no batch moves a near tie."""
+    found = td.load(random_speech_run(tmp_path_factory.mktemp("run") / "run"), dtype=torch.float64)
+    assert isinstance(found, td.Transcriber)
+    return found
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
+    return record(tmp_path_factory.mktemp("sound"), sentences(8))
+
+
+@pytest.mark.parametrize(
+    "decoding", [SHORT, replace(SHORT, beam_size=1), replace(SHORT, ctc_weight=0.3)], ids=["beam", "greedy", "ctc"]
+)
+def test_batch_size_order_and_neighbours_change_no_transcript(transcriber, recordings, decoding):
+    frames = [transcriber.front(read_audio(r.audio, RATE)) for r in recordings[:6]]
+    frames.append(transcriber.front(torch.from_numpy(np.tile(sound("red blue"), 5)).float()))  # a long neighbour
+    alone = [transcriber.decode([each], decoding)[0] for each in frames]
+    assert len({outputs[0].text for outputs in alone}) > 3  # it does depend on the sound
+    order = random.Random(5).sample(range(len(frames)), len(frames))
+    for batch_tokens in (60, 100_000):
+        several = replace(decoding, batch_tokens=batch_tokens)
+        for rows in (range(len(frames)), order):
+            together = transcriber.decode([frames[i] for i in rows], several)
+            for row, outputs in zip(rows, together, strict=True):
+                assert [o.text for o in outputs] == [o.text for o in alone[row]]
+                assert outputs[0].score == pytest.approx(alone[row][0].score, abs=1e-5)
+
+
+def test_greedy_takes_the_likeliest_token_of_the_whole_model_each_time(transcriber, recordings):
+    frames = transcriber.front(read_audio(recordings[0].audio, RATE)).double()
+    target = [BOS]
+    with torch.no_grad():
+        while len(target) < 8 and target[-1] != EOS:
+            logits = transcriber.model(source=frames[None], target_in=torch.tensor([target]))[0, -1]
+            logits[:3] = -torch.inf
+            target.append(int(logits.argmax()))
+    want = transcriber.tokenizer.decode([[i for i in target[1:] if i != EOS]])[0]
+    assert transcriber([recordings[0].audio], replace(SHORT, beam_size=1)) == [want.strip()]
+
+
+def test_files_come_back_in_order_and_bad_ones_alone_are_refused(transcriber, recordings, tmp_path):
+    (tmp_path / "text.wav").write_text("no sound")
+    paths = [recordings[0].audio, tmp_path / "text.wav", str(recordings[1].audio), tmp_path / "none.wav"]
+    done = []
+    got = transcriber.transcribe(paths, SHORT, progress=lambda n, total: done.append((n, total)))
+    assert [str(t.path) for t in got] == [str(path) for path in paths]
+    assert sum(n for n, _ in done) == 2 and {total for _, total in done} == {2}
+    assert [t.text for t in got] == [*transcriber([paths[0]], SHORT), "", *transcriber([paths[2]], SHORT), ""]
+    assert [bool(t.error) for t in got] == [False, True, False, True]
+    assert got[3].error == f"{tmp_path / 'none.wav'} cannot be read: No such file or directory; check the path"
+    with pytest.raises(ValueError) as error:
+        transcriber(paths, SHORT)
+    assert str(error.value) == got[1].error
+    assert transcriber([], SHORT) == []
+
+
+def test_one_name_is_no_list(transcriber):
+    with pytest.raises(ValueError) as error:
+        transcriber("a.wav")
+    assert str(error.value) == "transcribe takes a list of files, but got one name; use ['a.wav']"
+
+
+def test_a_long_file_is_cut_into_pieces_that_cover_it(transcriber, tmp_path):
+    words = [sound("red blue green", seed=i) for i in range(12)]
+    waveform = np.concatenate([part for word in words for part in (word, np.zeros(RATE // 4))])
+    soundfile.write(tmp_path / "long.wav", waveform, RATE)
+    (transcript,) = transcriber.transcribe([tmp_path / "long.wav"], replace(SHORT, max_seconds=3.0))
+    pieces = transcript.pieces
+    assert pieces[0].start == 0 and pieces[-1].stop == pytest.approx(len(waveform) / RATE)
+    assert [p.stop for p in pieces[:-1]] == [p.start for p in pieces[1:]]
+    assert len(pieces) > 3 and all(0.7 < p.stop - p.start <= 3 for p in pieces)
+    assert transcript.text == " ".join(text for p in pieces if (text := p.outputs[0].text.strip()))
+    for piece in (pieces[0], pieces[-1]):  # each is what a file of its own would give
+        part = read_audio(tmp_path / "long.wav", RATE)[round(piece.start * RATE) : round(piece.stop * RATE)]
+        assert transcriber.decode([transcriber.front(part)], SHORT)[0][0].text == piece.outputs[0].text
+
+
+def test_digital_silence_is_blank_and_named(transcriber, recordings, tmp_path, caplog):
+    """Whatever the model would hear in it; the sides of the FLAC cancel out."""
+    tone = sound("red blue")
+    soundfile.write(tmp_path / "silent.wav", np.zeros(RATE), RATE)
+    soundfile.write(tmp_path / "opposite.flac", np.stack([tone, -tone], axis=1), RATE)
+    silent = [tmp_path / "silent.wav", tmp_path / "opposite.flac"]
+    assert transcriber.decode([transcriber.front(torch.zeros(RATE))], SHORT)[0][0].text.strip()
+    paths = [recordings[0].audio, *silent, recordings[1].audio]
+    done = []
+    got = transcriber.transcribe(paths, replace(SHORT, n_best=2), progress=lambda n, total: done.append((n, total)))
+    first, last = transcriber([paths[0], paths[3]], SHORT)
+    assert [t.text for t in got] == [first, "", "", last] and first and last
+    assert [t.error for t in got] == [""] * 4 and {len(t.pieces[0].outputs) for t in got} == {2}
+    assert sum(n for n, _ in done) == 2 and {total for _, total in done} == {2}
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{path} is silent, every sample being 0, so its text is blank; if its channels cancel out, take one"
+        for path in silent
+    ]
+
+
+def test_a_silent_piece_of_a_long_file_is_blank(transcriber, tmp_path, caplog):
+    waveform = np.concatenate([sound("red blue green"), np.zeros(8 * RATE), sound("black red")])
+    soundfile.write(tmp_path / "long.wav", waveform, RATE)
+    (transcript,) = transcriber.transcribe([tmp_path / "long.wav"], replace(SHORT, max_seconds=2.0))
+    read = read_audio(tmp_path / "long.wav", RATE)
+    parts = [read[round(p.start * RATE) : round(p.stop * RATE)] for p in transcript.pieces]
+    silent = [bool((part == 0).all()) for part in parts]
+    assert silent[0] is silent[-1] is False and sum(silent) > 2
+    for piece, part, nothing in zip(transcript.pieces, parts, silent, strict=True):
+        spoken = transcriber.decode([transcriber.front(part)], SHORT)[0][0].text
+        assert piece.outputs[0].text == ("" if nothing else spoken)
+    assert transcript.text and not caplog.records
+
+
+def test_n_best_is_sorted_and_as_many_as_asked(transcriber, recordings):
+    for transcript in transcriber.transcribe([r.audio for r in recordings[:2]], replace(SHORT, n_best=4)):
+        scores = [output.score for output in transcript.pieces[0].outputs]
+        assert len(scores) == 4 and scores == sorted(scores, reverse=True)
+
+
+# Loops
+
+
+@pytest.mark.parametrize(
+    ("tokens", "loop"),
+    [
+        ([], False),
+        ([4], False),
+        ([4] * 23, False),  # a long number may be said
+        ([4] * 24, True),
+        ([7, 8, 4, 5, 6, *[1, 2, 3] * 8, 9], True),
+        ([1, 2, 3] * 7, False),
+        (list(range(11)) * 2, False),
+        (list(range(11)) * 3, True),
+        (list(range(40)) * 2 + list(range(39)), False),  # not quite three times
+        (list(range(40)) * 3, True),
+        (list(range(100)), False),
+    ],
+)
+def test_a_loop_is_a_span_three_times_in_a_row(tokens, loop):
+    assert loops(Hypothesis(tokens, -1.0, -1.0, True)) == loop
+    assert loops(Hypothesis(tokens, -1.0, -1.0, False))  # without an end
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_model_that_repeats_itself_is_cut_and_said(transcriber, recordings, caplog, monkeypatch, beam_size):
+    """Every position of the decoder gives the same state, so that one token is always the likeliest."""
+    model = td.Transformer(transcriber.model.config).double().eval()
+    with torch.no_grad():
+        model.decoder.norm.weight.zero_()
+        model.decoder.norm.bias.copy_(torch.arange(20.0))
+        model.output.copy_(model.output.abs() * -1.0)
+        model.output[270] = 0.5  # always best, and EOS never
+        model.output[EOS] = -99.0
+        model.output[271] = 0.25
+    rigged = td.Transcriber(model, transcriber.tokenizer, transcriber.front)
+    decoding = td.Decoding(beam_size=beam_size, length_ratio=1.0, length_extra=5)
+    frames = [rigged.front(read_audio(r.audio, RATE)) for r in recordings]
+    found, decode = [], transcriber.tokenizer.decode
+    monkeypatch.setattr(transcriber.tokenizer, "decode", lambda rows: found.extend(rows) or decode(rows))
+    with caplog.at_level(logging.WARNING):
+        rigged.transcribe([r.audio for r in recordings], decoding)
+    first = f"{recordings[0].audio} from 0.0 s, {recordings[1].audio} from 0.0 s, "
+    (told,) = [r.getMessage() for r in caplog.records if r.name == "transduce"]
+    assert told.startswith(
+        "8 of 8 utterances came out as a loop, or without an end, and were searched again with repetition blocked: "
+        + first
+    )
+    assert told.endswith(f"{recordings[4].audio} from 0.0 s, ...")
+    bounds = [-(-len(each) // 2) + 5 for each in frames]
+    assert len(found) >= 8 and all(0 < len(row) <= max(bounds) for row in found)
+    for row in found:
+        assert max(Counter(zip(row, row[1:], row[2:], row[3:], strict=False)).values()) == 1
+
+
+def test_what_ends_by_itself_is_not_searched_twice(transcriber, recordings, monkeypatch, caplog):
+    calls = []
+    search = td.Transcriber._search
+
+    def ended(self, frames, decoding):
+        calls.append(decoding.block_ngram)
+        return [[replace(each, finished=True) for each in found] for found in search(self, frames, decoding)]
+
+    monkeypatch.setattr(td.Transcriber, "_search", ended)
+    transcriber([recordings[0].audio], replace(SHORT, block_ngram=0))
+    assert calls == [0] and caplog.records == []
+
+
+# What a run directory holds
+
+
+@pytest.mark.parametrize("normalise", ["utterance", "none", "global"])
+def test_the_front_end_of_a_run_is_the_one_it_was_saved_with(tmp_path, recordings, normalise):
+    config = replace(FEATURES, n_mels=17, n_coefficients=10, deltas=1, hop=0.0125, normalise=normalise)
+    numbers = {"mean": torch.randn(20), "std": torch.rand(20) + 0.5} if normalise == "global" else {}
+    front = Features(config, **numbers)
+    loaded = td.load(random_speech_run(tmp_path / "run", front)).front
+    assert loaded.config == config
+    waveform = read_audio(recordings[0].audio, RATE)
+    assert torch.equal(loaded(waveform), front(waveform))
+    assert (tmp_path / "run" / "features.safetensors").exists() == (normalise == "global")
+
+
+def test_lost_statistics_are_told(tmp_path):
+    front = Features(replace(FEATURES, normalise="global"), mean=torch.zeros(10), std=torch.ones(10))
+    run = random_speech_run(tmp_path / "run", front)
+    (run / "features.safetensors").unlink()
+    with pytest.raises(ValueError) as error:
+        td.load(run)
+    assert str(error.value) == (
+        f"normalise=global needs the training data's mean and std, but {run} has no features.safetensors; "
+        "copy the whole run directory"
+    )
+
+
+def test_load_gives_what_was_trained(tmp_path):
+    speech, text = random_speech_run(tmp_path / "speech"), random_run(tmp_path / "text")
+    assert isinstance(td.load(speech), td.Transcriber) and isinstance(load_as(td.Transcriber, speech), td.Transcriber)
+    assert isinstance(td.load(text), td.Translator) and isinstance(load_as(td.Translator, text), td.Translator)
+    with pytest.raises(ValueError) as error:
+        load_as(td.Translator, speech)
+    assert str(error.value) == (
+        f"translating takes a run of text to text, but {speech} transcribes; use transduce transcribe"
+    )
+    with pytest.raises(ValueError) as error:
+        load_as(td.Transcriber, text)
+    assert str(error.value) == (
+        f"transcribing takes a run of speech to text, but {text} translates; use transduce translate"
+    )
+    (speech / "tokenizer.model").unlink(missing_ok=True)
+    (speech / "target.model").unlink()
+    with pytest.raises(ValueError) as error:
+        td.load(speech)
+    assert str(error.value) == f"text needs a tokenizer to come out, but {speech} has none"
+
+
+def test_a_run_in_bf16_transcribes(tmp_path, recordings):
+    transcriber = td.load(random_speech_run(tmp_path / "run"), dtype=torch.bfloat16)
+    assert len(transcriber([r.audio for r in recordings[:2]], SHORT)) == 2
+
+
+def test_vectors_instead_of_sound(tmp_path):
+    run = random_speech_run(tmp_path / "run", Vectors(VectorConfig(n_features=5, hop=0.02, normalise="none")))
+    assert load_run(run).front.config == VectorConfig(n_features=5, hop=0.02, normalise="none")
+    transcriber = td.load(run, dtype=torch.float64)
+    array = np.random.default_rng(1).normal(size=(31, 5)).astype(np.float32)
+    np.save(tmp_path / "a.npy", array)
+    (transcript,) = transcriber.transcribe([tmp_path / "a.npy"], SHORT)
+    assert (transcript.pieces[0].start, transcript.pieces[0].stop) == (0.0, pytest.approx(0.62))
+    assert transcript.pieces[0].outputs == transcriber.decode([torch.from_numpy(array)], SHORT)[0]
+    soundfile.write(tmp_path / "a.wav", sound("red"), RATE)
+    (transcript,) = transcriber.transcribe([tmp_path / "a.wav"], SHORT)
+    assert transcript.error.startswith(f"{tmp_path / 'a.wav'} cannot be read as vectors: ")
+
+
+def test_what_learned_positions_do_not_reach_is_refused_alone(transcriber, recordings):
+    n = [-(-len(transcriber.front(read_audio(r.audio, RATE))) // 2) for r in recordings]
+    limit = sorted(n)[4]
+    config = replace(transcriber.model.config, positions="learned", max_positions=limit)
+    assert config.encoder.input == SPEECH.encoder.input
+    small = td.Transcriber(td.Transformer(config).eval(), transcriber.tokenizer, transcriber.front)
+    got = small.transcribe([r.audio for r in recordings], SHORT)
+    assert [bool(t.error) for t in got] == [each > limit for each in n]
+    i = n.index(max(n))
+    assert got[i].error.startswith(
+        f"{recordings[i].audio} cannot be transcribed: the model's learned positions end at {limit}, but "
+    )
+    assert got[i].error.endswith(f" frames need {n[i]}; cut it into shorter pieces (max_seconds)")

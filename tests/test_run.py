@@ -1,0 +1,314 @@
+"""A run directory: written whole, read whole, refused with a reason."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+import transduce
+from transduce.config import differences, flatten, from_dict, to_dict
+from transduce.data.speech.features import FeatureConfig, Features
+from transduce.data.speech.vectors import VectorConfig, Vectors
+from transduce.data.text.sentencepiece_bpe import Tokenizer
+from transduce.files import write_directory, write_file
+from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
+from transduce.model.transformer import Transformer
+from transduce.run import Run, average, claim, finish, load_model, load_run, save_run, save_weights, weights_path
+
+TEXT = ["one two three", "two three four", "drei vier eins"]
+
+
+def tiny(**changes) -> TransformerConfig:
+    stack = StackConfig(input=Tokens(vocab_size=11), n_layers=1)
+    return TransformerConfig(**({"encoder": stack, "decoder": stack, "d_model": 8, "n_heads": 2, "d_ff": 12} | changes))
+
+
+def saved(directory: Path, config: TransformerConfig, seed: int = 1) -> Transformer:
+    torch.manual_seed(seed)
+    model = Transformer(config)
+    save_run(directory, Run(config, {"seed": seed}, None, None))
+    save_weights(directory / "model.safetensors", model)
+    return model
+
+
+def logits(model: Transformer) -> torch.Tensor:
+    source = torch.arange(10).view(2, 5) + 1 if isinstance(model.config.encoder.input, Tokens) else torch.ones(2, 5, 4)
+    with torch.no_grad():
+        return model.eval()(
+            source=source, source_lengths=torch.tensor([5, 3]), target_in=torch.tensor([[2, 5], [2, 7]])
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie": "all"},
+        {"tie": "output"},
+        {"tie": "none"},
+        {"positions": "learned", "norm_position": "pre"},
+        {"encoder": StackConfig(input=Frames(n_features=4, stack=2), n_layers=1)},
+    ],
+    ids=str,
+)
+def test_a_saved_model_computes_the_same(tmp_path, changes):
+    model = saved(tmp_path, tiny(**changes))
+    again = load_model(tmp_path)
+    assert again.config == model.config and not again.training
+    assert torch.equal(logits(again), logits(model))
+    stored = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    tables = 3 - ["none", "output", "all"].index(model.config.tie) - isinstance(model.config.encoder.input, Frames)
+    assert sum(tensor.shape == (11, 8) for tensor in stored.values()) == tables  # a shared one is stored once
+
+
+def damaged(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def test_a_damaged_weight_file_is_refused_by_name(tmp_path):
+    saved(tmp_path, tiny())
+    damaged(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError) as caught:
+        load_model(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'model.safetensors'} is not a whole safetensors file: ")
+
+
+def test_missing_weights_are_told(tmp_path):
+    save_run(tmp_path, Run(tiny(), {}, None, None))
+    with pytest.raises(ValueError) as caught:
+        load_model(tmp_path)
+    assert str(caught.value) == (
+        f"a run needs weights, but {tmp_path} has neither model.safetensors nor a checkpoint; train it first"
+    )
+
+
+def test_the_newest_checkpoint_stands_in_for_the_finished_model(tmp_path):
+    for update in (20, 100, 3):
+        (tmp_path / "checkpoints" / f"{update:08d}").mkdir(parents=True)
+        (tmp_path / "checkpoints" / f"{update:08d}" / "model.safetensors").write_bytes(b"")
+    (tmp_path / "checkpoints" / ".00000200.tmp").mkdir()
+    assert weights_path(tmp_path) == tmp_path / "checkpoints" / "00000100" / "model.safetensors"
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert weights_path(tmp_path) == tmp_path / "model.safetensors"
+
+
+def test_weights_that_do_not_fit_are_told_one_by_one(tmp_path):
+    model = saved(tmp_path, tiny())
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    first, second = list(weights)[:2]
+    shape = tuple(weights[second].shape)
+    del weights[first]
+    weights[second], weights["ghost"] = torch.zeros(3, 2), torch.zeros(1)
+    safetensors.torch.save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError) as caught:
+        load_model(tmp_path)
+    assert str(caught.value) == (
+        f"weights must fit the configuration, but in {tmp_path / 'model.safetensors'} {first} is missing; "
+        f"ghost is unknown; {second} is (3, 2) instead of {shape}"
+    )
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path):
+    way_out = "; a recipe makes one (--run DIRECTORY)"
+    for directory, what in ((tmp_path, "has no config.json"), (tmp_path / "nowhere", "does not exist")):
+        with pytest.raises(ValueError) as caught:
+            load_run(directory)
+        assert str(caught.value) == f"a run directory holds config.json, but {directory} {what}{way_out}"
+    (tmp_path / "config.json").write_text('{"model": {}}')
+    with pytest.raises(ValueError) as caught:
+        load_run(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path / 'config.json'} must be JSON with model and experiment, but it is not: KeyError('experiment')"
+    )
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_tokenizers_come_back_one_for_both_sides_or_two(tmp_path, joint):
+    one = Tokenizer.train(TEXT, vocab_size=290)
+    other = one if joint else Tokenizer.train(TEXT[:2], vocab_size=280)
+    save_run(tmp_path, Run(tiny(), {"a": {"b": 1}}, one, other))
+    run = load_run(tmp_path)
+    assert run.experiment == {"a": {"b": 1}}
+    assert (run.source_tokenizer is run.target_tokenizer) == joint
+    assert (run.source_tokenizer.model, run.target_tokenizer.model) == (one.model, other.model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_average_is_the_mean(tmp_path, dtype):
+    rng = np.random.default_rng(1)
+    arrays = [{"a": rng.normal(size=(3, 2)), "b": rng.normal(size=5) * 1e3} for _ in range(3)]
+    paths = [tmp_path / f"{i}.safetensors" for i in range(3)]
+    rounded = []
+    for path, some in zip(paths, arrays, strict=True):
+        tensors = {name: torch.from_numpy(array).to(dtype) for name, array in some.items()}
+        safetensors.torch.save_file(tensors, path)
+        rounded.append({name: tensor.double().numpy() for name, tensor in tensors.items()})
+    mean = average(paths)
+    for name in ("a", "b"):
+        want = np.mean([some[name] for some in rounded], axis=0)
+        assert mean[name].dtype == dtype
+        np.testing.assert_array_equal(mean[name].numpy(), want.astype(mean[name].numpy().dtype))
+
+
+def test_nothing_and_strangers_have_no_average(tmp_path):
+    with pytest.raises(ValueError) as caught:
+        average([])
+    assert str(caught.value) == "an average needs at least one checkpoint, but there is none"
+    one, other = tmp_path / "1.safetensors", tmp_path / "2.safetensors"
+    safetensors.numpy.save_file({"a": np.zeros(2)}, one)
+    safetensors.numpy.save_file({"b": np.zeros(2)}, other)
+    with pytest.raises(ValueError) as caught:
+        average([one, other])
+    assert str(caught.value) == f"checkpoints to average must have the same names, but {one} and {other} differ"
+
+
+def test_finish_writes_the_mean_of_the_chosen(tmp_path):
+    for update, value in ((10, 1.0), (20, 2.0), (30, 6.0)):
+        path = tmp_path / "checkpoints" / f"{update:08d}"
+        path.mkdir(parents=True)
+        safetensors.numpy.save_file({"a": np.full(2, value, dtype=np.float32)}, path / "model.safetensors")
+    finish(tmp_path, [10, 30])
+    assert safetensors.numpy.load_file(tmp_path / "model.safetensors")["a"].tolist() == [3.5, 3.5]
+
+
+def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
+    run = Run(tiny(), {"training": {"seed": 1, "rate": 0.5}, "data": "abc"}, None, None)
+    claim(tmp_path / "run", run)
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    claim(tmp_path / "run", run)
+    other = Run(tiny(d_ff=16), {"training": {"seed": 2, "rate": 0.5, "new": 3}}, None, None)
+    with pytest.raises(ValueError) as caught:
+        claim(tmp_path / "run", other)
+    assert str(caught.value) == (
+        f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
+        "training.seed: 1 -> 2; data: abc -> absent; model.d_ff: 12 -> 16; training.new: absent -> 3. "
+        "Name another directory with --run, or remove this one"
+    )
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    write_file(path, "old ü")
+    write_file(path, b"older")
+    write_file(path, "new ü")
+    assert path.read_bytes() == "new ü".encode()
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+    def full(descriptor: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_file(path, "never")
+    assert path.read_text() == "new ü"
+
+
+def test_a_directory_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a"
+
+    def broken(directory: Path) -> None:
+        (directory / "first").write_text("half")
+        raise KeyboardInterrupt
+
+    for content in (None, "old"):
+        if content:
+            write_directory(path, lambda directory: (directory / "first").write_text("old"))
+        with pytest.raises(KeyboardInterrupt):
+            write_directory(path, broken)
+        assert path.exists() == (content is not None)
+    assert [(p.name, p.read_text()) for p in path.iterdir()] == [("first", "old")]
+    write_directory(path, lambda directory: (directory / "second").write_text("new"))
+    assert [p.name for p in path.iterdir()] == ["second"]
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]  # what the crash left is gone too
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformer_base(),
+        transformer_big(100, 200),
+        transformer_tiny(),
+        tiny(encoder=StackConfig(input=Frames(n_features=80, stack=4))),
+        tiny(encoder=None, positions="learned", activation="gelu_tanh", norm_eps=1e-12),
+        tiny(decoder=None),
+    ],
+    ids=["base", "big", "tiny", "frames", "decoder alone", "encoder alone"],
+)
+def test_every_configuration_survives_json(config):
+    assert from_dict(TransformerConfig, json.loads(json.dumps(to_dict(config))), "here") == config
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"d_modle": 5}, "d_modle"),
+        ({"d_model": "wide"}, "d_model"),
+        ({"n_heads": 3}, "n_heads must divide d_model, but n_heads=3 and d_model=8"),
+        ({"tie": "some"}, "tie"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused_by_name(change, told):
+    with pytest.raises(ValueError) as caught:
+        from_dict(TransformerConfig, to_dict(tiny()) | change, "runs/a/config.json")
+    assert str(caught.value).startswith("runs/a/config.json does not describe a TransformerConfig: ")
+    assert told in str(caught.value)
+
+
+def test_differences_are_one_line_each():
+    old, new = {"a": {"b": 1, "c": [1, 2]}, "d": None}, {"a": {"b": 1.5, "c": [1, 2]}, "d": None, "e": {"f": "x"}}
+    assert flatten(new) == {"a.b": 1.5, "a.c": [1, 2], "d": None, "e.f": "x"}
+    assert differences(old, new) == ["a.b: 1 -> 1.5", "e.f: absent -> x"]
+    assert differences(old, old) == []
+
+
+def test_nothing_is_unpickled():
+    """A pickle can run code; a weight file must not."""
+    sources = list(Path(transduce.__file__).parent.rglob("*.py"))
+    assert len(sources) > 20
+    for source in sources:
+        text = source.read_text().replace("allow_pickle=False", "")
+        for word in ("pickle", "torch.load", "torch.save", "joblib", "allow_pickle", "shelve", "marshal.load"):
+            assert word not in text, f"{word} in {source.name}"
+
+
+def test_a_run_may_go_on_elsewhere_but_not_with_other_features(tmp_path):
+    def run(**changes) -> Run:
+        plain = {"cache": "a", "workers": 2, "device": "cpu", "features": {"n_mels": 80, "hop": 0.01}}
+        return Run(tiny(), plain | changes, None, None)
+
+    claim(tmp_path / "run", run())
+    claim(tmp_path / "run", run(cache="b", workers=64, device="cuda"))
+    with pytest.raises(ValueError) as caught:
+        claim(tmp_path / "run", run(features={"n_mels": 40, "hop": 0.01}))
+    assert str(caught.value) == (
+        f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
+        "features.n_mels: 80 -> 40. Name another directory with --run, or remove this one"
+    )
+
+
+@pytest.mark.parametrize("normalise", ["utterance", "global", "none"])
+def test_what_becomes_of_sound_is_kept(tmp_path, normalise):
+    config = FeatureConfig(n_mels=23, n_coefficients=13, low=50.0, deltas=2, normalise=normalise)
+    numbers = {"mean": torch.randn(39), "std": torch.rand(39)} if normalise == "global" else {}
+    save_run(tmp_path, Run(tiny(), {}, None, None, Features(config, **numbers)))
+    front = load_run(tmp_path).front
+    assert front.config == config
+    for name in ("mean", "std"):
+        got = getattr(front, name)
+        assert torch.equal(got, numbers[name]) if numbers else got is None
+
+
+def test_what_becomes_of_vectors_is_kept(tmp_path):
+    config = VectorConfig(n_features=7, hop=0.02, normalise="none")
+    save_run(tmp_path, Run(tiny(), {}, None, None, Vectors(config)))
+    front = load_run(tmp_path).front
+    assert isinstance(front, Vectors) and front.config == config
+    (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace("n_features", "n_featuers"))
+    with pytest.raises(ValueError) as caught:
+        load_run(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'config.json'} does not describe a VectorConfig: ")

@@ -1,0 +1,35 @@
+"""`transduce average RUN`: the mean of checkpoints as the finished model."""
+
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from transduce.cli.common import Run
+from transduce.files import write_file
+from transduce.run import WEIGHTS, average, load_run, serialise, validated_checkpoints
+
+
+def average_checkpoints(
+    run: Positional[Run], *, last: int | None = None, best: int | None = None, output: Path | None = None
+) -> None:
+    """Make the mean of checkpoints the run's finished model.
+
+    Args:
+        last: Average this many newest checkpoints.
+        best: Average this many checkpoints with the best validation score.
+        output: Write the weights there, and leave the run's finished model alone.
+    """
+    if (last is None) == (best is None):
+        raise ValueError(f"name --last N or --best N, one of them, but last={last} and best={best}")
+    count = last if last is not None else best
+    assert count is not None
+    load_run(run)
+    there = validated_checkpoints(run)
+    chosen = there[-count:] if last is not None else sorted(there, key=lambda each: -each[1])[:count]
+    if not 1 <= count <= len(there):
+        raise ValueError(
+            f"an average takes 1 to all checkpoints, but {count} were asked for and {run} has {len(there)}"
+        )
+    target = output or run / WEIGHTS
+    write_file(target, serialise(average([path / WEIGHTS for path, _ in chosen])))
+    print(f"{target}: mean of the updates {', '.join(str(int(path.name)) for path, _ in chosen)}")

@@ -1,0 +1,187 @@
+"""Log-mels on disk, so that from the second epoch on no sound is decoded and no DFT computed."""
+
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+
+from transduce.data.speech.audio import read_audio, sound_status
+from transduce.data.speech.augment import change_speed
+from transduce.data.speech.features import FeatureConfig, Features
+from transduce.files import write_file
+
+FORMULA = 1
+"""Part of every key; one more whenever `log_mel`, `read_audio` or `change_speed` give other numbers."""
+
+
+@dataclass(frozen=True)
+class FeatureCache:
+    """A directory of .npy files, each the log-mel of one sound file at one speed, float32.
+
+    (float16 would halve it, but its steps of 1/128 around -13 move MFCC by more than 1e-3.) A file's name is a hash of
+    the sound file's path, size and time of change, the settings that its log-mel depends on, and the speed. Files are
+    written whole or not at all, so any number of processes may use one directory; delete it at will.
+
+    What `fill` has looked up is remembered: from then on `get` needs the sound file no more, and a disk that goes away
+    while a model is trained does no harm.
+    """
+
+    directory: Path
+    _kept: dict[tuple[Path, tuple[int | float, ...], float], Path] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """By sound file, settings and speed: what `fill` has looked up."""
+
+    def file(self, path: Path, config: FeatureConfig, speed: float) -> Path:
+        """Where the log-mel of `path` is kept, or will be.
+
+        Raises:
+            ValueError: `path` is no file, or empty.
+        """
+        status = sound_status(path)
+        sound = (str(path.resolve()), status.st_size, status.st_mtime_ns)
+        key = json.dumps([FORMULA, *sound, _settings(config), float(speed)])
+        return self.directory / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
+
+    def get(self, path: Path, features: Features, speed: float = 1.0) -> Float[Tensor, "S M"]:
+        """The log-mel of a sound file, computed and kept where the directory has none or a damaged one.
+
+        Raises:
+            ValueError: the sound cannot be read or is shorter than one window; the message names the file.
+        """
+        config = features.config
+        kept = self._kept.get((path, _settings(config), speed))
+        if kept is not None and (found := _load(kept, config.n_mels)) is not None:
+            return found
+        kept = self.file(path, config, speed)
+        if (found := _load(kept, config.n_mels)) is not None:
+            return found
+        log_mel = _compute(path, features, speed)
+        content = io.BytesIO()
+        np.save(content, log_mel.numpy(), allow_pickle=False)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        write_file(kept, content.getvalue(), durable=False)  # a torn one is computed anew
+        return log_mel
+
+    def fill(
+        self, paths: Sequence[Path], features: Features, speeds: Sequence[float] = (1.0,), workers: int = 0
+    ) -> dict[Path, str]:
+        """Compute what is missing, in `workers` processes or, with 0, in this one; progress goes to stderr.
+
+        A script that calls this with workers needs its `if __name__ == "__main__"`. Whatever ends it early, Ctrl-C
+        included, what is written stays.
+
+        Returns:
+            the files that cannot be used at one of the speeds, each with the reason, which names the file.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        config = replace(features.config, normalise="none")  # means and deviations stay here: no log-mel needs them
+        settings = _settings(config)
+        errors: dict[Path, str] = {}
+        missing: list[tuple[Path, float]] = []
+        for path in dict.fromkeys(paths):
+            try:
+                found = {speed: self.file(path, config, speed) for speed in speeds}
+            except ValueError as error:
+                errors[path] = str(error)
+                continue
+            missing += [(path, speed) for speed, kept in found.items() if not kept.exists()]
+            self._kept.update({(path, settings, speed): kept for speed, kept in found.items()})
+        done = self._fill_with(workers, missing, config) if workers and missing else self._fill_here(missing, config)
+        with closing(done):  # a generator that a traceback keeps alive would keep its processes at work
+            for path, told in tqdm(done, total=len(missing), desc="features", unit="file", file=sys.stderr):
+                if told:
+                    errors.setdefault(path, told)
+        return errors
+
+    def _fill_here(
+        self, missing: list[tuple[Path, float]], config: FeatureConfig
+    ) -> Generator[tuple[Path, str], None, None]:
+        for path, speed in missing:
+            yield path, _fill_one(self, path, config, speed)
+
+    def _fill_with(
+        self, workers: int, missing: list[tuple[Path, float]], config: FeatureConfig
+    ) -> Generator[tuple[Path, str], None, None]:
+        # spawned, for a fork of a process whose torch has threads can hang
+        pool = ProcessPoolExecutor(
+            min(workers, len(missing)), multiprocessing.get_context("spawn"), initializer=_begin_worker
+        )
+        bare = FeatureCache(self.directory)  # what this one remembers would travel with every task
+        try:
+            futures = {pool.submit(_fill_one, bare, path, config, speed): path for path, speed in missing}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process tells the others to end
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A killed process tells its workers nothing, and they would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _fill_one(cache: FeatureCache, path: Path, config: FeatureConfig, speed: float) -> str:
+    """What is wrong with a file; empty when its log-mel is kept."""
+    try:
+        cache.get(path, _features(config), speed)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _settings(config: FeatureConfig) -> tuple[int | float, ...]:
+    """Those that a log-mel depends on."""
+    return (config.sample_rate, config.frame, config.hop, config.n_mels, config.low, config.highest)
+
+
+@cache
+def _features(config: FeatureConfig) -> Features:
+    """Made once in every worker."""
+    return Features(config)
+
+
+def _compute(path: Path, features: Features, speed: float) -> Float[Tensor, "S M"]:
+    waveform = change_speed(read_audio(path, features.config.sample_rate), speed)
+    try:
+        return features.log_mel(waveform)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be used at speed {speed}: {error}") from error
+
+
+def _load(kept: Path, n_mels: int) -> Float[Tensor, "S M"] | None:
+    """What a file holds; None where it does not exist or is not what it should be."""
+    try:
+        found = np.load(kept, allow_pickle=False)
+    except Exception:  # whatever NumPy meets in a damaged header, from EOFError to TokenError
+        return None
+    if not (isinstance(found, np.ndarray) and found.dtype == np.float32 and found.shape[1:] == (n_mels,)):
+        return None
+    return torch.from_numpy(found)

@@ -1,0 +1,238 @@
+"""Manifests: a TSV that names recordings, with what is said in each."""
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from transduce.data.text.corpus import read_lines
+from transduce.files import write_file
+
+NEEDED = ("id", "audio", "seconds", "speaker")
+"""Columns of every manifest; the target column comes on top, and any others may."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One utterance.
+
+    audio: a file of sound, or a .npy of floats (frames, features).
+    text: what is to be written for it. It may be blank: such a recording can be transcribed, but not trained on or
+        scored, and whoever uses the list decides.
+    columns: the cells of the other columns, by name.
+    """
+
+    id: str
+    audio: Path
+    seconds: float
+    speaker: str
+    text: str
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+def read_manifest(path: Path | str, target_column: str = "text") -> list[Recording]:
+    """The recordings of a UTF-8 TSV whose first line names the columns.
+
+    `audio` is relative to the manifest's folder, or absolute. No file of sound is opened here.
+
+    Args:
+        target_column: the column that becomes `Recording.text`; "text" is then one of the others.
+
+    Raises:
+        ValueError: a column is missing or named twice, a line has another number of cells, an id stands twice, seconds
+            are no positive number, no audio is named; by file and line.
+    """
+    path = Path(path)
+    header, *lines = [line.split("\t") for line in read_lines(path)] or [[""]]
+    _check_header(path, header, target_column)
+    recordings, seen = [], dict[str, int]()
+    for number, cells in enumerate(lines, start=2):
+        where = f"{path}, line {number},"
+        if len(cells) != len(header):
+            raise ValueError(
+                f"a line must have a cell for every column, but {where} has {len(cells)} cells for {len(header)} "
+                f"columns ({', '.join(header)}); tabs separate cells"
+            )
+        row = dict(zip(header, cells, strict=True))
+        name, audio, seconds, speaker = (row.pop(column) for column in NEEDED)
+        if name in seen:
+            raise ValueError(
+                f"an id must stand once, but {where} has id={name!r}, as line {seen[name]} has; rename one of them"
+            )
+        seen[name] = number
+        if not audio:
+            raise ValueError(f"audio must name a file, but {where} names none; name one, or leave out the line")
+        recordings.append(
+            Recording(name, path.parent / audio, _positive(seconds, where), speaker, row.pop(target_column), row)
+        )
+    return recordings
+
+
+def _check_header(path: Path, header: list[str], target_column: str) -> None:
+    there = ", ".join(header)
+    if target_column in NEEDED:
+        raise ValueError(f"the target column must hold text, but it is {target_column!r}; {path} has {there}")
+    if missing := [column for column in (*NEEDED, target_column) if column not in header]:
+        raise ValueError(
+            f"a manifest's first line must name the columns {', '.join((*NEEDED, target_column))}, but {path} has "
+            f"{there or 'none'} and lacks {', '.join(missing)}; add them, or name another target column"
+        )
+    if len(set(header)) < len(header):
+        raise ValueError(f"a manifest must name every column once, but {path} has {there}; rename one of them")
+
+
+def _positive(cell: str, where: str) -> float:
+    try:
+        seconds = float(cell)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(
+            f"seconds must be a positive number, but {where} has {cell!r}; write the length of the sound, such as 2.5"
+        )
+    return seconds
+
+
+def write_manifest(
+    path: Path | str, recordings: Sequence[Recording], target_column: str = "text", *, root: Path | None = None
+) -> None:
+    """What `read_manifest` reads back: `audio` relative to the manifest where it lies inside `root`, else absolute.
+
+    Args:
+        root: the folder that can be moved as a whole; None: the manifest's own.
+
+    Raises:
+        ValueError: the recordings have different columns, one is named like a column of every manifest, or a cell holds
+            a tab or the end of a line.
+    """
+    path = Path(path)
+    others = list(recordings[0].columns) if recordings else []
+    header = [*NEEDED, target_column, *others]
+    if len(set(header)) < len(header):
+        raise ValueError(f"a manifest must name every column once, but it is to have {', '.join(header)}; rename one")
+    folder = os.path.abspath(path.parent)
+    rows = [header]
+    for r in recordings:
+        if list(r.columns) != others:
+            raise ValueError(
+                f"recordings of one manifest must have the same columns, but {recordings[0].id} has "
+                f"{', '.join(others) or 'none'} and {r.id} has {', '.join(r.columns) or 'none'}; fill in the others"
+            )
+        audio = Path(os.path.abspath(r.audio))
+        if audio.is_relative_to(os.path.abspath(root or folder)):
+            audio = Path(os.path.relpath(audio, folder))
+        seconds = str(round(r.seconds, 3) or r.seconds)  # less than half a millisecond is not nothing
+        rows.append([r.id, audio.as_posix(), seconds, r.speaker, r.text, *r.columns.values()])
+    for row in rows:
+        if bad := [cell for cell in row if any(end in cell for end in "\t\n\r")]:
+            raise ValueError(
+                f"a cell must not hold a tab or the end of a line, but {row[0]} has {bad[0]!r}; use spaces"
+            )
+    write_file(path, "".join("\t".join(row) + "\n" for row in rows))
+
+
+def split_by_speaker(
+    recordings: Sequence[Recording], share: float, seed: int
+) -> tuple[list[Recording], list[Recording]]:
+    """The recordings of most speakers, and those of the few held out for validation; both keep their order.
+
+    Who is held out is a function of the set of speakers, `share` and `seed`.
+
+    Args:
+        share: of the speakers, rounded; at least one speaker is held out, and at least one stays.
+
+    Raises:
+        ValueError: there is one speaker only, or `share` is not between 0 and 1.
+    """
+    speakers = sorted({r.speaker for r in recordings})
+    if not 0 < share < 1:
+        raise ValueError(f"the share of speakers held out must lie between 0 and 1, but it is {share}; try 0.1")
+    if len(speakers) < 2:
+        raise ValueError(
+            f"holding out speakers takes two, but {len(recordings)} recordings have {len(speakers)}; "
+            "name a manifest for validation, or hold out recordings of every speaker (hold_out=recordings)"
+        )
+    n = min(max(round(share * len(speakers)), 1), len(speakers) - 1)
+    held_out = {speakers[i] for i in np.random.default_rng(seed).permutation(len(speakers))[:n]}
+    return [r for r in recordings if r.speaker not in held_out], [r for r in recordings if r.speaker in held_out]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifests:
+    """Recordings for training, validation and test, each in a manifest."""
+
+    data: Path | None = None
+    """Folder that the manifests' names are relative to."""
+    train: Path = Path("train.tsv")
+    valid: Path | None = None
+    """None: taken out of the training recordings, see hold_out."""
+    test: Path | None = Path("test.tsv")
+    target_column: str = "text"
+    """What is to come out: any column, for example a translation."""
+    hold_out: Literal["speakers", "recordings"] = "speakers"
+    """What validation takes out of the training recordings where it has no manifest: whole speakers, if there are
+    many, or some recordings of every speaker."""
+    share: float = 0.1
+    """How much of it."""
+    leave_out: str = ""
+    """A speaker who is the test, and the only one: all of this speaker's recordings, in training as in test."""
+
+    def read(self, seed: int) -> tuple[list[Recording], list[Recording], list[Recording]]:
+        """Training, validation and test recordings; `seed` decides what validation takes.
+
+        Raises:
+            ValueError: a manifest is missing or wrong, leave_out is nobody, nothing is left to train or validate
+                on, or the test has no texts.
+        """
+        train = self._read(self.train)
+        test = self._read(self.test) if self.test else []
+        if self.leave_out:
+            everybody = [*train, *test]
+            test = [r for r in everybody if r.speaker == self.leave_out]
+            train = self._without(train)
+            if not test:
+                names = ", ".join(sorted({r.speaker for r in everybody})[:10])
+                raise ValueError(
+                    f"leave_out must be a speaker of the manifests, but {self.leave_out!r} is not: {names}"
+                )
+        train, valid = (train, self._without(self._read(self.valid))) if self.valid else self._split(train, seed)
+        if not train or not valid:
+            raise ValueError(
+                f"training and validation need recordings, but there are {len(train)} and {len(valid)}; "
+                f"look at {self.train}, {self.valid or f'share={self.share}'} and leave_out={self.leave_out!r}"
+            )
+        if test and not any(r.text.strip() for r in test):
+            raise ValueError(f"a test needs texts to compare with, but none of its {len(test)} recordings has one")
+        return train, valid, test
+
+    def _without(self, recordings: list[Recording]) -> list[Recording]:
+        return [r for r in recordings if not self.leave_out or r.speaker != self.leave_out]
+
+    def _split(self, train: list[Recording], seed: int) -> tuple[list[Recording], list[Recording]]:
+        if self.hold_out == "speakers":
+            return split_by_speaker(train, self.share, seed)
+        n = max(1, round(self.share * len(train)))
+        chosen = set(np.random.default_rng(seed).permutation(len(train))[:n].tolist())
+        return [r for i, r in enumerate(train) if i not in chosen], [r for i, r in enumerate(train) if i in chosen]
+
+    def _read(self, path: Path) -> list[Recording]:
+        path = self.data / path if self.data else path
+        if not path.is_file():
+            raise ValueError(
+                f"a manifest must be there, but {path} is not; use --data DIR, or name the manifests "
+                "(scripts/get_data.py makes them)"
+            )
+        return read_manifest(path, self.target_column)
+
+
+def recordings_fingerprint(*splits: Sequence[Recording]) -> str:
+    """SHA-256 of ids, lengths and texts: what the recordings are, wherever they lie."""
+    digest = hashlib.sha256()
+    for r in (r for split in splits for r in split):
+        digest.update(f"{r.id}\t{r.seconds}\t{r.text}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,283 @@
+"""Recordings as training data: frames, augmented anew in every epoch, and the ids of what is said."""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+
+from transduce.data.batch import Batch, Epoch, batch_of, pad_frames
+from transduce.data.speech.augment import (
+    Augmentation,
+    draw_speed,
+    draw_warp,
+    generator,
+    hide_tokens,
+    mask_mels,
+    mask_time,
+    warp_mels,
+)
+from transduce.data.speech.feature_cache import FeatureCache
+from transduce.data.speech.features import FeatureConfig, Features, statistics
+from transduce.data.speech.manifest import Recording
+from transduce.data.speech.vectors import VectorConfig, Vectors
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, UNK, Tokenizer
+
+logger = logging.getLogger("transduce")
+
+PLAIN = Augmentation(speeds=(1.0,), time_spans=0, mel_spans=0, warp=0.0)
+"""Utterances as they are."""
+
+ROUNDING = 1e-3
+"""Seconds that a manifest may be off, for it is written with three decimals."""
+
+SHORTFALL = 0.1
+"""Seconds, and the share, of a recording that its frames may lack. One that lacks more is cut short, and half a
+recording must not learn the whole text."""
+
+
+@dataclass(frozen=True)
+class FrameReader:
+    """Frames of a file: MFCC of sound, by way of the cache, or the vectors of a .npy."""
+
+    front: Features | Vectors
+    cache: FeatureCache
+
+    @property
+    def n_features(self) -> int:
+        """F, numbers per frame."""
+        return self.front.config.n_features
+
+    def __call__(
+        self, path: Path, augmentation: Augmentation = PLAIN, rng: Generator | None = None, speed: float = 1.0
+    ) -> Float[Tensor, "S F"]:
+        """Frames at one speed, mel bands hidden before the DCT, spans of time after normalisation.
+
+        Vectors have neither speed nor mel bands.
+
+        Raises:
+            ValueError: the file cannot be used; the message names it.
+        """
+        rng = rng or generator(0, 0, 0)
+        if isinstance(self.front, Vectors):
+            frames = self.front(path)
+        else:
+            log_mel = self.cache.get(path, self.front, speed)
+            if augmentation.warp:
+                factor, config = draw_warp(augmentation.warp, rng), self.front.config
+                log_mel = warp_mels(log_mel, factor, low=config.low, high=config.highest)
+            if augmentation.mel_spans:
+                log_mel = mask_mels(log_mel, spans=augmentation.mel_spans, widest=augmentation.widest_mel, rng=rng)
+            frames = self.front.mfcc(log_mel)
+        if not augmentation.time_spans:
+            return frames
+        return mask_time(
+            frames,
+            spans=augmentation.time_spans,
+            widest=augmentation.widest_time,
+            hop=self.front.config.hop,
+            share=augmentation.widest_share,
+            rng=rng,
+        )
+
+    def speeds(self, augmentation: Augmentation) -> tuple[float, ...]:
+        """Those at which a file is needed; vectors have but one."""
+        return (1.0,) if isinstance(self.front, Vectors) else augmentation.speeds
+
+    def fill(self, paths: Sequence[Path], speeds: Sequence[float], workers: int) -> dict[Path, str]:
+        """Compute what the cache lacks; returns the files that cannot be used, with the reason."""
+        if isinstance(self.front, Features):
+            return self.cache.fill(paths, self.front, speeds, workers)
+        errors = {}
+        for path in paths:
+            try:
+                self.front(path)
+            except ValueError as error:
+                errors[path] = str(error)
+        return errors
+
+    def n_frames(self, path: Path, speed: float) -> int:
+        """S of a file that can be used."""
+        return len(self.front(path) if isinstance(self.front, Vectors) else self.cache.get(path, self.front, speed))
+
+
+@dataclass(frozen=True)
+class SpeechPairs:
+    """What the trainer asks for: `epoch(n)` gives batches, the same ones for the same (seed, n)."""
+
+    recordings: list[Recording]
+    reader: FrameReader
+    target: list[list[int]]
+    n_frames: dict[float, Int[np.ndarray, " n"]]
+    """Of every recording, by speed."""
+    augmentation: Augmentation
+    frames_per_batch: int
+    seed: int
+    skipped: dict[str, int]
+    """How many were left out, by reason."""
+
+    @classmethod
+    def encode(
+        cls,
+        recordings: Sequence[Recording],
+        reader: FrameReader,
+        tokenizer: Tokenizer,
+        *,
+        frames_per_batch: int,
+        augmentation: Augmentation = PLAIN,
+        max_seconds: float = 30.0,
+        stack: int = 1,
+        workers: int = 0,
+        seed: int = 0,
+    ) -> "SpeechPairs":
+        """Look at every recording once; what cannot be used is left out, counted, and named in a warning.
+
+        Args:
+            stack: frames that become one position; no text can have more tokens than positions.
+
+        Raises:
+            ValueError: nothing is left.
+        """
+        speeds = reader.speeds(augmentation)
+        usable, n_frames, skipped, told = _usable(recordings, reader, speeds, max_seconds, workers)
+        target = [[*row, EOS] for row in tokenizer.encode([r.text for r in usable])]
+        kept = [i for i, row in enumerate(target) if -(-n_frames[:, i].min() // stack) >= positions_needed(row)]
+        skipped["fewer positions than tokens"] = len(usable) - len(kept)
+        if not kept:
+            counts = ", ".join(f"{n} {reason}" for reason, n in skipped.items())
+            raise ValueError(f"training needs recordings, but of {len(recordings)} none is left: {counts}; {told}")
+        return cls(
+            [usable[i] for i in kept],
+            reader,
+            [target[i] for i in kept],
+            dict(zip(speeds, n_frames[:, kept], strict=True)),
+            augmentation,
+            frames_per_batch,
+            seed,
+            skipped,
+        )
+
+    def __str__(self) -> str:
+        first = self.epoch(0)
+        hours = sum(r.seconds for r in self.recordings) / 3600
+        left_out = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items() if n) or "none"
+        return (
+            f"{len(self.recordings):,} recordings, {hours:.2f} hours, {len({r.speaker for r in self.recordings})} "
+            f"speakers, {sum(map(len, self.target)):,} target tokens, {len(first)} batches of at most "
+            f"{self.frames_per_batch} frames, {first.padding_share:.1%} padding; left out: {left_out}"
+        )
+
+    def epoch(self, n: int) -> Epoch:
+        """The batches of epoch n; the first goes from short to long."""
+        speeds = list(self.n_frames)
+        drawn = [draw_speed(speeds, generator(self.seed, n, i)) for i in range(len(self.recordings))]
+        lengths = np.array([self.n_frames[speed][i] for i, speed in enumerate(drawn)])
+
+        share = self.augmentation.token_dropout
+
+        def make(rows: list[int]) -> Batch:
+            frames = [self._frames(i, n, drawn[i]) for i in rows]
+            source, source_lengths = pad_frames(frames)
+            batch = batch_of(source, source_lengths, [self.target[i] for i in rows], bos=BOS)
+            if not share:
+                return batch
+            rng = generator(self.seed + 2, n, rows[0])
+            return replace(batch, target_in=hide_tokens(batch.target_in, share=share, instead=UNK, rng=rng))
+
+        return Epoch(
+            lengths[:, None],
+            make,
+            tokens_per_batch=self.frames_per_batch,
+            seed=self.seed,
+            epoch=n,
+            short_first=n == 0,
+        )
+
+    def _frames(self, index: int, epoch: int, speed: float) -> Float[Tensor, "S F"]:
+        rng = generator(self.seed + 1, epoch, index)
+        return self.reader(self.recordings[index].audio, self.augmentation, rng, speed)
+
+
+def _usable(
+    recordings: Sequence[Recording], reader: FrameReader, speeds: Sequence[float], max_seconds: float, workers: int
+) -> tuple[list[Recording], Int[np.ndarray, "speeds n"], dict[str, int], str]:
+    """Those with text and sound of the right length, their frames, how many others, and what was told of them first."""
+    spoken = [r for r in recordings if r.text.strip()]
+    short = [r for r in spoken if r.seconds <= max_seconds]
+    bad = reader.fill([r.audio for r in short], speeds, workers)
+    sound = [r for r in short if r.audio not in bad]
+    n_frames = np.array([[reader.n_frames(r.audio, s) for r in sound] for s in speeds], dtype=np.int64)
+    seconds = np.array(
+        [[s * reader.front.config.seconds(int(n)) for n in row] for s, row in zip(speeds, n_frames, strict=True)]
+    )
+    long, cut = _wrong_lengths(sound, seconds.min(axis=0), max_seconds)
+    warnings = [*bad.values(), *long.values(), *cut.values()]
+    for told in warnings:
+        logger.warning("%s", told)
+    skipped = {
+        "blank text": len(recordings) - len(spoken),
+        f"longer than {max_seconds:g} s": len(spoken) - len(short) + len(long),
+        "shorter than its manifest says": len(cut),
+        "unusable sound": len(short) - len(sound),
+    }
+    fits = [i for i in range(len(sound)) if i not in long and i not in cut]
+    return [sound[i] for i in fits], n_frames[:, fits], skipped, next(iter(warnings), "look at the manifest")
+
+
+def _wrong_lengths(
+    recordings: Sequence[Recording], seconds: Float[np.ndarray, " n"], max_seconds: float
+) -> tuple[dict[int, str], dict[int, str]]:
+    """By index, what to tell of those that are too long after all, and of those that are cut short."""
+    long, cut = dict[int, str](), dict[int, str]()
+    for i, (r, lasts) in enumerate(zip(recordings, seconds.tolist(), strict=True)):
+        told = f"{r.audio} lasts {lasts:.2f} s, but its manifest says {r.seconds:g}; it is left out, "
+        if lasts > max_seconds + ROUNDING:  # it might not fit into memory
+            long[i] = f"{told}being longer than {max_seconds:g} s"
+        elif r.seconds - lasts > SHORTFALL * max(1.0, r.seconds):
+            cut[i] = f"{told}for its text may say more; fetch it again or correct the manifest"
+    return long, cut
+
+
+def positions_needed(row: Sequence[int]) -> int:
+    """The fewest positions that CTC can align with these ids: one each, EOS aside, and a blank between equal ones."""
+    ids = row[:-1]
+    return len(ids) + sum(a == b for a, b in pairwise(ids))
+
+
+def front_end(
+    config: FeatureConfig | VectorConfig,
+    recordings: Sequence[Recording],
+    cache: FeatureCache,
+    workers: int,
+    *,
+    max_seconds: float | None = None,
+) -> Features | Vectors:
+    """What makes frames; where all training data is to be normalised as one, its statistics are taken here.
+
+    Args:
+        max_seconds: what is longer is left out of the statistics, as it is of training; None leaves out nothing.
+
+    Raises:
+        ValueError: statistics are needed, and no recording can be used.
+    """
+    if isinstance(config, VectorConfig):
+        return Vectors(config)
+    if config.normalise != "global":
+        return Features(config)
+    longest = math.inf if max_seconds is None else max_seconds
+    plain = Features(replace(config, normalise="none"))
+    paths = [r.audio for r in recordings if r.seconds <= longest]
+    bad = cache.fill(paths, plain, workers=workers)
+    if len(bad) == len(set(paths)):
+        none = f"of {len(recordings)} recordings none lasts {longest:g} s or less" if recordings else "there are none"
+        told = next(iter(bad.values()), none)
+        raise ValueError(f"normalise=global needs training data that can be used, but none can: {told}")
+    log_mels = (cache.get(path, plain) for path in paths if path not in bad)
+    usable = (log_mel for log_mel in log_mels if config.seconds(len(log_mel)) <= longest + ROUNDING)
+    mean, std = statistics(plain.mfcc(log_mel) for log_mel in usable)
+    return Features(config, mean=mean, std=std)

@@ -1,0 +1,79 @@
+"""Dense vectors from .npy files, where sound is not what flows in: features that another program made."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transduce.data.speech.features import normalised
+
+Normalise = Literal["utterance", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorConfig:
+    """What a .npy file of shape (frames, n_features) holds."""
+
+    n_features: int
+    hop: float = 0.01
+    """Seconds from one vector to the next."""
+    normalise: Normalise = "utterance"
+    """Give each feature mean 0 and variance 1 over the utterance, or leave the vectors as they are."""
+
+    def __post_init__(self) -> None:
+        if self.n_features < 1 or not self.hop > 0:
+            raise ValueError(
+                f"n_features and hop must be positive, but n_features={self.n_features} and hop={self.hop} s"
+            )
+        if self.normalise not in get_args(Normalise):
+            raise ValueError(f"normalise must be utterance or none, but normalise={self.normalise}")
+
+    def seconds(self, n_frames: int) -> float:
+        """That so many vectors stand for."""
+        return n_frames * self.hop
+
+
+class Vectors:
+    """Reads and normalises the vectors that a VectorConfig describes."""
+
+    def __init__(self, config: VectorConfig) -> None:
+        self.config = config
+
+    def __call__(self, path: Path) -> Float[Tensor, "S F"]:
+        """The vectors of one file, as float32.
+
+        Raises:
+            ValueError: the file is missing, no array of this width, empty, or has NaN or infinite values; the message
+                names it.
+        """
+        frames = torch.from_numpy(self._array(path))
+        if self.config.normalise == "none":
+            return frames
+        wide = frames.double()  # squares of large values would not fit into float32
+        return normalised(wide, wide.mean(dim=0), wide.var(dim=0, correction=0)).float()
+
+    def _array(self, path: Path) -> Float[np.ndarray, "S F"]:
+        try:
+            with path.open("rb") as file:
+                found = np.lib.format.read_array(file, allow_pickle=False)
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}; check the path") from error
+        except Exception as error:  # whatever NumPy meets in a file that is none of its own
+            told = str(error).strip().rstrip(".").replace("\n", " ")
+            raise ValueError(f"{path} cannot be read as vectors: {told}; write it with numpy.save") from error
+        if found.ndim != 2 or not len(found) or found.shape[1] != self.config.n_features:
+            raise ValueError(
+                f"{path} cannot be used: vectors must have shape (frames, {self.config.n_features}), but they have "
+                f"{found.shape}; set n_features, or leave the file out"
+            )
+        if found.dtype.kind != "f":
+            raise ValueError(f"{path} cannot be used: vectors must be floats, but it holds {found.dtype}; convert it")
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+            narrow = found.astype(np.float32)
+        if not np.isfinite(narrow).all():
+            raise ValueError(f"{path} cannot be used: it has NaN or infinite values in float32; leave it out")
+        return narrow

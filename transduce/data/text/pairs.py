@@ -1,0 +1,105 @@
+"""Parallel text as training data: encoded, filtered by length, batched anew for every epoch."""
+
+import hashlib
+from dataclasses import dataclass
+
+from transduce.data.batch import Epoch, pair_epoch
+from transduce.data.text.corpus import ParallelText
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, Tokenizer
+
+
+@dataclass(frozen=True)
+class TextPairs:
+    """What the trainer asks for: `epoch(n)` gives batches, the same ones for the same (seed, n).
+
+    `n_long` pairs were left out, one side having more than max_length tokens, EOS included.
+    """
+
+    text: ParallelText
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+    source: list[list[int]]
+    target: list[list[int]]
+    n_long: int
+    tokens_per_batch: int
+    bpe_dropout: float
+    seed: int
+
+    @classmethod
+    def encode(
+        cls,
+        text: ParallelText,
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
+        *,
+        tokens_per_batch: int,
+        max_length: int = 256,
+        bpe_dropout: float = 0.0,
+        seed: int = 0,
+    ) -> "TextPairs":
+        """Encode once; leave out what is too long and count it.
+
+        Raises:
+            ValueError: nothing is left.
+        """
+        source = _with_eos(source_tokenizer.encode(text.source))
+        target = _with_eos(target_tokenizer.encode(text.target))
+        kept = [i for i in range(len(text)) if max(len(source[i]), len(target[i])) <= max_length]
+        if not kept:
+            shortest = min(max(len(s), len(t)) for s, t in zip(source, target, strict=True))
+            raise ValueError(
+                f"max_length must leave something to train on, but max_length={max_length} and the shortest of "
+                f"{len(text)} pairs has {shortest} tokens"
+            )
+        return cls(
+            ParallelText([text.source[i] for i in kept], [text.target[i] for i in kept], text.n_blank),
+            source_tokenizer,
+            target_tokenizer,
+            [source[i] for i in kept],
+            [target[i] for i in kept],
+            len(text) - len(kept),
+            tokens_per_batch,
+            bpe_dropout,
+            seed,
+        )
+
+    def __str__(self) -> str:
+        first = self.epoch(0)
+        n_target = sum(map(len, self.target))
+        return (
+            f"{len(self.source):,} pairs, {n_target:,} target tokens, {len(first)} batches of at most "
+            f"{self.tokens_per_batch} positions a side, {first.padding_share:.1%} padding; "
+            f"left out: {self.text.n_blank} blank, {self.n_long} too long"
+        )
+
+    def epoch(self, n: int) -> Epoch:
+        """The batches of epoch n."""
+        source, target = self.ids(n)
+        return pair_epoch(source, target, tokens_per_batch=self.tokens_per_batch, seed=self.seed, epoch=n, bos=BOS)
+
+    def ids(self, n: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Both sides in epoch n, each row ending in EOS: segmented anew where there is BPE-dropout."""
+        if not self.bpe_dropout:
+            return self.source, self.target
+        sides = ((self.source_tokenizer, self.text.source), (self.target_tokenizer, self.text.target))
+        source, target = (
+            _with_eos(tokenizer.encode_with_dropout(lines, dropout=self.bpe_dropout, seed=self._seed(n, side)))
+            for side, (tokenizer, lines) in enumerate(sides)
+        )
+        return source, target
+
+    def _seed(self, epoch: int, side: int) -> int:
+        return (self.seed * 1_000_003 + 2 * epoch + side) % (1 << 32)
+
+
+def _with_eos(rows: list[list[int]]) -> list[list[int]]:
+    return [[*row, EOS] for row in rows]
+
+
+def fingerprint(*texts: ParallelText) -> str:
+    """SHA-256 of the sentences: what the data is, wherever it lies."""
+    digest = hashlib.sha256()
+    for side in (side for text in texts for side in (text.source, text.target)):
+        for line in side:
+            digest.update(line.encode() + b"\n")
+    return digest.hexdigest()

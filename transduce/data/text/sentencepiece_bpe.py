@@ -1,0 +1,136 @@
+"""SentencePiece BPE: raw text to ids and back (in NFKC, with single spaces), nothing unknown."""
+
+import io
+import random
+from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+
+import sentencepiece
+
+PAD, UNK, BOS, EOS = range(4)
+
+
+class Tokenizer:
+    """A SentencePiece model. Ids: 0 padding, 1 unknown (never met: bytes stand in), 2 begin, 3 end.
+
+    Source: Sennrich et al. (2016), BPE; Kudo and Richardson (2018), SentencePiece.
+    """
+
+    bos_id, eos_id, never = BOS, EOS, (PAD, UNK, BOS)
+
+    def __init__(self, model: bytes) -> None:
+        self.model = model
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._ids = {self._processor.id_to_piece(i): i for i in range(self.vocab_size)}
+        """Of every piece; a merge learned earlier has the smaller id."""
+        ids = [getattr(self._processor, f"{name}_id")() for name in ("pad", "unk", "bos", "eos")]
+        if ids != [PAD, UNK, BOS, EOS]:
+            raise ValueError(f"pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them {ids}")
+
+    @classmethod
+    def train(cls, texts: Iterable[str], *, vocab_size: int) -> "Tokenizer":
+        """Learn BPE from raw sentences, with byte fallback.
+
+        A small corpus may have fewer merges than asked for; then the vocabulary is smaller.
+
+        Raises:
+            ValueError: vocab_size leaves no room for the 4 special pieces, 256 bytes and the characters.
+        """
+        model = io.BytesIO()
+        sentences = (t for t in texts if t.strip())
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=sentences,
+                model_writer=model,
+                model_type="bpe",
+                vocab_size=vocab_size,
+                hard_vocab_limit=False,
+                byte_fallback=True,
+                character_coverage=0.9999,
+                max_sentence_length=1 << 20,
+                pad_id=PAD,
+                unk_id=UNK,
+                bos_id=BOS,
+                eos_id=EOS,
+                num_threads=1,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise ValueError(
+                f"SentencePiece could not learn vocab_size={vocab_size} pieces: {error}; "
+                "it must exceed 260 (special pieces and bytes) by more than the number of different characters"
+            ) from error
+        return cls(model.getvalue())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Tokenizer":
+        """Read a .model file."""
+        return cls(Path(path).read_bytes())
+
+    def save(self, path: Path | str) -> None:
+        """Write a .model file."""
+        Path(path).write_bytes(self.model)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of pieces."""
+        return self._processor.get_piece_size()
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids without BEGIN and END, a list per text."""
+        return self._processor.encode(list(texts))
+
+    def encode_with_dropout(self, texts: Sequence[str], *, dropout: float, seed: int) -> list[list[int]]:
+        """`encode` that skips each merge with probability `dropout`: another segmentation for every seed.
+
+        Our own loop, since SentencePiece's sampling is another one in every process, whatever its seed; without
+        dropout the segmentation is SentencePiece's.
+
+        Source: Provilkov et al. (2020), BPE-dropout, algorithm 1.
+        """
+        rng = random.Random(seed)
+        rows = []
+        for plain in self.encode(texts):
+            row: list[int] = []
+            for is_byte, run in groupby(plain, self._processor.is_byte):
+                if is_byte:  # characters without a piece merge with nothing
+                    row += run
+                    continue
+                text = "".join(self._processor.id_to_piece(i) for i in run)
+                for word in text.replace("▁", " ▁").split(" "):
+                    row += (self._ids[piece] for piece in self._merge(word, dropout, rng))
+            rows.append(row)
+        return rows
+
+    def _merge(self, word: str, dropout: float, rng: random.Random) -> list[str]:
+        """Characters to pieces: merge the pair that was learned first, again and again, but for what is dropped."""
+        pieces = list(word)
+        while True:
+            open_merges = [
+                (rank, i)
+                for i, (left, right) in enumerate(pairwise(pieces))
+                if (rank := self._ids.get(left + right)) is not None and rng.random() >= dropout
+            ]
+            if not open_merges:
+                return pieces
+            i = min(open_merges)[1]
+            pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Text of each list of ids; the special pieces have none."""
+        return self._processor.decode([list(row) for row in ids]) if len(ids) else []  # it takes [] for one text
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The pieces as one reads them, for pictures and reports."""
+        return [self._processor.id_to_piece(int(i)) for i in ids]
+
+
+def tokenizers(
+    source: Sequence[str], target: Sequence[str], *, vocab_size: int, joint: bool
+) -> tuple[Tokenizer, Tokenizer]:
+    """Trained tokenizers of both sides; the very same object twice if `joint`."""
+    if joint:
+        shared = Tokenizer.train([*source, *target], vocab_size=vocab_size)
+        return shared, shared
+    return Tokenizer.train(source, vocab_size=vocab_size), Tokenizer.train(target, vocab_size=vocab_size)

@@ -1,0 +1,80 @@
+"""What every tokenizer offers, which kinds there are, and what their files are called."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+from transduce.data.text.byte_bpe import ByteBPE
+from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.sentencepiece_bpe import Tokenizer
+
+
+@runtime_checkable
+class AnyTokenizer(Protocol):
+    """What a language model asks of its tokenizer: SentencePiece here, byte-level BPE or single characters."""
+
+    model: bytes
+    """The whole tokenizer, as its file holds it."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def bos_id(self) -> int | None:
+        """What every text begins with; None where nothing marks a beginning."""
+        ...
+
+    @property
+    def eos_id(self) -> int | None:
+        """What every text ends with; None where nothing marks an end. Equal to bos_id, it stands between texts."""
+        ...
+
+    @property
+    def never(self) -> tuple[int, ...]:
+        """Ids that no text holds and no model may produce."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]: ...
+
+    def pieces(self, ids: Sequence[int]) -> list[str]: ...
+
+
+TokenizerKind = Literal["characters", "byte_bpe", "sentencepiece"]
+FILES: dict[str, type[CharTokenizer | ByteBPE | Tokenizer]] = {
+    "characters.json": CharTokenizer,
+    "tokenizer.json": ByteBPE,
+    "tokenizer.model": Tokenizer,
+}
+"""What a tokenizer's file is called, as in a run directory."""
+
+
+def train_tokenizer(kind: TokenizerKind, texts: Sequence[str], *, vocab_size: int) -> AnyTokenizer:
+    """A new tokenizer; characters are as many as there are."""
+    if kind == "characters":
+        return CharTokenizer.train(texts)
+    if kind == "byte_bpe":
+        return ByteBPE.train(texts, vocab_size=vocab_size)
+    return Tokenizer.train([line for text in texts for line in text.split("\n")], vocab_size=vocab_size)
+
+
+def load_tokenizer(path: Path) -> AnyTokenizer:
+    """A tokenizer's file, or the folder that has it: a run, shards, or vocab.json and merges.txt of GPT-2.
+
+    Raises:
+        ValueError: there is none.
+    """
+    folder, names = (path.parent, [path.name]) if path.is_file() else (path, list(FILES))
+    for name in names:
+        if name in FILES and (folder / name).is_file():
+            return FILES[name].load(folder / name)
+    if (path / "vocab.json").is_file():
+        return ByteBPE.load(path)
+    raise ValueError(f"a tokenizer is one of {', '.join(FILES)}, or a folder with one, but {path} is neither")
+
+
+def tokenizer_file(tokenizer: AnyTokenizer) -> str:
+    """What `load_tokenizer` calls the file of this one."""
+    (name,) = (name for name, kind in FILES.items() if isinstance(tokenizer, kind))
+    return name

@@ -1,0 +1,77 @@
+"""A recipe as a command: its configuration from the command line, and how it ends."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol, TypeVar, runtime_checkable
+
+import tyro
+
+from transduce.device import torch_device
+from transduce.train.trainer import TrainingConfig
+
+
+@runtime_checkable
+class AnyExperiment(Protocol):
+    """What all experiments have: where, how, and on what machine."""
+
+    @property
+    def run(self) -> Path: ...
+    @property
+    def training(self) -> TrainingConfig: ...
+    @property
+    def device(self) -> str: ...
+
+
+ExperimentT = TypeVar("ExperimentT", bound=AnyExperiment)
+
+
+def main(
+    run: Callable[[ExperimentT], object],
+    settings: Mapping[str, tuple[str, ExperimentT]],
+    *,
+    default: str,
+    description: str | None,
+) -> int:
+    """A recipe's command line: 0 if all went well, 2 if its input was at fault, 130 after Ctrl-C."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    experiment = choose(settings, default=default, description=description)
+
+    def go() -> None:
+        torch_device(experiment.device)  # before an hour with the data
+        run(experiment)
+
+    return exit_code(
+        go,
+        prefix="error",
+        interrupted="stopped; run the same command again to go on from the newest checkpoint",
+    )
+
+
+def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, description: str | None) -> ExperimentT:
+    """The named setting, with the fields that the command line overrides; `default` where it names none."""
+    arguments = sys.argv[1:]
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+        arguments = [default, *arguments]
+    return tyro.extras.overridable_config_cli(dict(settings), args=arguments, description=description)
+
+
+def exit_code(action: Callable[[], object], *, prefix: str, interrupted: str) -> int:
+    """Run `action`: 0 if it went well, 2 if its input was at fault, 130 after Ctrl-C; the reason goes to stderr."""
+    try:
+        action()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        print(f"{prefix}: {error.filename} does not exist", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # whoever read us has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError, FloatingPointError) as error:
+        print(f"{prefix}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,109 @@
+"""What every recipe needs besides its data: a new model, and its training."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transduce.device import torch_device
+from transduce.experiment.command import AnyExperiment
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.transformer import Transformer
+from transduce.run import Run, claim, finish
+from transduce.train.ctc import hybrid_loss
+from transduce.train.state import Validation
+from transduce.train.trainer import Data, Trainer, TrainingConfig
+
+
+def with_vocabularies(config: TransformerConfig, source: int, target: int, *, joint: bool) -> TransformerConfig:
+    """The same model for vocabularies of these sizes; tables are shared as far as vocabularies are."""
+    stacks: dict[str, StackConfig | None] = {}
+    for name, stack, size in (("encoder", config.encoder, source), ("decoder", config.decoder, target)):
+        if stack is not None and isinstance(stack.input, Tokens):
+            stack = replace(stack, input=replace(stack.input, vocab_size=size))
+        stacks[name] = stack
+    tie = "output" if config.tie == "all" and not joint else config.tie
+    return replace(config, encoder=stacks["encoder"], decoder=stacks["decoder"], tie=tie)
+
+
+def with_frames(config: TransformerConfig, n_features: int, target: int) -> TransformerConfig:
+    """The same model for frames of this many features and a vocabulary of this size.
+
+    Raises:
+        ValueError: the model has no encoder that takes frames, or no decoder.
+    """
+    frames = replace(config.frames, n_features=n_features)
+    if config.encoder is None or config.decoder is None:
+        raise ValueError(f"speech needs an encoder and a decoder, but decoder={config.decoder}")
+    config = replace(config, encoder=replace(config.encoder, input=frames))
+    return with_vocabularies(config, target, target, joint=False)
+
+
+def new_model(x: AnyExperiment, config: TransformerConfig) -> Transformer:
+    """Weights as the experiment's seed has them, on its device."""
+    torch.manual_seed(x.training.seed)
+    model = Transformer(config).to(torch_device(x.device))
+    print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {x.device}")
+    return model
+
+
+def train(
+    x: AnyExperiment,
+    run: Run,
+    model: Transformer,
+    *,
+    data: Data,
+    validate: Callable[[Any], Validation],
+    ctc_weight: float = 0.0,
+    operations_per_token: float | None = None,
+) -> None:
+    """Train in the experiment's directory, or go on there, and leave the finished model behind.
+
+    Raises:
+        ValueError: another experiment lives in the directory.
+        FloatingPointError, KeyboardInterrupt: see Trainer.run.
+    """
+    claim(x.run, run)
+    trainer = Trainer(
+        model=model,
+        data=data,
+        loss=loss_of(x.training, ctc_weight),
+        validate=validate,
+        config=x.training,
+        directory=x.run,
+        operations_per_token=operations_per_token,
+    )
+    finish(x.run, trainer.run().chosen(x.training.average, x.training.keep_last, x.training.keep_best))
+
+
+def loss_of(training: TrainingConfig, ctc_weight: float = 0.0) -> Callable[..., Tensor]:
+    """Cross-entropy with the training's label smoothing, and CTC beside it where it has a weight."""
+    return partial(hybrid_loss, label_smoothing=training.label_smoothing, ctc_weight=ctc_weight)
+
+
+def operations_per_token(model: Transformer) -> float:
+    """Floating-point operations that a decoder alone takes for one token of a full context in training: 6 N + 12 L d T.
+
+    N counts what is multiplied: all parameters but tables that are only looked up, and experts that a token does not
+    visit; T is max_positions.
+
+    Raises:
+        ValueError: the model has an encoder, so that lengths of two sides decide.
+    Source: Chowdhery et al. (2022), PaLM, appendix B.
+    """
+    config = model.config
+    if config.decoder is None or config.encoder is not None:
+        raise ValueError(f"operations_per_token() takes a decoder alone, but the model is {config}")
+    n = sum(p.numel() for p in model.parameters())
+    if config.positions == "learned":
+        n -= config.max_positions * config.d_model
+    if config.tie == "none" and isinstance(config.decoder.input, Tokens):
+        n -= config.decoder.input.rows * config.d_model
+    if config.n_experts:
+        experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+        n -= experts * (config.n_experts - config.experts_per_token) // config.n_experts
+    width = config.n_heads * config.d_head
+    return 6.0 * n + 12.0 * config.decoder.n_layers * width * config.max_positions

@@ -1,0 +1,266 @@
+"""A run directory: config.json, tokenizers, model.safetensors, and checkpoints/UPDATE while training goes on."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from safetensors.torch import save as serialise
+from torch import Tensor
+
+from transduce.config import differences, flatten, from_dict, to_dict
+from transduce.data.speech.features import FeatureConfig, Features
+from transduce.data.speech.vectors import VectorConfig, Vectors
+from transduce.data.text.sentencepiece_bpe import Tokenizer
+from transduce.data.text.tokenizers import FILES, AnyTokenizer, tokenizer_file
+from transduce.device import torch_device
+from transduce.files import read_json_lines, write_file
+from transduce.model.config import TransformerConfig
+from transduce.model.transformer import Transformer
+
+CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
+STATISTICS = "features.safetensors"
+METRICS, STATE = "metrics.jsonl", "state.json"
+
+FREE = (
+    "run.",
+    "device.",
+    "corpus.",
+    "test.",
+    "cache.",
+    "workers.",
+    "decoding.",
+    "model.recompute.",
+    "training.max_updates.",
+    "training.max_minutes.",
+)
+"""What may change from one start of a run to the next: where things lie, on what machine, how long, how to decode and
+on what to test."""
+
+BOUND = ("corpus.target_column",)
+"""And what may not, though it stands among them."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run directory holds besides weights: configurations, tokenizers, what becomes of sound."""
+
+    model: TransformerConfig
+    experiment: dict[str, Any]
+    source_tokenizer: AnyTokenizer | None
+    target_tokenizer: AnyTokenizer | None
+    """The only one where a decoder is alone; where an encoder is, the same as the source's."""
+    front: Features | Vectors | None = None
+    """How what is not text becomes frames."""
+
+    def identity(self) -> dict[str, Any]:
+        """Everything a resumed run must have in common with its beginning, by dotted name.
+
+        Where things lie, how long to train and how to decode may change; that the text is the same, its hash tells.
+        """
+        sides = {"source_tokenizer": self.source_tokenizer, "target_tokenizer": self.target_tokenizer}
+        hashes = {name: hashlib.sha256(side.model).hexdigest()[:12] if side else None for name, side in sides.items()}
+        named = flatten({**self.experiment, "model": to_dict(self.model), **hashes})
+        bound = {name: named[name] for name in BOUND if name in named}  # first: it explains other differences
+        return bound | {name: value for name, value in named.items() if not (name + ".").startswith(FREE)}
+
+
+def save_run(directory: Path, run: Run) -> None:
+    """Write config.json and tokenizers; one file where both sides share one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if run.source_tokenizer is run.target_tokenizer or run.model.encoder is None:
+        sides = {"tokenizer": run.target_tokenizer}
+    else:
+        sides = {"source": run.source_tokenizer, "target": run.target_tokenizer}
+    for side, tokenizer in sides.items():
+        if tokenizer is not None:
+            name = tokenizer_file(tokenizer) if side == "tokenizer" else f"{side}.model"
+            write_file(directory / name, tokenizer.model)
+    plain = {"model": to_dict(run.model), "experiment": run.experiment}
+    if run.front is not None:
+        plain["features"] = to_dict(run.front.config)
+    if isinstance(run.front, Features) and run.front.mean is not None and run.front.std is not None:
+        write_file(directory / STATISTICS, serialise({"mean": run.front.mean, "std": run.front.std}))
+    write_file(directory / CONFIG, json.dumps(plain, indent=2) + "\n")
+
+
+def load_run(directory: Path) -> Run:
+    """Read what `save_run` wrote.
+
+    Raises:
+        ValueError: `directory` is not a run directory, or its config.json is not ours.
+    """
+    path = directory / CONFIG
+    if not path.is_file():
+        what = "does not exist" if not directory.exists() else f"has no {CONFIG}"
+        raise ValueError(
+            f"a run directory holds {CONFIG}, but {directory} {what}; a recipe makes one (--run DIRECTORY)"
+        )
+    try:
+        plain = json.loads(path.read_text())
+        model, experiment = plain["model"], plain["experiment"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} must be JSON with model and experiment, but it is not: {error!r}") from error
+    config = from_dict(TransformerConfig, model, str(path))
+    shared = _tokenizer(directory, "tokenizer")
+    return Run(
+        model=config,
+        experiment=experiment,
+        source_tokenizer=(shared if config.encoder else None) or _tokenizer(directory, "source"),
+        target_tokenizer=shared or _tokenizer(directory, "target"),
+        front=_front(plain["features"], directory) if "features" in plain else None,
+    )
+
+
+def _front(plain: dict[str, Any], directory: Path) -> Features | Vectors:
+    where = str(directory / CONFIG)
+    if "sample_rate" not in plain:
+        return Vectors(from_dict(VectorConfig, plain, where))
+    path = directory / STATISTICS
+    config = from_dict(FeatureConfig, plain, where)
+    if config.normalise != "global":
+        return Features(config)
+    if not path.is_file():
+        raise ValueError(
+            f"normalise=global needs the training data's mean and std, but {directory} has no {STATISTICS}; copy the "
+            "whole run directory"
+        )
+    statistics = read_weights(path)
+    return Features(config, mean=statistics.get("mean"), std=statistics.get("std"))
+
+
+def _tokenizer(directory: Path, side: str) -> AnyTokenizer | None:
+    files = FILES if side == "tokenizer" else {f"{side}.model": Tokenizer}
+    for name, kind in files.items():
+        if (directory / name).is_file():
+            return kind.load(directory / name)
+    return None
+
+
+def save_weights(path: Path, model: torch.nn.Module) -> None:
+    """Every parameter once, shared ones under their first name."""
+    save_file({name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}, path)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors by name.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def set_weights(model: torch.nn.Module, weights: dict[str, Tensor], name: str) -> None:
+    """Copy weights into the model.
+
+    Raises:
+        ValueError: a name or shape that the model does not have, or one that is missing.
+    """
+    own = dict(model.named_parameters())
+    wrong = [f"{n} is missing" for n in own if n not in weights]
+    wrong += [f"{n} is unknown" for n in weights if n not in own]
+    wrong += [
+        f"{n} is {tuple(weights[n].shape)} instead of {tuple(own[n].shape)}"
+        for n in own
+        if n in weights and weights[n].shape != own[n].shape
+    ]
+    if wrong:
+        raise ValueError(f"weights must fit the configuration, but in {name} {'; '.join(wrong[:5])}")
+    with torch.no_grad():
+        for n, parameter in own.items():
+            parameter.copy_(weights[n])
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted(path for path in (directory / CHECKPOINTS).glob("[0-9]*") if path.is_dir())
+
+
+def validated_checkpoints(directory: Path) -> list[tuple[Path, float]]:
+    """The checkpoints of a run that were validated, with their scores (higher is better), oldest first."""
+    found = checkpoints(directory)
+    scores = dict(json.loads((found[-1] / STATE).read_text())["validations"]) if found else {}
+    return [(path, scores[int(path.name)]) for path in found if int(path.name) in scores]
+
+
+def validations(directory: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that validations wrote, oldest first."""
+    path = directory / METRICS
+    return [line for line in read_json_lines(path) if line["kind"] == "valid"] if path.is_file() else []
+
+
+def weights_path(directory: Path) -> Path:
+    """The weights to decode with: the finished model, or the newest checkpoint while there is none.
+
+    Raises:
+        ValueError: there are none.
+    """
+    found = [directory / WEIGHTS, *(path / WEIGHTS for path in reversed(checkpoints(directory)))]
+    for path in found:
+        if path.is_file():
+            return path
+    raise ValueError(f"a run needs weights, but {directory} has neither {WEIGHTS} nor a checkpoint; train it first")
+
+
+def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Transformer:
+    """The run's model in evaluation mode.
+
+    Raises:
+        ValueError: the directory is not a whole run, or this machine has no such device.
+    """
+    directory, device = Path(directory), torch_device(device)
+    model = Transformer(load_run(directory).model)
+    path = weights_path(directory)
+    set_weights(model, read_weights(path), str(path))
+    return model.to(device).eval()
+
+
+def average(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of several weight files, summed in float64.
+
+    Source: Vaswani et al. (2017), section 6.1, "checkpoint averaging".
+    """
+    if not paths:
+        raise ValueError("an average needs at least one checkpoint, but there is none")
+    total: dict[str, Tensor] = {}
+    first = read_weights(paths[0])
+    for path in paths:
+        weights = read_weights(path)
+        if weights.keys() != first.keys():
+            raise ValueError(f"checkpoints to average must have the same names, but {paths[0]} and {path} differ")
+        for name, tensor in weights.items():
+            total[name] = total[name] + tensor.double() if name in total else tensor.double()
+    return {name: (tensor / len(paths)).to(first[name].dtype) for name, tensor in total.items()}
+
+
+def claim(directory: Path, run: Run) -> None:
+    """Make `directory` this run's, or go on with it where it already is.
+
+    Raises:
+        ValueError: another experiment lives there; the message lists what differs.
+    """
+    if not (directory / CONFIG).exists():
+        return save_run(directory, run)
+    before = load_run(directory)
+    changed = differences(before.identity(), run.identity())
+    if changed:
+        raise ValueError(
+            f"a run goes on with the configuration it began with, but in {directory} this differs: "
+            f"{'; '.join(changed)}. Name another directory with --run, or remove this one"
+        )
+    return None
+
+
+def finish(directory: Path, updates: Sequence[int]) -> None:
+    """Write the mean of these checkpoints as the finished model.safetensors."""
+    weights = average([directory / CHECKPOINTS / f"{update:08d}" / WEIGHTS for update in updates])
+    write_file(directory / WEIGHTS, serialise(weights))

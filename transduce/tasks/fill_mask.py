@@ -1,0 +1,64 @@
+"""Text with gaps in, whole text out."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from transduce.data.batch import bucket, pad
+from transduce.data.text.masking import encode_gaps, mask_id
+from transduce.data.text.tokenizers import AnyTokenizer
+from transduce.model.config import Tokens
+from transduce.model.transformer import Transformer
+
+
+class FillIn:
+    """Lines with gaps in, whole lines out, in the same order; a line without a gap comes back as it is."""
+
+    def __init__(self, model: Transformer, tokenizer: AnyTokenizer) -> None:
+        encoder = model.config.encoder
+        if encoder is None or model.config.decoder is not None or not isinstance(encoder.input, Tokens):
+            raise ValueError(
+                "gaps are filled by an encoder alone over tokens, but this model has "
+                f"encoder={encoder} and decoder={model.config.decoder}; use td.load(directory)"
+            )
+        if encoder.input.vocab_size <= mask_id(tokenizer):
+            raise ValueError(
+                "the model must have every id of its tokenizer and the mask symbol behind them, but "
+                f"it has {encoder.input.vocab_size} ids and the tokenizer {tokenizer.vocab_size}"
+            )
+        self.model, self.tokenizer = model, tokenizer
+        self.never = [*tokenizer.never, *range(mask_id(tokenizer), encoder.input.vocab_size)]
+        """Ids that have no text."""
+
+    def __call__(self, lines: Sequence[str], *, mask_word: str = "_", batch_tokens: int = 4096) -> list[str]:
+        """Every mask word is one token: the likeliest there, whatever fills the other gaps.
+
+        Text around the gaps comes out as the tokenizer writes it: SentencePiece's in NFKC, with single spaces.
+        """
+        if isinstance(lines, str):
+            raise ValueError(f"gaps are filled in a list of lines, but got one string; use [{lines[:20]!r}]")
+        outputs = list(lines)
+        numbers = np.array([i for i, line in enumerate(lines) if mask_word in line], dtype=np.int64)
+        if len(numbers):
+            rows = [encode_gaps(self.tokenizer, lines[i], mask_word) for i in numbers]
+            for batch in bucket(np.array([[len(row)] for row in rows]), batch_tokens):
+                ids, lengths = (t.to(self.model.device) for t in pad([rows[b] for b in batch], 0))
+                gaps = ids == mask_id(self.tokenizer)
+                ids[gaps] = self.likeliest(ids, lengths, gaps)
+                found = [row[:n] for row, n in zip(ids.tolist(), lengths.tolist(), strict=True)]
+                for i, text in zip(numbers[batch], self.tokenizer.decode(found), strict=True):
+                    outputs[i] = text.replace("\n", " ").replace("\r", " ")  # one line in, one line out
+        return outputs
+
+    @torch.no_grad()
+    def likeliest(
+        self, ids: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], places: Bool[Tensor, "B T"]
+    ) -> Int[Tensor, " n"]:
+        """The likeliest token at each of these places, row after row."""
+        states = self.model.states(source=ids, source_lengths=lengths)
+        logits = self.model.project(states[places])
+        logits[:, self.never] = -torch.inf
+        return logits.argmax(dim=-1)

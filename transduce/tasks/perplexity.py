@@ -1,0 +1,128 @@
+"""How well a decoder alone predicts a text: nats per token, perplexity, bits per byte."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transduce.data.text.language import encode_text
+from transduce.data.text.tokenizers import AnyTokenizer
+from transduce.model.transformer import Transformer
+
+ROWS = 512
+"""Positions projected to the vocabulary at a time."""
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """What a text costs a model, and how that was measured."""
+
+    nats: float
+    """Of all predicted tokens together."""
+    n_tokens: int
+    n_bytes: int
+    """Of the predicted text in UTF-8."""
+    signature: str
+
+    @property
+    def nats_per_token(self) -> float:
+        """Cross-entropy, as training reports it."""
+        return self.nats / self.n_tokens
+
+    @property
+    def perplexity(self) -> float:
+        """e to the nats per token: comparable between models with one tokenizer only."""
+        return math.exp(self.nats_per_token)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Comparable between tokenizers."""
+        return self.nats / math.log(2) / self.n_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"perplexity {self.perplexity:.3f} per token, {self.nats_per_token:.4f} nats per token, "
+            f"{self.bits_per_byte:.4f} bits per byte\n{self.signature}"
+        )
+
+
+def measure_perplexity(
+    model: Transformer,
+    tokenizer: AnyTokenizer,
+    text: str,
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    batch_tokens: int = 4096,
+) -> Perplexity:
+    """Every token of a text is predicted once, from up to `window` tokens before it.
+
+    Windows begin `stride` tokens apart, and of each the tokens count that the one before did not reach: so all but those
+    of the first window have at least window - stride tokens of context. The text is made tokens as it is for training
+    (`encode_text`): BOS stands first where the tokenizer has one, otherwise the first token is given and not predicted;
+    and where EOS is another one, every line is a text between the two, and both are predicted.
+
+    Args:
+        window: positions; the model's max_positions if not given.
+        stride: half of the window if not given; the whole window is fastest, 1 the fairest.
+        batch_tokens: positions in one go: speed and memory, never the figures.
+
+    Raises:
+        ValueError: no token to predict, a stride outside 1 ... window, or a window longer than learned positions.
+    """
+    limit = model.config.max_positions
+    window = window or limit
+    stride = stride or max(1, window // 2)
+    if not 1 <= stride <= window or (model.config.positions == "learned" and window > limit):
+        raise ValueError(
+            "stride must lie in 1 ... window, and window within learned positions, but "
+            f"stride={stride}, window={window} and max_positions={limit}"
+        )
+    stream = torch.from_numpy(encode_text(tokenizer, text).astype(np.int64))
+    if len(stream) < 2:
+        raise ValueError(f"perplexity needs a token to predict, but the text has {len(text)} characters")
+    start, end = tokenizer.bos_id, tokenizer.eos_id
+    given = stream[:1].tolist() if start is None else []
+    nats = sum(
+        _nats(model, rows.to(model.device), fresh)
+        for rows, fresh in _windows(stream, window, stride, max(1, batch_tokens // window))
+    )
+    n_tokens, first, lines = len(stream) - 1, "given" if start is None else "bos", "no" if start == end else "yes"
+    signature = (
+        f"tokens:{n_tokens}|vocabulary:{tokenizer.vocab_size}|window:{window}|stride:{stride}|first:{first}|eos:{lines}|"
+        f"version:{version('transduce')}"
+    )
+    return Perplexity(nats, n_tokens, len(text.encode()) - len(tokenizer.decode([given])[0].encode()), signature)
+
+
+def _windows(
+    stream: Int[Tensor, " L"], window: int, stride: int, size: int
+) -> Iterator[tuple[Int[Tensor, "B T"], int]]:
+    """Rows of T - 1 inputs and their next token, and how many of the last predictions count; whole windows in batches."""
+    first = stream[: window + 1][None]
+    yield first, first.size(1) - 1
+    begin = stride
+    whole = stream[begin:].unfold(0, window + 1, stride) if len(stream) - begin > window else stream.new_empty(0, 0)
+    for rows in whole.split(size) if len(whole) else ():
+        yield rows, stride
+    begin += stride * len(whole)
+    seen = begin - stride + window  # predictions end here
+    if seen < len(stream) - 1:
+        yield stream[begin:][None], len(stream) - 1 - seen
+
+
+@torch.inference_mode()
+def _nats(model: Transformer, rows: Int[Tensor, "B T"], fresh: int) -> float:
+    """Of the last `fresh` predictions of every row, summed in float64."""
+    states: Float[Tensor, "B t D"] = model.decoder_states(rows[:, :-1])[:, -fresh:]
+    targets = rows[:, -fresh:].flatten()
+    total = 0.0
+    for some, wanted in zip(states.flatten(0, 1).split(ROWS), targets.split(ROWS), strict=True):
+        total += F.cross_entropy(model.project(some).float(), wanted, reduction="none").double().sum().item()
+    return total
