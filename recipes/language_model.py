@@ -26,10 +26,11 @@ from transduce.data.text.tokenizers import TokenizerKind
 from transduce.device import default_device
 from transduce.experiment.command import main
 from transduce.experiment.report import language_report
-from transduce.experiment.run import new_model, operations_per_token, train, with_vocabularies
+from transduce.experiment.run import new_model, train, with_vocabularies
 from transduce.experiment.validation import LanguageValidation
 from transduce.model.presets import gpt2
 from transduce.run import Run
+from transduce.train.flops import flops_per_token
 from transduce.train.optim import OptimConfig
 from transduce.train.trainer import TrainingConfig
 
@@ -44,8 +45,8 @@ class Experiment:
     tokenizer: TokenizerKind = "characters"
     """Shards have their own."""
     vocab_size: int = 8000
-    """Pieces of a BPE vocabulary, all bytes included; characters are as many as there are."""
-    rows: int
+    """Tokens of a BPE vocabulary, all bytes included; characters are as many as there are."""
+    batch_size: int
     """Windows of a batch, each of model.max_positions tokens."""
     batches_per_epoch: int | None = None
     """None: as many as there are tokens for."""
@@ -85,7 +86,7 @@ OPTIM = OptimConfig(
 SHAKESPEARE_CPU = Experiment(
     run=Path("runs/shakespeare_cpu"),
     corpus=OneText(data=corpus_folder("tinyshakespeare")),
-    rows=12,
+    batch_size=12,
     model=decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0),
     training=TrainingConfig(
         optim=replace(OPTIM, peak_rate=3e-3, final_rate=0.0),
@@ -101,7 +102,7 @@ SHAKESPEARE_CPU = Experiment(
 SHAKESPEARE = replace(
     SHAKESPEARE_CPU,
     run=Path("runs/shakespeare"),
-    rows=64,
+    batch_size=64,
     model=decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.2),
     training=replace(SHAKESPEARE_CPU.training, optim=OPTIM, max_updates=5000, precision="bf16"),
 )
@@ -112,7 +113,7 @@ COMMANDS = replace(
         train=(Path(__file__).parent / "data" / "commands" / "train.en",),
         valid=(Path(__file__).parent / "data" / "commands" / "valid.en",),
     ),
-    rows=24,
+    batch_size=24,
     training=replace(
         SHAKESPEARE_CPU.training, optim=replace(OPTIM, peak_rate=2e-3), max_updates=1500, precision="bf16"
     ),
@@ -134,7 +135,7 @@ GPT2 = Experiment(
     run=Path("runs/gpt2"),
     corpus=Shards(),
     tokenizer="byte_bpe",
-    rows=32,
+    batch_size=32,
     batches_per_epoch=15_000,
     valid_windows=512,
     model=replace(gpt2(multiple=128), dropout=0.0, attention_dropout=0.0),
@@ -169,11 +170,11 @@ def run(x: Experiment) -> dict[str, float]:
     windows = Windows(
         stream=language.train,
         context=context,
-        rows=x.rows,
+        batch_size=x.batch_size,
         seed=x.training.seed,
         batches_per_epoch=x.batches_per_epoch,
     )
-    held_out = HeldOut(language.valid, context=context, rows=x.rows, n_windows=x.valid_windows)
+    held_out = HeldOut(language.valid, context=context, batch_size=x.batch_size, n_windows=x.valid_windows)
     print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in held_out):,} looked at")
 
     # Model
@@ -182,8 +183,8 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Training
     validation = LanguageValidation(td.Generator(model, tokenizer), held_out, language.valid, x.generation)
-    identity = Run(config, {**to_dict(x), "text": language.fingerprints()}, None, tokenizer)
-    train(x, identity, model, data=windows, validate=validation, operations_per_token=operations_per_token(model))
+    kept = Run(config, {**to_dict(x), "text": language.fingerprints()}, None, tokenizer)
+    train(x, kept, model, data=windows, validate=validation, flops_per_token=flops_per_token(model))
 
     # Score
     bigram = bigram_cross_entropy(language.train, language.valid, tokenizer.vocab_size, limit=x.bigram_tokens)

@@ -17,16 +17,16 @@ import tyro
 import transduce as td
 from transduce.config import to_dict
 from transduce.data.text.language import OneText, TextFiles, encode_text, read_text
-from transduce.data.text.masking import Cloze, ClozeBatches, ClozeWindows, Neighbours, mask_id
+from transduce.data.text.masking import MaskedBatches, MaskedWindows, MaskingConfig, Neighbours, mask_id
 from transduce.data.text.stream import HeldOut, Stream, Windows
 from transduce.data.text.tokenizers import TokenizerKind
 from transduce.device import default_device
 from transduce.experiment.command import main
-from transduce.experiment.report import cloze_report
+from transduce.experiment.report import masked_language_report
 from transduce.experiment.run import new_model, train, with_vocabularies
-from transduce.experiment.validation import ClozeValidation
+from transduce.experiment.validation import MaskedLanguageValidation
 from transduce.run import Run
-from transduce.tasks.fill_mask import FillIn
+from transduce.tasks.fill_mask import FillMask
 from transduce.train.optim import OptimConfig
 from transduce.train.trainer import TrainingConfig
 
@@ -44,10 +44,10 @@ class Experiment:
     """Text to score the finished model on; none: the validation text again."""
     tokenizer: TokenizerKind = "characters"
     vocab_size: int = 8000
-    """Pieces of a BPE vocabulary, all bytes included; characters are as many as there are."""
-    rows: int
+    """Tokens of a BPE vocabulary, all bytes included; characters are as many as there are."""
+    batch_size: int
     """Windows of a batch, each of model.max_positions tokens."""
-    cloze: Cloze = field(default_factory=Cloze)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
     neighbour_tokens: int = 100_000_000
     """Training tokens whose pairs are counted for the baseline beside the result, at most."""
     model: td.TransformerConfig
@@ -78,7 +78,7 @@ COMMANDS = Experiment(
     test=(COMMANDS_TEXT / "test.en",),
     tokenizer="sentencepiece",
     vocab_size=1000,
-    rows=32,
+    batch_size=32,
     model=encoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.1),
     training=TrainingConfig(
         optim=OptimConfig(
@@ -114,7 +114,7 @@ TEXT = replace(
     run=Path("runs/masked_text"),
     corpus=TextFiles(),
     tokenizer="byte_bpe",
-    rows=64,
+    batch_size=64,
     model=encoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.1),
     training=replace(
         SHAKESPEARE.training,
@@ -137,10 +137,10 @@ def run(x: Experiment) -> dict[str, float]:
     # Data
     language = x.corpus.read(x.tokenizer, x.vocab_size)
     tokenizer, context = language.tokenizer, x.model.max_positions
-    windows = Windows(stream=language.train, context=context, rows=x.rows, seed=x.training.seed)
+    windows = Windows(stream=language.train, context=context, batch_size=x.batch_size, seed=x.training.seed)
     tested = Stream([encode_text(tokenizer, read_text(path)) for path in x.test]) if x.test else language.valid
     valid, test = (
-        ClozeBatches(HeldOut(stream, context=context, rows=x.rows), x.cloze, tokenizer)
+        MaskedBatches(HeldOut(stream, context=context, batch_size=x.batch_size), x.masking, tokenizer)
         for stream in (language.valid, tested)
     )
     print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in valid):,} of them chosen")
@@ -151,13 +151,13 @@ def run(x: Experiment) -> dict[str, float]:
     model = new_model(x, config)
 
     # Training
-    identity = Run(config, {**to_dict(x), "text": language.fingerprints()}, tokenizer, tokenizer)
-    data = ClozeWindows(windows=windows, cloze=x.cloze, tokenizer=tokenizer)
-    train(x, identity, model, data=data, validate=ClozeValidation(FillIn(model, tokenizer), valid))
+    kept = Run(config, {**to_dict(x), "text": language.fingerprints()}, tokenizer, tokenizer)
+    data = MaskedWindows(windows=windows, masking=x.masking, tokenizer=tokenizer)
+    train(x, kept, model, data=data, validate=MaskedLanguageValidation(FillMask(model, tokenizer), valid))
 
     # Score
     neighbours = Neighbours(language.train, tokenizer.vocab_size, limit=x.neighbour_tokens)
-    return cloze_report(x.run, "test" if x.test else "valid", test, neighbours, x.device)
+    return masked_language_report(x.run, "test" if x.test else "valid", test, neighbours, x.device)
 
 
 if __name__ == "__main__":

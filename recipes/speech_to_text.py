@@ -25,10 +25,10 @@ from transduce.data.speech.augment import Augmentation
 from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureConfig
 from transduce.data.speech.manifest import Manifests, recordings_fingerprint
-from transduce.data.speech.pairs import FrameReader, SpeechPairs, front_end
+from transduce.data.speech.pairs import FrameReader, SpeechPairs, make_feature_extractor
 from transduce.data.speech.vectors import VectorConfig
 from transduce.data.text.corpus import corpus_folder
-from transduce.data.text.sentencepiece_bpe import Tokenizer
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.device import default_device
 from transduce.experiment.command import main
 from transduce.experiment.report import speech_report
@@ -57,7 +57,7 @@ class Experiment:
     workers: int = os.cpu_count() or 1
     """Processes that compute them."""
     vocab_size: int = 320
-    """Pieces of the BPE vocabulary, 260 special ones and bytes included."""
+    """Tokens of the BPE vocabulary, 260 special ones and bytes included."""
     max_seconds: float = 20.0
     """Longer recordings are not trained on, and counted."""
     frames_per_batch: int = 4000
@@ -66,7 +66,9 @@ class Experiment:
     """Share of CTC in the loss; 0 = none."""
     model: td.TransformerConfig = field(default_factory=speech_tiny)
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    decoding: td.Decoding = field(default_factory=lambda: td.Decoding(length_ratio=1.0, length_extra=5, ctc_weight=0.5))
+    decoding: td.SearchConfig = field(
+        default_factory=lambda: td.SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5)
+    )
     device: str = default_device()
 
 
@@ -89,16 +91,16 @@ FSDD = replace(
     run=Path("runs/fsdd"),
     corpus=Manifests(data=corpus_folder("fsdd"), hold_out="recordings"),
     # the mean of a single digit tells much of which one it is, so statistics are those of the corpus
-    features=replace(MFCC, sample_rate=8000, n_mels=40, normalise="global"),
+    features=replace(MFCC, sample_rate=8000, n_mels=40, normalize="global"),
     # the shortest digit lasts 0.14 s, and there are 40 bands, not 80: masks that do not hide a whole digit
-    augmentation=replace(COMMANDS.augmentation, widest_time=0.08, widest_mel=8),
+    augmentation=replace(COMMANDS.augmentation, time_mask_width=0.08, frequency_mask_width=8),
     training=replace(COMMANDS.training, max_updates=1800, validate_every=300, keep_last=3),
 )
 DIGITS = replace(
     FSDD,
     run=Path("runs/digits"),
     corpus=Manifests(data=corpus_folder("digits"), valid=Path("valid.tsv")),
-    augmentation=replace(FSDD.augmentation, time_spans=4),
+    augmentation=replace(FSDD.augmentation, n_time_masks=4),
     frames_per_batch=8000,
     training=replace(FSDD.training, max_updates=8000, validate_every=500),
     # a digit is one token and lasts at least three positions of 0.04 s; room for spelling is left
@@ -159,9 +161,11 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Data
     recordings, valid, test = x.corpus.read(x.training.seed)
-    tokenizer = Tokenizer.train([r.text for r in recordings], vocab_size=x.vocab_size)
+    tokenizer = SentencePieceTokenizer.train([r.text for r in recordings], vocab_size=x.vocab_size)
     cache = FeatureCache(x.cache)
-    reader = FrameReader(front_end(x.features, recordings, cache, x.workers, max_seconds=x.max_seconds), cache)
+    reader = FrameReader(
+        make_feature_extractor(x.features, recordings, cache, x.workers, max_seconds=x.max_seconds), cache
+    )
     config = with_frames(x.model, reader.n_features, tokenizer.vocab_size)
     pairs, held_out = (
         SpeechPairs.encode(
@@ -186,11 +190,11 @@ def run(x: Experiment) -> dict[str, float]:
     print(f"input: {config.flow}")
 
     # Training
-    transcriber = td.Transcriber(model, tokenizer, reader.front)
+    transcriber = td.Transcriber(model, tokenizer, reader.feature_extractor)
     validation = SpeechValidation(transcriber, held_out, held_out.epoch(0), x.decoding.greedy(), bleu=translating)
     sound = recordings_fingerprint(recordings, valid)
-    identity = Run(config, {**to_dict(x), "sound": sound}, None, tokenizer, reader.front)
-    train(x, identity, model, data=pairs, validate=validation, ctc_weight=x.ctc_weight)
+    kept = Run(config, {**to_dict(x), "sound": sound}, None, tokenizer, reader.feature_extractor)
+    train(x, kept, model, data=pairs, validate=validation, ctc_weight=x.ctc_weight)
 
     # Decoding and score
     return speech_report(x.run, test, x.decoding, x.device, speech_translation=translating) if test else {}

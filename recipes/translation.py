@@ -21,7 +21,7 @@ from transduce.data.text.pairs import TextPairs, fingerprint
 from transduce.data.text.sentencepiece_bpe import tokenizers
 from transduce.device import default_device
 from transduce.experiment.command import main
-from transduce.experiment.report import test_report
+from transduce.experiment.report import translation_report
 from transduce.experiment.run import new_model, train, with_vocabularies
 from transduce.experiment.validation import TranslationValidation
 from transduce.run import Run
@@ -37,7 +37,7 @@ class Experiment:
     """The run directory: everything that comes out, and all one needs to translate with it."""
     corpus: Annotated[Folder | Files, tyro.conf.arg(name="")]
     vocab_size: int = 8000
-    """Pieces of the BPE vocabulary, 260 special ones and bytes included; per side if not joint."""
+    """Tokens of the BPE vocabulary, 260 special ones and bytes included; per side if not joint."""
     joint: bool = True
     """One vocabulary for both sides, and one table for encoder, decoder and output."""
     bpe_dropout: float = 0.0
@@ -47,7 +47,7 @@ class Experiment:
     """Rows times the longest side of a batch, padding included: what bounds memory."""
     model: td.TransformerConfig = field(default_factory=td.transformer_tiny)
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    decoding: td.Decoding = field(default_factory=td.Decoding)
+    decoding: td.SearchConfig = field(default_factory=td.SearchConfig)
     device: str = default_device()
 
 
@@ -79,7 +79,7 @@ MULTI30K = Experiment(
         keep_last=10,
         average="last",
     ),
-    decoding=td.Decoding(alpha=1.6),
+    decoding=td.SearchConfig(alpha=1.6),
 )
 SETTINGS = {
     "commands": ("The spoken commands that ship; minutes on two cores.", COMMANDS),
@@ -133,11 +133,11 @@ def run(x: Experiment) -> dict[str, float]:
     validation = TranslationValidation(
         td.Translator(model, source, target), valid.source, valid.target, held_out.epoch(0)
     )
-    identity = Run(config, {**to_dict(x), "text": fingerprint(text, valid)}, source, target)
-    train(x, identity, model, data=pairs, validate=validation)
+    kept = Run(config, {**to_dict(x), "text": fingerprint(text, valid)}, source, target)
+    train(x, kept, model, data=pairs, validate=validation)
 
     # Decoding and score
-    return test_report(x.run, test, x.decoding, x.device) if test else {}
+    return translation_report(x.run, test, x.decoding, x.device) if test else {}
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from torch import Tensor
 from torchaudio.compliance import kaldi
 
 from transduce.data.speech.audio import read_audio
-from transduce.data.speech.features import FeatureConfig, Features
+from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 
 COMMANDS = Path(__file__).resolve().parents[1] / "recipes" / "data" / "commands" / "sound"
 CONFIG = FeatureConfig()
@@ -87,23 +87,23 @@ def write(samples: Sequence[Tensor], folder: Path) -> dict[str, list[Path]]:
     return files
 
 
-def seconds_taken(front: FrontEnd, sounds: Sequence[Path] | Sequence[Tensor]) -> float:
+def seconds_taken(feature_extractor: FrontEnd, sounds: Sequence[Path] | Sequence[Tensor]) -> float:
     """CPU time for all of them, one after the other."""
     start = time.process_time()
     for sound in sounds:
-        front(read_audio(sound, CONFIG.sample_rate) if isinstance(sound, Path) else sound)
+        feature_extractor(read_audio(sound, CONFIG.sample_rate) if isinstance(sound, Path) else sound)
     return time.process_time() - start
 
 
 def compare(what: str, sounds: Sequence[Path] | Sequence[Tensor], duration: float, rounds: int) -> None:
     """Print a line per system."""
-    systems: dict[str, FrontEnd] = {"torchaudio kaldi.mfcc": rival, "transduce": Features(CONFIG)}
+    systems: dict[str, FrontEnd] = {"torchaudio kaldi.mfcc": rival, "transduce": FeatureExtractor(CONFIG)}
     taken: dict[str, list[float]] = {name: [] for name in systems}
-    for front in systems.values():
-        seconds_taken(front, sounds[:5])  # warm-up
+    for feature_extractor in systems.values():
+        seconds_taken(feature_extractor, sounds[:5])  # warm-up
     for _ in range(rounds):
-        for name, front in systems.items():
-            taken[name].append(seconds_taken(front, sounds))
+        for name, feature_extractor in systems.items():
+            taken[name].append(seconds_taken(feature_extractor, sounds))
     first = statistics.median(taken["torchaudio kaldi.mfcc"])
     for name, each in taken.items():
         median = statistics.median(each)

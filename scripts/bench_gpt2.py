@@ -35,11 +35,11 @@ from torch import Tensor, nn
 import transduce as td
 from transduce.data.batch import Batch
 from transduce.data.text.stream import Stream, Windows
-from transduce.experiment.run import loss_of, operations_per_token
+from transduce.experiment.run import loss_of
 from transduce.model.presets import gpt2
-from transduce.train.flops import peak_of
+from transduce.train.flops import flops_per_token, peak_flops
 from transduce.train.optim import OptimConfig
-from transduce.train.prefetch import ahead
+from transduce.train.prefetch import prefetch
 from transduce.train.state import Validation
 from transduce.train.trainer import Trainer, TrainingConfig
 
@@ -82,7 +82,9 @@ class PlainGPT(nn.Module):
 
 def endless(windows: Windows, device: str) -> Iterator[Batch]:
     """Batches on the device, made beforehand."""
-    return ahead(lambda i: windows.epoch(0)[i].to(torch.device(device)), (i % len(windows.epoch(0)) for i in count()))
+    return prefetch(
+        lambda i: windows.epoch(0)[i].to(torch.device(device)), (i % len(windows.epoch(0)) for i in count())
+    )
 
 
 class Plain:
@@ -91,7 +93,7 @@ class Plain:
     def __init__(self, model: PlainGPT, windows: Windows, x: argparse.Namespace) -> None:
         self.model, self.x, self.batches = model, x, endless(windows, x.device)
         self.loss = torch.compile(model) if x.compile else model
-        self.optimiser = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def __call__(self, n_updates: int) -> None:
         for batch in islice(self.batches, n_updates):
@@ -99,8 +101,8 @@ class Plain:
                 loss = self.loss(batch.target_in, batch.target_out)
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimiser.step()
-            self.optimiser.zero_grad(set_to_none=True)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
 
 
 class Ours:
@@ -187,7 +189,7 @@ def main() -> None:
     x = arguments()
     torch.set_num_threads(x.threads)
     device = torch.cuda.get_device_name() if x.device != "cpu" else f"{x.threads} threads"
-    peak = x.peak or peak_of(torch.device(x.device))
+    peak = x.peak or peak_flops(torch.device(x.device))
     config = model_config(tiny=x.tiny)
     ids = np.random.default_rng(1).integers(config.decoder.input.vocab_size, size=1 << 20).astype(np.uint16)
     with torch.device("meta"):
@@ -195,14 +197,14 @@ def main() -> None:
     sizes = [sum(p.numel() for p in model.parameters()) for model in models]
     if sizes[0] != sizes[1]:
         raise SystemExit(f"both models must have as many parameters, but the plain has {sizes[0]} and ours {sizes[1]}")
-    operations = operations_per_token(models[1])
+    operations = flops_per_token(models[1])
     print(
         f"{sizes[0]:,} parameters, context {config.max_positions}, {operations:,.0f} operations a token, {device}, ",
         end="",
     )
     print(f"{x.precision}{', compiled' * x.compile}, torch {torch.__version__}")
     for rows in x.batch_size:
-        windows = Windows(stream=Stream([ids]), context=config.max_positions, rows=rows, batches_per_epoch=10**6)
+        windows = Windows(stream=Stream([ids]), context=config.max_positions, batch_size=rows, batches_per_epoch=10**6)
         systems: dict[str, Callable[[], Plain | Ours]] = {
             "plain": lambda w=windows: Plain(PlainGPT(config).to(x.device), w, x),
             "transduce": lambda w=windows: Ours(td.Transformer(config).to(x.device), w, x),

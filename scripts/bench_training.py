@@ -177,7 +177,7 @@ class Plain:
 
     def __init__(self, model: nn.Module, epoch: Callable[[int], Sequence[Batch]], x: argparse.Namespace) -> None:
         self.model, self.device, self.clock = model, x.device, Clock(epoch, x.device)
-        self.optimiser = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
         self.batches = self.endless()
 
     def endless(self) -> Iterator[Batch]:
@@ -190,10 +190,10 @@ class Plain:
             batch = there(batch, self.device)
             logits = self.model(batch)
             loss = F.cross_entropy(logits.flatten(0, 1), batch.target_out.flatten(), label_smoothing=0.1)
-            self.optimiser.zero_grad()
+            self.optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimiser.step()
+            self.optimizer.step()
             loss.item()  # a loop shows its loss
         return self.clock.stop(n_updates)
 

@@ -22,9 +22,9 @@ echo; echo "== train: spoken commands, sound to English (about five minutes on t
 python recipes/speech_to_text.py commands --run "$SPEECH"
 
 echo; echo "== a recording goes in; text and its translation come out"
-# the recogniser writes words; the translator was trained on sentences, so the first letter grows and a full stop is added
+# the recognizer writes words; the translator was trained on sentences, so the first letter grows and a full stop is added
 transduce transcribe "$SPEECH" "$SOUND"/test/000{0,1,2,3,4}.opus --ctc-weight 0.5 |
   sed 's/./\u&/; s/$/./' | tee >(cat >&2) | transduce translate "$RUN" --greedy
 
 echo; echo "the learning curves are $RUN/learning_curve.png and $SPEECH/learning_curve.png"
-echo "where the recogniser listened: $(ls "$SPEECH"/samples/*.attention.png | tail -n 1)"
+echo "where the recognizer listened: $(ls "$SPEECH"/samples/*.attention.png | tail -n 1)"

@@ -76,7 +76,7 @@ shakespeare() { # run, more fields
   train "$1" python recipes/language_model.py shakespeare --training.seed 1 "${@:2}" "${small[@]}"
 }
 tiny_decoder=(
-  --model.decoder.n-layers 1 --model.d-model 32 --model.n-heads 2 --model.d-ff 64 --model.max-positions 16 --rows 2
+  --model.decoder.n-layers 1 --model.d-model 32 --model.n-heads 2 --model.d-ff 64 --model.max-positions 16 --batch-size 2
   --generation.max-length 5
 )
 can_compile() { [ -z "$tiny" ] || command -v c++ >/dev/null; }  # a machine for trying may have no compiler

@@ -30,7 +30,7 @@ from transduce.data.text.language import CUT, encode_text, read_text
 from transduce.data.text.stream import read_header, write_shard
 from transduce.data.text.tokenizers import (
     FILES,
-    AnyTokenizer,
+    Tokenizer,
     TokenizerKind,
     load_tokenizer,
     tokenizer_file,
@@ -89,7 +89,7 @@ def _may_be_cut(line: bytes, after: bytes) -> bool:
 
 
 @cache
-def tokenizer_at(path: Path, sha256: str) -> AnyTokenizer:
+def tokenizer_at(path: Path, sha256: str) -> Tokenizer:
     """Read once in every process; another hash, another tokenizer."""
     return load_tokenizer(path)
 
@@ -132,7 +132,7 @@ def own_tokenizer(x: argparse.Namespace) -> Path:
     return path
 
 
-def trained_tokenizer(x: argparse.Namespace) -> AnyTokenizer:
+def trained_tokenizer(x: argparse.Namespace) -> Tokenizer:
     """A new one, of the beginning of the training text."""
     left, texts = x.tokenizer_bytes, []
     for file in x.train:

@@ -73,7 +73,7 @@ class Utterance:
 
     @property
     def text(self) -> str:
-        """What is to be recognised: words in lower case, apostrophes kept."""
+        """What is to be recognized: words in lower case, apostrophes kept."""
         return " ".join(words(self.english))
 
 

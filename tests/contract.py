@@ -189,7 +189,7 @@ def padding_gets_no_gradient(model: Transformer, rng: Generator) -> None:
 
 
 def _gradient(y: Tensor, x: Tensor, rng: Generator) -> Tensor:
-    """In a random direction: along (1, ..., 1) a normalised vector does not change."""
+    """In a random direction: along (1, ..., 1) a normalized vector does not change."""
     direction = torch.randn(y.shape, generator=rng, dtype=y.dtype)
     return torch.autograd.grad(y @ direction, x, retain_graph=True)[0]
 

@@ -8,8 +8,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from transduce.data.text.byte_bpe import END, ByteBPE
 from transduce.data.text.characters import CharTokenizer
-from transduce.data.text.sentencepiece_bpe import Tokenizer
-from transduce.data.text.tokenizers import AnyTokenizer
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.data.text.tokenizers import Tokenizer
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.run import Run, save_run, save_weights
@@ -29,11 +29,11 @@ def byte_bpe(texts: list[str], *, size: int) -> ByteBPE:
     return ByteBPE(pieces.to_str().encode())
 
 
-def any_tokenizer(kind: str) -> AnyTokenizer:
+def any_tokenizer(kind: str) -> Tokenizer:
     """A small one of this kind."""
     if kind == "characters":
         return CharTokenizer.train(TEXT)
-    return byte_bpe(TEXT, size=290) if kind == "bytes" else Tokenizer.train(TEXT, vocab_size=330)
+    return byte_bpe(TEXT, size=290) if kind == "bytes" else SentencePieceTokenizer.train(TEXT, vocab_size=330)
 
 
 def language_model(vocab_size: int, *, seed: int = 3, **changes) -> Transformer:

@@ -171,7 +171,7 @@ class Reference:
         return np.array([linear(weights, output, row) for row in concatenated])
 
     def feed_forward(self, weights: Weights, name: str, x: Array) -> Array:
-        """Equation 2 at every position; or the experts that its router likes best, by their renormalised share."""
+        """Equation 2 at every position; or the experts that its router likes best, by their renormalized share."""
         name = f"{name}.feed_forward"
         if f"{name}.router.weight" not in weights:
             return np.array([self.two_maps(weights, name, x_t) for x_t in x])

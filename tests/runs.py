@@ -8,10 +8,10 @@ import numpy as np
 import soundfile
 import torch
 
-from transduce.data.speech.features import FeatureConfig, Features
+from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 from transduce.data.speech.manifest import Recording, write_manifest
-from transduce.data.speech.vectors import Vectors
-from transduce.data.text.sentencepiece_bpe import Tokenizer, tokenizers
+from transduce.data.speech.vectors import VectorReader
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, tokenizers
 from transduce.experiment.run import with_frames, with_vocabularies
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_tiny
@@ -98,11 +98,13 @@ def record(folder: Path, texts: Sequence[str], *, name: str = "a", rate: int = R
     return recordings
 
 
-def random_speech_run(directory: Path, front: Features | Vectors | None = None, *, seed: int = 3) -> Path:
+def random_speech_run(
+    directory: Path, feature_extractor: FeatureExtractor | VectorReader | None = None, *, seed: int = 3
+) -> Path:
     """A transcriber that has learned nothing; its weights are large, so that what it says depends on what it hears."""
-    front = front or Features(FEATURES)
-    tokenizer = Tokenizer.train(sentences(30), vocab_size=290)
-    n_features = front.config.n_features
+    feature_extractor = feature_extractor or FeatureExtractor(FEATURES)
+    tokenizer = SentencePieceTokenizer.train(sentences(30), vocab_size=290)
+    n_features = feature_extractor.config.n_features
     stacked = replace(SPEECH.encoder, input=Frames(n_features=n_features, stack=20 // n_features))
     config = with_frames(replace(SPEECH, encoder=stacked), n_features, tokenizer.vocab_size)
     torch.manual_seed(seed)
@@ -111,6 +113,6 @@ def random_speech_run(directory: Path, front: Features | Vectors | None = None, 
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(2.0)
-    save_run(directory, Run(config, {"seed": seed}, None, tokenizer, front))
+    save_run(directory, Run(config, {"seed": seed}, None, tokenizer, feature_extractor))
     save_weights(directory / "model.safetensors", model)
     return directory

@@ -11,14 +11,24 @@ import torch
 
 import transduce
 from transduce.config import differences, flatten, from_dict, to_dict
-from transduce.data.speech.features import FeatureConfig, Features
-from transduce.data.speech.vectors import VectorConfig, Vectors
-from transduce.data.text.sentencepiece_bpe import Tokenizer
+from transduce.data.speech.features import FeatureConfig, FeatureExtractor
+from transduce.data.speech.vectors import VectorConfig, VectorReader
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.files import write_directory, write_file
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
 from transduce.model.transformer import Transformer
-from transduce.run import Run, average, claim, finish, load_model, load_run, save_run, save_weights, weights_path
+from transduce.run import (
+    Run,
+    average,
+    load_model,
+    load_run,
+    open_run,
+    save_run,
+    save_weights,
+    weights_path,
+    write_average,
+)
 
 TEXT = ["one two three", "two three four", "drei vier eins"]
 
@@ -128,8 +138,8 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path):
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_tokenizers_come_back_one_for_both_sides_or_two(tmp_path, joint):
-    one = Tokenizer.train(TEXT, vocab_size=290)
-    other = one if joint else Tokenizer.train(TEXT[:2], vocab_size=280)
+    one = SentencePieceTokenizer.train(TEXT, vocab_size=290)
+    other = one if joint else SentencePieceTokenizer.train(TEXT[:2], vocab_size=280)
     save_run(tmp_path, Run(tiny(), {"a": {"b": 1}}, one, other))
     run = load_run(tmp_path)
     assert run.experiment == {"a": {"b": 1}}
@@ -171,18 +181,18 @@ def test_finish_writes_the_mean_of_the_chosen(tmp_path):
         path = tmp_path / "checkpoints" / f"{update:08d}"
         path.mkdir(parents=True)
         safetensors.numpy.save_file({"a": np.full(2, value, dtype=np.float32)}, path / "model.safetensors")
-    finish(tmp_path, [10, 30])
+    write_average(tmp_path, [10, 30])
     assert safetensors.numpy.load_file(tmp_path / "model.safetensors")["a"].tolist() == [3.5, 3.5]
 
 
 def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
     run = Run(tiny(), {"training": {"seed": 1, "rate": 0.5}, "data": "abc"}, None, None)
-    claim(tmp_path / "run", run)
+    open_run(tmp_path / "run", run)
     before = (tmp_path / "run" / "config.json").read_bytes()
-    claim(tmp_path / "run", run)
+    open_run(tmp_path / "run", run)
     other = Run(tiny(d_ff=16), {"training": {"seed": 2, "rate": 0.5, "new": 3}}, None, None)
     with pytest.raises(ValueError) as caught:
-        claim(tmp_path / "run", other)
+        open_run(tmp_path / "run", other)
     assert str(caught.value) == (
         f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
         "training.seed: 1 -> 2; data: abc -> absent; model.d_ff: 12 -> 16; training.new: absent -> 3. "
@@ -281,33 +291,33 @@ def test_a_run_may_go_on_elsewhere_but_not_with_other_features(tmp_path):
         plain = {"cache": "a", "workers": 2, "device": "cpu", "features": {"n_mels": 80, "hop": 0.01}}
         return Run(tiny(), plain | changes, None, None)
 
-    claim(tmp_path / "run", run())
-    claim(tmp_path / "run", run(cache="b", workers=64, device="cuda"))
+    open_run(tmp_path / "run", run())
+    open_run(tmp_path / "run", run(cache="b", workers=64, device="cuda"))
     with pytest.raises(ValueError) as caught:
-        claim(tmp_path / "run", run(features={"n_mels": 40, "hop": 0.01}))
+        open_run(tmp_path / "run", run(features={"n_mels": 40, "hop": 0.01}))
     assert str(caught.value) == (
         f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
         "features.n_mels: 80 -> 40. Name another directory with --run, or remove this one"
     )
 
 
-@pytest.mark.parametrize("normalise", ["utterance", "global", "none"])
-def test_what_becomes_of_sound_is_kept(tmp_path, normalise):
-    config = FeatureConfig(n_mels=23, n_coefficients=13, low=50.0, deltas=2, normalise=normalise)
-    numbers = {"mean": torch.randn(39), "std": torch.rand(39)} if normalise == "global" else {}
-    save_run(tmp_path, Run(tiny(), {}, None, None, Features(config, **numbers)))
-    front = load_run(tmp_path).front
-    assert front.config == config
+@pytest.mark.parametrize("normalize", ["utterance", "global", "none"])
+def test_what_becomes_of_sound_is_kept(tmp_path, normalize):
+    config = FeatureConfig(n_mels=23, n_coefficients=13, low=50.0, deltas=2, normalize=normalize)
+    numbers = {"mean": torch.randn(39), "std": torch.rand(39)} if normalize == "global" else {}
+    save_run(tmp_path, Run(tiny(), {}, None, None, FeatureExtractor(config, **numbers)))
+    feature_extractor = load_run(tmp_path).feature_extractor
+    assert feature_extractor.config == config
     for name in ("mean", "std"):
-        got = getattr(front, name)
+        got = getattr(feature_extractor, name)
         assert torch.equal(got, numbers[name]) if numbers else got is None
 
 
 def test_what_becomes_of_vectors_is_kept(tmp_path):
-    config = VectorConfig(n_features=7, hop=0.02, normalise="none")
-    save_run(tmp_path, Run(tiny(), {}, None, None, Vectors(config)))
-    front = load_run(tmp_path).front
-    assert isinstance(front, Vectors) and front.config == config
+    config = VectorConfig(n_features=7, hop=0.02, normalize="none")
+    save_run(tmp_path, Run(tiny(), {}, None, None, VectorReader(config)))
+    feature_extractor = load_run(tmp_path).feature_extractor
+    assert isinstance(feature_extractor, VectorReader) and feature_extractor.config == config
     (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace("n_features", "n_featuers"))
     with pytest.raises(ValueError) as caught:
         load_run(tmp_path)

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from scripts import bench_gpt2, bench_training, compare_runs, turns
-from transduce.experiment.run import operations_per_token
 from transduce.model.transformer import Transformer
+from transduce.train.flops import flops_per_token
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 TRAINING = "bench_training.py", "--tiny", "--rounds", "1", "--updates", "2", "--warm-up", "1", "--threads", "1"
@@ -151,7 +151,7 @@ def test_gpt2_benchmark_has_the_size_and_operations_it_names():
     n = v * d + layers * layer + 2 * d
     with torch.device("meta"):
         models = [bench_gpt2.PlainGPT(config), Transformer(config)]
-    assert operations_per_token(models[1]) == 6 * n + 12 * layers * d * t
+    assert flops_per_token(models[1]) == 6 * n + 12 * layers * d * t
     assert [sum(p.numel() for p in model.parameters()) for model in models] == [n + t * d] * 2
 
 

@@ -4,19 +4,19 @@ from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfi
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
 from transduce.model.transformer import Transformer
 from transduce.run import load_model
-from transduce.tasks.fill_mask import FillIn
+from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import GenerationConfig, Generator
 from transduce.tasks.load import load
-from transduce.tasks.search import Decoding
+from transduce.tasks.search import SearchConfig
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
 __all__ = [
-    "Decoding",
-    "FillIn",
+    "FillMask",
     "Frames",
     "GenerationConfig",
     "Generator",
+    "SearchConfig",
     "StackConfig",
     "Tokens",
     "Transcriber",

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from safetensors.torch import save as serialise
+from safetensors.torch import save as serialize
 from torch import Tensor
 
 from transduce.config import differences, flatten, from_dict, to_dict
-from transduce.data.speech.features import FeatureConfig, Features
-from transduce.data.speech.vectors import VectorConfig, Vectors
-from transduce.data.text.sentencepiece_bpe import Tokenizer
-from transduce.data.text.tokenizers import FILES, AnyTokenizer, tokenizer_file
+from transduce.data.speech.features import FeatureConfig, FeatureExtractor
+from transduce.data.speech.vectors import VectorConfig, VectorReader
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.data.text.tokenizers import FILES, Tokenizer, tokenizer_file
 from transduce.device import torch_device
 from transduce.files import read_json_lines, write_file
 from transduce.model.config import TransformerConfig
@@ -27,7 +27,7 @@ CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
 STATISTICS = "features.safetensors"
 METRICS, STATE = "metrics.jsonl", "state.json"
 
-FREE = (
+MAY_CHANGE = (
     "run.",
     "device.",
     "corpus.",
@@ -42,7 +42,7 @@ FREE = (
 """What may change from one start of a run to the next: where things lie, on what machine, how long, how to decode and
 on what to test."""
 
-BOUND = ("corpus.target_column",)
+MUST_STAY = ("corpus.target_column",)
 """And what may not, though it stands among them."""
 
 
@@ -52,13 +52,13 @@ class Run:
 
     model: TransformerConfig
     experiment: dict[str, Any]
-    source_tokenizer: AnyTokenizer | None
-    target_tokenizer: AnyTokenizer | None
+    source_tokenizer: Tokenizer | None
+    target_tokenizer: Tokenizer | None
     """The only one where a decoder is alone; where an encoder is, the same as the source's."""
-    front: Features | Vectors | None = None
+    feature_extractor: FeatureExtractor | VectorReader | None = None
     """How what is not text becomes frames."""
 
-    def identity(self) -> dict[str, Any]:
+    def resume_key(self) -> dict[str, Any]:
         """Everything a resumed run must have in common with its beginning, by dotted name.
 
         Where things lie, how long to train and how to decode may change; that the text is the same, its hash tells.
@@ -66,8 +66,8 @@ class Run:
         sides = {"source_tokenizer": self.source_tokenizer, "target_tokenizer": self.target_tokenizer}
         hashes = {name: hashlib.sha256(side.model).hexdigest()[:12] if side else None for name, side in sides.items()}
         named = flatten({**self.experiment, "model": to_dict(self.model), **hashes})
-        bound = {name: named[name] for name in BOUND if name in named}  # first: it explains other differences
-        return bound | {name: value for name, value in named.items() if not (name + ".").startswith(FREE)}
+        bound = {name: named[name] for name in MUST_STAY if name in named}  # first: it explains other differences
+        return bound | {name: value for name, value in named.items() if not (name + ".").startswith(MAY_CHANGE)}
 
 
 def save_run(directory: Path, run: Run) -> None:
@@ -82,10 +82,16 @@ def save_run(directory: Path, run: Run) -> None:
             name = tokenizer_file(tokenizer) if side == "tokenizer" else f"{side}.model"
             write_file(directory / name, tokenizer.model)
     plain = {"model": to_dict(run.model), "experiment": run.experiment}
-    if run.front is not None:
-        plain["features"] = to_dict(run.front.config)
-    if isinstance(run.front, Features) and run.front.mean is not None and run.front.std is not None:
-        write_file(directory / STATISTICS, serialise({"mean": run.front.mean, "std": run.front.std}))
+    if run.feature_extractor is not None:
+        plain["features"] = to_dict(run.feature_extractor.config)
+    if (
+        isinstance(run.feature_extractor, FeatureExtractor)
+        and run.feature_extractor.mean is not None
+        and run.feature_extractor.std is not None
+    ):
+        write_file(
+            directory / STATISTICS, serialize({"mean": run.feature_extractor.mean, "std": run.feature_extractor.std})
+        )
     write_file(directory / CONFIG, json.dumps(plain, indent=2) + "\n")
 
 
@@ -113,29 +119,29 @@ def load_run(directory: Path) -> Run:
         experiment=experiment,
         source_tokenizer=(shared if config.encoder else None) or _tokenizer(directory, "source"),
         target_tokenizer=shared or _tokenizer(directory, "target"),
-        front=_front(plain["features"], directory) if "features" in plain else None,
+        feature_extractor=_front(plain["features"], directory) if "features" in plain else None,
     )
 
 
-def _front(plain: dict[str, Any], directory: Path) -> Features | Vectors:
+def _front(plain: dict[str, Any], directory: Path) -> FeatureExtractor | VectorReader:
     where = str(directory / CONFIG)
     if "sample_rate" not in plain:
-        return Vectors(from_dict(VectorConfig, plain, where))
+        return VectorReader(from_dict(VectorConfig, plain, where))
     path = directory / STATISTICS
     config = from_dict(FeatureConfig, plain, where)
-    if config.normalise != "global":
-        return Features(config)
+    if config.normalize != "global":
+        return FeatureExtractor(config)
     if not path.is_file():
         raise ValueError(
-            f"normalise=global needs the training data's mean and std, but {directory} has no {STATISTICS}; copy the "
+            f"normalize=global needs the training data's mean and std, but {directory} has no {STATISTICS}; copy the "
             "whole run directory"
         )
     statistics = read_weights(path)
-    return Features(config, mean=statistics.get("mean"), std=statistics.get("std"))
+    return FeatureExtractor(config, mean=statistics.get("mean"), std=statistics.get("std"))
 
 
-def _tokenizer(directory: Path, side: str) -> AnyTokenizer | None:
-    files = FILES if side == "tokenizer" else {f"{side}.model": Tokenizer}
+def _tokenizer(directory: Path, side: str) -> Tokenizer | None:
+    files = FILES if side == "tokenizer" else {f"{side}.model": SentencePieceTokenizer}
     for name, kind in files.items():
         if (directory / name).is_file():
             return kind.load(directory / name)
@@ -242,7 +248,7 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
     return {name: (tensor / len(paths)).to(first[name].dtype) for name, tensor in total.items()}
 
 
-def claim(directory: Path, run: Run) -> None:
+def open_run(directory: Path, run: Run) -> None:
     """Make `directory` this run's, or go on with it where it already is.
 
     Raises:
@@ -251,7 +257,7 @@ def claim(directory: Path, run: Run) -> None:
     if not (directory / CONFIG).exists():
         return save_run(directory, run)
     before = load_run(directory)
-    changed = differences(before.identity(), run.identity())
+    changed = differences(before.resume_key(), run.resume_key())
     if changed:
         raise ValueError(
             f"a run goes on with the configuration it began with, but in {directory} this differs: "
@@ -260,7 +266,7 @@ def claim(directory: Path, run: Run) -> None:
     return None
 
 
-def finish(directory: Path, updates: Sequence[int]) -> None:
+def write_average(directory: Path, updates: Sequence[int]) -> None:
     """Write the mean of these checkpoints as the finished model.safetensors."""
     weights = average([directory / CHECKPOINTS / f"{update:08d}" / WEIGHTS for update in updates])
-    write_file(directory / WEIGHTS, serialise(weights))
+    write_file(directory / WEIGHTS, serialize(weights))

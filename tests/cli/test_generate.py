@@ -11,7 +11,7 @@ import transduce as td
 from tests.language_runs import language_model, language_run
 from transduce.cli.main import main
 from transduce.data.text.characters import CharTokenizer
-from transduce.data.text.sentencepiece_bpe import Tokenizer
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.tasks.perplexity import measure_perplexity
 
 RULE = "-" * 20 + "\n"
@@ -105,7 +105,7 @@ def test_every_token_is_predicted_once(window, stride, batch_tokens):
 
 
 def test_lines_between_two_marks_are_predicted_with_them():
-    tokenizer = Tokenizer.train(TEXT.split("\n") * 9, vocab_size=300)
+    tokenizer = SentencePieceTokenizer.train(TEXT.split("\n") * 9, vocab_size=300)
     assert (tokenizer.bos_id, tokenizer.eos_id) == (2, 3)
     model = language_model(tokenizer.vocab_size)
     got = measure_perplexity(model, tokenizer, TEXT + "\n \n", window=40, stride=20)

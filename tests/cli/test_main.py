@@ -40,7 +40,7 @@ def test_translate_takes_files_one_after_the_other_and_writes_a_file(run, tmp_pa
     (tmp_path / "b").write_text(f"{LINES[2]}\n{LINES[3]}")
     arguments = ["translate", str(run), str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "out")]
     assert main([*arguments, "--greedy"]) == 0
-    want = td.load(run)(LINES, td.Decoding(beam_size=1))
+    want = td.load(run)(LINES, td.SearchConfig(beam_size=1))
     assert (tmp_path / "out").read_text() == "".join(line + "\n" for line in want)
     assert capsys.readouterr().out == ""
 
@@ -102,7 +102,7 @@ def test_describe_tells_size_vocabulary_and_fields(run, capsys):
     out = capsys.readouterr().out
     n = sum(p.numel() for p in td.load_model(run).parameters())
     assert f"{n:,} parameters in model.safetensors" in out
-    assert "source vocabulary: 330 pieces" in out
+    assert "source vocabulary: 330 tokens" in out
     assert "  d_model = 128\n" in out and "input:" not in out
 
 
@@ -140,10 +140,10 @@ def test_average_is_the_mean_of_the_last_or_best(tmp_path, capsys):
 
 
 def test_options_replace_what_the_run_says_and_nothing_else():
-    own = td.Decoding(beam_size=7, alpha=1.6, length_extra=3)
+    own = td.SearchConfig(beam_size=7, alpha=1.6, length_extra=3)
     nothing = {"beam_size": None, "alpha": None, "n_best": None}
     assert with_options(own, greedy=False, **nothing) == own
-    assert with_options(own, greedy=True, **nothing) == td.Decoding(beam_size=1, alpha=1.6, length_extra=3)
-    assert with_options(own, greedy=False, alpha=0.0, n_best=2) == td.Decoding(
+    assert with_options(own, greedy=True, **nothing) == td.SearchConfig(beam_size=1, alpha=1.6, length_extra=3)
+    assert with_options(own, greedy=False, alpha=0.0, n_best=2) == td.SearchConfig(
         beam_size=7, alpha=0.0, n_best=2, length_extra=3
     )

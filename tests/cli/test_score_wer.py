@@ -79,7 +79,7 @@ def test_the_rate_its_counts_and_what_was_scored(score, unit, measure, noun, ref
     )
 
 
-def test_standard_input_normalisation_and_no_interval(score, monkeypatch):
+def test_standard_input_normalization_and_no_interval(score, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines(*HEARD))))
     rate, counts, scored = score("wer", "-", "ref", "--normalize", "--resamples", "0")
     assert re.fullmatch(r"WER 64\.71 case:lc\|norm:nfkc-nopunct\|unit:word\|jiwer:[\d.]+", rate)  # 11 of 17, by hand

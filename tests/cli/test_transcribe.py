@@ -17,8 +17,8 @@ from tqdm import tqdm
 from tests.runs import FEATURES, RATE, SPEECH, TONES, random_run, random_speech_run, sentences, sound
 from transduce.cli import transcribe as cli_transcribe
 from transduce.cli.main import main
-from transduce.data.speech.features import Features
-from transduce.data.text.sentencepiece_bpe import PAD, Tokenizer
+from transduce.data.speech.features import FeatureExtractor
+from transduce.data.text.sentencepiece_bpe import PAD, SentencePieceTokenizer
 from transduce.experiment.run import with_frames
 from transduce.model.transformer import Transformer
 from transduce.run import Run, save_run, save_weights
@@ -30,9 +30,9 @@ def run(tmp_path_factory) -> Path:
 
     The layers pass on what flows in, position by position; the head was shown which of them are loud, and the words.
     """
-    front = Features(replace(FEATURES, normalise="none"))
+    feature_extractor = FeatureExtractor(replace(FEATURES, normalize="none"))
     texts = [*TONES, *sentences(24, seed=7)]
-    tokenizer = Tokenizer.train(texts, vocab_size=290)
+    tokenizer = SentencePieceTokenizer.train(texts, vocab_size=290)
     config = with_frames(replace(SPEECH, positions="rotary"), FEATURES.n_features, tokenizer.vocab_size)
     torch.manual_seed(1)
     model = Transformer(config)
@@ -44,7 +44,7 @@ def run(tmp_path_factory) -> Path:
         waveform = torch.from_numpy(sound(text, seed=seed)).float()
         middles = waveform[60:].unfold(0, 160, 160)  # of every position's 0.035 s
         with torch.no_grad():
-            states.append(model.encode(front(waveform)[None]).states[0, : len(middles)])
+            states.append(model.encode(feature_extractor(waveform)[None]).states[0, : len(middles)])
         loud = (middles[: len(states[-1])].square().mean(dim=1) > 0.025).long()
         nth = (loud.diff(prepend=torch.zeros(1).long()) > 0).cumsum(0)
         assert len(ids) == nth[-1]
@@ -55,7 +55,7 @@ def run(tmp_path_factory) -> Path:
         F.cross_entropy(model.ctc(torch.cat(states)), torch.cat(targets)).backward()
         optimizer.step()
     directory = tmp_path_factory.mktemp("cli") / "run"
-    save_run(directory, Run(config, {"decoding": {"ctc_weight": 1.0}}, None, tokenizer, front))
+    save_run(directory, Run(config, {"decoding": {"ctc_weight": 1.0}}, None, tokenizer, feature_extractor))
     save_weights(directory / "model.safetensors", model)
     return directory
 
@@ -137,7 +137,7 @@ def test_bad_sound_has_its_place_in_json_and_none_in_a_table(run, folder, tmp_pa
     found = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
     assert [each["audio"] for each in found] == [str(path) for path in paths]
     assert [each["text"] for each in found] == ["", "red blue", ""]
-    assert [len(each["pieces"]) for each in found] == [0, 1, 0]
+    assert [len(each["segments"]) for each in found] == [0, 1, 0]
     assert found[0]["error"] == f"{paths[0]} cannot be read: No such file or directory; check the path"
     assert "error" not in found[1]
     header, row = [line.split("\t") for line in (tmp_path / "tsv").read_text().removesuffix("\n").split("\n")]
@@ -167,8 +167,8 @@ def test_a_long_file_comes_in_pieces_whatever_the_format(run, long, tmp_path):
     for kind in ("text", "tsv", "json", "srt"):
         assert transcribe(run, [long], "--format", kind, "--max-seconds", "15", "--output", str(tmp_path / kind)) == 0
     (found,) = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
-    covers([(p["start"], p["stop"]) for p in found["pieces"]], long)
-    texts = [p["text"] for p in found["pieces"]]
+    covers([(p["start"], p["stop"]) for p in found["segments"]], long)
+    texts = [p["text"] for p in found["segments"]]
     assert found["text"] == " ".join(TALK)
     assert (tmp_path / "text").read_text() == " ".join(text.strip() for text in texts) + "\n" == found["text"] + "\n"
 
@@ -248,7 +248,7 @@ def test_help_works(capsys):
 
 def test_the_bar_counts_pieces_so_that_one_long_file_moves_it():
     bar = tqdm(initial=3, total=100, file=io.StringIO())
-    step = cli_transcribe._Step(bar, before=3, left=2)  # three pieces are done, two files not read
+    step = cli_transcribe._Step(bar, before=3, left=2)  # three segments are done, two files not read
     for n_done, place in ((4, 7), (1, 8)):
         step(n_done, 5)
         assert (bar.n, bar.total) == (place, 3 + 5 + 2)

@@ -11,7 +11,7 @@ from tests.runs import random_speech_run, record, sentences
 from tests.tasks.test_search import SHORT, searched
 from transduce.cli import transcribe as cli_transcribe
 from transduce.cli.main import main
-from transduce.data.speech.vectors import VectorConfig, Vectors
+from transduce.data.speech.vectors import VectorConfig, VectorReader
 from transduce.tasks import transcribe as transcriber
 
 CPU = ["--device", "cpu"]
@@ -28,7 +28,7 @@ def says(run: Path, **fields) -> Path:
 @pytest.fixture(scope="module")
 def random(tmp_path_factory) -> Path:
     """It knows nothing, so every way to search finds something else."""
-    fields = {name: getattr(SHORT, name) for name in ("length_ratio", "length_extra", "block_ngram")}
+    fields = {name: getattr(SHORT, name) for name in ("length_ratio", "length_extra", "no_repeat_ngram")}
     return says(random_speech_run(tmp_path_factory.mktemp("cli") / "random"), **fields)
 
 
@@ -75,23 +75,23 @@ def test_batch_tokens_bounds_what_is_searched_at_once(random, recordings, monkey
 
 def test_ten_minutes_of_sound_are_read_and_written_at_a_time(tmp_path, monkeypatch):
     """Vectors of ten seconds each: when a file is read, the texts of the ten minutes before it are there."""
-    front = Vectors(VectorConfig(n_features=5, hop=10.0))
-    run = says(random_speech_run(tmp_path / "run", front), length_ratio=0.0, length_extra=3)
+    feature_extractor = VectorReader(VectorConfig(n_features=5, hop=10.0))
+    run = says(random_speech_run(tmp_path / "run", feature_extractor), length_ratio=0.0, length_extra=3)
     paths, rng = [], np.random.default_rng(1)
     for i, seconds in enumerate((400, 300, 10, 700, 10)):
         paths.append(tmp_path / f"{i}.npy")
         np.save(paths[-1], rng.normal(size=(seconds // 10, 5)))
-    written, steps, read = [], [], Vectors.__call__
+    written, steps, read = [], [], VectorReader.__call__
 
     def reading(self, path):
         written.append((tmp_path / "out").read_text().count("\n"))
         return read(self, path)
 
     class Step(cli_transcribe._Step):
-        def __call__(self, n_done, n_pieces):
-            steps.append((n_done, n_pieces, self.left))
+        def __call__(self, n_done, n_segments):
+            steps.append((n_done, n_segments, self.left))
 
-    monkeypatch.setattr(Vectors, "__call__", reading)
+    monkeypatch.setattr(VectorReader, "__call__", reading)
     monkeypatch.setattr(cli_transcribe, "_Step", Step)
     assert main(["transcribe", str(run), *map(str, paths), *CPU, "--output", str(tmp_path / "out")]) == 0
     assert written == [0, 0, 2, 2, 4]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.runs import FEATURES, record, sentences
 from transduce.data.speech.feature_cache import FeatureCache
-from transduce.data.speech.features import Features
+from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.manifest import Recording
 from transduce.data.speech.pairs import FrameReader
 
@@ -25,4 +25,4 @@ def recordings(folder) -> list[Recording]:
 
 @pytest.fixture(scope="module")
 def reader(folder) -> FrameReader:
-    return FrameReader(Features(FEATURES), FeatureCache(folder / "cache"))
+    return FrameReader(FeatureExtractor(FEATURES), FeatureCache(folder / "cache"))

@@ -55,7 +55,7 @@ def penalty(length: int, alpha: float) -> float:
     return (5 + length) ** alpha / 6**alpha
 
 
-def brute_force(language: Language, sentence: int, bound: int, alpha: float, forbidden: list[int]) -> list[Hypothesis]:
+def brute_force(language: Language, sentence: int, bound: int, alpha: float, suppressed: list[int]) -> list[Hypothesis]:
     """Every sequence there is, best score first."""
     found: list[Hypothesis] = []
 
@@ -65,9 +65,9 @@ def brute_force(language: Language, sentence: int, bound: int, alpha: float, for
             return
         for token, gain in enumerate(language.log_probs(sentence, prefix)):
             total = log_prob + gain
-            if token == EOS and EOS not in forbidden:
+            if token == EOS and EOS not in suppressed:
                 found.append(Hypothesis(list(prefix), total, total / penalty(len(prefix) + 1, alpha), True))
-            elif token not in forbidden:
+            elif token not in suppressed:
                 grow((*prefix, token), total)
 
     grow((), 0.0)
@@ -75,7 +75,7 @@ def brute_force(language: Language, sentence: int, bound: int, alpha: float, for
 
 
 def plain_beam_search(
-    language: Language, sentence: int, bound: int, size: int, alpha: float, forbidden: list[int]
+    language: Language, sentence: int, bound: int, size: int, alpha: float, suppressed: list[int]
 ) -> list[Hypothesis]:
     """The rules of beam_search in lists, one sentence at a time, over all continuations instead of the best 2K."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -86,7 +86,7 @@ def plain_beam_search(
                 (log_prob + gain, (*prefix, token))
                 for log_prob, prefix in live
                 for token, gain in enumerate(language.log_probs(sentence, prefix))
-                if token not in forbidden
+                if token not in suppressed
             ),
             reverse=True,
         )

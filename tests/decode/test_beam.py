@@ -31,12 +31,12 @@ def same(got: list[Hypothesis], want: list[Hypothesis]) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize(("forbidden", "size"), [([], 1 + 4 + 16 + 64 + 256), ([PAD, BOS], 1 + 2 + 4 + 8 + 16)])
-def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(forbidden, size, alpha):
+@pytest.mark.parametrize(("suppressed", "size"), [([], 1 + 4 + 16 + 64 + 256), ([PAD, BOS], 1 + 2 + 4 + 8 + 16)])
+def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(suppressed, size, alpha):
     language = Language(seed=3)
-    got = search(language, [7, 8], [4, 4], beam_size=size, n_best=size, alpha=alpha, forbidden=forbidden)
+    got = search(language, [7, 8], [4, 4], beam_size=size, n_best=size, alpha=alpha, suppressed=suppressed)
     for sentence, hypotheses in zip([7, 8], got, strict=True):
-        want = brute_force(language, sentence, 4, alpha, forbidden)
+        want = brute_force(language, sentence, 4, alpha, suppressed)
         assert len(want) == size
         same(hypotheses, want)
 
@@ -45,13 +45,13 @@ def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(forbidden, siz
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
 def test_a_narrow_beam_is_the_search_in_lists(beam_size, alpha):
     bounds = [1 + i % 11 for i in range(44)]
-    for vocab_size, forbidden in ((5, [PAD, BOS]), (7, [PAD]), (3, [])):
+    for vocab_size, suppressed in ((5, [PAD, BOS]), (7, [PAD]), (3, [])):
         language = Language(seed=beam_size, vocab_size=vocab_size)
         got = search(
-            language, list(range(44)), bounds, beam_size=beam_size, n_best=beam_size, alpha=alpha, forbidden=forbidden
+            language, list(range(44)), bounds, beam_size=beam_size, n_best=beam_size, alpha=alpha, suppressed=suppressed
         )
         for sentence, (bound, hypotheses) in enumerate(zip(bounds, got, strict=True)):
-            same(hypotheses, plain_beam_search(language, sentence, bound, beam_size, alpha, forbidden))
+            same(hypotheses, plain_beam_search(language, sentence, bound, beam_size, alpha, suppressed))
         assert {h.finished for hypotheses in got for h in hypotheses} == {True, False}
 
 
@@ -59,8 +59,8 @@ def test_a_narrow_beam_is_the_search_in_lists(beam_size, alpha):
 def test_a_beam_of_one_is_greedy(alpha):
     sentences, bounds = list(range(200)), [1 + i % 13 for i in range(200)]
     language = Language(seed=5)
-    beam = search(language, sentences, bounds, beam_size=1, alpha=alpha, forbidden=[PAD])
-    settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": torch.tensor(bounds), "forbidden": [PAD]}
+    beam = search(language, sentences, bounds, beam_size=1, alpha=alpha, suppressed=[PAD])
+    settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": torch.tensor(bounds), "suppressed": [PAD]}
     scored = greedy_search(LanguageScorer(language, sentences), **settings, scores=True)
     unscored = greedy_search(LanguageScorer(language, sentences), **settings)
     for (best,), hypothesis, quick in zip(beam, scored, unscored, strict=True):
@@ -100,7 +100,7 @@ def test_neighbours_in_the_batch_change_nothing():
 def test_the_first_step_has_no_beams_and_done_sentences_leave_at_once(beam_size):
     scorer = LanguageScorer(Language(seed=6), [0, 1, 2, 3])
     bounds = torch.tensor([2, 5, 3, 5])
-    settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": bounds, "forbidden": [EOS]}
+    settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": bounds, "suppressed": [EOS]}
     if beam_size == 1:
         greedy_search(scorer, **settings)
     else:
@@ -112,7 +112,7 @@ def test_the_first_step_has_no_beams_and_done_sentences_leave_at_once(beam_size)
 def test_a_vocabulary_smaller_than_the_beam_and_an_empty_batch():
     assert search(Language(seed=0), [], [], beam_size=3) == []
     (hypotheses,) = search(
-        Language(seed=0, vocab_size=3), [1], [4], beam_size=9, n_best=9, alpha=0.0, forbidden=[PAD, BOS]
+        Language(seed=0, vocab_size=3), [1], [4], beam_size=9, n_best=9, alpha=0.0, suppressed=[PAD, BOS]
     )
     assert [(h.tokens, h.finished) for h in hypotheses] == [([], True)]  # only EOS may follow: one sequence exists
 
@@ -166,7 +166,7 @@ class Example:
         source = torch.cat((self.source[rows, : int(lengths.max())], garbage), dim=1)
         with torch.no_grad():
             scored = scorer(self.model, self.model.encode(source, lengths))
-        settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": self.bounds[rows], "forbidden": [PAD, BOS]}
+        settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": self.bounds[rows], "suppressed": [PAD, BOS]}
         return beam_search(scored, **settings, beam_size=4, n_best=4)
 
 

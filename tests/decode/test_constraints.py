@@ -10,7 +10,7 @@ from transformers import NoRepeatNGramLogitsProcessor
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force
 from tests.decode.test_beam import same, search
-from transduce.decode.constraints import block_repeats
+from transduce.decode.constraints import suppress_repeats
 from transduce.decode.greedy import greedy_search
 from transduce.decode.hypothesis import Hypothesis
 
@@ -30,7 +30,7 @@ def greedy(language: Language, sentences: list[int], bounds: list[int], **settin
 def test_what_is_ruled_out_is_what_transformers_rules_out(rng, n, length):
     tokens, scores = torch.randint(3, (53, length), generator=rng), torch.randn(53, 5, generator=rng)
     want = NoRepeatNGramLogitsProcessor(n)(tokens, scores.clone())
-    block_repeats(scores, tokens, n)
+    suppress_repeats(scores, tokens, n)
     assert torch.equal(scores, want)
     assert (scores == -math.inf).any() == (length >= n)
 
@@ -42,21 +42,21 @@ def test_a_beam_as_wide_as_the_space_finds_all_that_repeats_nothing(n):
         every = brute_force(language, sentence, bound, 0.6, [PAD, BOS])
         want = [h for h in every if not repeats(h.tokens, n)]
         assert 1 < len(want) < len(every)
-        settings = {"beam_size": len(every), "n_best": len(every), "alpha": 0.6, "forbidden": [PAD, BOS]}
-        (got,) = search(language, [sentence], [bound], **settings, block_ngram=n)
+        settings = {"beam_size": len(every), "n_best": len(every), "alpha": 0.6, "suppressed": [PAD, BOS]}
+        (got,) = search(language, [sentence], [bound], **settings, no_repeat_ngram=n)
         same(got, want)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_a_beam_of_one_is_greedy_and_nothing_occurs_twice(n):
     sentences, bounds = list(range(100)), [1 + i % 19 for i in range(100)]
-    settings = {"forbidden": [PAD], "block_ngram": n}
+    settings = {"suppressed": [PAD], "no_repeat_ngram": n}
     beam = search(Language(seed=5), sentences, bounds, beam_size=1, **settings)
     found = greedy(Language(seed=5), sentences, bounds, **settings)
     assert [(h.tokens, h.finished) for (h,) in beam] == [(h.tokens, h.finished) for h in found]
     assert [h.log_prob for (h,) in beam] == pytest.approx([h.log_prob for h in found], rel=1e-12)
     assert not any(repeats(h.tokens, n) for h in found)
-    without = greedy(Language(seed=5), sentences, bounds, forbidden=[PAD])
+    without = greedy(Language(seed=5), sentences, bounds, suppressed=[PAD])
     for h, free in zip(found, without, strict=True):
         assert h.tokens == free.tokens or repeats(free.tokens, n)
     assert any(repeats(h.tokens, n) for h in without)
@@ -64,7 +64,7 @@ def test_a_beam_of_one_is_greedy_and_nothing_occurs_twice(n):
 
 def test_a_wide_beam_repeats_nothing_and_neighbours_change_nothing():
     bounds = [1 + 5 * i % 17 for i in range(20)]
-    settings = {"beam_size": 4, "n_best": 4, "block_ngram": 2}
+    settings = {"beam_size": 4, "n_best": 4, "no_repeat_ngram": 2}
     together = search(Language(seed=9), list(range(20)), bounds, **settings)
     assert not any(repeats(h.tokens, 2) for hypotheses in together for h in hypotheses)
     for sentence, bound in enumerate(bounds):
@@ -74,7 +74,7 @@ def test_a_wide_beam_repeats_nothing_and_neighbours_change_nothing():
 
 def test_where_nothing_is_left_a_hypothesis_ends_even_if_it_may_not():
     """Two tokens without EOS: at most five in a row hold no pair twice (aabba and its like)."""
-    language, settings = Language(seed=1), {"forbidden": [PAD, BOS, EOS], "block_ngram": 2}
+    language, settings = Language(seed=1), {"suppressed": [PAD, BOS, EOS], "no_repeat_ngram": 2}
     found = greedy(language, list(range(30)), [40] * 30, **settings)
     beams = search(language, list(range(30)), [40] * 30, beam_size=3, n_best=3, **settings)
     for h in [*found, *(h for hypotheses in beams for h in hypotheses)]:
@@ -86,8 +86,8 @@ def test_where_nothing_is_left_a_hypothesis_ends_even_if_it_may_not():
 
 
 def test_a_negative_block_is_refused():
-    message = "^" + re.escape("block_ngram must be at least 0 (0 = off), but block_ngram=-1") + "$"
+    message = "^" + re.escape("no_repeat_ngram must be at least 0 (0 = off), but no_repeat_ngram=-1") + "$"
     with pytest.raises(ValueError, match=message):
-        search(Language(seed=0), [0], [3], block_ngram=-1)
+        search(Language(seed=0), [0], [3], no_repeat_ngram=-1)
     with pytest.raises(ValueError, match=message):
-        greedy(Language(seed=0), [0], [3], block_ngram=-1)
+        greedy(Language(seed=0), [0], [3], no_repeat_ngram=-1)

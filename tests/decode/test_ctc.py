@@ -112,7 +112,7 @@ def test_rows_may_widen_be_reordered_and_leave(rng):
 def test_search_over_ctc_alone_finds_the_likeliest_transcript(rng):
     """The likeliest transcript, not the likeliest labelling: Graves et al. (2006), figure 2."""
     logits = torch.tensor([[[0.6, 0.0, 0.0, 0.4], [0.6, 0.0, 0.0, 0.4]]]).log().clamp_min(-1e3)
-    settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": torch.tensor([5]), "forbidden": [PAD, BOS]}
+    settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": torch.tensor([5]), "suppressed": [PAD, BOS]}
     ((best,),) = beam_search(CTCPrefixScorer(logits, eos_id=EOS), **settings, alpha=0.0)
     assert (best.tokens, best.finished) == ([3], True)
     assert best.log_prob == pytest.approx(math.log(1 - 0.6**2), rel=1e-6)

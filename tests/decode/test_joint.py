@@ -48,7 +48,7 @@ class JointLanguage:
 
 def search(scorer: Scorer, bounds: list[int], **settings) -> list[list[Hypothesis]]:
     bound = torch.tensor(bounds)
-    return beam_search(scorer, bos_id=BOS, eos_id=EOS, max_lengths=bound, forbidden=FORBIDDEN, **settings)
+    return beam_search(scorer, bos_id=BOS, eos_id=EOS, max_lengths=bound, suppressed=FORBIDDEN, **settings)
 
 
 @pytest.mark.parametrize("weight", [0.3, 1.0])
@@ -81,7 +81,7 @@ def test_a_narrow_beam_is_the_search_in_lists_and_a_beam_of_one_is_greedy(rng, a
             same(hypotheses, [h for h in want if h.score > -math.inf])
     found = greedy_search(
         joint.scorer(sentences),
-        bos_id=BOS, eos_id=EOS, max_lengths=torch.tensor(bounds), forbidden=FORBIDDEN, scores=True,
+        bos_id=BOS, eos_id=EOS, max_lengths=torch.tensor(bounds), suppressed=FORBIDDEN, scores=True,
     )  # fmt: skip
     best = [h for (h,) in search(joint.scorer(sentences), bounds, beam_size=1)]
     assert [(h.tokens, h.finished) for h in best] == [(h.tokens, h.finished) for h in found]

@@ -97,7 +97,7 @@ def pair(tmp_path_factory) -> tuple[MarianMTModel, Marian, Tensor, Tensor, Tenso
 def search(ours: Marian, source: Tensor, lengths: Tensor, beam_size: int | None) -> list[Hypothesis]:
     with torch.no_grad():
         scorer = ModelScorer(ours.model, ours.model.encode(source, lengths))
-    settings = {"bos_id": ours.bos_id, "eos_id": ours.eos_id, "forbidden": [ours.pad_id]}
+    settings = {"bos_id": ours.bos_id, "eos_id": ours.eos_id, "suppressed": [ours.pad_id]}
     bounds = torch.full_like(lengths, BOUND)
     if beam_size is None:
         return greedy_search(scorer, **settings, max_lengths=bounds)

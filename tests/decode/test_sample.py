@@ -185,7 +185,7 @@ def test_whole_samples_come_as_often_as_their_probability_says(x):
 
     follow((), 1.0)
     counts = dict.fromkeys(probability, 0)
-    for h in sampled(language, [0], [bound], n=n, sampling=x, forbidden=[PAD]):
+    for h in sampled(language, [0], [bound], n=n, sampling=x, suppressed=[PAD]):
         counts[(*h.tokens, EOS) if h.finished else tuple(h.tokens)] += 1  # a KeyError: it should be impossible
     common = [key for key, p in probability.items() if p * n >= 5]
     cells = [(counts[key], probability[key] * n) for key in common]
@@ -224,10 +224,10 @@ def test_a_longer_sample_begins_like_the_shorter_one():
 
 def test_temperature_0_is_greedy_search():
     bounds = [1 + i % 9 for i in range(50)]
-    got = sampled(Language(seed=5), list(range(50)), bounds, sampling=Sampling(temperature=0.0), forbidden=[PAD])
+    got = sampled(Language(seed=5), list(range(50)), bounds, sampling=Sampling(temperature=0.0), suppressed=[PAD])
     want = greedy_search(
         LanguageScorer(Language(seed=5), list(range(50))), bos_id=BOS, eos_id=EOS, max_lengths=torch.tensor(bounds),
-        forbidden=[PAD],
+        suppressed=[PAD],
     )  # fmt: skip
     assert [(h.tokens, h.finished) for h in got] == [(h.tokens, h.finished) for h in want]
 

@@ -14,7 +14,7 @@ from transduce.experiment import report
 from transduce.experiment.report import speech_report
 from transduce.tasks import transcribe as transcriber
 
-PLAIN = td.Decoding(beam_size=3, length_ratio=0.0, length_extra=7, block_ngram=4, n_best=2)
+PLAIN = td.SearchConfig(beam_size=3, length_ratio=0.0, length_extra=7, no_repeat_ngram=4, n_best=2)
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from transduce.experiment.command import main
-from transduce.experiment.run import operations_per_token
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
+from transduce.train.flops import flops_per_token
 from transduce.train.trainer import TrainingConfig
 
 DECODER = TransformerConfig(
@@ -38,12 +38,12 @@ def test_operations_of_a_token_agree_with_torchs_count(changes):
     ids = torch.randint(311, (5, 64))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # the CPU's kernel is not counted
         model(target_in=ids).sum().backward()
-    assert operations_per_token(model) == pytest.approx(counter.get_total_flops() / ids.numel(), rel=0.02)
+    assert flops_per_token(model) == pytest.approx(counter.get_total_flops() / ids.numel(), rel=0.02)
 
 
 def test_operations_want_a_decoder_alone():
     with pytest.raises(ValueError, match="takes a decoder alone, but the model is"):
-        operations_per_token(Transformer(replace(DECODER, encoder=DECODER.decoder)))
+        flops_per_token(Transformer(replace(DECODER, encoder=DECODER.decoder)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,7 @@ def speech(tmp_path_factory):
     folder = tmp_path_factory.mktemp("speech")
     transcriber = td.load(random_speech_run(folder / "run"))
     recordings = record(folder, sentences(5))
-    reader = FrameReader(transcriber.front, FeatureCache(folder / "cache"))
+    reader = FrameReader(transcriber.feature_extractor, FeatureCache(folder / "cache"))
     return transcriber, SpeechPairs.encode(recordings, reader, transcriber.tokenizer, frames_per_batch=300)
 
 
@@ -85,7 +85,7 @@ def test_speech_validation_is_loss_error_rates_and_samples(speech):
     with torch.no_grad():
         for r in pairs.recordings:
             (ids,) = transcriber.tokenizer.encode([r.text])
-            frames = transcriber.front(read_audio(r.audio, RATE))
+            frames = transcriber.feature_extractor(read_audio(r.audio, RATE))
             logits = transcriber.model(source=frames[None], target_in=torch.tensor([[BOS, *ids]]))
             total += F.cross_entropy(logits[0], torch.tensor([*ids, EOS]), reduction="sum").item()
             n_tokens += len(ids) + 1
@@ -103,7 +103,7 @@ def test_speech_validation_draws_the_straightest_head(speech, tmp_path, monkeypa
     assert found.score == found.metrics["bleu"] and "wer" not in found.metrics
     heads = {}
     for i in (0, 2):  # each utterance alone, without padding
-        frames = transcriber.front(read_audio(pairs.recordings[i].audio, RATE))
+        frames = transcriber.feature_extractor(read_audio(pairs.recordings[i].audio, RATE))
         memory = transcriber.model.encode(frames[None], torch.tensor([len(frames)]))
         weights = cross_attention(transcriber.model, memory, torch.tensor([[BOS, *pairs.target[i][:-1]]]))
         for layer, head in itertools.product(range(2), range(2)):

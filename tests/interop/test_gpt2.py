@@ -257,7 +257,7 @@ def test_ids_are_those_of_transformers(run, tmp_path, source):
     assert ids == [theirs(text)["input_ids"] for text in NASTY]
     assert ours.decode(ids) == [theirs.decode(row, skip_special_tokens=True) for row in ids]
     assert ours.decode(ids) == [text.replace("<|endoftext|>", "") for text in NASTY]
-    assert ours.pieces(ids[0]) == theirs.convert_ids_to_tokens(ids[0])
+    assert ours.tokens(ids[0]) == theirs.convert_ids_to_tokens(ids[0])
     assert ByteBPE(ours.model).encode(NASTY) == ids
 
 

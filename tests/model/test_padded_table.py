@@ -130,7 +130,7 @@ def test_beam_search_finds_the_same():
             scorer = ModelScorer(model.eval(), model.encode(source))
             beams = beam_search(
                 scorer, bos_id=BOS, eos_id=EOS, max_lengths=torch.tensor([6, 6, 6]), beam_size=4, n_best=4, alpha=0.6,
-                forbidden=(),
+                suppressed=(),
             )  # fmt: skip
         found.append([[(h.tokens, h.log_prob) for h in hypotheses] for hypotheses in beams])
     assert found[0] == found[1]
@@ -151,8 +151,8 @@ def test_gpt2_is_exported_without_them(tmp_path, name):
 
 
 def test_rows_are_the_next_multiple():
-    assert [Tokens(vocab_size=n, multiple=128).rows for n in (1, 127, 128, 129, 50257)] == [128, 128, 128, 256, 50304]
-    assert Tokens(vocab_size=50257).rows == 50257
+    assert [Tokens(vocab_size=n, multiple=128).padded_size for n in (1, 127, 128, 129, 50257)] == [128, 128, 128, 256, 50304]
+    assert Tokens(vocab_size=50257).padded_size == 50257
 
 
 def test_a_configuration_from_before_has_none():

@@ -33,7 +33,7 @@ def small(run, data, **fields):
     model = replace(SHAKESPEARE_CPU.model, d_model=16, d_ff=32, n_heads=2, max_positions=11, dropout=0.2)
     generation = td.GenerationConfig(max_length=7)
     changes = {"corpus": OneText(data=data, valid_share=0.3), "training": training} | fields
-    return replace(SHAKESPEARE_CPU, run=run, rows=4, model=model, generation=generation, device="cpu", **changes)
+    return replace(SHAKESPEARE_CPU, run=run, batch_size=4, model=model, generation=generation, device="cpu", **changes)
 
 
 def test_a_run_directory_is_whole_and_its_parts_agree(tmp_path, data, capsys):
@@ -99,7 +99,7 @@ def test_text_files_with_bpe(tmp_path, data, kind, capsys):
     assert all(math.isfinite(value) for value in scores.values())
     generator = td.load(tmp_path / "run", device="cpu")
     table = generator.model.config.decoder.input
-    assert (table.vocab_size, table.rows) == (generator.tokenizer.vocab_size, 384)  # 300 or fewer pieces
+    assert (table.vocab_size, table.padded_size) == (generator.tokenizer.vocab_size, 384)  # 300 or fewer pieces
     assert len(generator.model.output) == 384
     unpadded = run(replace(x, run=tmp_path / "unpadded", model=with_multiple(x.model, 1)))
     assert scores == pytest.approx(unpadded, rel=1e-4)

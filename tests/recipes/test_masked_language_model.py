@@ -14,10 +14,10 @@ from recipes.masked_language_model import COMMANDS, SETTINGS, SHAKESPEARE, TEXT,
 from tests.recipes.interrupt import interrupt
 from transduce.data.batch import IGNORE
 from transduce.data.text.language import OneText, TextFiles
-from transduce.data.text.masking import Cloze, ClozeBatches
+from transduce.data.text.masking import MaskedBatches, MaskingConfig
 from transduce.data.text.stream import HeldOut
 from transduce.experiment.run import with_vocabularies
-from transduce.tasks.fill_mask import FillIn
+from transduce.tasks.fill_mask import FillMask
 
 LINES = ["To be, or not to be: that is the question.", "", "Whether 'tis nobler in the mind to suffer"]
 
@@ -33,17 +33,17 @@ def small(run, data, setting=SHAKESPEARE, **fields):
     training = replace(COMMANDS.training, max_updates=8, validate_every=4, precision="fp32")
     model = replace(COMMANDS.model, d_model=16, d_ff=32, n_heads=2, max_positions=11, dropout=0.2)
     changes = {"corpus": OneText(data=data, valid_share=0.3), "training": training} | fields
-    return replace(setting, run=run, rows=4, model=model, device="cpu", **changes)
+    return replace(setting, run=run, batch_size=4, model=model, device="cpu", **changes)
 
 
-def scores_by_hand(fill_in, text):
+def scores_by_hand(fill_mask, text):
     """Loss and accuracy, a token at a time, from logits of the model alone."""
-    tokenizer = fill_in.tokenizer
+    tokenizer = fill_mask.tokenizer
     stream = OneText(data=text.parent, name=text.name, valid_share=0.3).read("characters", 0).valid
     nats, right, n = 0.0, 0, 0
-    for batch in ClozeBatches(HeldOut(stream, context=11, rows=4), Cloze(), tokenizer):
+    for batch in MaskedBatches(HeldOut(stream, context=11, batch_size=4), MaskingConfig(), tokenizer):
         for row in range(len(batch.source)):
-            logits = fill_in.model(source=batch.source[row : row + 1])[0].double()
+            logits = fill_mask.model(source=batch.source[row : row + 1])[0].double()
             for t, wanted in enumerate(batch.target_out[row].tolist()):
                 if wanted != IGNORE:
                     nats -= F.log_softmax(logits[t], dim=0)[wanted].item()
@@ -65,10 +65,10 @@ def test_a_run_directory_is_whole_and_its_parts_agree(tmp_path, data, capsys):
     losses = [line["loss"] for line in valid if line["kind"] == "valid"]
     assert len(losses) == 2 and scores["loss"] == min(losses)  # the best checkpoint alone; the masking is fixed
     (tmp_path / "run").rename(tmp_path / "moved")
-    fill_in = td.load(tmp_path / "moved", device="cpu")
-    assert isinstance(fill_in, FillIn)
+    fill_mask = td.load(tmp_path / "moved", device="cpu")
+    assert isinstance(fill_mask, FillMask)
     with torch.no_grad():
-        loss, accuracy, n_tokens = scores_by_hand(fill_in, data / "input.txt")
+        loss, accuracy, n_tokens = scores_by_hand(fill_mask, data / "input.txt")
     assert kept == {**scores, "tokens": n_tokens}
     assert (scores["loss"], scores["accuracy"]) == pytest.approx((loss, accuracy), rel=1e-4)
 
@@ -79,7 +79,7 @@ def test_a_run_directory_is_whole_and_its_parts_agree(tmp_path, data, capsys):
     gaps, true, found = samples[0].split("\t")
     assert cut[1:].startswith(true) and "_" in gaps
     assert "_" not in found and len(gaps.replace("\\n", "n")) == 11
-    outputs = fill_in(["To _e", "", "no gap"])
+    outputs = fill_mask(["To _e", "", "no gap"])
     assert len(outputs) == 3 and outputs[1:] == ["", "no gap"]
     assert outputs[0][:3] == "To " and len(outputs[0]) == 5 and outputs[0] != "To _e"
 
@@ -96,8 +96,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, data, monkeypatch)
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "again"))
     assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
     assert run(small(tmp_path / "again", data, test=(data / "input.txt",))).keys() == straight.keys()  # may change
-    with pytest.raises(ValueError, match=r"in .* this differs: cloze\.share: 0\.15 -> 0\.3"):
-        run(small(tmp_path / "again", data, cloze=Cloze(share=0.3)))
+    with pytest.raises(ValueError, match=r"in .* this differs: masking\.share: 0\.15 -> 0\.3"):
+        run(small(tmp_path / "again", data, masking=MaskingConfig(share=0.3)))
 
 
 @pytest.mark.parametrize(("setting", "kind"), [(TEXT, "byte_bpe"), (COMMANDS, "sentencepiece")])
@@ -109,9 +109,9 @@ def test_text_files_with_bpe_and_a_test(tmp_path, data, setting, kind, capsys):
     assert x.tokenizer == kind and all(math.isfinite(value) for value in scores.values())
     assert "test: " in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "test.json").read_text())["loss"] == scores["loss"]
-    fill_in = td.load(tmp_path / "run", device="cpu")
-    assert fill_in.model.config.encoder.input.vocab_size == fill_in.tokenizer.vocab_size + 1
-    (filled,) = fill_in(["To be, or _ to be: that is the question."])
+    fill_mask = td.load(tmp_path / "run", device="cpu")
+    assert fill_mask.model.config.encoder.input.vocab_size == fill_mask.tokenizer.vocab_size + 1
+    (filled,) = fill_mask(["To be, or _ to be: that is the question."])
     assert filled.startswith("To be, or") and filled.endswith(" to be: that is the question.") and "_" not in filled
 
 
@@ -119,5 +119,5 @@ def test_text_files_with_bpe_and_a_test(tmp_path, data, setting, kind, capsys):
 def test_every_setting_describes_a_model_that_can_be_built(name):
     config = with_vocabularies(SETTINGS[name][1].model, 300, 300, joint=True)
     assert config.decoder is None and config.encoder.input.vocab_size == 300
-    assert SETTINGS[name][1].cloze == Cloze(share=0.15, hidden=0.8, random=0.1)
+    assert SETTINGS[name][1].masking == MaskingConfig(share=0.15, hidden=0.8, random=0.1)
     td.Transformer(replace(config, d_model=48, d_ff=8))

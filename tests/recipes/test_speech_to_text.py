@@ -16,7 +16,7 @@ from tests.recipes.interrupt import interrupt
 from tests.runs import FEATURES, RATE, SPEECH, record, sentences
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import Augmentation
-from transduce.data.speech.features import Features
+from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.manifest import Manifests, Recording, write_manifest
 from transduce.data.speech.vectors import VectorConfig
 from transduce.experiment.run import with_frames
@@ -43,7 +43,7 @@ def small(run: Path, folder: Path, **fields) -> Experiment:
     given = {
         "corpus": Manifests(data=folder, valid=Path("valid.tsv")),
         "features": FEATURES,
-        "augmentation": Augmentation(time_spans=1, mel_spans=1, widest_mel=4),
+        "augmentation": Augmentation(n_time_masks=1, n_frequency_masks=1, frequency_mask_width=4),
         "cache": folder / "cache",
         "workers": 0,
         "vocab_size": 290,
@@ -52,7 +52,7 @@ def small(run: Path, folder: Path, **fields) -> Experiment:
         "training": TrainingConfig(
             optim=OptimConfig(peak_rate=3e-3, warmup_steps=5), max_updates=UPDATES, validate_every=6, keep_last=2
         ),
-        "decoding": td.Decoding(beam_size=2, length_ratio=0.2, length_extra=5, ctc_weight=0.5),
+        "decoding": td.SearchConfig(beam_size=2, length_ratio=0.2, length_extra=5, ctc_weight=0.5),
         "device": "cpu",
     }
     return Experiment(run=run, **(given | fields))
@@ -116,7 +116,7 @@ def test_the_directory_alone_transcribes_as_the_report_did(straight, corpus, tmp
     kept = (straight[0] / "test.beam2.ctc.txt").read_text().removesuffix("\n").split("\n")
     assert [t.text for t in got] == kept[:4] and kept[4] == ""  # the broken one counts as blank
     waveform = read_audio(paths[0], RATE)
-    assert torch.equal(transcriber.front(waveform), Features(FEATURES)(waveform))
+    assert torch.equal(transcriber.feature_extractor(waveform), FeatureExtractor(FEATURES)(waveform))
 
 
 def test_ctc_has_taught_its_head(straight):
@@ -152,7 +152,11 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(straight, corpus, tmp_pa
 @pytest.mark.usefixtures("no_pictures")
 def test_the_comparison_can_fail(straight, corpus, tmp_path):
     """Speeds and masks do matter."""
-    x = small(tmp_path / "run", corpus, augmentation=Augmentation(speeds=(1.0,), time_spans=0, mel_spans=0, warp=0.0))
+    x = small(
+        tmp_path / "run",
+        corpus,
+        augmentation=Augmentation(speeds=(1.0,), n_time_masks=0, n_frequency_masks=0, vtlp=0.0),
+    )
     run(replace(x, corpus=replace(x.corpus, test=None), training=replace(x.training, max_updates=6)))
     one, other = (load_file(p / "checkpoints/00000006/model.safetensors") for p in (x.run, straight[0]))
     assert any(not torch.equal(one[name], other[name]) for name in one)
@@ -165,10 +169,10 @@ def test_the_same_command_again_changes_nothing_and_another_feature_is_refused(s
     assert run(x) == scores
     assert (directory / "model.safetensors").read_bytes() == weights
     with pytest.raises(ValueError) as error:
-        run(replace(x, features=replace(FEATURES, n_mels=21, normalise="none")))
+        run(replace(x, features=replace(FEATURES, n_mels=21, normalize="none")))
     assert str(error.value) == (
         f"a run goes on with the configuration it began with, but in {directory} this differs: "
-        "features.n_mels: 20 -> 21; features.normalise: utterance -> none. "
+        "features.n_mels: 20 -> 21; features.normalize: utterance -> none. "
         "Name another directory with --run, or remove this one"
     )
 
@@ -177,7 +181,7 @@ def test_the_same_command_again_changes_nothing_and_another_feature_is_refused(s
 def test_what_is_too_long_or_has_fewer_positions_than_tokens_is_left_out(corpus, tmp_path, capsys):
     """With 2 frames to a position; alone they would be enough."""
     recordings = Manifests(data=corpus, valid=Path("valid.tsv")).read(1)[0][:4]
-    frames = len(Features(FEATURES)(read_audio(recordings[0].audio, RATE)))
+    frames = len(FeatureExtractor(FEATURES)(read_audio(recordings[0].audio, RATE)))
     letters = np.random.default_rng(1).choice(list("abcdefghijklmnopqrstuvwxyz"), size=round(0.8 * frames))
     wordy = replace(recordings[0], text="".join(letters))
     long = replace(recordings[1], seconds=7.5)
@@ -196,12 +200,12 @@ def test_what_is_too_long_or_has_fewer_positions_than_tokens_is_left_out(corpus,
 
 @pytest.mark.usefixtures("no_pictures")
 def test_another_column_makes_it_speech_translation(corpus, tmp_path):
-    """And normalisation by all training data, which the run directory keeps."""
+    """And normalization by all training data, which the run directory keeps."""
     x = small(
         tmp_path / "run",
         corpus,
         corpus=Manifests(data=corpus, valid=Path("valid.tsv"), target_column="german"),
-        features=replace(FEATURES, normalise="global"),
+        features=replace(FEATURES, normalize="global"),
         ctc_weight=0.0,
         training=TrainingConfig(optim=OptimConfig(peak_rate=3e-3, warmup_steps=5), max_updates=4, validate_every=4),
     )
@@ -211,13 +215,13 @@ def test_another_column_makes_it_speech_translation(corpus, tmp_path):
     assert (x.run / "samples" / "00000004.tsv").read_text().split("\t")[1].split()[0] in {
         "rot", "grün", "blau", "schwarz",
     }  # fmt: skip
-    plain = Features(replace(FEATURES, normalise="none"))
+    plain = FeatureExtractor(replace(FEATURES, normalize="none"))
     frames = [plain(read_audio(path, RATE)) for path in sorted(corpus.glob("train[0-9]*.wav"))]
-    front = td.load(x.run).front
+    feature_extractor = td.load(x.run).feature_extractor
     everything = torch.cat(frames).double()
-    torch.testing.assert_close(front.mean.double(), everything.mean(dim=0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(feature_extractor.mean.double(), everything.mean(dim=0), rtol=1e-5, atol=1e-5)
     want = (frames[0].double() - everything.mean(dim=0)) / everything.std(dim=0, correction=0)
-    got = front(read_audio(sorted(corpus.glob("train[0-9]*.wav"))[0], RATE))
+    got = feature_extractor(read_audio(sorted(corpus.glob("train[0-9]*.wav"))[0], RATE))
     torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-4)
     with pytest.raises(ValueError, match=r"differs: corpus\.target_column: german -> text"):
         run(replace(x, corpus=replace(x.corpus, target_column="text"), ctc_weight=0.0))
@@ -254,7 +258,10 @@ def test_vectors_flow_in_where_sound_did(tmp_path):
     )
     assert set(run(x)) >= {"wer.greedy", "wer.beam2"}
     transcriber = td.load(x.run)
-    assert transcriber.front.config == VectorConfig(n_features=5) and transcriber.model.source_input.projection is None
+    assert (
+        transcriber.feature_extractor.config == VectorConfig(n_features=5)
+        and transcriber.model.source_input.projection is None
+    )
     assert len(transcriber([tmp_path / "test0.npy", tmp_path / "test1.npy"], x.decoding)) == 2
     assert not x.cache.exists()
 

@@ -91,7 +91,7 @@ def test_every_pair_of_short_lines_takes_the_fewest_edits():
     [
         ("the cat sat on the mat", "the cat sat on the mat", "......"),
         ("the cat sat on the mat", "the bat sat on mat", ".S..D."),
-        ("how to recognise speech", "how to wreck a nice speech", None),  # where the two insertions stand is free
+        ("how to recognize speech", "how to wreck a nice speech", None),  # where the two insertions stand is free
         ("we met", "well we met", "I.."),
         ("we met", "we met today then", "..II"),
         ("good morning", "", "DD"),
@@ -145,11 +145,11 @@ def test_white_space_of_every_kind_separates_words_once():
         ("?!", ""),
     ],
 )
-def test_normalisation_keeps_what_can_be_heard(text, want):
+def test_normalization_keeps_what_can_be_heard(text, want):
     assert normalized(text) == want
 
 
-def test_normalising_twice_is_normalising_once_for_every_letter():
+def test_normalizing_twice_is_normalizing_once_for_every_letter():
     """Of the Basic Multilingual Plane, without the great blocks of ideographs and Hangul, and without surrogates."""
     letters = map(chr, [*range(0x3400), *range(0xA000, 0xAC00), *range(0xF900, 0x10000)])
     once = {normalized(f"a{letter}b {letter}") for letter in letters}
@@ -369,7 +369,7 @@ def test_references_without_a_word_are_refused():
     message += "look for a wrong file or column"
     with pytest.raises(ValueError, match=f"^{re.escape(message.format('word', ''))}$"):
         wer(["a", "b"], ["", " "])
-    with pytest.raises(ValueError, match=f"^{re.escape(message.format('character', ' after normalisation'))}$"):
+    with pytest.raises(ValueError, match=f"^{re.escape(message.format('character', ' after normalization'))}$"):
         cer(["a", "b"], ["?", "..."], normalize=True)
 
 

@@ -12,7 +12,7 @@ import soundfile
 import torch
 
 from scripts import bench_features
-from transduce.data.speech.features import Features
+from transduce.data.speech.features import FeatureExtractor
 
 ROWS = ["WAV, file to features", "Opus, file to features", "features"]
 SYSTEMS = ["torchaudio kaldi.mfcc", "transduce"]
@@ -39,7 +39,10 @@ def test_it_gives_time_factor_and_ratio():
 def test_the_rival_makes_nearly_the_same_coefficients(rng):
     """On noise, whose bands have energy everywhere: floors and the shape of triangles hardly matter."""
     waveform = 0.3 * torch.randn(16000, generator=rng)
-    ours, theirs = Features(replace(bench_features.CONFIG, normalise="none"))(waveform), bench_features.rival(waveform)
+    ours, theirs = (
+        FeatureExtractor(replace(bench_features.CONFIG, normalize="none"))(waveform),
+        bench_features.rival(waveform),
+    )
     assert ours.shape == theirs.shape == (98, 40)
     assert (ours - theirs).abs().mean() < 0.02 * ours.std(dim=0).mean()
 

@@ -14,7 +14,7 @@ from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.run import Run, save_run, save_weights
-from transduce.tasks.fill_mask import FillIn
+from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
 from transduce.tasks.load import load_as
 
@@ -36,50 +36,50 @@ def encoder_run(directory: Path, kind: str = "sentencepiece", more: int = 1) -> 
 
 
 @pytest.fixture(scope="module", params=["characters", "bytes", "sentencepiece"])
-def fill_in(request, tmp_path_factory) -> FillIn:
+def fill_mask(request, tmp_path_factory) -> FillMask:
     return td.load(encoder_run(tmp_path_factory.mktemp("run"), request.param, more=4))
 
 
-def test_every_gap_gets_the_likeliest_token_of_the_whole_model(fill_in):
+def test_every_gap_gets_the_likeliest_token_of_the_whole_model(fill_mask):
     """With the gaps written by hand: ids of the text around them, the mask symbol in between."""
-    tokenizer = fill_in.tokenizer
+    tokenizer = fill_mask.tokenizer
     (before,) = tokenizer.encode(["ROMEO:"])
     gap, marks = tokenizer.vocab_size, tokenizer.bos_id != tokenizer.eos_id
     ids = [*[BOS] * marks, *before, gap, gap, *[EOS] * marks]
     with torch.no_grad():
-        logits = fill_in.model(source=torch.tensor([ids]))[0, :, : tokenizer.vocab_size]
-    logits[:, list(tokenizer.never)] = -torch.inf
+        logits = fill_mask.model(source=torch.tensor([ids]))[0, :, : tokenizer.vocab_size]
+    logits[:, list(tokenizer.suppressed)] = -torch.inf
     best = [int(row.argmax()) if i == gap else i for i, row in zip(ids, logits, strict=True)]
     (want,) = tokenizer.decode([best])
     words = "ROMEO:__" if isinstance(tokenizer, CharTokenizer) else "ROMEO: _ _"
-    assert fill_in([words]) == [want.replace("\n", " ")]
-    assert fill_in([words.replace("_", "<?>")], mask_word="<?>") == fill_in([words])
+    assert fill_mask([words]) == [want.replace("\n", " ")]
+    assert fill_mask([words.replace("_", "<?>")], mask_word="<?>") == fill_mask([words])
 
 
-def test_order_batch_size_and_padding_change_no_output(fill_in):
-    alone = [fill_in([line])[0] for line in LINES]
-    assert fill_in(LINES) == fill_in(LINES, batch_tokens=1) == alone
+def test_order_batch_size_and_padding_change_no_output(fill_mask):
+    alone = [fill_mask([line])[0] for line in LINES]
+    assert fill_mask(LINES) == fill_mask(LINES, batch_tokens=1) == alone
     order = random.Random(5).sample(range(len(LINES)), len(LINES))
-    assert fill_in([LINES[i] for i in order]) == [alone[i] for i in order]
+    assert fill_mask([LINES[i] for i in order]) == [alone[i] for i in order]
     assert [out == line for out, line in zip(alone, LINES, strict=True)] == ["_" not in line for line in LINES]
-    assert fill_in([]) == [] and not any("\n" in line for line in alone)
+    assert fill_mask([]) == [] and not any("\n" in line for line in alone)
 
 
-def test_one_line_in_is_one_line_out(fill_in, monkeypatch):
-    monkeypatch.setattr(fill_in.tokenizer, "decode", lambda rows: ["two\nlines\r"] * len(rows))
-    assert fill_in(["Speak _"]) == ["two lines "]
+def test_one_line_in_is_one_line_out(fill_mask, monkeypatch):
+    monkeypatch.setattr(fill_mask.tokenizer, "decode", lambda rows: ["two\nlines\r"] * len(rows))
+    assert fill_mask(["Speak _"]) == ["two lines "]
 
 
-def test_ids_without_a_text_are_never_found(fill_in):
-    table = fill_in.model.output.detach().clone()
+def test_ids_without_a_text_are_never_found(fill_mask):
+    table = fill_mask.model.output.detach().clone()
     ids, places = torch.tensor([[1, 2, 3]]), torch.tensor([[True, False, True]])
-    assert len(fill_in.never) == len(fill_in.tokenizer.never) + 4
+    assert len(fill_mask.suppressed) == len(fill_mask.tokenizer.suppressed) + 4
     with torch.no_grad():
-        fill_in.model.output[[i for i in range(len(table)) if i not in fill_in.never]] = 0.0
-        fill_in.model.output[fill_in.never] *= 100.0
-        found = fill_in.likeliest(ids, torch.tensor([3]), places)
-        fill_in.model.output.copy_(table)
-    assert found.shape == (2,) and not set(fill_in.never) & set(found.tolist())
+        fill_mask.model.output[[i for i in range(len(table)) if i not in fill_mask.suppressed]] = 0.0
+        fill_mask.model.output[fill_mask.suppressed] *= 100.0
+        found = fill_mask.likeliest(ids, torch.tensor([3]), places)
+        fill_mask.model.output.copy_(table)
+    assert found.shape == (2,) and not set(fill_mask.suppressed) & set(found.tolist())
 
 
 def test_the_wrong_kind_of_run_is_named(tmp_path):
@@ -91,18 +91,18 @@ def test_the_wrong_kind_of_run_is_named(tmp_path):
         "use td.load(RUN)(['a line with a _']) in Python"
     )
     with pytest.raises(ValueError) as caught:
-        load_as(FillIn, other)
+        load_as(FillMask, other)
     assert str(caught.value) == (
         f"filling gaps takes a run of masked language modelling, but {other} translates; use transduce translate"
     )
 
 
 def test_what_cannot_be_is_refused(tmp_path):
-    fill_in = td.load(encoder_run(tmp_path / "run"))
+    fill_mask = td.load(encoder_run(tmp_path / "run"))
     with pytest.raises(ValueError) as caught:
-        fill_in("a _")
+        fill_mask("a _")
     assert str(caught.value) == "gaps are filled in a list of lines, but got one string; use ['a _']"
-    size = fill_in.tokenizer.vocab_size
+    size = fill_mask.tokenizer.vocab_size
     with pytest.raises(ValueError) as caught:
         td.load(encoder_run(tmp_path / "less", more=0))
     assert str(caught.value) == (
@@ -111,7 +111,7 @@ def test_what_cannot_be_is_refused(tmp_path):
     )
     decoder = td.load(language_run(tmp_path / "decoder"))
     with pytest.raises(ValueError) as caught:
-        FillIn(decoder.model, decoder.tokenizer)
+        FillMask(decoder.model, decoder.tokenizer)
     assert str(caught.value) == (
         "gaps are filled by an encoder alone over tokens, but this model has encoder=None and "
         f"decoder={decoder.model.config.decoder}; use td.load(directory)"

@@ -29,7 +29,7 @@ def by_hand(g: Generator, prompt: list[int], x: GenerationConfig, i: int, k: int
     for uniform in np.random.default_rng((x.seed, i, k)).random(x.max_length):
         with torch.no_grad():
             logits = g.model(target_in=torch.tensor([tokens]))[0, -1].double()
-        logits[list(g.never)] = -torch.inf
+        logits[list(g.suppressed)] = -torch.inf
         if x.temperature:
             up_to = (logits / x.temperature).softmax(-1).cumsum(0)
             token = int((up_to <= uniform).sum())
@@ -155,7 +155,7 @@ def test_ids_without_a_text_are_never_produced():
     texts = g.generate(PROMPTS[:3], GenerationConfig(max_length=20, temperature=3.0, n=9))
     ids = {token for some in texts for text in some for token in text.tokens}
     assert max(ids) < tokenizer.vocab_size and not ids & {0, 1, 2}
-    assert len(g.never) == 3 + 84
+    assert len(g.suppressed) == 3 + 84
 
 
 # A run directory
@@ -170,7 +170,7 @@ def test_a_run_keeps_whichever_tokenizer_it_has(tmp_path, kind):
     assert g.tokenizer.encode(TEXT) == any_tokenizer(kind).encode(TEXT)
     kept = load_run(run)
     assert kept.source_tokenizer is None and kept.target_tokenizer.model == g.tokenizer.model
-    assert re.fullmatch("[0-9a-f]{12}", kept.identity()["target_tokenizer"])
+    assert re.fullmatch("[0-9a-f]{12}", kept.resume_key()["target_tokenizer"])
     x = GenerationConfig(max_length=6)
     assert g(PROMPTS, x) == generator(kind)(PROMPTS, x)
 

@@ -12,7 +12,7 @@ from tests.runs import ENGLISH, random_run
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.tasks.search import GREEDY
 
-SHORT = td.Decoding(length_ratio=0.0, length_extra=7)
+SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["joint", "one per side"])
@@ -66,7 +66,7 @@ def test_a_too_long_line_is_cut_with_a_warning_that_names_it(translator, caplog)
 def test_the_output_is_bounded_in_proportion_to_the_source(translator, monkeypatch, ratio, extra):
     lengths = []
     monkeypatch.setattr(translator.tokenizer, "decode", lambda rows: [lengths.append(len(r)) or "" for r in rows])
-    translator([ENGLISH[2]], td.Decoding(length_ratio=ratio, length_extra=extra))
+    translator([ENGLISH[2]], td.SearchConfig(length_ratio=ratio, length_extra=extra))
     n_source = len(translator.source_tokenizer.encode([ENGLISH[2]])[0]) + 1
     assert 0 < max(lengths) <= int(ratio * n_source) + extra
 
@@ -106,7 +106,7 @@ def test_progress_counts_every_line_that_is_not_blank(translator):
 )
 def test_decoding_checks_itself(fields, message):
     with pytest.raises(ValueError) as error:
-        td.Decoding(**fields)
+        td.SearchConfig(**fields)
     assert str(error.value) == message
 
 

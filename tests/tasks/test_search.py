@@ -14,7 +14,7 @@ from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.joint import JointScorer
 from transduce.decode.scorer import ModelScorer, Scorer
 
-SHORT = td.Decoding(length_ratio=0.0, length_extra=7, block_ngram=4)  # no second search
+SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # no second search
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def searched(transcriber, path, *, beam_size=5, alpha=0.6, ctc_weight=0.0) -> tu
 
     Greedy search scores by log-probability.
     """
-    model, frames = transcriber.model, transcriber.front(read_audio(path, RATE)).to(transcriber.dtype)
+    model, frames = transcriber.model, transcriber.feature_extractor(read_audio(path, RATE)).to(transcriber.dtype)
     with torch.inference_mode():
         memory = model.encode(frames[None])
         scorer: Scorer = ModelScorer(model, memory)
@@ -39,11 +39,11 @@ def searched(transcriber, path, *, beam_size=5, alpha=0.6, ctc_weight=0.0) -> tu
             "beam_size": beam_size,
             "alpha": alpha if beam_size > 1 else 0.0,
             "n_best": 1,
-            "forbidden": (PAD, UNK, BOS),
+            "suppressed": (PAD, UNK, BOS),
         }
         bound = torch.tensor([SHORT.length_extra])
         ((best,),) = beam_search(
-            scorer, bos_id=BOS, eos_id=EOS, max_lengths=bound, block_ngram=SHORT.block_ngram, **settings
+            scorer, bos_id=BOS, eos_id=EOS, max_lengths=bound, no_repeat_ngram=SHORT.no_repeat_ngram, **settings
         )
     return transcriber.tokenizer.decode([best.tokens])[0].strip(), best.score
 
@@ -53,7 +53,7 @@ def test_beam_alpha_and_ctc_reach_the_search(transcriber, tmp_path):
     ways = [{"beam_size": 1}, {}, {"alpha": 2.0}, {"ctc_weight": 0.6}, {"ctc_weight": 1.0}]
     found = []
     for way in ways:
-        got = [t.pieces[0].outputs[0] for t in transcriber.transcribe(paths, replace(SHORT, **way))]
+        got = [t.segments[0].outputs[0] for t in transcriber.transcribe(paths, replace(SHORT, **way))]
         texts, scores = [output.text.strip() for output in got], [output.score for output in got]
         want = [searched(transcriber, path, **way) for path in paths]
         assert texts == [text for text, _ in want] and scores == pytest.approx([score for _, score in want], abs=1e-5)
@@ -64,7 +64,7 @@ def test_beam_alpha_and_ctc_reach_the_search(transcriber, tmp_path):
 
 
 def test_greedy_settings_are_the_same_but_for_the_beam():
-    own = td.Decoding(beam_size=7, n_best=3, alpha=1.6, ctc_weight=0.3, block_ngram=2, max_seconds=9.0)
+    own = td.SearchConfig(beam_size=7, n_best=3, alpha=1.6, ctc_weight=0.3, no_repeat_ngram=2, max_seconds=9.0)
     assert own.greedy() == replace(own, beam_size=1, n_best=1)
     assert own.beam_size == 7
 
@@ -72,7 +72,7 @@ def test_greedy_settings_are_the_same_but_for_the_beam():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"block_ngram": -1}, "block_ngram must be at least 0 (0 = off), but block_ngram=-1"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0 (0 = off), but no_repeat_ngram=-1"),
         (
             {"ctc_weight": -0.1},
             "ctc_weight must lie in [0, 1] and max_seconds be at least 1, but ctc_weight=-0.1 and max_seconds=20.0",
@@ -81,5 +81,5 @@ def test_greedy_settings_are_the_same_but_for_the_beam():
 )
 def test_impossible_settings_are_refused(fields, message):
     with pytest.raises(ValueError) as error:
-        td.Decoding(**fields)
+        td.SearchConfig(**fields)
     assert str(error.value) == message

@@ -13,15 +13,15 @@ import torch
 import transduce as td
 from tests.runs import FEATURES, RATE, SPEECH, random_run, random_speech_run, record, sentences, sound
 from transduce.data.speech.audio import read_audio
-from transduce.data.speech.features import Features
-from transduce.data.speech.vectors import VectorConfig, Vectors
+from transduce.data.speech.features import FeatureExtractor
+from transduce.data.speech.vectors import VectorConfig, VectorReader
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.decode.hypothesis import Hypothesis
 from transduce.run import load_run
 from transduce.tasks.load import load_as
 from transduce.tasks.transcribe import loops
 
-SHORT = td.Decoding(length_ratio=0.0, length_extra=7, block_ngram=4)  # no second search
+SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # no second search
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,10 @@ def recordings(tmp_path_factory):
     "decoding", [SHORT, replace(SHORT, beam_size=1), replace(SHORT, ctc_weight=0.3)], ids=["beam", "greedy", "ctc"]
 )
 def test_batch_size_order_and_neighbours_change_no_transcript(transcriber, recordings, decoding):
-    frames = [transcriber.front(read_audio(r.audio, RATE)) for r in recordings[:6]]
-    frames.append(transcriber.front(torch.from_numpy(np.tile(sound("red blue"), 5)).float()))  # a long neighbour
+    frames = [transcriber.feature_extractor(read_audio(r.audio, RATE)) for r in recordings[:6]]
+    frames.append(
+        transcriber.feature_extractor(torch.from_numpy(np.tile(sound("red blue"), 5)).float())
+    )  # a long neighbour
     alone = [transcriber.decode([each], decoding)[0] for each in frames]
     assert len({outputs[0].text for outputs in alone}) > 3  # it does depend on the sound
     order = random.Random(5).sample(range(len(frames)), len(frames))
@@ -56,7 +58,7 @@ def test_batch_size_order_and_neighbours_change_no_transcript(transcriber, recor
 
 
 def test_greedy_takes_the_likeliest_token_of_the_whole_model_each_time(transcriber, recordings):
-    frames = transcriber.front(read_audio(recordings[0].audio, RATE)).double()
+    frames = transcriber.feature_extractor(read_audio(recordings[0].audio, RATE)).double()
     target = [BOS]
     with torch.no_grad():
         while len(target) < 8 and target[-1] != EOS:
@@ -94,14 +96,14 @@ def test_a_long_file_is_cut_into_pieces_that_cover_it(transcriber, tmp_path):
     waveform = np.concatenate([part for word in words for part in (word, np.zeros(RATE // 4))])
     soundfile.write(tmp_path / "long.wav", waveform, RATE)
     (transcript,) = transcriber.transcribe([tmp_path / "long.wav"], replace(SHORT, max_seconds=3.0))
-    pieces = transcript.pieces
-    assert pieces[0].start == 0 and pieces[-1].stop == pytest.approx(len(waveform) / RATE)
-    assert [p.stop for p in pieces[:-1]] == [p.start for p in pieces[1:]]
-    assert len(pieces) > 3 and all(0.7 < p.stop - p.start <= 3 for p in pieces)
-    assert transcript.text == " ".join(text for p in pieces if (text := p.outputs[0].text.strip()))
-    for piece in (pieces[0], pieces[-1]):  # each is what a file of its own would give
-        part = read_audio(tmp_path / "long.wav", RATE)[round(piece.start * RATE) : round(piece.stop * RATE)]
-        assert transcriber.decode([transcriber.front(part)], SHORT)[0][0].text == piece.outputs[0].text
+    segments = transcript.segments
+    assert segments[0].start == 0 and segments[-1].stop == pytest.approx(len(waveform) / RATE)
+    assert [p.stop for p in segments[:-1]] == [p.start for p in segments[1:]]
+    assert len(segments) > 3 and all(0.7 < p.stop - p.start <= 3 for p in segments)
+    assert transcript.text == " ".join(text for p in segments if (text := p.outputs[0].text.strip()))
+    for segment in (segments[0], segments[-1]):  # each is what a file of its own would give
+        part = read_audio(tmp_path / "long.wav", RATE)[round(segment.start * RATE) : round(segment.stop * RATE)]
+        assert transcriber.decode([transcriber.feature_extractor(part)], SHORT)[0][0].text == segment.outputs[0].text
 
 
 def test_digital_silence_is_blank_and_named(transcriber, recordings, tmp_path, caplog):
@@ -110,13 +112,13 @@ def test_digital_silence_is_blank_and_named(transcriber, recordings, tmp_path, c
     soundfile.write(tmp_path / "silent.wav", np.zeros(RATE), RATE)
     soundfile.write(tmp_path / "opposite.flac", np.stack([tone, -tone], axis=1), RATE)
     silent = [tmp_path / "silent.wav", tmp_path / "opposite.flac"]
-    assert transcriber.decode([transcriber.front(torch.zeros(RATE))], SHORT)[0][0].text.strip()
+    assert transcriber.decode([transcriber.feature_extractor(torch.zeros(RATE))], SHORT)[0][0].text.strip()
     paths = [recordings[0].audio, *silent, recordings[1].audio]
     done = []
     got = transcriber.transcribe(paths, replace(SHORT, n_best=2), progress=lambda n, total: done.append((n, total)))
     first, last = transcriber([paths[0], paths[3]], SHORT)
     assert [t.text for t in got] == [first, "", "", last] and first and last
-    assert [t.error for t in got] == [""] * 4 and {len(t.pieces[0].outputs) for t in got} == {2}
+    assert [t.error for t in got] == [""] * 4 and {len(t.segments[0].outputs) for t in got} == {2}
     assert sum(n for n, _ in done) == 2 and {total for _, total in done} == {2}
     assert [r.getMessage() for r in caplog.records] == [
         f"{path} is silent, every sample being 0, so its text is blank; if its channels cancel out, take one"
@@ -129,18 +131,18 @@ def test_a_silent_piece_of_a_long_file_is_blank(transcriber, tmp_path, caplog):
     soundfile.write(tmp_path / "long.wav", waveform, RATE)
     (transcript,) = transcriber.transcribe([tmp_path / "long.wav"], replace(SHORT, max_seconds=2.0))
     read = read_audio(tmp_path / "long.wav", RATE)
-    parts = [read[round(p.start * RATE) : round(p.stop * RATE)] for p in transcript.pieces]
+    parts = [read[round(p.start * RATE) : round(p.stop * RATE)] for p in transcript.segments]
     silent = [bool((part == 0).all()) for part in parts]
     assert silent[0] is silent[-1] is False and sum(silent) > 2
-    for piece, part, nothing in zip(transcript.pieces, parts, silent, strict=True):
-        spoken = transcriber.decode([transcriber.front(part)], SHORT)[0][0].text
-        assert piece.outputs[0].text == ("" if nothing else spoken)
+    for segment, part, nothing in zip(transcript.segments, parts, silent, strict=True):
+        spoken = transcriber.decode([transcriber.feature_extractor(part)], SHORT)[0][0].text
+        assert segment.outputs[0].text == ("" if nothing else spoken)
     assert transcript.text and not caplog.records
 
 
 def test_n_best_is_sorted_and_as_many_as_asked(transcriber, recordings):
     for transcript in transcriber.transcribe([r.audio for r in recordings[:2]], replace(SHORT, n_best=4)):
-        scores = [output.score for output in transcript.pieces[0].outputs]
+        scores = [output.score for output in transcript.segments[0].outputs]
         assert len(scores) == 4 and scores == sorted(scores, reverse=True)
 
 
@@ -179,9 +181,9 @@ def test_a_model_that_repeats_itself_is_cut_and_said(transcriber, recordings, ca
         model.output[270] = 0.5  # always best, and EOS never
         model.output[EOS] = -99.0
         model.output[271] = 0.25
-    rigged = td.Transcriber(model, transcriber.tokenizer, transcriber.front)
-    decoding = td.Decoding(beam_size=beam_size, length_ratio=1.0, length_extra=5)
-    frames = [rigged.front(read_audio(r.audio, RATE)) for r in recordings]
+    rigged = td.Transcriber(model, transcriber.tokenizer, transcriber.feature_extractor)
+    decoding = td.SearchConfig(beam_size=beam_size, length_ratio=1.0, length_extra=5)
+    frames = [rigged.feature_extractor(read_audio(r.audio, RATE)) for r in recordings]
     found, decode = [], transcriber.tokenizer.decode
     monkeypatch.setattr(transcriber.tokenizer, "decode", lambda rows: found.extend(rows) or decode(rows))
     with caplog.at_level(logging.WARNING):
@@ -204,37 +206,39 @@ def test_what_ends_by_itself_is_not_searched_twice(transcriber, recordings, monk
     search = td.Transcriber._search
 
     def ended(self, frames, decoding):
-        calls.append(decoding.block_ngram)
+        calls.append(decoding.no_repeat_ngram)
         return [[replace(each, finished=True) for each in found] for found in search(self, frames, decoding)]
 
     monkeypatch.setattr(td.Transcriber, "_search", ended)
-    transcriber([recordings[0].audio], replace(SHORT, block_ngram=0))
+    transcriber([recordings[0].audio], replace(SHORT, no_repeat_ngram=0))
     assert calls == [0] and caplog.records == []
 
 
 # What a run directory holds
 
 
-@pytest.mark.parametrize("normalise", ["utterance", "none", "global"])
-def test_the_front_end_of_a_run_is_the_one_it_was_saved_with(tmp_path, recordings, normalise):
-    config = replace(FEATURES, n_mels=17, n_coefficients=10, deltas=1, hop=0.0125, normalise=normalise)
-    numbers = {"mean": torch.randn(20), "std": torch.rand(20) + 0.5} if normalise == "global" else {}
-    front = Features(config, **numbers)
-    loaded = td.load(random_speech_run(tmp_path / "run", front)).front
+@pytest.mark.parametrize("normalize", ["utterance", "none", "global"])
+def test_the_front_end_of_a_run_is_the_one_it_was_saved_with(tmp_path, recordings, normalize):
+    config = replace(FEATURES, n_mels=17, n_coefficients=10, deltas=1, hop=0.0125, normalize=normalize)
+    numbers = {"mean": torch.randn(20), "std": torch.rand(20) + 0.5} if normalize == "global" else {}
+    feature_extractor = FeatureExtractor(config, **numbers)
+    loaded = td.load(random_speech_run(tmp_path / "run", feature_extractor)).feature_extractor
     assert loaded.config == config
     waveform = read_audio(recordings[0].audio, RATE)
-    assert torch.equal(loaded(waveform), front(waveform))
-    assert (tmp_path / "run" / "features.safetensors").exists() == (normalise == "global")
+    assert torch.equal(loaded(waveform), feature_extractor(waveform))
+    assert (tmp_path / "run" / "features.safetensors").exists() == (normalize == "global")
 
 
 def test_lost_statistics_are_told(tmp_path):
-    front = Features(replace(FEATURES, normalise="global"), mean=torch.zeros(10), std=torch.ones(10))
-    run = random_speech_run(tmp_path / "run", front)
+    feature_extractor = FeatureExtractor(
+        replace(FEATURES, normalize="global"), mean=torch.zeros(10), std=torch.ones(10)
+    )
+    run = random_speech_run(tmp_path / "run", feature_extractor)
     (run / "features.safetensors").unlink()
     with pytest.raises(ValueError) as error:
         td.load(run)
     assert str(error.value) == (
-        f"normalise=global needs the training data's mean and std, but {run} has no features.safetensors; "
+        f"normalize=global needs the training data's mean and std, but {run} has no features.safetensors; "
         "copy the whole run directory"
     )
 
@@ -266,29 +270,29 @@ def test_a_run_in_bf16_transcribes(tmp_path, recordings):
 
 
 def test_vectors_instead_of_sound(tmp_path):
-    run = random_speech_run(tmp_path / "run", Vectors(VectorConfig(n_features=5, hop=0.02, normalise="none")))
-    assert load_run(run).front.config == VectorConfig(n_features=5, hop=0.02, normalise="none")
+    run = random_speech_run(tmp_path / "run", VectorReader(VectorConfig(n_features=5, hop=0.02, normalize="none")))
+    assert load_run(run).feature_extractor.config == VectorConfig(n_features=5, hop=0.02, normalize="none")
     transcriber = td.load(run, dtype=torch.float64)
     array = np.random.default_rng(1).normal(size=(31, 5)).astype(np.float32)
     np.save(tmp_path / "a.npy", array)
     (transcript,) = transcriber.transcribe([tmp_path / "a.npy"], SHORT)
-    assert (transcript.pieces[0].start, transcript.pieces[0].stop) == (0.0, pytest.approx(0.62))
-    assert transcript.pieces[0].outputs == transcriber.decode([torch.from_numpy(array)], SHORT)[0]
+    assert (transcript.segments[0].start, transcript.segments[0].stop) == (0.0, pytest.approx(0.62))
+    assert transcript.segments[0].outputs == transcriber.decode([torch.from_numpy(array)], SHORT)[0]
     soundfile.write(tmp_path / "a.wav", sound("red"), RATE)
     (transcript,) = transcriber.transcribe([tmp_path / "a.wav"], SHORT)
     assert transcript.error.startswith(f"{tmp_path / 'a.wav'} cannot be read as vectors: ")
 
 
 def test_what_learned_positions_do_not_reach_is_refused_alone(transcriber, recordings):
-    n = [-(-len(transcriber.front(read_audio(r.audio, RATE))) // 2) for r in recordings]
+    n = [-(-len(transcriber.feature_extractor(read_audio(r.audio, RATE))) // 2) for r in recordings]
     limit = sorted(n)[4]
     config = replace(transcriber.model.config, positions="learned", max_positions=limit)
     assert config.encoder.input == SPEECH.encoder.input
-    small = td.Transcriber(td.Transformer(config).eval(), transcriber.tokenizer, transcriber.front)
+    small = td.Transcriber(td.Transformer(config).eval(), transcriber.tokenizer, transcriber.feature_extractor)
     got = small.transcribe([r.audio for r in recordings], SHORT)
     assert [bool(t.error) for t in got] == [each > limit for each in n]
     i = n.index(max(n))
     assert got[i].error.startswith(
         f"{recordings[i].audio} cannot be transcribed: the model's learned positions end at {limit}, but "
     )
-    assert got[i].error.endswith(f" frames need {n[i]}; cut it into shorter pieces (max_seconds)")
+    assert got[i].error.endswith(f" frames need {n[i]}; cut it into shorter segments (max_seconds)")

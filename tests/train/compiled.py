@@ -45,7 +45,7 @@ def language() -> dict[str, Any]:
     ids = np.random.default_rng(1).integers(12, size=400).astype(np.uint16)
     return {
         "model": Transformer(TransformerConfig(decoder=decoder, d_model=16, n_heads=2, d_ff=32, dropout=0.0)),
-        "data": Windows(stream=Stream([ids]), context=16, rows=2),
+        "data": Windows(stream=Stream([ids]), context=16, batch_size=2),
         "loss": sequence_loss,
     }
 

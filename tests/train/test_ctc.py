@@ -189,11 +189,11 @@ def test_it_learns_an_alignment(rng):
     """After some steps the likeliest path spells them."""
     torch.manual_seed(0)
     model, examples = Transformer(CONFIG), batch(rng, torch.float32)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(60):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         hybrid_loss(model, examples, ctc_weight=0.5).backward()
-        optimiser.step()
+        optimizer.step()
     memory = model.encode(examples.source, examples.source_lengths)
     paths = model.ctc_logits(memory.states).argmax(-1).tolist()
     spelt = [collapsed(tuple(path[:n]), PAD) for path, n in zip(paths, memory.lengths.tolist(), strict=True)]

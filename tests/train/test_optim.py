@@ -1,4 +1,4 @@
-"""The learning rate against the paper's formula; the optimiser against Adam written out."""
+"""The learning rate against the paper's formula; the optimizer against Adam written out."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from transduce.train.optim import OptimConfig, optimiser, step
+from transduce.train.optim import OptimConfig, optimizer, step
 
 LAST = 1_000_000
 """Of no matter to a schedule that is no cosine."""
@@ -94,7 +94,7 @@ def test_matrices_decay_and_nothing_else():
     model = a_model()
     model[2].weight.data.fill_(0.7)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    steps = optimiser(model, OptimConfig(weight_decay=0.25))
+    steps = optimizer(model, OptimConfig(weight_decay=0.25))
     for group in steps.param_groups:
         group["lr"] = 0.1
     for parameter in model.parameters():
@@ -110,7 +110,7 @@ def test_matrices_decay_and_nothing_else():
 def test_every_trained_parameter_is_in_one_group_and_a_frozen_one_in_none():
     model = a_model()
     model[0].weight.requires_grad_(False)
-    ids = [id(p) for group in optimiser(model, OptimConfig()).param_groups for p in group["params"]]
+    ids = [id(p) for group in optimizer(model, OptimConfig()).param_groups for p in group["params"]]
     assert sorted(ids) == sorted(id(p) for p in model.parameters() if p.requires_grad)
 
 
@@ -118,7 +118,7 @@ def test_steps_are_those_of_adam_written_out():
     """Kingma and Ba (2015), algorithm 1."""
     weight = nn.Linear(1, 1, bias=False).double()
     config = OptimConfig(betas=(0.9, 0.98), eps=1e-9)
-    steps = optimiser(weight, config)
+    steps = optimizer(weight, config)
     x = want = weight.weight.item()
     m = v = 0.0
     for t, g in enumerate((0.5, -2.0, 0.1, 0.0, 3.0), start=1):
@@ -159,7 +159,7 @@ def stepped(finite: list[bool]) -> tuple[dict[str, torch.Tensor], dict[str, torc
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=rng))
-    ours = optimiser(model, OptimConfig(weight_decay=0.1))
+    ours = optimizer(model, OptimConfig(weight_decay=0.1))
     for i, good in enumerate(finite):
         rng.manual_seed(sum(finite[:i]))  # the good ones see the same gradients, whatever lies between
         for parameter in model.parameters():
@@ -185,7 +185,7 @@ def test_a_finite_step_is_that_of_adamw():
     torch.manual_seed(0)
     ours, theirs = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
     theirs.load_state_dict(ours.state_dict())
-    mine = optimiser(ours, OptimConfig())
+    mine = optimizer(ours, OptimConfig())
     plain = torch.optim.AdamW(theirs.parameters(), betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0, fused=True)
     for i in range(1, 4):
         for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):

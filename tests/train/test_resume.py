@@ -17,8 +17,7 @@ from transduce.model.transformer import Transformer
 from transduce.train.loss import sequence_loss
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Progress
-from transduce.train.stop import StopRequest
-from transduce.train.trainer import Trainer
+from transduce.train.trainer import StopRequest, Trainer
 
 UPDATES = 30
 
@@ -80,7 +79,7 @@ def training(
 
 
 def adam(trainer: Trainer) -> dict[str, torch.Tensor]:
-    state = trainer.optimiser.state_dict()["state"]
+    state = trainer.optimizer.state_dict()["state"]
     return {f"{i}.{key}": tensor for i, values in state.items() for key, tensor in values.items()}
 
 

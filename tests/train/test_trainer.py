@@ -15,12 +15,11 @@ from transduce.data.batch import IGNORE, Batch
 from transduce.data.text.stream import Stream, Windows
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.train.flops import peak_of
-from transduce.train.late import Late
+from transduce.train.flops import peak_flops
 from transduce.train.loss import sequence_loss
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Progress, Validation
-from transduce.train.trainer import TrainingConfig
+from transduce.train.trainer import HostCopy, TrainingConfig
 
 
 def held_out(model) -> float:
@@ -83,13 +82,13 @@ def part(batch: Batch, rows: slice) -> Batch:
 @pytest.mark.parametrize("clip", [0.0, 0.01])
 def test_the_gradient_is_clipped_to_the_norm_asked_for(tmp_path, clip):
     training = toy.trainer(tmp_path, config=toy.config(optim=OptimConfig(clip_norm=clip), max_updates=3))
-    norms, step = [], training.optimiser.step
+    norms, step = [], training.optimizer.step
 
     def look_and_step():
         norms.append(math.sqrt(sum(p.grad.double().pow(2).sum().item() for p in training.model.parameters())))
         step()
 
-    training.optimiser.step = look_and_step
+    training.optimizer.step = look_and_step
     training.run()
     if clip:
         assert norms == pytest.approx([clip] * 3, rel=1e-3)
@@ -101,8 +100,8 @@ def test_the_learning_rate_of_every_step_is_the_schedules(tmp_path):
     training = toy.trainer(
         tmp_path, config=toy.config(optim=OptimConfig(peak_rate=8e-3, warmup_steps=4), max_updates=9)
     )
-    rates, step = [], training.optimiser.step
-    training.optimiser.step = lambda: (rates.append([g["lr"] for g in training.optimiser.param_groups]), step())
+    rates, step = [], training.optimizer.step
+    training.optimizer.step = lambda: (rates.append([g["lr"] for g in training.optimizer.param_groups]), step())
     training.run()
     want = [8e-3 * min(u / 4, math.sqrt(4 / u)) for u in range(1, 10)]
     assert [rate for rate, _ in rates] == pytest.approx(want) and all(a == b for a, b in rates)
@@ -118,7 +117,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path, value):
             tmp_path / f"{n}", config=toy.config(max_updates=n), loss=toy.Faulty(at=frozenset({7}), value=value)
         )
         seen[n] = training.run()
-        moments = [state["exp_avg"].clone() for state in training.optimiser.state.values()]
+        moments = [state["exp_avg"].clone() for state in training.optimizer.state.values()]
         return toy.weights(training.model), moments
 
     (before, moments), (skipped, unmoved), (later, _) = after(6), after(7), after(8)
@@ -190,10 +189,10 @@ def test_numbers_are_read_when_the_next_update_is_under_way_and_before_every_loo
         events.append("look")
         return Validation({"loss": 1.0}, 1.0)
 
-    monkeypatch.setattr(Late, "tolist", read)
+    monkeypatch.setattr(HostCopy, "tolist", read)
     training = toy.trainer(tmp_path, data=data, validate=validate, config=toy.config(max_updates=8, validate_every=4))
-    own = training.optimiser.step
-    training.optimiser.step = lambda: (events.append("step"), own())
+    own = training.optimizer.step
+    training.optimizer.step = lambda: (events.append("step"), own())
     training.run()
     four = ["step", *["step", "read"] * 3, "read"]
     rest = ["step", "step", "read", "read"]  # the end of an epoch, and two more
@@ -212,7 +211,7 @@ def test_no_operation_of_an_update_asks_for_a_number(tmp_path):
     torch.manual_seed(0)
     decoder = StackConfig(input=Tokens(vocab_size=12), n_layers=1)
     model = Transformer(TransformerConfig(decoder=decoder, d_model=16, n_heads=2, d_ff=32))
-    windows = Windows(stream=Stream([np.arange(400).astype(np.uint16) % 12]), context=16, rows=2)
+    windows = Windows(stream=Stream([np.arange(400).astype(np.uint16) % 12]), context=16, batch_size=2)
     training = toy.trainer(tmp_path, model=model, data=windows)
     training.log.open(training.progress)
     for batch in windows.epoch(0)[0], windows.epoch(0)[1]:
@@ -323,8 +322,8 @@ def test_smoothing_out_of_range_is_refused(smoothing):
 
 def test_the_share_of_the_device_is_shown_where_it_is_known(tmp_path, monkeypatch, capsys):
     """A device that could do a thousand operations a second, ten of them a token: its full speed is 100 tokens/s."""
-    monkeypatch.setattr("transduce.train.trainer.peak_of", lambda device: 1000.0)
-    training = toy.trainer(tmp_path, config=toy.config(max_updates=3), operations_per_token=10.0)
+    monkeypatch.setattr("transduce.train.trainer.peak_flops", lambda device: 1000.0)
+    training = toy.trainer(tmp_path, config=toy.config(max_updates=3), flops_per_token=10.0)
     training.run()
     shown = training.log.shown
     assert float(shown["MFU"].rstrip("%")) == pytest.approx(float(shown["tokens/s"].replace(",", "")), rel=1e-3)
@@ -336,10 +335,10 @@ def test_the_share_of_the_device_is_shown_where_it_is_known(tmp_path, monkeypatc
 )
 def test_the_peak_of_a_gpu_is_its_data_sheets(monkeypatch, name, peak):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert peak_of(torch.device("cuda")) == peak
+    assert peak_flops(torch.device("cuda")) == peak
 
 
 def test_the_peak_of_others_is_unknown(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Another GPU")
-    assert peak_of(torch.device("cuda")) is None
-    assert peak_of(torch.device("cpu")) is None
+    assert peak_flops(torch.device("cuda")) is None
+    assert peak_flops(torch.device("cpu")) is None

@@ -6,7 +6,7 @@ from tyro.conf import Positional
 
 from transduce.cli.common import Run
 from transduce.files import write_file
-from transduce.run import WEIGHTS, average, load_run, serialise, validated_checkpoints
+from transduce.run import WEIGHTS, average, load_run, serialize, validated_checkpoints
 
 
 def average_checkpoints(
@@ -31,5 +31,5 @@ def average_checkpoints(
             f"an average takes 1 to all checkpoints, but {count} were asked for and {run} has {len(there)}"
         )
     target = output or run / WEIGHTS
-    write_file(target, serialise(average([path / WEIGHTS for path, _ in chosen])))
+    write_file(target, serialize(average([path / WEIGHTS for path, _ in chosen])))
     print(f"{target}: mean of the updates {', '.join(str(int(path.name)) for path, _ in chosen)}")

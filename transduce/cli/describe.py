@@ -16,8 +16,8 @@ def describe(run: Positional[Run]) -> None:
     names = {"source": kept.source_tokenizer, "target": kept.target_tokenizer}
     for name, tokenizer in names.items():
         if tokenizer is not None:
-            print(f"{name} vocabulary: {tokenizer.vocab_size} pieces")
-    if kept.front is not None:
+            print(f"{name} vocabulary: {tokenizer.vocab_size} tokens")
+    if kept.feature_extractor is not None:
         print(f"input: {kept.model.flow}")
     print(f"checkpoints: {', '.join(str(int(path.name)) for path in checkpoints(run)) or 'none'}")
     if valid := validations(run):

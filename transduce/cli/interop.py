@@ -27,7 +27,7 @@ def import_gpt2_run(directory: Positional[Theirs], run: Positional[Ours]) -> Non
         )
     save_run(run, Run(found.model.config, {"imported": "gpt2"}, None, tokenizer))
     save_weights(run / WEIGHTS, found.model)
-    print(f"{run}: {sum(p.numel() for p in found.model.parameters()):,} parameters, {tokenizer.vocab_size} pieces")
+    print(f"{run}: {sum(p.numel() for p in found.model.parameters()):,} parameters, {tokenizer.vocab_size} tokens")
 
 
 def export(run: Positional[Ours], directory: Positional[Theirs], *, to: Literal["gpt2"]) -> None:

@@ -46,14 +46,14 @@ def transcribe(
 
     Args:
         files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, or .npy of vectors; - reads names from standard input, one a line.
-        format: text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per piece, none for a
+        format: text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment, none for a
             file that cannot be used. json: an object per file and line. srt: subtitles of one file.
         output: Where transcripts go; standard output if not given.
-        beam_size: Hypotheses per piece.
+        beam_size: Hypotheses per segment.
         alpha: Exponent of the length penalty ((5 + length) / 6)^alpha.
         greedy: Take the likeliest next token each time: --beam-size 1.
         ctc_weight: Share of CTC in the score, 0 to 1.
-        max_seconds: Longer recordings are cut into pieces, where they are quietest.
+        max_seconds: Longer recordings are cut into segments, where they are quietest.
         device: cpu, cuda, cuda:1, ...
         batch_tokens: Positions per batch, padding included: speed and memory, never the output.
         precision: bf16 is faster where the hardware has it; a few outputs change.
@@ -79,7 +79,7 @@ def transcribe(
         if format == "tsv":
             out.write("audio\tstart\tstop\tscore\ttext\n")
         stack.enter_context(logging_redirect_tqdm())
-        bar = stack.enter_context(tqdm(total=len(paths), unit="piece", disable=not sys.stderr.isatty()))
+        bar = stack.enter_context(tqdm(total=len(paths), unit="segment", disable=not sys.stderr.isatty()))
         for sounds in _chunks(transcriber.read(paths, decoding.max_seconds)):
             n_read += len(sounds)
             step = _Step(bar, before=bar.n, left=len(paths) - n_read)
@@ -109,14 +109,14 @@ def _chunks(sounds: Iterable[Sound]) -> Iterator[list[Sound]]:
 
 @dataclass(frozen=True)
 class _Step:
-    """Moves the bar on; a file that nobody has read yet counts as one piece."""
+    """Moves the bar on; a file that nobody has read yet counts as one segment."""
 
     bar: "tqdm[None]"
     before: int
     left: int
 
-    def __call__(self, n_done: int, n_pieces: int) -> None:
-        self.bar.total = self.before + n_pieces + self.left
+    def __call__(self, n_done: int, n_segments: int) -> None:
+        self.bar.total = self.before + n_segments + self.left
         self.bar.update(n_done)
 
 
@@ -142,23 +142,23 @@ def _tsv(transcript: Transcript) -> str:
     name = _printable(transcript.path).replace("\t", " ")
     return "".join(
         f"{name}\t{p.start:.3f}\t{p.stop:.3f}\t{p.outputs[0].score:.4f}\t" + p.outputs[0].text.replace("\t", " ") + "\n"
-        for p in transcript.pieces
+        for p in transcript.segments
     )
 
 
 def _json(transcript: Transcript) -> str:
-    pieces = [
+    segments = [
         {"start": round(p.start, 3), "stop": round(p.stop, 3), "score": p.outputs[0].score, "text": p.outputs[0].text}
-        for p in transcript.pieces
+        for p in transcript.segments
     ]
-    plain: dict[str, object] = {"audio": _printable(transcript.path), "text": transcript.text, "pieces": pieces}
+    plain: dict[str, object] = {"audio": _printable(transcript.path), "text": transcript.text, "segments": segments}
     if transcript.error:
         plain["error"] = _printable(transcript.error)
     return json.dumps(plain, ensure_ascii=False) + "\n"
 
 
 def _srt(transcript: Transcript) -> str:
-    said = [piece for piece in transcript.pieces if piece.outputs[0].text.strip()]
+    said = [piece for piece in transcript.segments if piece.outputs[0].text.strip()]
     return "".join(
         f"{number}\n{_moment(piece.start)} --> {_moment(piece.stop)}\n{piece.outputs[0].text.strip()}\n\n"
         for number, piece in enumerate(said, start=1)

@@ -15,7 +15,7 @@ from transduce.cli.common import Run, with_options
 from transduce.data.text.corpus import decode_line, read_lines
 from transduce.device import Precision, default_device, dtype_of
 from transduce.tasks.load import load_as
-from transduce.tasks.search import Decoding, Output
+from transduce.tasks.search import Output, SearchConfig
 from transduce.tasks.translate import Translator
 
 CHUNK = 2000
@@ -76,7 +76,7 @@ def _standard_input(stream: Iterable[bytes]) -> Iterator[str]:
 
 
 def _translations(
-    translator: Translator, lines: Iterable[str], chunk: int, decoding: Decoding, scores: bool, bar: "tqdm[None]"
+    translator: Translator, lines: Iterable[str], chunk: int, decoding: SearchConfig, scores: bool, bar: "tqdm[None]"
 ) -> Iterator[str]:
     """What to write for each chunk of lines."""
     done, rest = 0, iter(lines)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decode.constraints import check_block, rule_out
+from transduce.decode.constraints import check_no_repeat_ngram, rule_out
 from transduce.decode.hypothesis import Hypothesis, check_bounds, ids_tensor, length_penalty
 from transduce.decode.scorer import Scorer, log_probs
 
@@ -43,8 +43,8 @@ def beam_search(
     beam_size: int = 5,
     alpha: float = 0.6,
     n_best: int = 1,
-    forbidden: Sequence[int] = (),
-    block_ngram: int = 0,
+    suppressed: Sequence[int] = (),
+    no_repeat_ngram: int = 0,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of every sentence, best score first.
 
@@ -58,18 +58,18 @@ def beam_search(
         max_lengths: bound on the tokens of each sentence, EOS included.
         alpha: exponent of the length penalty; 0 ranks by log-probability.
         forbidden: ids never produced. They keep their share of the probability.
-        block_ngram: no n-gram of this many tokens occurs twice in a hypothesis (see decode/ngram.py); 0 = off.
+        no_repeat_ngram: no n-gram of this many tokens occurs twice in a hypothesis (see decode/ngram.py); 0 = off.
 
     Raises:
         ValueError: n_best is not in 1 ... beam_size, max_lengths not one bound of at least 1 per sentence, or
-            block_ngram negative.
+            no_repeat_ngram negative.
     Source: Wu et al. (2016), section 7, for the penalty; the rule to stop is that of transformers' generate.
     """
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best must lie in 1 ... beam_size, but n_best={n_best} and beam_size={beam_size}")
     check_bounds(scorer.n_sentences, max_lengths)
-    check_block(block_ngram)
-    device, banned = max_lengths.device, ids_tensor(forbidden, max_lengths.device)
+    check_no_repeat_ngram(no_repeat_ngram)
+    device, suppressed_ids = max_lengths.device, ids_tensor(suppressed, max_lengths.device)
     running = list(range(scorer.n_sentences))
     live, kept = _start(len(running), beam_size, device)
     last = torch.full((len(running),), bos_id, device=device)
@@ -78,7 +78,13 @@ def beam_search(
     while running:
         step += 1
         scores = log_probs(scorer, last)
-        rule_out(scores, live.tokens.flatten(0, 1), banned=banned, block_ngram=block_ngram, eos_id=eos_id)
+        rule_out(
+            scores,
+            live.tokens.flatten(0, 1),
+            suppressed_ids=suppressed_ids,
+            no_repeat_ngram=no_repeat_ngram,
+            eos_id=eos_id,
+        )
         continuations = _continuations(scores, live.log_prob, 2 * beam_size)
         live, kept, parent = _advance(live, kept, continuations, eos_id, length_penalty(step, alpha))
         done = (live.score[:, 0] <= kept.score[:, -1]) | (max_lengths <= step)
@@ -99,8 +105,8 @@ def beam_search(
 def _start(n_sentences: int, beam_size: int, device: torch.device) -> tuple[Beams, Beams]:
     """One empty live hypothesis a sentence, and no kept one."""
     nothing = torch.empty(n_sentences, beam_size, 0, dtype=torch.long, device=device)
-    zero, never = torch.zeros(n_sentences, 1, device=device), torch.full(nothing.shape[:2], -math.inf, device=device)
-    return Beams(nothing[:, :1], zero, zero), Beams(nothing, never, never)
+    zero, nowhere = torch.zeros(n_sentences, 1, device=device), torch.full(nothing.shape[:2], -math.inf, device=device)
+    return Beams(nothing[:, :1], zero, zero), Beams(nothing, nowhere, nowhere)
 
 
 def _continuations(

@@ -7,18 +7,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def check_block(block_ngram: int) -> None:
+def check_no_repeat_ngram(no_repeat_ngram: int) -> None:
     """Raise ValueError unless it is a number of tokens, or 0."""
-    if block_ngram < 0:
-        raise ValueError(f"block_ngram must be at least 0 (0 = off), but block_ngram={block_ngram}")
+    if no_repeat_ngram < 0:
+        raise ValueError(f"no_repeat_ngram must be at least 0 (0 = off), but no_repeat_ngram={no_repeat_ngram}")
 
 
 def rule_out(
     scores: Float[Tensor, "N V"],
     tokens: Int[Tensor, "N L"],
     *,
-    banned: Int[Tensor, " M"],
-    block_ngram: int,
+    suppressed_ids: Int[Tensor, " M"],
+    no_repeat_ngram: int,
     eos_id: int,
 ) -> None:
     """Set to -inf, in place, the banned ids and the tokens that would complete an n-gram for the second time.
@@ -28,15 +28,15 @@ def rule_out(
     Args:
         tokens: the hypotheses so far, without BOS.
     """
-    ending = scores[:, eos_id].clone() if block_ngram else None
-    scores.index_fill_(1, banned, -math.inf)
+    ending = scores[:, eos_id].clone() if no_repeat_ngram else None
+    scores.index_fill_(1, suppressed_ids, -math.inf)
     if ending is not None:
-        block_repeats(scores, tokens, block_ngram)
+        suppress_repeats(scores, tokens, no_repeat_ngram)
         stuck = scores.amax(dim=1) == -math.inf
         scores[:, eos_id] = torch.where(stuck, ending, scores[:, eos_id])
 
 
-def block_repeats(scores: Float[Tensor, "N V"], tokens: Int[Tensor, "N L"], n: int) -> None:
+def suppress_repeats(scores: Float[Tensor, "N V"], tokens: Int[Tensor, "N L"], n: int) -> None:
     """Set to -inf, in place, the tokens that would complete an n-gram that `tokens` already holds.
 
     Source: Paulus et al. (2018), A deep reinforced model for abstractive summarization, section 2.5 (there n = 3).

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decode.constraints import check_block, rule_out
+from transduce.decode.constraints import check_no_repeat_ngram, rule_out
 from transduce.decode.hypothesis import Hypothesis, check_bounds, ids_tensor
 from transduce.decode.scorer import Scorer
 
@@ -19,9 +19,9 @@ def greedy_search(
     bos_id: int,
     eos_id: int,
     max_lengths: Int[Tensor, " B"],
-    forbidden: Sequence[int] = (),
+    suppressed: Sequence[int] = (),
     scores: bool = False,
-    block_ngram: int = 0,
+    no_repeat_ngram: int = 0,
 ) -> list[Hypothesis]:
     """The same tokens as beam_search with beam_size=1, without a softmax.
 
@@ -30,14 +30,14 @@ def greedy_search(
         max_lengths: bound on the tokens of each sentence, EOS included.
         forbidden: ids never produced.
         scores: also compute log_prob, which is nan otherwise; it costs one pass over the vocabulary per step.
-        block_ngram: no n-gram of this many tokens occurs twice in a hypothesis (see decode/ngram.py); 0 = off.
+        no_repeat_ngram: no n-gram of this many tokens occurs twice in a hypothesis (see decode/ngram.py); 0 = off.
 
     Raises:
-        ValueError: max_lengths does not hold one bound of at least 1 per sentence, or block_ngram is negative.
+        ValueError: max_lengths does not hold one bound of at least 1 per sentence, or no_repeat_ngram is negative.
     """
     check_bounds(scorer.n_sentences, max_lengths)
-    check_block(block_ngram)
-    device, banned = max_lengths.device, ids_tensor(forbidden, max_lengths.device)
+    check_no_repeat_ngram(no_repeat_ngram)
+    device, suppressed_ids = max_lengths.device, ids_tensor(suppressed, max_lengths.device)
     running = list(range(scorer.n_sentences))
     tokens = torch.full((len(running), 1), bos_id, device=device)
     log_prob = torch.full((len(running),), 0.0 if scores else math.nan, device=device)
@@ -45,7 +45,7 @@ def greedy_search(
     while running:
         logits = scorer.step(tokens[:, -1])
         total = _log_norm(logits) if scores and not scorer.additive else 0.0
-        rule_out(logits, tokens[:, 1:], banned=banned, block_ngram=block_ngram, eos_id=eos_id)
+        rule_out(logits, tokens[:, 1:], suppressed_ids=suppressed_ids, no_repeat_ngram=no_repeat_ngram, eos_id=eos_id)
         best, token = logits.max(dim=-1)
         tokens = torch.cat((tokens, token[:, None]), dim=1)
         if scores:

@@ -96,7 +96,7 @@ def sample(
     max_lengths: Int[Tensor, " B"],
     rngs: Sequence[np.random.Generator],
     sampling: Sampling = Sampling(),
-    forbidden: Sequence[int] = (),
+    suppressed: Sequence[int] = (),
     on_tokens: Callable[[list[int], list[int]], object] | None = None,
 ) -> list[Hypothesis]:
     """n samples of every sentence, n = len(rngs) / B: sample k of sentence b is number b * n + k of what is returned.
@@ -123,7 +123,7 @@ def sample(
         raise ValueError(f"rngs must be n for every sentence, but there are {len(rngs)} for {len(prompts)} sentences")
     if not rngs:
         return []
-    device, banned = prompts.device, ids_tensor(forbidden, prompts.device)
+    device, suppressed_ids = prompts.device, ids_tensor(suppressed, prompts.device)
     origin = ids_tensor([row * len(prompts) // len(rngs) for row in range(len(rngs))], device)
     bounds: list[int] = max_lengths[origin].tolist()
     uniforms = torch.from_numpy(np.stack([rng.random(max(bounds)) for rng in rngs])).to(device)
@@ -133,7 +133,7 @@ def sample(
         _go_on(scorer, origin)
         logits, tokens = logits[origin], tokens[origin]
     for step in range(max(bounds)):
-        token = sampling.next(logits.index_fill(1, banned, -math.inf), tokens, uniforms[:, step])
+        token = sampling.next(logits.index_fill(1, suppressed_ids, -math.inf), tokens, uniforms[:, step])
         tokens = torch.cat((tokens, token[:, None]), dim=1)
         new = token.tolist() if eos_id is not None or on_tokens else [-1] * len(running)  # the one host sync of a step
         if on_tokens:

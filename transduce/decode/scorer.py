@@ -21,7 +21,7 @@ class Scorer(Protocol):
 
     @property
     def additive(self) -> bool:
-        """True: a hypothesis scores the sum of what `step` returned. False: those are logits, and search normalises."""
+        """True: a hypothesis scores the sum of what `step` returned. False: those are logits, and search normalizes."""
         ...
 
     def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:

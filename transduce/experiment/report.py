@@ -10,20 +10,20 @@ from pathlib import Path
 from transduce.data.batch import Batch
 from transduce.data.speech.manifest import Recording
 from transduce.data.text.corpus import ParallelText
-from transduce.data.text.masking import ClozeBatches, Neighbours
+from transduce.data.text.masking import MaskedBatches, Neighbours
 from transduce.experiment.validation import held_out_accuracy, held_out_loss
 from transduce.files import write_file
 from transduce.score.bleu import Score, bleu, chrf
 from transduce.score.wer import cer, wer
-from transduce.tasks.fill_mask import FillIn
+from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
 from transduce.tasks.load import load_as
-from transduce.tasks.search import Decoding
+from transduce.tasks.search import SearchConfig
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
 
-def test_report(directory: Path, test: ParallelText, decoding: Decoding, device: str) -> dict[str, float]:
+def translation_report(directory: Path, test: ParallelText, decoding: SearchConfig, device: str) -> dict[str, float]:
     """Translate `test` greedily and with the beam, print every score with its signature, keep test.* in the run.
 
     Returns:
@@ -49,7 +49,7 @@ def test_report(directory: Path, test: ParallelText, decoding: Decoding, device:
 def speech_report(
     directory: Path,
     test: Sequence[Recording],
-    decoding: Decoding,
+    decoding: SearchConfig,
     device: str,
     *,
     speech_translation: bool = False,
@@ -95,8 +95,8 @@ def speech_report(
 
 def _report(
     directory: Path,
-    searches: Mapping[str, Decoding],
-    transduce: Callable[[Decoding], list[str]],
+    searches: Mapping[str, SearchConfig],
+    transduce: Callable[[SearchConfig], list[str]],
     measure: Callable[[list[str]], Mapping[str, Score]],
     pairs: Sequence[tuple[str, str]],
     *,
@@ -146,16 +146,16 @@ def language_report(directory: Path, held_out: Sequence[Batch], bigram: float, d
     return values
 
 
-def cloze_report(
-    directory: Path, name: str, held_out: ClozeBatches, neighbours: Neighbours, device: str
+def masked_language_report(
+    directory: Path, name: str, held_out: MaskedBatches, neighbours: Neighbours, device: str
 ) -> dict[str, float]:
     """The finished model's loss and accuracy on corrupted text, beside those of counted pairs; print, keep in NAME.json.
 
     Returns:
         Nats per chosen token, and per cent of them found again.
     """
-    fill_in = load_as(FillIn, directory, device)
-    loss, accuracy = held_out_loss(fill_in.model, held_out), held_out_accuracy(fill_in, held_out)
+    fill_mask = load_as(FillMask, directory, device)
+    loss, accuracy = held_out_loss(fill_mask.model, held_out), held_out_accuracy(fill_mask, held_out)
     rival_loss, rival_accuracy = neighbours.scores(held_out)
     n_tokens = sum(batch.n_tokens for batch in held_out)
     print(f"{name}: {n_tokens:,} chosen tokens of {sum(int(b.target_lengths.sum()) for b in held_out):,}")

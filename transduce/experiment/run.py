@@ -12,7 +12,7 @@ from transduce.device import torch_device
 from transduce.experiment.command import AnyExperiment
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.run import Run, claim, finish
+from transduce.run import Run, open_run, write_average
 from transduce.train.ctc import hybrid_loss
 from transduce.train.state import Validation
 from transduce.train.trainer import Data, Trainer, TrainingConfig
@@ -58,7 +58,7 @@ def train(
     data: Data,
     validate: Callable[[Any], Validation],
     ctc_weight: float = 0.0,
-    operations_per_token: float | None = None,
+    flops_per_token: float | None = None,
 ) -> None:
     """Train in the experiment's directory, or go on there, and leave the finished model behind.
 
@@ -66,7 +66,7 @@ def train(
         ValueError: another experiment lives in the directory.
         FloatingPointError, KeyboardInterrupt: see Trainer.run.
     """
-    claim(x.run, run)
+    open_run(x.run, run)
     trainer = Trainer(
         model=model,
         data=data,
@@ -74,36 +74,11 @@ def train(
         validate=validate,
         config=x.training,
         directory=x.run,
-        operations_per_token=operations_per_token,
+        flops_per_token=flops_per_token,
     )
-    finish(x.run, trainer.run().chosen(x.training.average, x.training.keep_last, x.training.keep_best))
+    write_average(x.run, trainer.run().chosen(x.training.average, x.training.keep_last, x.training.keep_best))
 
 
 def loss_of(training: TrainingConfig, ctc_weight: float = 0.0) -> Callable[..., Tensor]:
     """Cross-entropy with the training's label smoothing, and CTC beside it where it has a weight."""
     return partial(hybrid_loss, label_smoothing=training.label_smoothing, ctc_weight=ctc_weight)
-
-
-def operations_per_token(model: Transformer) -> float:
-    """Floating-point operations that a decoder alone takes for one token of a full context in training: 6 N + 12 L d T.
-
-    N counts what is multiplied: all parameters but tables that are only looked up, and experts that a token does not
-    visit; T is max_positions.
-
-    Raises:
-        ValueError: the model has an encoder, so that lengths of two sides decide.
-    Source: Chowdhery et al. (2022), PaLM, appendix B.
-    """
-    config = model.config
-    if config.decoder is None or config.encoder is not None:
-        raise ValueError(f"operations_per_token() takes a decoder alone, but the model is {config}")
-    n = sum(p.numel() for p in model.parameters())
-    if config.positions == "learned":
-        n -= config.max_positions * config.d_model
-    if config.tie == "none" and isinstance(config.decoder.input, Tokens):
-        n -= config.decoder.input.rows * config.d_model
-    if config.n_experts:
-        experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-        n -= experts * (config.n_experts - config.experts_per_token) // config.n_experts
-    width = config.n_heads * config.d_head
-    return 6.0 * n + 12.0 * config.decoder.n_layers * width * config.max_positions

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from transduce.data.batch import IGNORE, Batch, Epoch, pad, pad_frames
 from transduce.data.speech.pairs import SpeechPairs
-from transduce.data.text.masking import ClozeBatches, decode_gaps
+from transduce.data.text.masking import MaskedBatches, decode_masked
 from transduce.data.text.sentencepiece_bpe import BOS
 from transduce.data.text.stream import Stream
 from transduce.model.attention_maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
 from transduce.score.bleu import bleu
 from transduce.score.wer import cer, wer
-from transduce.tasks.fill_mask import FillIn
+from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import GenerationConfig, Generator
-from transduce.tasks.search import GREEDY, Decoding
+from transduce.tasks.search import GREEDY, SearchConfig
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 from transduce.train.loss import sequence_loss
@@ -44,7 +44,7 @@ class TranslationValidation:
     source: Sequence[str]
     target: Sequence[str]
     batches: Epoch
-    decoding: Decoding = GREEDY
+    decoding: SearchConfig = GREEDY
     lowercase: bool = False
     n_samples: int = 3
 
@@ -88,32 +88,32 @@ class LanguageValidation:
         return [(_one_line(b), _one_line(a), _one_line(d)) for b, a, d in zip(before, after, drawn, strict=True)]
 
 
-def held_out_accuracy(fill_in: FillIn, batches: ClozeBatches) -> float:
+def held_out_accuracy(fill_mask: FillMask, batches: MaskedBatches) -> float:
     """The share of the chosen tokens that are found again."""
     right = 0
-    for batch in (batch.to(fill_in.model.device) for batch in batches):
-        right += int((_found(fill_in, batch) == batch.target_out[batch.target_out != IGNORE]).sum())
+    for batch in (batch.to(fill_mask.model.device) for batch in batches):
+        right += int((_found(fill_mask, batch) == batch.target_out[batch.target_out != IGNORE]).sum())
     return right / sum(batch.n_tokens for batch in batches)
 
 
-def _found(fill_in: FillIn, batch: Batch) -> Int[Tensor, " n"]:
+def _found(fill_mask: FillMask, batch: Batch) -> Int[Tensor, " n"]:
     assert batch.source is not None and batch.source_lengths is not None
-    return fill_in.likeliest(batch.source, batch.source_lengths, batch.target_out != IGNORE)
+    return fill_mask.likeliest(batch.source, batch.source_lengths, batch.target_out != IGNORE)
 
 
 @dataclass(frozen=True)
-class ClozeValidation:
+class MaskedLanguageValidation:
     """Loss and accuracy of masked language modelling on held-out text, and how it fills gaps there."""
 
-    fill_in: FillIn
-    batches: ClozeBatches
+    fill_mask: FillMask
+    batches: MaskedBatches
     n_samples: int = 3
     sample_tokens: int = 32
 
     def __call__(self, model: Transformer) -> Validation:
         """The loss decides, the lower the better."""
         loss = held_out_loss(model, self.batches)
-        accuracy = held_out_accuracy(self.fill_in, self.batches)
+        accuracy = held_out_accuracy(self.fill_mask, self.batches)
         return Validation({"loss": loss, "accuracy": 100 * accuracy}, -loss, self._samples())
 
     def _samples(self) -> list[tuple[str, str, str]]:
@@ -121,14 +121,14 @@ class ClozeValidation:
         step = max(1, len(self.batches) // self.n_samples)
         samples = []
         for i in range(0, len(self.batches), step)[: self.n_samples]:
-            batch, whole = self.batches[i].to(self.fill_in.model.device), self.batches.texts[i].target_out
+            batch, whole = self.batches[i].to(self.fill_mask.model.device), self.batches.texts[i].target_out
             assert batch.source is not None
             filled = batch.source.clone()
-            filled[batch.target_out != IGNORE] = _found(self.fill_in, batch)
+            filled[batch.target_out != IGNORE] = _found(self.fill_mask, batch)
             rows = [
                 rows[0, : int(batch.target_lengths[0])][: self.sample_tokens] for rows in (batch.source, whole, filled)
             ]
-            gaps, true, found = (_one_line(decode_gaps(self.fill_in.tokenizer, row.tolist(), "_")) for row in rows)
+            gaps, true, found = (_one_line(decode_masked(self.fill_mask.tokenizer, row.tolist(), "_")) for row in rows)
             samples.append((gaps, true, found))
         return samples
 
@@ -144,7 +144,7 @@ class SpeechValidation:
     transcriber: Transcriber
     pairs: SpeechPairs
     batches: Epoch
-    decoding: Decoding = GREEDY
+    decoding: SearchConfig = GREEDY
     n_samples: int = 3
     bleu: bool = False
     """Speech translation: BLEU decides, not WER."""
@@ -187,7 +187,7 @@ class SpeechValidation:
         layer, head = max(heads, key=heads.__getitem__)
         n_steps, n_places = sizes[0]
         picture = weights[layer, 0, head, :n_steps, :n_places]
-        seconds = self.pairs.reader.front.config.hop * model.config.frames.stack
+        seconds = self.pairs.reader.feature_extractor.config.hop * model.config.frames.stack
         title = f"{self.pairs.recordings[chosen[0]].id}: layer {layer + 1}, head {head + 1}"
-        pieces = self.transcriber.tokenizer.pieces(targets[0])
-        return heads[layer, head], lambda path: attention_map(picture, pieces, seconds, title, path)
+        tokens = self.transcriber.tokenizer.tokens(targets[0])
+        return heads[layer, head], lambda path: attention_map(picture, tokens, seconds, title, path)

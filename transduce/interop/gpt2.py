@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
-from safetensors.torch import save as serialise
+from safetensors.torch import save as serialize
 from torch import Tensor
 
 from transduce.config import differences, to_dict
@@ -113,12 +113,12 @@ def export_gpt2(model: Transformer, directory: Path, *, tokenizer: ByteBPE | Non
         weights[prefix + their_name] = (weight.T if turned else weight).contiguous()
     directory.mkdir(parents=True, exist_ok=True)
     write_file(directory / "config.json", json.dumps(theirs, indent=2) + "\n")
-    write_file(directory / WEIGHTS, serialise(weights, metadata={"format": "pt"}))
+    write_file(directory / WEIGHTS, serialize(weights, metadata={"format": "pt"}))
     if tokenizer is not None:
         write_file(directory / "tokenizer.json", tokenizer.model)
         their_tokenizer: dict[str, Any] = {"tokenizer_class": "GPT2Tokenizer"}
         if end is not None:
-            their_tokenizer |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), tokenizer.pieces([end])[0])
+            their_tokenizer |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), tokenizer.tokens([end])[0])
         if config.positions == "learned":
             their_tokenizer["model_max_length"] = config.max_positions
         write_file(directory / "tokenizer_config.json", json.dumps(their_tokenizer, indent=2) + "\n")

@@ -45,7 +45,7 @@ class Tokens:
         at_least(1, vocab_size=self.vocab_size, multiple=self.multiple)
 
     @property
-    def rows(self) -> int:
+    def padded_size(self) -> int:
         """Of the table: one per token, and those that fill it up."""
         return -(-self.vocab_size // self.multiple) * self.multiple
 

@@ -16,7 +16,7 @@ class TokenInput(nn.Module):
     def __init__(self, tokens: Tokens, d_model: int, *, scaled: bool) -> None:
         super().__init__()
         self.tokens = tokens
-        self.weight = nn.Parameter(torch.empty(tokens.rows, d_model))
+        self.weight = nn.Parameter(torch.empty(tokens.padded_size, d_model))
         self.scale = math.sqrt(d_model) if scaled else 1.0
 
     def forward(

@@ -48,7 +48,7 @@ class Dropout(nn.Module):
         dropped = max(1, round(self.p * 256))
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(1 << 63), None)
         kept = words.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
-        return x * kept.to(x.dtype) * (256 / (256 - dropped))  # torch.where is not vectorised
+        return x * kept.to(x.dtype) * (256 / (256 - dropped))  # torch.where is not vectorized
 
 
 class FeedForward(nn.Module):

@@ -129,7 +129,7 @@ def _rate(
     alignments = align(hypotheses, references, unit=unit)
     errors = sum((each.errors for each in alignments), Errors())
     if errors.n_reference == 0:
-        after = " after normalisation" if normalize else ""
+        after = " after normalization" if normalize else ""
         raise ValueError(
             f"an error rate needs at least one {NOUN[unit]} in the references, "
             f"but all {len(references)} are blank{after}; look for a wrong file or column"

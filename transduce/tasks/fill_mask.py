@@ -8,16 +8,16 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from transduce.data.batch import bucket, pad
-from transduce.data.text.masking import encode_gaps, mask_id
-from transduce.data.text.tokenizers import AnyTokenizer
+from transduce.data.text.masking import encode_masked, mask_id
+from transduce.data.text.tokenizers import Tokenizer
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 
 
-class FillIn:
+class FillMask:
     """Lines with gaps in, whole lines out, in the same order; a line without a gap comes back as it is."""
 
-    def __init__(self, model: Transformer, tokenizer: AnyTokenizer) -> None:
+    def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         encoder = model.config.encoder
         if encoder is None or model.config.decoder is not None or not isinstance(encoder.input, Tokens):
             raise ValueError(
@@ -30,7 +30,7 @@ class FillIn:
                 f"it has {encoder.input.vocab_size} ids and the tokenizer {tokenizer.vocab_size}"
             )
         self.model, self.tokenizer = model, tokenizer
-        self.never = [*tokenizer.never, *range(mask_id(tokenizer), encoder.input.vocab_size)]
+        self.suppressed = [*tokenizer.suppressed, *range(mask_id(tokenizer), encoder.input.vocab_size)]
         """Ids that have no text."""
 
     def __call__(self, lines: Sequence[str], *, mask_word: str = "_", batch_tokens: int = 4096) -> list[str]:
@@ -43,7 +43,7 @@ class FillIn:
         outputs = list(lines)
         numbers = np.array([i for i, line in enumerate(lines) if mask_word in line], dtype=np.int64)
         if len(numbers):
-            rows = [encode_gaps(self.tokenizer, lines[i], mask_word) for i in numbers]
+            rows = [encode_masked(self.tokenizer, lines[i], mask_word) for i in numbers]
             for batch in bucket(np.array([[len(row)] for row in rows]), batch_tokens):
                 ids, lengths = (t.to(self.model.device) for t in pad([rows[b] for b in batch], 0))
                 gaps = ids == mask_id(self.tokenizer)
@@ -60,5 +60,5 @@ class FillIn:
         """The likeliest token at each of these places, row after row."""
         states = self.model.states(source=ids, source_lengths=lengths)
         logits = self.model.project(states[places])
-        logits[:, self.never] = -torch.inf
+        logits[:, self.suppressed] = -torch.inf
         return logits.argmax(dim=-1)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from transduce.data.text.tokenizers import AnyTokenizer
+from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.beam import beam_search
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.sample import Sampling, sample
@@ -90,7 +90,7 @@ class Generated:
 class Generator:
     """A list of prompts in, as many texts out, in the same order."""
 
-    def __init__(self, model: Transformer, tokenizer: AnyTokenizer) -> None:
+    def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         config = model.config
         if config.encoder is not None or config.decoder is None:
             raise ValueError("a generator takes a decoder alone, but this model has an encoder; use td.load(directory)")
@@ -101,7 +101,7 @@ class Generator:
                 f"it has {config.decoder.input.vocab_size} and the tokenizer {tokenizer.vocab_size}"
             )
         self.model, self.tokenizer = model, tokenizer
-        self.never = (*tokenizer.never, *range(tokenizer.vocab_size, config.decoder.input.vocab_size))
+        self.suppressed = (*tokenizer.suppressed, *range(tokenizer.vocab_size, config.decoder.input.vocab_size))
         """Ids that have no text: special ones, and rows that only fill the table up."""
 
     def __call__(self, prompts: Sequence[str], config: GenerationConfig | None = None) -> list[str]:
@@ -201,7 +201,7 @@ class Generator:
             max_lengths=ids.new_full((len(ids),), bound),
             rngs=rngs,
             sampling=config.sampling,
-            forbidden=self.never,
+            suppressed=self.suppressed,
             on_tokens=tell if streams else None,
         )
         for stream in streams:
@@ -218,7 +218,7 @@ class Generator:
             beam_size=config.beam_size,
             alpha=config.alpha,
             n_best=config.n,
-            forbidden=self.never,
+            suppressed=self.suppressed,
         )
         return [hypothesis for hypotheses in found for hypothesis in hypotheses]
 

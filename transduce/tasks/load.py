@@ -6,22 +6,22 @@ from typing import TypeVar
 import torch
 
 from transduce.config import from_dict
-from transduce.data.text.sentencepiece_bpe import Tokenizer
-from transduce.data.text.tokenizers import AnyTokenizer
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.data.text.tokenizers import Tokenizer
 from transduce.model.packed import pack
 from transduce.run import CONFIG, load_model, load_run
-from transduce.tasks.fill_mask import FillIn
+from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
-from transduce.tasks.search import Decoding
+from transduce.tasks.search import SearchConfig
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
-KindT = TypeVar("KindT", Translator, Transcriber, Generator, FillIn)
+KindT = TypeVar("KindT", Translator, Transcriber, Generator, FillMask)
 
 
 def load(
     directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> Translator | Transcriber | Generator | FillIn:
+) -> Translator | Transcriber | Generator | FillMask:
     """A run directory as what it was trained to be; it searches as the run's own configuration says.
 
     Its weights are as `dtype`: bfloat16 is faster and not quite the same. They cannot be trained: load_model gives
@@ -38,18 +38,18 @@ def load(
     if run.model.encoder is None:
         return Generator(model, run.target_tokenizer)
     if run.model.decoder is None:
-        return FillIn(model, run.target_tokenizer)
+        return FillMask(model, run.target_tokenizer)
     target = _sentencepiece(run.target_tokenizer, directory)
-    decoding = from_dict(Decoding, run.experiment.get("decoding", {}), f"decoding in {directory / CONFIG}")
-    if run.front is not None:
-        return Transcriber(model, target, run.front, decoding)
+    decoding = from_dict(SearchConfig, run.experiment.get("decoding", {}), f"decoding in {directory / CONFIG}")
+    if run.feature_extractor is not None:
+        return Transcriber(model, target, run.feature_extractor, decoding)
     if run.source_tokenizer is None:
         raise ValueError(f"a translator needs two tokenizers or a shared one, but {directory} has none")
     return Translator(model, _sentencepiece(run.source_tokenizer, directory), target, decoding)
 
 
-def _sentencepiece(tokenizer: AnyTokenizer, directory: Path) -> Tokenizer:
-    if not isinstance(tokenizer, Tokenizer):
+def _sentencepiece(tokenizer: Tokenizer, directory: Path) -> SentencePieceTokenizer:
+    if not isinstance(tokenizer, SentencePieceTokenizer):
         raise ValueError(
             f"a model with an encoder needs SentencePiece tokenizers (.model), but {directory} has a "
             f"{type(tokenizer).__name__}"
@@ -61,13 +61,13 @@ WANTS: dict[type, str] = {
     Translator: "translating takes a run of text to text",
     Transcriber: "transcribing takes a run of speech to text",
     Generator: "generating takes a run of a language model",
-    FillIn: "filling gaps takes a run of masked language modelling",
+    FillMask: "filling gaps takes a run of masked language modelling",
 }
 DOES: dict[type, str] = {
     Translator: "translates; use transduce translate",
     Transcriber: "transcribes; use transduce transcribe",
     Generator: "is a language model; use transduce generate",
-    FillIn: "fills gaps; use td.load(RUN)(['a line with a _']) in Python",
+    FillMask: "fills gaps; use td.load(RUN)(['a line with a _']) in Python",
 }
 """What a message says of the wrong kind of run."""
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.text.language import encode_text
-from transduce.data.text.tokenizers import AnyTokenizer
+from transduce.data.text.tokenizers import Tokenizer
 from transduce.model.transformer import Transformer
 
 ROWS = 512
@@ -54,7 +54,7 @@ class Perplexity:
 
 def measure_perplexity(
     model: Transformer,
-    tokenizer: AnyTokenizer,
+    tokenizer: Tokenizer,
     text: str,
     *,
     window: int | None = None,

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK, Tokenizer
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK, SentencePieceTokenizer
 from transduce.decode.beam import beam_search
-from transduce.decode.constraints import check_block
+from transduce.decode.constraints import check_no_repeat_ngram
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.greedy import greedy_search
 from transduce.decode.hypothesis import Hypothesis
@@ -18,7 +18,7 @@ from transduce.model.transformer import Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding:
+class SearchConfig:
     """How to search."""
 
     beam_size: int = 5
@@ -34,10 +34,10 @@ class Decoding:
     max_source_length: int = 512
     """Longer texts, in tokens, are cut, with a warning."""
     max_seconds: float = 20.0
-    """Longer recordings are transcribed in pieces, cut where they are quietest."""
+    """Longer recordings are transcribed in segments, cut where they are quietest."""
     ctc_weight: float = 0.0
     """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC head."""
-    block_ngram: int = 0
+    no_repeat_ngram: int = 0
     """No n-gram of this many tokens comes out twice; 0 = off."""
 
     def __post_init__(self) -> None:
@@ -58,14 +58,14 @@ class Decoding:
                 "ctc_weight must lie in [0, 1] and max_seconds be at least 1, but "
                 f"ctc_weight={self.ctc_weight} and max_seconds={self.max_seconds}"
             )
-        check_block(self.block_ngram)
+        check_no_repeat_ngram(self.no_repeat_ngram)
 
-    def greedy(self) -> "Decoding":
+    def greedy(self) -> "SearchConfig":
         """The same, but searched greedily."""
         return replace(self, beam_size=1, n_best=1)
 
 
-GREEDY = Decoding(beam_size=1)
+GREEDY = SearchConfig(beam_size=1)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Output:
 
 @torch.inference_mode()
 def search(
-    model: Transformer, source: Shaped[Tensor, "B S *F"], lengths: Int[Tensor, " B"], decoding: Decoding
+    model: Transformer, source: Shaped[Tensor, "B S *F"], lengths: Int[Tensor, " B"], decoding: SearchConfig
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of every source, best first.
 
@@ -95,16 +95,16 @@ def search(
     if decoding.ctc_weight:
         ctc = CTCPrefixScorer(model.ctc_logits(memory.states), memory.lengths, eos_id=EOS, blank_id=PAD)
         scorer = JointScorer(scorer, ctc, weight=decoding.ctc_weight)
-    never = (PAD, UNK, BOS)
+    suppressed = (PAD, UNK, BOS)
     if decoding.beam_size == 1:
         found = greedy_search(
             scorer,
             bos_id=BOS,
             eos_id=EOS,
             max_lengths=bounds,
-            forbidden=never,
+            suppressed=suppressed,
             scores=True,
-            block_ngram=decoding.block_ngram,
+            no_repeat_ngram=decoding.no_repeat_ngram,
         )
         return [[hypothesis] for hypothesis in found]
     return beam_search(
@@ -115,12 +115,12 @@ def search(
         beam_size=decoding.beam_size,
         alpha=decoding.alpha,
         n_best=decoding.n_best,
-        forbidden=never,
-        block_ngram=decoding.block_ngram,
+        suppressed=suppressed,
+        no_repeat_ngram=decoding.no_repeat_ngram,
     )
 
 
-def outputs_of(tokenizer: Tokenizer, hypotheses: list[Hypothesis], n_best: int) -> list[Output]:
+def outputs_of(tokenizer: SentencePieceTokenizer, hypotheses: list[Hypothesis], n_best: int) -> list[Output]:
     """Texts of one line each: byte pieces could spell a line break. Always n_best, the last one repeated."""
     texts = tokenizer.decode([hypothesis.tokens for hypothesis in hypotheses])
     found = [

@@ -11,14 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transduce.data.batch import bucket, pad_frames
-from transduce.data.speech.audio import pieces, read_audio
-from transduce.data.speech.features import Features
-from transduce.data.speech.vectors import Vectors
-from transduce.data.text.sentencepiece_bpe import Tokenizer
+from transduce.data.speech.audio import read_audio, segments
+from transduce.data.speech.features import FeatureExtractor
+from transduce.data.speech.vectors import VectorReader
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.decode.hypothesis import Hypothesis
 from transduce.model.config import Frames
 from transduce.model.transformer import Transformer
-from transduce.tasks.search import Decoding, Output, outputs_of, search
+from transduce.tasks.search import Output, SearchConfig, outputs_of, search
 
 logger = logging.getLogger("transduce")
 
@@ -31,23 +31,23 @@ BLOCK = 4
 
 @dataclass(frozen=True)
 class Sound:
-    """A file that was read: start and stop in seconds, and the frames, of every piece; `error` tells why there is none.
+    """A file that was read: start and stop in seconds, and the frames, of every segment; `error` tells why there is none.
 
-    A piece of digital silence has no frames: in constant ones a model hears whatever it likes.
+    A segment of digital silence has no frames: in constant ones a model hears whatever it likes.
     """
 
     path: Path
-    pieces: list[tuple[float, float, Float[Tensor, "_ F"]]]
+    segments: list[tuple[float, float, Float[Tensor, "_ F"]]]
     error: str = ""
 
     @property
     def seconds(self) -> float:
         """How long it lasts."""
-        return self.pieces[-1][1] if self.pieces else 0.0
+        return self.segments[-1][1] if self.segments else 0.0
 
 
 @dataclass(frozen=True)
-class Piece:
+class Segment:
     """What was said between two moments, in seconds; n best outputs."""
 
     start: float
@@ -60,26 +60,30 @@ class Transcript:
     """A file as text; `error` tells why there is none."""
 
     path: Path
-    pieces: list[Piece]
+    segments: list[Segment]
     error: str = ""
 
     @property
     def text(self) -> str:
-        """The best text of every piece, joined by spaces."""
-        return " ".join(text for piece in self.pieces if (text := piece.outputs[0].text.strip()))
+        """The best text of every segment, joined by spaces."""
+        return " ".join(text for piece in self.segments if (text := piece.outputs[0].text.strip()))
 
 
 class Transcriber:
     """A list of sound files in, as many texts out, in the same order."""
 
     def __init__(
-        self, model: Transformer, tokenizer: Tokenizer, front: Features | Vectors, decoding: Decoding | None = None
+        self,
+        model: Transformer,
+        tokenizer: SentencePieceTokenizer,
+        feature_extractor: FeatureExtractor | VectorReader,
+        decoding: SearchConfig | None = None,
     ) -> None:
-        self.model, self.tokenizer, self.front = model, tokenizer, front
-        self.decoding = decoding or Decoding()
+        self.model, self.tokenizer, self.feature_extractor = model, tokenizer, feature_extractor
+        self.decoding = decoding or SearchConfig()
         """How to search where nothing else is said."""
 
-    def __call__(self, paths: Sequence[Path | str], decoding: Decoding | None = None) -> list[str]:
+    def __call__(self, paths: Sequence[Path | str], decoding: SearchConfig | None = None) -> list[str]:
         """What is said in every file.
 
         Raises:
@@ -94,14 +98,14 @@ class Transcriber:
     def transcribe(
         self,
         paths: Sequence[Path | str],
-        decoding: Decoding | None = None,
+        decoding: SearchConfig | None = None,
         *,
         progress: Callable[[int, int], object] | None = None,
     ) -> list[Transcript]:
-        """Every file with its pieces; a file that cannot be used has an error instead.
+        """Every file with its segments; a file that cannot be used has an error instead.
 
         Args:
-            progress: called with the number of pieces each batch has finished, and of all there are.
+            progress: called with the number of segments each batch has finished, and of all there are.
         """
         if isinstance(paths, str | Path):
             raise ValueError(f"transcribe takes a list of files, but got one name; use [{str(paths)!r}]")
@@ -109,7 +113,7 @@ class Transcriber:
         return self.transcripts(list(self.read(paths, decoding.max_seconds)), decoding, progress=progress)
 
     def read(self, paths: Sequence[Path | str], max_seconds: float) -> Iterator[Sound]:
-        """One file after the other, each when it is asked for, cut into pieces of at most `max_seconds`.
+        """One file after the other, each when it is asked for, cut into segments of at most `max_seconds`.
 
         A file of nothing but digital silence is named by a warning.
         """
@@ -118,30 +122,30 @@ class Transcriber:
                 sound = Sound(path, self._frames(path, max_seconds))
             except ValueError as error:
                 sound = Sound(path, [], str(error))
-            if sound.pieces and not any(len(frames) for _, _, frames in sound.pieces):
+            if sound.segments and not any(len(frames) for _, _, frames in sound.segments):
                 told = "%s is silent, every sample being 0, so its text is blank; if its channels cancel out, take one"
                 logger.warning(told, path)
             yield sound
 
     def transcripts(
-        self, sounds: Sequence[Sound], decoding: Decoding, *, progress: Callable[[int, int], object] | None = None
+        self, sounds: Sequence[Sound], decoding: SearchConfig, *, progress: Callable[[int, int], object] | None = None
     ) -> list[Transcript]:
-        """What `transcribe` makes of files that were read; the text of a silent piece is blank."""
-        heard = [(sound.path, start, frames) for sound in sounds for start, _, frames in sound.pieces if len(frames)]
+        """What `transcribe` makes of files that were read; the text of a silent segment is blank."""
+        heard = [(sound.path, start, frames) for sound in sounds for start, _, frames in sound.segments if len(frames)]
         names = [f"{path} from {start:.1f} s" for path, start, _ in heard]
         tell = (lambda n: progress(n, len(heard))) if progress else None
         outputs = iter(self.decode([frames for _, _, frames in heard], decoding, names=names, progress=tell))
         blank = [Output("")] * decoding.n_best
         transcripts = []
         for sound in sounds:
-            found = [Piece(start, stop, next(outputs) if len(f) else blank) for start, stop, f in sound.pieces]
+            found = [Segment(start, stop, next(outputs) if len(f) else blank) for start, stop, f in sound.segments]
             transcripts.append(Transcript(sound.path, found, sound.error))
         return transcripts
 
     def decode(
         self,
         frames: Sequence[Float[Tensor, "_ F"]],
-        decoding: Decoding,
+        decoding: SearchConfig,
         *,
         names: Sequence[str] = (),
         progress: Callable[[int], object] | None = None,
@@ -164,9 +168,9 @@ class Transcriber:
         for batch in reversed(bucket(lengths[:, None], decoding.batch_tokens * encoder.input.stack)):
             rows = batch.tolist()
             found = self._search([frames[row] for row in rows], decoding)
-            looping = [i for i, hypotheses in enumerate(found) if not decoding.block_ngram and loops(hypotheses[0])]
+            looping = [i for i, hypotheses in enumerate(found) if not decoding.no_repeat_ngram and loops(hypotheses[0])]
             if looping:
-                again = self._search([frames[rows[i]] for i in looping], replace(decoding, block_ngram=BLOCK))
+                again = self._search([frames[rows[i]] for i in looping], replace(decoding, no_repeat_ngram=BLOCK))
                 for i, hypotheses in zip(looping, again, strict=True):
                     found[i] = hypotheses
                     looped.append(rows[i])
@@ -186,7 +190,7 @@ class Transcriber:
             )
         return outputs
 
-    def _search(self, frames: list[Float[Tensor, "_ F"]], decoding: Decoding) -> list[list[Hypothesis]]:
+    def _search(self, frames: list[Float[Tensor, "_ F"]], decoding: SearchConfig) -> list[list[Hypothesis]]:
         source, lengths = pad_frames(frames)
         return search(self.model, source.to(self.model.device, self.dtype), lengths, decoding)
 
@@ -196,21 +200,21 @@ class Transcriber:
         return next(self.model.parameters()).dtype
 
     def _frames(self, path: Path, longest: float) -> list[tuple[float, float, Float[Tensor, "S F"]]]:
-        """Start and stop in seconds, and the frames, of every piece of a file; no frames of digital silence.
+        """Start and stop in seconds, and the frames, of every segment of a file; no frames of digital silence.
 
         Raises:
             ValueError: the file cannot be used; the message names it.
         """
-        if isinstance(self.front, Vectors):
-            vectors = self.front(path)
-            found = [(0.0, len(vectors) * self.front.config.hop, vectors)]
+        if isinstance(self.feature_extractor, VectorReader):
+            vectors = self.feature_extractor(path)
+            found = [(0.0, len(vectors) * self.feature_extractor.config.hop, vectors)]
         else:
-            rate = self.front.config.sample_rate
+            rate = self.feature_extractor.config.sample_rate
             waveform = read_audio(path, rate)
             try:
                 found = [
-                    (start / rate, stop / rate, _heard(self.front, waveform[start:stop]))
-                    for start, stop in pieces(waveform, rate, longest)
+                    (start / rate, stop / rate, _heard(self.feature_extractor, waveform[start:stop]))
+                    for start, stop in segments(waveform, rate, longest)
                 ]
             except ValueError as error:
                 raise ValueError(f"{path} cannot be transcribed: {error}") from error
@@ -224,12 +228,12 @@ class Transcriber:
         if config.positions == "learned" and n_positions > config.max_positions:
             raise ValueError(
                 f"{path} cannot be transcribed: the model's learned positions end at {config.max_positions}, but "
-                f"{n_frames} frames need {n_positions}; cut it into shorter pieces (max_seconds)"
+                f"{n_frames} frames need {n_positions}; cut it into shorter segments (max_seconds)"
             )
 
 
-def _heard(front: Features, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S F"]:
-    frames = front(waveform)
+def _heard(feature_extractor: FeatureExtractor, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S F"]:
+    frames = feature_extractor(waveform)
     return frames if waveform.any() else frames[:0]
 
 

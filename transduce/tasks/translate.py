@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from transduce.data.batch import bucket, pad
-from transduce.data.text.sentencepiece_bpe import EOS, PAD, Tokenizer
+from transduce.data.text.sentencepiece_bpe import EOS, PAD, SentencePieceTokenizer
 from transduce.model.transformer import Transformer
-from transduce.tasks.search import Decoding, Output, outputs_of, search
+from transduce.tasks.search import Output, SearchConfig, outputs_of, search
 
 logger = logging.getLogger("transduce")
 
@@ -19,22 +19,22 @@ class Translator:
     def __init__(
         self,
         model: Transformer,
-        source_tokenizer: Tokenizer,
-        target_tokenizer: Tokenizer,
-        decoding: Decoding | None = None,
+        source_tokenizer: SentencePieceTokenizer,
+        target_tokenizer: SentencePieceTokenizer,
+        decoding: SearchConfig | None = None,
     ) -> None:
         self.model, self.source_tokenizer, self.tokenizer = model, source_tokenizer, target_tokenizer
-        self.decoding = decoding or Decoding()
+        self.decoding = decoding or SearchConfig()
         """How to search where nothing else is said."""
 
-    def __call__(self, lines: Sequence[str], decoding: Decoding | None = None) -> list[str]:
+    def __call__(self, lines: Sequence[str], decoding: SearchConfig | None = None) -> list[str]:
         """The best translation of every line."""
         return [outputs[0].text for outputs in self.translate(lines, decoding)]
 
     def translate(
         self,
         lines: Sequence[str],
-        decoding: Decoding | None = None,
+        decoding: SearchConfig | None = None,
         *,
         first_line: int = 1,
         progress: Callable[[int], object] | None = None,
@@ -63,7 +63,7 @@ class Translator:
                     progress(len(rows))
         return outputs
 
-    def _encode(self, lines: Sequence[str], decoding: Decoding, first_line: int) -> dict[int, list[int]]:
+    def _encode(self, lines: Sequence[str], decoding: SearchConfig, first_line: int) -> dict[int, list[int]]:
         """Ids of the lines that are not blank."""
         limit = decoding.max_source_length
         if self.model.config.positions == "learned":

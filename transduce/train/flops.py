@@ -1,4 +1,6 @@
-"""How much of a device a training uses."""
+"""How much of a device a training uses: model FLOPs utilization (MFU)."""
+
+from typing import Any
 
 import torch
 
@@ -6,9 +8,37 @@ PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "B
 """Dense bf16 operations a second, from NVIDIA's data sheets, by part of the device's name."""
 
 
-def peak_of(device: torch.device) -> float | None:
+def peak_flops(device: torch.device) -> float | None:
     """Dense bf16 operations that a GPU could do in a second; None where we do not know."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def flops_per_token(model: Any) -> float:
+    """Floating-point operations that a decoder alone takes for one token of a full context in training: 6 N + 12 L d T.
+
+    N counts what is multiplied: all parameters but tables that are only looked up, and experts that a token does not
+    visit; T is max_positions.
+
+    Args:
+        model: a Transformer (model/transformer.py).
+
+    Raises:
+        ValueError: the model has an encoder, so that lengths of two sides decide.
+    Source: Chowdhery et al. (2022), PaLM, appendix B.
+    """
+    config = model.config
+    if config.decoder is None or config.encoder is not None:
+        raise ValueError(f"flops_per_token() takes a decoder alone, but the model is {config}")
+    n = sum(p.numel() for p in model.parameters())
+    if config.positions == "learned":
+        n -= config.max_positions * config.d_model
+    if config.tie == "none":
+        n -= config.decoder.input.padded_size * config.d_model
+    if config.n_experts:
+        experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+        n -= experts * (config.n_experts - config.experts_per_token) // config.n_experts
+    width = config.n_heads * config.d_head
+    return 6.0 * n + 12.0 * config.decoder.n_layers * width * config.max_positions

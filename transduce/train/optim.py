@@ -1,4 +1,4 @@
-"""The optimiser and its learning rate."""
+"""The optimizer and its learning rate."""
 
 import math
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class OptimConfig:
         return self.peak_rate
 
 
-def optimiser(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """AdamW over the model's parameters, decaying matrices and nothing else."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -80,14 +80,14 @@ def optimiser(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=config.peak_rate, betas=config.betas, eps=config.eps, fused=True)
 
 
-def step(optimiser: torch.optim.AdamW, *, rate: float, finite: Bool[Tensor, ""]) -> None:
+def step(optimizer: torch.optim.AdamW, *, rate: float, finite: Bool[Tensor, ""]) -> None:
     """One step at this rate where `finite`; otherwise weights, moments and the count of steps stay as they are.
 
-    The device decides, so that nobody waits for it: a fused optimiser looks at `found_inf`, which is how
+    The device decides, so that nobody waits for it: a fused optimizer looks at `found_inf`, which is how
     torch.amp.GradScaler lets it skip a step.
     """
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         group["lr"] = rate
-    optimiser.found_inf = (~finite).float()  # type: ignore[attr-defined]
-    optimiser.step()
-    del optimiser.found_inf  # type: ignore[attr-defined]
+    optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+    optimizer.step()
+    del optimizer.found_inf  # type: ignore[attr-defined]

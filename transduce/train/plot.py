@@ -29,11 +29,11 @@ def learning_curve(metrics: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def attention_map(weights: Float[Tensor, "T S"], pieces: Sequence[str], seconds: float, title: str, path: Path) -> None:
-    """Cross-attention of one head: time across, one row per piece that comes out.
+def attention_map(weights: Float[Tensor, "T S"], tokens: Sequence[str], seconds: float, title: str, path: Path) -> None:
+    """Cross-attention of one head: time across, one row per token that comes out.
 
     Args:
-        pieces: of the T steps, what each of them produced.
+        tokens: of the T steps, what each of them produced.
         seconds: from one source position to the next.
     """
     n_steps, n_places = weights.shape
@@ -42,7 +42,7 @@ def attention_map(weights: Float[Tensor, "T S"], pieces: Sequence[str], seconds:
     extent = (0, n_places * seconds, n_steps, 0)
     image = axes.imshow(weights.cpu().numpy(), aspect="auto", cmap="Greys", extent=extent, vmin=0)
     named = range(0, n_steps, -(-n_steps // 100))  # more labels take seconds to lay out
-    labels = [pieces[step] for step in named]
+    labels = [tokens[step] for step in named]
     axes.set_yticks([step + 0.5 for step in named], labels=labels, parse_math=False)  # a "$" begins no formula
     axes.set_xlabel("seconds")
     axes.set_title(title, parse_math=False)

@@ -10,7 +10,7 @@ import torch
 BatchT = TypeVar("BatchT")
 
 
-def ahead(make: Callable[[int], BatchT], order: Iterable[int], n: int = 2) -> Iterator[BatchT]:
+def prefetch(make: Callable[[int], BatchT], order: Iterable[int], n: int = 2) -> Iterator[BatchT]:
     """`make(i)` for every i in order, up to n of them made beforehand by a thread; an error comes when its turn does.
 
     The thread leaves the cores to the model: it computes on one of them.

@@ -29,7 +29,7 @@ class Validation:
 
 @dataclass
 class Progress:
-    """Everything a resumed training must know besides weights and optimiser."""
+    """Everything a resumed training must know besides weights and optimizer."""
 
     update: int = 0
     epoch: int = 0
@@ -84,13 +84,13 @@ class Store:
         found = sorted(self.directory.glob("[0-9]*/optimizer.safetensors"))
         return found[-1].parent if found else None
 
-    def save(self, model: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress) -> None:
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Write the checkpoint of this update, then remove what is not kept."""
 
         def fill(path: Path) -> None:
             weights = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
             save_file(weights, path / "model.safetensors")
-            save_file(_flat_state(optimiser), path / "optimizer.safetensors")
+            save_file(_flat_state(optimizer), path / "optimizer.safetensors")
             (path / "state.json").write_text(json.dumps(asdict(progress)) + "\n")
 
         write_directory(self.path(progress.update), fill)
@@ -101,8 +101,8 @@ class Store:
             elif int(path.name) != progress.update:
                 (path / "optimizer.safetensors").unlink(missing_ok=True)
 
-    def resume(self, model: nn.Module, optimiser: torch.optim.Optimizer) -> Progress | None:
-        """Load the newest checkpoint into model and optimiser; None where there is none."""
+    def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
+        """Load the newest checkpoint into model and optimizer; None where there is none."""
         path = self.newest()
         if path is None:
             return None
@@ -114,7 +114,7 @@ class Store:
         for name, tensor in load_file(path / "optimizer.safetensors").items():
             index, key = name.split(".")
             state.setdefault(int(index), {})[key] = tensor
-        optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         return read_progress(path)
 
 
@@ -125,6 +125,6 @@ def read_progress(checkpoint: Path) -> Progress:
     return Progress(**plain)
 
 
-def _flat_state(optimiser: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    states = optimiser.state_dict()["state"]
+def _flat_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    states = optimizer.state_dict()["state"]
     return {f"{i}.{key}": t.detach().cpu().contiguous() for i, state in states.items() for key, t in state.items()}

@@ -1,24 +1,67 @@
 """The loop: accumulate, clip, step, validate, log, save, resume. It knows batches and losses, not the task."""
 
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor, cuda, nn
 
-from transduce.train.flops import peak_of
-from transduce.train.late import Late
+from transduce.train.flops import peak_flops
 from transduce.train.log import Log
-from transduce.train.optim import OptimConfig, optimiser, step
-from transduce.train.prefetch import ahead
+from transduce.train.optim import OptimConfig, optimizer, step
+from transduce.train.prefetch import prefetch
 from transduce.train.state import Progress, Store, Validation
-from transduce.train.stop import StopRequest
+
+
+class HostCopy:
+    """Asynchronous device-to-host copy: logging never drains the stream.
+
+    On a GPU the numbers go into pinned memory, with an event behind them in the stream; `tolist` waits for that event
+    alone. A plain `Tensor.tolist` would wait for all work that was queued by the time of its call.
+    """
+
+    def __init__(self, numbers: Float[Tensor, " n"]) -> None:
+        self.numbers = numbers.to("cpu", non_blocking=True)
+        self.arrived = cuda.current_stream(numbers.device).record_event() if numbers.is_cuda else None
+
+    def tolist(self) -> list[float]:
+        """The numbers, once they have arrived."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.numbers.tolist()
+
+
+class StopRequest:
+    """While open, the first SIGINT or SIGTERM sets `requested`; a second one acts at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():  # the only one that may set handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._request)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
 
 
 @runtime_checkable
@@ -51,7 +94,7 @@ class TrainingConfig:
     """Batches per update."""
     label_smoothing: float = 0.1
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: autocast; weights and optimiser stay in float32."""
+    """bf16: autocast; weights and optimizer stay in float32."""
     compile: bool = False
     """torch.compile; needs a C++ compiler on a CPU."""
     static_shapes: bool = False
@@ -82,7 +125,7 @@ class Trainer:
     Args:
         loss: of a model and a batch, summed over the batch's n_tokens, in nats.
         validate: of a model: metrics, the score that decides (higher is better) and sample outputs.
-        operations_per_token: floating-point operations that training on one of n_tokens takes; where they are given
+        flops_per_token: floating-point operations that training on one of n_tokens takes; where they are given
             and the GPU's peak is known, the progress bar shows which share of it is used (MFU).
 
     Randomness is a function of (seed, update) and the order of (seed, epoch), so a resumed run needs no generator's
@@ -98,17 +141,17 @@ class Trainer:
         validate: Callable[[Any], Validation],
         config: TrainingConfig,
         directory: Path,
-        operations_per_token: float | None = None,
+        flops_per_token: float | None = None,
     ) -> None:
         self.model, self.data, self.validate, self.config = model, data, validate, config
         self.loss = torch.compile(loss, dynamic=not config.static_shapes) if config.compile else loss
         self.device = next(model.parameters()).device
-        self.optimiser = optimiser(model, config.optim)
+        self.optimizer = optimizer(model, config.optim)
         self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best)
         self.progress = Progress()
-        self.unread: tuple[int, Late] | None = None  # of the last update: tokens; its losses and gradient norm
-        peak = peak_of(self.device)
-        full = peak / operations_per_token if peak and operations_per_token else None
+        self.unread: tuple[int, HostCopy] | None = None  # of the last update: tokens; its losses and gradient norm
+        peak = peak_flops(self.device)
+        full = peak / flops_per_token if peak and flops_per_token else None
         self.log = Log(directory, config.max_updates, full_speed=full)
 
     def run(self) -> Progress:
@@ -117,7 +160,7 @@ class Trainer:
         Raises:
             FloatingPointError: max_skipped updates in a row had no finite loss or gradient.
         """
-        self.progress, self.unread = self.store.resume(self.model, self.optimiser) or Progress(), None
+        self.progress, self.unread = self.store.resume(self.model, self.optimizer) or Progress(), None
         with ExitStack() as stack:
             # cuDNN's attention plans anew for every new (batch, length): it pays where there is but one of them
             stack.callback(torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled())
@@ -135,7 +178,7 @@ class Trainer:
 
     def _epoch(self, stop: StopRequest) -> None:
         batches = self.data.epoch(self.progress.epoch)
-        queue = ahead(lambda i: batches[i].to(self.device), range(self.progress.batch, len(batches)))
+        queue = prefetch(lambda i: batches[i].to(self.device), range(self.progress.batch, len(batches)))
         while group := list(islice(queue, self.config.accumulate)):
             started = time.monotonic()
             self._update(group)
@@ -146,7 +189,7 @@ class Trainer:
             if stop.requested:
                 self._read()
                 if not self.progress.validated:  # else this very update is saved already
-                    self.store.save(self.model, self.optimiser, self.progress)
+                    self.store.save(self.model, self.optimizer, self.progress)
                 raise KeyboardInterrupt
             if self._finished():
                 return
@@ -171,9 +214,9 @@ class Trainer:
             losses.append(loss.detach())
         gradient = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip_norm or math.inf)
         numbers = torch.stack([*losses, gradient])
-        step(self.optimiser, rate=self._rate(update), finite=numbers.isfinite().all())
-        self.optimiser.zero_grad(set_to_none=True)
-        late = Late(numbers)
+        step(self.optimizer, rate=self._rate(update), finite=numbers.isfinite().all())
+        self.optimizer.zero_grad(set_to_none=True)
+        late = HostCopy(numbers)
         self._read()
         self.progress.update, self.unread = update, (n_tokens, late)
 
@@ -215,7 +258,7 @@ class Trainer:
         self.progress.seconds += time.monotonic() - started
         self.progress.validations.append((self.progress.update, validation.score))
         self.log.validation(self.progress, validation)  # before the checkpoint: a resumed run takes it back otherwise
-        self.store.save(self.model, self.optimiser, self.progress)
+        self.store.save(self.model, self.optimizer, self.progress)
 
     def _finished(self) -> bool:
         progress, config = self.progress, self.config

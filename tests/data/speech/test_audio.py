@@ -13,7 +13,7 @@ import soundfile
 import torch
 from torchaudio.functional import resample
 
-from transduce.data.speech.audio import change_rate, duration, pieces, read_audio
+from transduce.data.speech.audio import change_rate, duration, read_audio, segments
 
 
 def tone(rate: int, seconds: float, *, hertz: float = 440.0, level: float = 0.5) -> np.ndarray:
@@ -241,7 +241,7 @@ def with_pauses(rate: int, seconds: float, pauses: list[float]) -> torch.Tensor:
 def test_a_long_recording_is_cut_in_its_pauses():
     rate = 1000
     waveform = with_pauses(rate, 60, [3, 8, 12, 17.5, 26, 33, 41, 44])
-    found = pieces(waveform, rate, 10.0)
+    found = segments(waveform, rate, 10.0)
     cuts = [start / rate for start, _ in found[1:]]
     # the first in 5 ... 10 s, and each next one 5 to 10 s after the one before
     for cut, pause in zip(cuts[:5], (8, 17.5, 26, 33, 41), strict=True):
@@ -260,7 +260,7 @@ def assert_covers(found: list[tuple[int, int]], n: int, limit: int) -> None:
 @pytest.mark.parametrize("n", [1, 799, 800, 801, 803, 1000, 1199, 1200, 1201, 1601, 4001, 50_001])
 def test_pieces_cover_everything_and_none_is_too_long_or_tiny(n, rng):
     for waveform in (torch.randn(n, generator=rng), torch.zeros(n), torch.linspace(1, 0, n), torch.linspace(0, 1, n)):
-        found = pieces(waveform, 100, 8.0)
+        found = segments(waveform, 100, 8.0)
         assert_covers(found, n, 800)
         assert len(found) == 1 or n > 800
 
@@ -268,7 +268,7 @@ def test_pieces_cover_everything_and_none_is_too_long_or_tiny(n, rng):
 def test_the_cut_is_where_brute_force_finds_the_least_energy(rng):
     rate = 200
     waveform = torch.randn(10 * rate, generator=rng) * torch.rand(10 * rate, generator=rng)
-    (_, cut), _ = pieces(waveform, rate, 9.0)
+    (_, cut), _ = segments(waveform, rate, 9.0)
     # from half of 9 s on, and leaving a quarter of 9 s behind
     places = range(int(4.5 * rate), 10 * rate - 9 * rate // 4 - 20 + 1)
     energy = {i + 10: sum(float(x) ** 2 for x in waveform[i : i + 20]) for i in places}
@@ -277,13 +277,13 @@ def test_the_cut_is_where_brute_force_finds_the_least_energy(rng):
 
 def test_an_impossible_longest_is_refused():
     with pytest.raises(ValueError) as caught:
-        pieces(torch.zeros(9), 100, 0.5)
+        segments(torch.zeros(9), 100, 0.5)
     assert str(caught.value) == "longest must be at least one second, but longest=0.5 s; 30.0 is usual"
 
 
 def test_an_hour_of_silence_can_be_cut():
     waveform = torch.zeros(3600 * 8000)
-    found = pieces(waveform, 8000, 30.0)
+    found = segments(waveform, 8000, 30.0)
     assert_covers(found, len(waveform), 30 * 8000)
 
 

@@ -8,7 +8,7 @@ import pytest
 import soundfile
 
 from transduce.data.speech.audio import duration, read_audio
-from transduce.data.speech.features import FeatureConfig, Features
+from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 from transduce.data.speech.manifest import Recording, read_manifest
 
 pytestmark = pytest.mark.data
@@ -73,10 +73,10 @@ def test_below_4_khz_they_are_what_they_were(recordings):
 
 def test_a_front_end_of_16_khz_makes_frames_of_them(recordings):
     config = FeatureConfig(deltas=1)
-    front = Features(config)
+    feature_extractor = FeatureExtractor(config)
     for r in recordings:
         n_samples = 2 * soundfile.info(r.audio).frames
-        frames = front(read_audio(r.audio, 16000))
+        frames = feature_extractor(read_audio(r.audio, 16000))
         assert frames.shape == (1 + math.floor((n_samples - 400) / 160), 80)  # 25 ms every 10 ms
         assert frames.isfinite().all()
-        assert frames.std(dim=0, correction=0).min() > 0.99  # no feature is constant: normalised, it would be 0
+        assert frames.std(dim=0, correction=0).min() > 0.99  # no feature is constant: normalized, it would be 0

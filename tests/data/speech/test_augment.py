@@ -11,14 +11,14 @@ from transduce.data.speech.augment import (
     Augmentation,
     change_speed,
     draw_speed,
-    draw_warp,
+    draw_vtlp,
+    drop_tokens,
     generator,
-    hide_tokens,
-    mask_mels,
+    mask_frequency,
     mask_time,
-    warp_mels,
+    perturb_vocal_tract,
 )
-from transduce.data.speech.features import FeatureConfig, Features
+from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 
 
 def runs(flags: list[bool]) -> list[tuple[int, int]]:
@@ -52,7 +52,7 @@ def test_hidden_bands_are_their_means_over_time(rng):
     before = log_mel.clone()
     hidden_once = False
     for _ in range(20):
-        got = mask_mels(log_mel, spans=2, widest=9, rng=rng)
+        got = mask_frequency(log_mel, spans=2, widest=9, rng=rng)
         hidden = (got != log_mel).any(dim=0)
         hidden_once |= bool(hidden.any())
         assert torch.equal(got[:, hidden], log_mel.mean(dim=0)[hidden].expand(30, -1))
@@ -81,13 +81,13 @@ def test_widths_are_uniform_up_to_the_widest_and_places_inside(widest, share, mo
 def test_bands_reach_from_the_lowest_to_the_highest(rng):
     log_mel, seen = torch.randn(5, 12, generator=rng), torch.zeros(12)
     for _ in range(300):
-        seen += (mask_mels(log_mel, spans=1, widest=3, rng=rng) != log_mel).any(dim=0)
+        seen += (mask_frequency(log_mel, spans=1, widest=3, rng=rng) != log_mel).any(dim=0)
     assert (seen > 0).all()
 
 
 def test_the_widest_may_exceed_what_is_there(rng):
     for _ in range(20):
-        assert mask_mels(torch.randn(4, 3, generator=rng), spans=3, widest=15, rng=rng).shape == (4, 3)
+        assert mask_frequency(torch.randn(4, 3, generator=rng), spans=3, widest=15, rng=rng).shape == (4, 3)
         one = torch.randn(1, 3, generator=rng)
         assert torch.equal(mask_time(one, spans=3, widest=9.0, hop=0.01, share=1.0, rng=rng), one)
         assert mask_time(one[:0], spans=3, widest=9.0, hop=0.01, share=1.0, rng=rng).shape == (0, 3)
@@ -96,14 +96,14 @@ def test_the_widest_may_exceed_what_is_there(rng):
 def test_no_spans_and_no_width_change_nothing(rng):
     frames = torch.randn(20, 6, generator=rng)
     for spans, width in ((0, 9), (3, 0)):
-        assert torch.equal(mask_mels(frames, spans=spans, widest=width, rng=rng), frames)
+        assert torch.equal(mask_frequency(frames, spans=spans, widest=width, rng=rng), frames)
         assert torch.equal(mask_time(frames, spans=spans, widest=width / 1, hop=0.01, share=1.0, rng=rng), frames)
     assert torch.equal(mask_time(frames, spans=3, widest=9.0, hop=0.01, share=0.0, rng=rng), frames)
 
 
 def test_of_hidden_bands_nothing_is_left_after_the_dct(rng):
     """MFCC of the rest alone, the hidden bands being 0."""
-    features = Features(FeatureConfig(n_mels=23, n_coefficients=23))
+    features = FeatureExtractor(FeatureConfig(n_mels=23, n_coefficients=23))
     log_mel = torch.randn(60, 23, generator=rng)
     hidden = log_mel.clone()
     hidden[:, 5:9] = log_mel[:, 5:9].mean(dim=0)
@@ -119,7 +119,7 @@ def test_the_generator_decides_everything():
         rng = generator(*numbers)
         torch.rand(3), np.random.rand(3)  # generators that others use do not matter
         first = mask_time(frames, spans=2, widest=0.2, hop=0.01, share=0.5, rng=rng)
-        second = mask_mels(first, spans=2, widest=9, rng=rng)
+        second = mask_frequency(first, spans=2, widest=9, rng=rng)
         return [*second.flatten().tolist(), draw_speed((0.9, 1.0, 1.1), rng)]
 
     assert draw(1, 2, 3) == draw(1, 2, 3)
@@ -182,11 +182,11 @@ def test_an_impossible_speed_is_refused(speed):
     ("fields", "told"),
     [
         ({"speeds": ()}, "speeds must name at least one, but speeds=(); (1.0,) changes nothing"),
-        ({"time_spans": -1}, "time_spans must not be negative, but time_spans=-1"),
-        ({"widest_time": -0.1}, "widest_time must not be negative, but widest_time=-0.1"),
-        ({"mel_spans": -2}, "mel_spans must not be negative, but mel_spans=-2"),
-        ({"widest_mel": -3}, "widest_mel must not be negative, but widest_mel=-3"),
-        ({"widest_share": 1.5}, "widest_share must lie in 0 ... 1, but widest_share=1.5"),
+        ({"n_time_masks": -1}, "n_time_masks must not be negative, but n_time_masks=-1"),
+        ({"time_mask_width": -0.1}, "time_mask_width must not be negative, but time_mask_width=-0.1"),
+        ({"n_frequency_masks": -2}, "n_frequency_masks must not be negative, but n_frequency_masks=-2"),
+        ({"frequency_mask_width": -3}, "frequency_mask_width must not be negative, but frequency_mask_width=-3"),
+        ({"time_mask_proportion": 1.5}, "time_mask_proportion must lie in 0 ... 1, but time_mask_proportion=1.5"),
     ],
 )
 def test_impossible_settings_are_refused(fields, told):
@@ -199,11 +199,11 @@ def test_impossible_settings_are_refused(fields, told):
 def test_a_warp_moves_a_tone_by_its_factor(factor):
     """The band that answers a tone of factor * f is where the warped bands of a tone of f have their peak."""
     config = FeatureConfig(n_mels=80, n_coefficients=20)
-    features = Features(config)
+    features = FeatureExtractor(config)
     time = torch.arange(16000) / 16000
     for hertz in (2000.0, 3000.0, 4000.0):
         here, there = (features.log_mel(torch.sin(2 * math.pi * f * time))[20] for f in (hertz, factor * hertz))
-        got = warp_mels(here[None], factor, low=config.low, high=config.highest)[0]
+        got = perturb_vocal_tract(here[None], factor, low=config.low, high=config.highest)[0]
         assert abs(int(got.argmax()) - int(there.argmax())) <= 1
         if factor != 1.0:
             assert abs(int(here.argmax()) - int(there.argmax())) >= 2  # so that the test can fail
@@ -211,25 +211,25 @@ def test_a_warp_moves_a_tone_by_its_factor(factor):
 
 def test_a_warp_of_one_changes_nothing(rng):
     log_mel = torch.randn(7, 23, generator=rng)
-    torch.testing.assert_close(warp_mels(log_mel, 1.0, low=20.0, high=8000.0), log_mel, rtol=0, atol=1e-5)
+    torch.testing.assert_close(perturb_vocal_tract(log_mel, 1.0, low=20.0, high=8000.0), log_mel, rtol=0, atol=1e-5)
 
 
 def test_warps_are_drawn_from_all_of_their_range():
-    drawn = [draw_warp(0.2, generator(1, 0, i)) for i in range(500)]
+    drawn = [draw_vtlp(0.2, generator(1, 0, i)) for i in range(500)]
     assert 0.8 <= min(drawn) < 0.81 and 1.19 < max(drawn) <= 1.2
     assert abs(sum(drawn) / len(drawn) - 1) < 0.03  # 0.115 / sqrt(500), six times
 
 
 def test_a_warp_is_less_than_one():
     with pytest.raises(ValueError, match=r"^warp must lie in \[0, 1\), but warp=1.0$"):
-        Augmentation(warp=1.0)
+        Augmentation(vtlp=1.0)
 
 
 def test_hidden_tokens_are_a_share_of_all_but_the_first(rng):
     target_in = torch.arange(4, 4 + 60 * 50).view(60, 50)
-    got = hide_tokens(target_in, share=0.3, instead=1, rng=rng)
+    got = drop_tokens(target_in, share=0.3, instead=1, rng=rng)
     assert torch.equal(got[:, 0], target_in[:, 0])
     changed = got != target_in
     assert (got[changed] == 1).all()
     assert abs(changed[:, 1:].float().mean() - 0.3) < 0.05  # 0.46 / sqrt(2940), six times
-    assert torch.equal(hide_tokens(target_in, share=0.0, instead=1, rng=rng), target_in)
+    assert torch.equal(drop_tokens(target_in, share=0.0, instead=1, rng=rng), target_in)

@@ -20,10 +20,10 @@ from transduce.data.speech import feature_cache
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import change_speed
 from transduce.data.speech.feature_cache import FeatureCache
-from transduce.data.speech.features import FeatureConfig, Features
+from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 
 CONFIG = FeatureConfig(sample_rate=8000, n_mels=23, n_coefficients=13)
-FEATURES = Features(CONFIG)
+FEATURES = FeatureExtractor(CONFIG)
 
 
 def record(path: Path, seconds: float = 0.3, rate: int = 8000) -> Path:
@@ -65,7 +65,7 @@ def test_the_second_time_reads_no_sound(tmp_path, cache, monkeypatch):
 def test_every_setting_that_matters_has_its_own_file_and_no_other(tmp_path, cache):
     path = record(tmp_path / "a.wav")
     same = [
-        CONFIG, replace(CONFIG, n_coefficients=7), replace(CONFIG, deltas=2), replace(CONFIG, normalise="none"),
+        CONFIG, replace(CONFIG, n_coefficients=7), replace(CONFIG, deltas=2), replace(CONFIG, normalize="none"),
         replace(CONFIG, high=4000.0),
     ]  # fmt: skip
     others = [
@@ -124,7 +124,7 @@ def test_another_formula_has_other_files(tmp_path, cache, monkeypatch):
 def test_once_filled_the_sound_may_go_away(tmp_path, cache):
     """A disk that is unmounted ends no training."""
     path = record(tmp_path / "a.wav")
-    wide = Features(replace(CONFIG, hop=0.02))
+    wide = FeatureExtractor(replace(CONFIG, hop=0.02))
     want = [(f, s, f.log_mel(change_speed(read_audio(path, 8000), s))) for f in (FEATURES, wide) for s in (0.9, 1.0)]
     assert cache.fill([path], FEATURES, (0.9, 1.0)) == cache.fill([path], wide, (0.9, 1.0)) == {}
     path.unlink()
@@ -181,7 +181,7 @@ def test_filling_computes_what_is_missing_and_counts_what_is_bad(tmp_path, cache
     bad = bad_recordings(tmp_path)
     barely = record(tmp_path / "barely.wav", 0.026)  # long enough at speed 1, not at 1.1
     cache.get(good[2], FEATURES)
-    needs_statistics = Features(replace(CONFIG, normalise="global"), mean=torch.zeros(13), std=torch.ones(13))
+    needs_statistics = FeatureExtractor(replace(CONFIG, normalize="global"), mean=torch.zeros(13), std=torch.ones(13))
     errors = cache.fill([*good, *bad, barely, good[0]], needs_statistics, (1.0, 1.1), workers)
     assert set(errors) == {*bad, barely}
     assert all(told.startswith(f"{path} ") for path, told in errors.items())

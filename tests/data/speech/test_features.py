@@ -8,16 +8,16 @@ import pytest
 import torch
 from torchaudio.transforms import MelSpectrogram
 
-from transduce.data.speech.features import FeatureConfig, Features, statistics
+from transduce.data.speech.features import FeatureConfig, FeatureExtractor, statistics
 
 CONFIGS = {
-    "16 kHz": FeatureConfig(normalise="none"),
-    "8 kHz": FeatureConfig(sample_rate=8000, n_mels=40, n_coefficients=13, normalise="none"),
-    "no loss, 20 to 3800 Hz": FeatureConfig(n_mels=23, n_coefficients=23, high=3800.0, normalise="none"),
+    "16 kHz": FeatureConfig(normalize="none"),
+    "8 kHz": FeatureConfig(sample_rate=8000, n_mels=40, n_coefficients=13, normalize="none"),
+    "no loss, 20 to 3800 Hz": FeatureConfig(n_mels=23, n_coefficients=23, high=3800.0, normalize="none"),
     "22050 Hz, long hop": FeatureConfig(
-        sample_rate=22050, frame=0.032, hop=0.02, n_mels=30, n_coefficients=20, low=0.0, normalise="none"
+        sample_rate=22050, frame=0.032, hop=0.02, n_mels=30, n_coefficients=20, low=0.0, normalize="none"
     ),
-    "a power of two": FeatureConfig(frame=0.032, hop=0.032, n_mels=64, n_coefficients=16, low=60.0, normalise="none"),
+    "a power of two": FeatureConfig(frame=0.032, hop=0.032, n_mels=64, n_coefficients=16, low=60.0, normalize="none"),
 }
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
@@ -90,7 +90,7 @@ def deltas_by_hand(frames: np.ndarray) -> np.ndarray:
 @each_config
 def test_mfcc_are_the_formula_written_out(config):
     waveform = speech_like(round(0.7 * config.sample_rate), config.sample_rate).astype(np.float32)
-    features = Features(config)
+    features = FeatureExtractor(config)
     log_mel = features.log_mel(torch.from_numpy(waveform))
     by_hand = log_mel_by_hand(waveform.astype(np.float64), config)
     np.testing.assert_allclose(log_mel.numpy(), by_hand, rtol=0, atol=1e-4)
@@ -109,12 +109,12 @@ def test_log_mels_are_those_of_torchaudio(config, rng):
         f_min=config.low, f_max=config.high, n_mels=config.n_mels, center=False,
     )  # fmt: skip
     want = (rival(torch.nn.functional.pad(waveform, (before, after))) + 1e-6).log().T
-    torch.testing.assert_close(Features(config).log_mel(waveform), want, rtol=0, atol=1e-4)
+    torch.testing.assert_close(FeatureExtractor(config).log_mel(waveform), want, rtol=0, atol=1e-4)
 
 
 def test_long_and_short_waveforms_are_transformed_alike(rng):
     """Frames are made in chunks; what a frame is does not depend on which."""
-    features = Features(FeatureConfig(normalise="none"))
+    features = FeatureExtractor(FeatureConfig(normalize="none"))
     waveform = torch.randn(16000 * 13, generator=rng) * 0.1
     whole = features.log_mel(waveform)
     for frame in (0, 511, 512, 513, 1025, len(whole) - 1):
@@ -126,7 +126,7 @@ def test_long_and_short_waveforms_are_transformed_alike(rng):
 def test_deltas_are_their_formula(deltas):
     config = replace(CONFIGS["8 kHz"], deltas=deltas)
     waveform = torch.from_numpy(speech_like(3000, 8000)).float()
-    got = Features(config)(waveform).double().numpy()
+    got = FeatureExtractor(config)(waveform).double().numpy()
     assert got.shape[1] == config.n_features == 13 * (1 + deltas)
     for order in range(deltas):
         own, derived = (got[:, 13 * (order + i) : 13 * (order + i + 1)] for i in (0, 1))
@@ -141,7 +141,7 @@ def test_a_tone_lands_in_its_band(rate, at):
     waveform = 0.5 * torch.sin(2 * math.pi * at * torch.arange(rate) / rate)
     step = (mel(rate / 2) - mel(20)) / 41
     nearest = round((mel(at) - mel(20)) / step) - 1
-    loudest = Features(config).log_mel(waveform).argmax(dim=1)
+    loudest = FeatureExtractor(config).log_mel(waveform).argmax(dim=1)
     assert ((loudest - nearest).abs() <= 1).all()
 
 
@@ -150,7 +150,7 @@ def test_the_number_of_frames_is_what_fits(config):
     width, hop = config.frame_samples, config.hop_samples
     for n in (width, width + 1, width + hop - 1, width + hop, width + 7 * hop, 4321):
         fits = sum(1 for start in range(0, n, hop) if start + width <= n)
-        assert config.n_frames(n) == fits == len(Features(config).log_mel(torch.zeros(n)))
+        assert config.n_frames(n) == fits == len(FeatureExtractor(config).log_mel(torch.zeros(n)))
         last = [start for start in range(0, n, hop) if start + width <= n][-1]
         assert config.seconds(fits) == pytest.approx((last + width) / config.sample_rate, rel=1e-12)
     assert config.n_frames(width - 1) == config.n_frames(1) == config.n_frames(0) == 0
@@ -162,7 +162,7 @@ def test_a_second_at_16_khz():
 
 
 def test_a_waveform_shorter_than_one_window_is_refused():
-    features = Features(FeatureConfig())
+    features = FeatureExtractor(FeatureConfig())
     assert features(torch.zeros(400)).shape == (1, 40)
     with pytest.raises(ValueError) as caught:
         features(torch.zeros(399))
@@ -174,9 +174,9 @@ def test_a_waveform_shorter_than_one_window_is_refused():
 
 def test_an_utterance_gets_mean_0_and_variance_1():
     config = FeatureConfig(deltas=2)
-    frames = Features(config)(torch.from_numpy(speech_like(16000, 16000)).float()).double().numpy()
+    frames = FeatureExtractor(config)(torch.from_numpy(speech_like(16000, 16000)).float()).double().numpy()
     np.testing.assert_allclose(frames.mean(axis=0), 0, atol=1e-4)
-    plain = Features(replace(config, normalise="none"))(torch.from_numpy(speech_like(16000, 16000)).float())
+    plain = FeatureExtractor(replace(config, normalize="none"))(torch.from_numpy(speech_like(16000, 16000)).float())
     wide = plain.double().numpy()
     want = (wide - wide.mean(axis=0)) / np.sqrt(wide.var(axis=0) + 1e-5)
     np.testing.assert_allclose(frames, want, rtol=0, atol=1e-4)
@@ -185,9 +185,9 @@ def test_an_utterance_gets_mean_0_and_variance_1():
 @pytest.mark.parametrize("n_samples", [400, 560, 16000])
 def test_what_is_constant_becomes_nothing(n_samples):
     """One frame, and digital silence: neither 0 / 0 nor noise blown up."""
-    frames = Features(FeatureConfig(deltas=2))(torch.zeros(n_samples))
+    frames = FeatureExtractor(FeatureConfig(deltas=2))(torch.zeros(n_samples))
     assert frames.isfinite().all() and frames.abs().max() < 0.02
-    one = Features(FeatureConfig(deltas=2))(0.1 * torch.ones(400))
+    one = FeatureExtractor(FeatureConfig(deltas=2))(0.1 * torch.ones(400))
     assert torch.equal(one, torch.zeros(1, 120))
 
 
@@ -206,14 +206,14 @@ def test_statistics_keep_small_deviations_beside_a_large_mean():
     assert float(mean) == 1000.25 and float(std) == pytest.approx(0.25, rel=1e-6)
 
 
-def test_global_normalisation_uses_what_it_is_given(rng):
-    config = FeatureConfig(n_coefficients=13, normalise="global")
+def test_global_normalization_uses_what_it_is_given(rng):
+    config = FeatureConfig(n_coefficients=13, normalize="global")
     waveform = 0.1 * torch.randn(8000, generator=rng)
-    plain = Features(replace(config, normalise="none"))(waveform)
+    plain = FeatureExtractor(replace(config, normalize="none"))(waveform)
     mean, std = torch.randn(13, generator=rng), 1 + torch.rand(13, generator=rng)
-    got = Features(config, mean=mean, std=std)(waveform)
+    got = FeatureExtractor(config, mean=mean, std=std)(waveform)
     torch.testing.assert_close(got, (plain - mean) / std, rtol=1e-4, atol=1e-4)
-    same = Features(config, mean=plain.mean(dim=0), std=torch.zeros(13))(waveform)
+    same = FeatureExtractor(config, mean=plain.mean(dim=0), std=torch.zeros(13))(waveform)
     assert same.isfinite().all()
 
 
@@ -262,17 +262,17 @@ def test_impossible_settings_are_refused(fields, told):
 
 def test_bands_too_narrow_for_the_dft_are_refused():
     with pytest.raises(ValueError) as caught:
-        Features(FeatureConfig(n_mels=200))
+        FeatureExtractor(FeatureConfig(n_mels=200))
     n_empty = int((triangles(FeatureConfig(n_mels=200), 512).max(axis=0) == 0).sum())
     assert str(caught.value) == (
         f"every mel band must hold a frequency of the DFT, but {n_empty} of n_mels=200 between 20.0 and 8000.0 Hz lie "
         "between its steps of 31.25 Hz; take fewer bands or a longer frame"
     )
-    Features(FeatureConfig(sample_rate=8000))  # the defaults are possible at both rates
+    FeatureExtractor(FeatureConfig(sample_rate=8000))  # the defaults are possible at both rates
 
 
 @pytest.mark.parametrize(
-    ("normalise", "mean", "std", "found"),
+    ("normalize", "mean", "std", "found"),
     [
         ("global", None, None, "mean and std of shape (40,), but mean has None and std has None"),
         (
@@ -284,9 +284,9 @@ def test_bands_too_narrow_for_the_dft_are_refused():
         ("none", torch.zeros(40), torch.ones(40), "mean and std of shape None, but mean has (40,) and std has (40,)"),
     ],
 )
-def test_mean_and_std_belong_to_global(normalise, mean, std, found):
+def test_mean_and_std_belong_to_global(normalize, mean, std, found):
     with pytest.raises(ValueError) as caught:
-        Features(FeatureConfig(normalise=normalise), mean=mean, std=std)
+        FeatureExtractor(FeatureConfig(normalize=normalize), mean=mean, std=std)
     assert str(caught.value) == (
-        f"normalise={normalise} needs {found}; `statistics` makes them for global, and no other has any"
+        f"normalize={normalize} needs {found}; `statistics` makes them for global, and no other has any"
     )

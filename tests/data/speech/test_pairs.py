@@ -15,18 +15,18 @@ from tests.runs import FEATURES, RATE, record, sound
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import Augmentation, change_speed
 from transduce.data.speech.feature_cache import FeatureCache
-from transduce.data.speech.features import Features
+from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.manifest import Recording
-from transduce.data.speech.pairs import FrameReader, SpeechPairs, front_end, positions_needed
-from transduce.data.speech.vectors import VectorConfig, Vectors
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, Tokenizer
+from transduce.data.speech.pairs import FrameReader, SpeechPairs, make_feature_extractor, positions_needed
+from transduce.data.speech.vectors import VectorConfig, VectorReader
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, SentencePieceTokenizer
 
-SPEEDS = Augmentation(speeds=(0.9, 1.1), time_spans=0, mel_spans=0, warp=0.0)
+SPEEDS = Augmentation(speeds=(0.9, 1.1), n_time_masks=0, n_frequency_masks=0, vtlp=0.0)
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.train(TEXTS, vocab_size=290)
+def tokenizer() -> SentencePieceTokenizer:
+    return SentencePieceTokenizer.train(TEXTS, vocab_size=290)
 
 
 def told(caplog) -> list[str]:
@@ -48,7 +48,7 @@ def test_every_recording_comes_once_with_its_own_text(recordings, reader, tokeni
     pairs = SpeechPairs.encode(recordings, reader, tokenizer, frames_per_batch=200)
     want = {}
     for r in recordings:
-        frames = reader.front(read_audio(r.audio, RATE))
+        frames = reader.feature_extractor(read_audio(r.audio, RATE))
         want[frames.numpy().tobytes()] = tokenizer.encode([r.text])[0]
     assert len(want) == len(TEXTS)
     for frames, target_in, target_out in rows(pairs, epoch):
@@ -89,7 +89,7 @@ def test_budget_and_lengths_agree_with_what_is_made(recordings, reader, tokenize
                 assert length in {int(lengths[i]) for lengths in pairs.n_frames.values()}
     for speed, lengths in pairs.n_frames.items():
         for r, length in zip(recordings, lengths, strict=True):
-            assert length == len(reader.front(change_speed(read_audio(r.audio, RATE), speed)))
+            assert length == len(reader.feature_extractor(change_speed(read_audio(r.audio, RATE), speed)))
 
 
 def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader, tokenizer):
@@ -103,7 +103,7 @@ def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader
 
 def test_sound_that_vanishes_after_the_first_look_ends_nothing(tmp_path, tokenizer):
     made = record(tmp_path, TEXTS[:6])
-    reader = FrameReader(Features(FEATURES), FeatureCache(tmp_path / "cache"))
+    reader = FrameReader(FeatureExtractor(FEATURES), FeatureCache(tmp_path / "cache"))
     pairs = SpeechPairs.encode(made, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
     want = [rows(pairs, n) for n in range(2)]
     for r in made:
@@ -154,7 +154,7 @@ def test_half_a_recording_does_not_learn_the_whole_text(tmp_path, reader, tokeni
 def test_a_tenth_of_a_recording_and_a_tenth_of_a_second_may_lack(tmp_path, tokenizer, seconds, n_vectors, fits):
     np.save(tmp_path / "a.npy", np.ones((n_vectors, 3)))
     np.save(tmp_path / "b.npy", np.ones((20, 3)))
-    reader = FrameReader(Vectors(VectorConfig(n_features=3)), FeatureCache(tmp_path / "cache"))
+    reader = FrameReader(VectorReader(VectorConfig(n_features=3)), FeatureCache(tmp_path / "cache"))
     both = [
         Recording("a", tmp_path / "a.npy", seconds, "A", "red"),
         Recording("b", tmp_path / "b.npy", 0.2, "A", "red"),
@@ -232,37 +232,40 @@ def test_positions_needed_are_the_fewest_that_ctc_can_align(ids):
 
 
 def test_global_statistics_are_those_of_all_training_frames(recordings, folder, caplog):
-    config = replace(FEATURES, normalise="global")
+    config = replace(FEATURES, normalize="global")
     bad = Recording("none", folder / "none.wav", 1.0, "A", "red")
-    front = front_end(config, [*recordings, bad], FeatureCache(folder / "cache"), workers=0)
-    plain = Features(replace(FEATURES, normalise="none"))
+    feature_extractor = make_feature_extractor(config, [*recordings, bad], FeatureCache(folder / "cache"), workers=0)
+    plain = FeatureExtractor(replace(FEATURES, normalize="none"))
     frames = np.concatenate([plain(read_audio(r.audio, RATE)).double().numpy() for r in recordings])
-    np.testing.assert_allclose(front.mean.numpy(), frames.mean(axis=0), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(front.std.numpy(), frames.std(axis=0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(feature_extractor.mean.numpy(), frames.mean(axis=0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(feature_extractor.std.numpy(), frames.std(axis=0), rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError) as error:
-        front_end(config, [bad], FeatureCache(folder / "cache"), workers=0)
+        make_feature_extractor(config, [bad], FeatureCache(folder / "cache"), workers=0)
     assert str(error.value) == (
-        f"normalise=global needs training data that can be used, but none can: {bad.audio} cannot be read: "
+        f"normalize=global needs training data that can be used, but none can: {bad.audio} cannot be read: "
         "No such file or directory; check the path"
     )
 
 
 def test_global_statistics_leave_out_what_training_leaves_out(tmp_path, recordings):
     """A long recording of noise, whether its manifest says how long or not."""
-    config, cache = replace(FEATURES, normalise="global"), FeatureCache(tmp_path / "cache")
+    config, cache = replace(FEATURES, normalize="global"), FeatureCache(tmp_path / "cache")
     noise = np.random.default_rng(1).normal(size=40 * RATE) * 0.3
     soundfile.write(tmp_path / "long.wav", noise, RATE)
     long = [Recording(str(s), tmp_path / "long.wav", s, "A", "red") for s in (40.0, 1.0)]
-    want, loud = front_end(config, recordings, cache, 0), front_end(config, [*recordings, long[0]], cache, 0)
+    want, loud = (
+        make_feature_extractor(config, recordings, cache, 0),
+        make_feature_extractor(config, [*recordings, long[0]], cache, 0),
+    )
     assert (loud.mean - want.mean).abs().max() > 1
     for more in ([long[0]], [long[1]], long):
-        got = front_end(config, [*more, *recordings], cache, 0, max_seconds=3.0)
+        got = make_feature_extractor(config, [*more, *recordings], cache, 0, max_seconds=3.0)
         torch.testing.assert_close(got.mean, want.mean, rtol=0, atol=1e-5)
         torch.testing.assert_close(got.std, want.std, rtol=0, atol=1e-5)
     for none, reason in (([long[0]], "of 1 recordings none lasts 3 s or less"), ([], "there are none")):
         with pytest.raises(ValueError) as error:
-            front_end(config, none, cache, 0, max_seconds=3.0)
-        assert str(error.value) == f"normalise=global needs training data that can be used, but none can: {reason}"
+            make_feature_extractor(config, none, cache, 0, max_seconds=3.0)
+        assert str(error.value) == f"normalize=global needs training data that can be used, but none can: {reason}"
 
 
 def test_vectors_take_the_same_way(tmp_path, tokenizer, caplog):
@@ -273,9 +276,9 @@ def test_vectors_take_the_same_way(tmp_path, tokenizer, caplog):
         recordings.append(Recording(str(i), tmp_path / f"{i}.npy", 0.2, "A", text))
     np.save(tmp_path / "wide.npy", np.zeros((20, 4)))
     wide = Recording("wide", tmp_path / "wide.npy", 0.2, "A", "red")
-    config, cache = VectorConfig(n_features=3, normalise="none"), FeatureCache(tmp_path / "cache")
-    reader = FrameReader(front_end(config, recordings, cache, 0), cache)
-    assert isinstance(reader.front, Vectors) and reader.n_features == 3
+    config, cache = VectorConfig(n_features=3, normalize="none"), FeatureCache(tmp_path / "cache")
+    reader = FrameReader(make_feature_extractor(config, recordings, cache, 0), cache)
+    assert isinstance(reader.feature_extractor, VectorReader) and reader.n_features == 3
     with caplog.at_level(logging.WARNING):
         pairs = SpeechPairs.encode(
             [*recordings, wide], reader, tokenizer, frames_per_batch=60, augmentation=SPEEDS, max_seconds=0.23

@@ -11,16 +11,16 @@ from tests.data.conftest import TEXTS
 from tests.runs import RATE
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import Augmentation, generator
-from transduce.data.speech.features import FeatureConfig, Features
+from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 from transduce.data.speech.pairs import PLAIN, SpeechPairs
-from transduce.data.text.sentencepiece_bpe import UNK, Tokenizer
+from transduce.data.text.sentencepiece_bpe import UNK, SentencePieceTokenizer
 
 
 def test_masks_hide_and_leave_the_cache_alone(recordings, reader):
     path = recordings[0].audio
     plain = reader(path)
     rng = torch.Generator().manual_seed(1)
-    masked = reader(path, Augmentation(time_spans=3, widest_share=0.5), rng)
+    masked = reader(path, Augmentation(n_time_masks=3, time_mask_proportion=0.5), rng)
     assert masked.shape == plain.shape and not torch.equal(masked, plain)
     assert torch.equal(reader(path), plain)
 
@@ -43,17 +43,22 @@ def warped_by_hand(log_mel: np.ndarray, factor: float, config: FeatureConfig) ->
     return np.array([np.interp(there, mels[1:-1], row) for row in log_mel])
 
 
-def frames_by_hand(front: Features, path: Path, a: Augmentation, rng: torch.Generator) -> np.ndarray:
-    """Warp, bands, DCT and normalisation, time."""
-    log_mel = front.log_mel(read_audio(path, RATE)).double().numpy()
-    if a.warp:
-        factor = 1 - a.warp + 2 * a.warp * float(torch.rand((), generator=rng))
-        log_mel = warped_by_hand(log_mel, factor, front.config)
-    for bands in spans_by_hand(front.config.n_mels, a.mel_spans, a.widest_mel, rng):
+def frames_by_hand(
+    feature_extractor: FeatureExtractor, path: Path, a: Augmentation, rng: torch.Generator
+) -> np.ndarray:
+    """Warp, bands, DCT and normalization, time."""
+    log_mel = feature_extractor.log_mel(read_audio(path, RATE)).double().numpy()
+    if a.vtlp:
+        factor = 1 - a.vtlp + 2 * a.vtlp * float(torch.rand((), generator=rng))
+        log_mel = warped_by_hand(log_mel, factor, feature_extractor.config)
+    for bands in spans_by_hand(feature_extractor.config.n_mels, a.n_frequency_masks, a.frequency_mask_width, rng):
         log_mel[:, bands] = log_mel[:, bands].mean(axis=0)
-    frames = front.mfcc(torch.from_numpy(log_mel).float()).numpy()
-    mean, most = frames.mean(axis=0), min(round(a.widest_time / front.config.hop), int(a.widest_share * len(frames)))
-    for places in spans_by_hand(len(frames), a.time_spans, most, rng):
+    frames = feature_extractor.mfcc(torch.from_numpy(log_mel).float()).numpy()
+    mean, most = (
+        frames.mean(axis=0),
+        min(round(a.time_mask_width / feature_extractor.config.hop), int(a.time_mask_proportion * len(frames))),
+    )
+    for places in spans_by_hand(len(frames), a.n_time_masks, most, rng):
         frames[places] = mean
     return frames
 
@@ -61,18 +66,18 @@ def frames_by_hand(front: Features, path: Path, a: Augmentation, rng: torch.Gene
 @pytest.mark.parametrize(
     "switched_on",
     [
-        {"time_spans": 2, "widest_time": 0.12, "widest_share": 1.0},
-        {"time_spans": 3, "widest_time": 9.0, "widest_share": 0.3},
-        {"mel_spans": 2, "widest_mel": 7},
+        {"n_time_masks": 2, "time_mask_width": 0.12, "time_mask_proportion": 1.0},
+        {"n_time_masks": 3, "time_mask_width": 9.0, "time_mask_proportion": 0.3},
+        {"n_frequency_masks": 2, "frequency_mask_width": 7},
         {"warp": 0.3},
         {"token_dropout": 0.5},
-        {"time_spans": 1, "mel_spans": 1, "warp": 0.2, "token_dropout": 0.3},
+        {"n_time_masks": 1, "n_frequency_masks": 1, "warp": 0.2, "token_dropout": 0.3},
     ],
     ids=lambda fields: "+".join(fields),
 )
 def test_each_augmentation_does_what_its_formula_says_and_nothing_else(recordings, reader, switched_on):
     """Drawn from (seed + 1, epoch, recording) and, for tokens, (seed + 2, epoch, first recording of the batch)."""
-    tokenizer = Tokenizer.train(TEXTS, vocab_size=290)
+    tokenizer = SentencePieceTokenizer.train(TEXTS, vocab_size=290)
     plain, augmented = (
         SpeechPairs.encode(recordings, reader, tokenizer, frames_per_batch=200, augmentation=a, seed=5)
         for a in (PLAIN, replace(PLAIN, **switched_on))
@@ -82,7 +87,7 @@ def test_each_augmentation_does_what_its_formula_says_and_nothing_else(recording
     for batch, before, chosen in zip(epoch, plain.epoch(3), epoch.batches, strict=True):
         rows = chosen.tolist()
         for i, length, source, plainly in zip(rows, batch.source_lengths, batch.source, before.source, strict=True):
-            want = frames_by_hand(reader.front, recordings[i].audio, a, generator(5 + 1, 3, i))
+            want = frames_by_hand(reader.feature_extractor, recordings[i].audio, a, generator(5 + 1, 3, i))
             np.testing.assert_allclose(source[:length].numpy(), want, rtol=0, atol=1e-3)
             other_frames += int((source - plainly).abs().max() > 0.1)
         hidden = torch.rand(before.target_in.shape, generator=generator(5 + 2, 3, rows[0])) < a.token_dropout

@@ -1,4 +1,4 @@
-"""Vectors from .npy files: what is stored comes out, normalised; anything else is refused by name."""
+"""Vectors from .npy files: what is stored comes out, normalized; anything else is refused by name."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.data.speech.vectors import VectorConfig, Vectors
+from transduce.data.speech.vectors import VectorConfig, VectorReader
 
-CONFIG = VectorConfig(n_features=3, normalise="none")
+CONFIG = VectorConfig(n_features=3, normalize="none")
 
 
 def saved(path: Path, array: np.ndarray) -> Path:
@@ -20,7 +20,7 @@ def saved(path: Path, array: np.ndarray) -> Path:
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_what_was_saved_comes_out(tmp_path, dtype, order):
     array = np.asarray(np.random.default_rng(1).normal(size=(7, 3)), dtype=dtype, order=order)
-    got = Vectors(CONFIG)(saved(tmp_path / "a.npy", array))
+    got = VectorReader(CONFIG)(saved(tmp_path / "a.npy", array))
     assert got.dtype == torch.float32
     assert np.array_equal(got.numpy(), array.astype(np.float32))
 
@@ -29,10 +29,10 @@ def test_what_was_saved_comes_out(tmp_path, dtype, order):
 def test_every_feature_gets_mean_0_and_variance_1(tmp_path, scale):
     array = np.random.default_rng(1).normal(size=(50, 3)) * [1, 20, 300] + [5, 6, 7]
     array = (array * scale).astype(np.float32).astype(np.float64)
-    got = Vectors(VectorConfig(n_features=3))(saved(tmp_path / "a.npy", array)).numpy()
+    got = VectorReader(VectorConfig(n_features=3))(saved(tmp_path / "a.npy", array)).numpy()
     want = (array - array.mean(axis=0)) / np.sqrt(array.var(axis=0) + 1e-5)
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
-    constant = Vectors(VectorConfig(n_features=3))(saved(tmp_path / "b.npy", np.ones((1, 3), dtype=np.float32)))
+    constant = VectorReader(VectorConfig(n_features=3))(saved(tmp_path / "b.npy", np.ones((1, 3), dtype=np.float32)))
     assert torch.equal(constant, torch.zeros(1, 3))
 
 
@@ -42,7 +42,7 @@ def test_vectors_stand_for_seconds():
 
 def refusal(path: Path) -> str:
     with pytest.raises(ValueError) as error:
-        Vectors(CONFIG)(path)
+        VectorReader(CONFIG)(path)
     told = str(error.value)
     assert told.startswith(f"{path} ") and "\n" not in told and "unsafe" not in told
     return told.removeprefix(f"{path} ")

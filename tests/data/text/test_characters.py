@@ -6,7 +6,7 @@ import re
 import pytest
 
 from transduce.data.text.characters import CharTokenizer
-from transduce.data.text.tokenizers import AnyTokenizer
+from transduce.data.text.tokenizers import Tokenizer
 
 TEXTS = ["To be,\n\tor not\r\n", "東京 🙂 e\u0301é\u2028\x00", ""]
 
@@ -19,9 +19,9 @@ def test_ids_are_places_in_the_sorted_set_of_characters(tmp_path):
     ids = tokenizer.encode(TEXTS)
     assert ids == [[characters.index(character) for character in text] for text in TEXTS]
     assert tokenizer.decode(ids) == TEXTS
-    assert tokenizer.pieces(ids[1]) == list(TEXTS[1])
-    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.never) == (None, None, ())
-    assert isinstance(tokenizer, AnyTokenizer)
+    assert tokenizer.tokens(ids[1]) == list(TEXTS[1])
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.suppressed) == (None, None, ())
+    assert isinstance(tokenizer, Tokenizer)
     tokenizer.save(tmp_path / "characters.json")
     assert json.loads((tmp_path / "characters.json").read_text()) == {"characters": "".join(characters)}
     assert CharTokenizer.load(tmp_path / "characters.json").encode(TEXTS) == ids

@@ -5,7 +5,7 @@ import pytest
 
 from transduce.data.text import language
 from transduce.data.text.language import TextFiles, encode_text, parts_of, read_text
-from transduce.data.text.tokenizers import AnyTokenizer, train_tokenizer
+from transduce.data.text.tokenizers import Tokenizer, train_tokenizer
 
 ATOMS = [
     "a", "b", "été", "7", "'s", ".", "東", "<|endoftext|>", " ", "\n", "\n", "\r", "\t", "\u0085", "\u00a0", "\u3000",
@@ -14,7 +14,7 @@ SPACED = "".join(np.random.default_rng(3).choice(ATOMS, 700)) + "\n"
 """Spaces and line breaks of many kinds in a row."""
 
 
-def at_once(tokenizer: AnyTokenizer, text: str) -> list[int]:
+def at_once(tokenizer: Tokenizer, text: str) -> list[int]:
     """What a text is, in one call; sentence by sentence where a sentence has a beginning and an end of its own."""
     start, end = tokenizer.bos_id, tokenizer.eos_id
     if start is None or start == end:

@@ -15,7 +15,15 @@ from tests.reference import Reference
 from transduce.data.batch import IGNORE, batch_of
 from transduce.data.text import stream as stream_module
 from transduce.data.text.characters import CharTokenizer
-from transduce.data.text.masking import Cloze, ClozeBatches, ClozeWindows, Neighbours, decode_gaps, encode_gaps, mask_id
+from transduce.data.text.masking import (
+    MaskedBatches,
+    MaskedWindows,
+    MaskingConfig,
+    Neighbours,
+    decode_masked,
+    encode_masked,
+    mask_id,
+)
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
 from transduce.data.text.stream import HeldOut, Stream, Windows, window_batch
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
@@ -35,9 +43,9 @@ def surprise(observed, expected) -> float:
     return (((observed - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
 
 
-def cloze_windows(seed: int = 3, **fields) -> ClozeWindows:
-    windows = Windows(stream=TEXT, context=CONTEXT, rows=ROWS, seed=seed, batches_per_epoch=N)
-    return ClozeWindows(windows=windows, cloze=Cloze(**fields), tokenizer=LETTERS)
+def cloze_windows(seed: int = 3, **fields) -> MaskedWindows:
+    windows = Windows(stream=TEXT, context=CONTEXT, batch_size=ROWS, seed=seed, batches_per_epoch=N)
+    return MaskedWindows(windows=windows, masking=MaskingConfig(**fields), tokenizer=LETTERS)
 
 
 @pytest.mark.parametrize(("share", "hidden", "random"), [(0.15, 0.8, 0.1), (0.4, 0.5, 0.3)])
@@ -71,7 +79,7 @@ def test_padding_and_marks_are_left_alone():
     batch = batch_of(None, None, [[BOS, *row] for row in rows], bos=PAD)
     counts = []
     for seed in range(40):
-        got = Cloze(share=0.3).batch(batch, tokenizer, np.random.default_rng(seed))
+        got = MaskingConfig(share=0.3).batch(batch, tokenizer, np.random.default_rng(seed))
         chosen = got.target_out != IGNORE
         counts.append(chosen.sum(dim=1).tolist())
         assert not {BOS, EOS, PAD, UNK} & set(got.target_out[chosen].tolist())
@@ -81,7 +89,9 @@ def test_padding_and_marks_are_left_alone():
             assert not got.source[row, length:].any() and not chosen[row, length:].any()
     assert counts == [[1, 1, 6, 18]] * 40  # 30 %, but one at least
     only_marks = batch_of(None, None, [[BOS, EOS]], bos=PAD)
-    assert Cloze().batch(only_marks, tokenizer, np.random.default_rng(0)).n_tokens == 1  # never none: a mean is taken
+    assert (
+        MaskingConfig().batch(only_marks, tokenizer, np.random.default_rng(0)).n_tokens == 1
+    )  # never none: a mean is taken
 
 
 def test_what_is_chosen_is_a_function_of_seed_epoch_and_batch():
@@ -89,9 +99,9 @@ def test_what_is_chosen_is_a_function_of_seed_epoch_and_batch():
     again = data.epoch(2)[3]
     for name in ("source", "target_out", "target_in"):
         assert torch.equal(getattr(again, name), getattr(cloze_windows().epoch(2)[3], name))
-    held_out = [HeldOut(TEXT, context=CONTEXT, rows=ROWS)[0]] * 2
-    fixed = ClozeBatches(held_out, Cloze(), LETTERS)
-    assert torch.equal(fixed[1].source, ClozeBatches(held_out, Cloze(), LETTERS)[1].source)
+    held_out = [HeldOut(TEXT, context=CONTEXT, batch_size=ROWS)[0]] * 2
+    fixed = MaskedBatches(held_out, MaskingConfig(), LETTERS)
+    assert torch.equal(fixed[1].source, MaskedBatches(held_out, MaskingConfig(), LETTERS)[1].source)
     where = [batch.target_out != IGNORE for batch in (*fixed, again, data.epoch(2)[4], data.epoch(1)[3])]
     where.append(cloze_windows(seed=4).epoch(2)[3].target_out != IGNORE)
     assert not any(torch.equal(a, b) for i, a in enumerate(where) for b in where[:i])
@@ -105,7 +115,7 @@ ENCODER = TransformerConfig(encoder=STACK, d_model=14, n_heads=2, d_ff=13, dropo
 def uneven_batch():
     """Two rows of different lengths, seven tokens in ten chosen."""
     text = batch_of(None, None, [TEXT.read(0, 9).tolist(), TEXT.read(20, 25).tolist()], bos=0)
-    return Cloze(share=0.7).batch(text, LETTERS, np.random.default_rng(1))
+    return MaskingConfig(share=0.7).batch(text, LETTERS, np.random.default_rng(1))
 
 
 def test_the_loss_is_the_mean_surprise_at_the_chosen_tokens_in_loops(rng):
@@ -155,12 +165,12 @@ def test_experts_are_balanced_per_chosen_token(rng):
 @pytest.mark.parametrize("line", ["ROMEO: But _, what light!", "_ me.", "Speak, _ _", "_", "it's _.", "Speak _ speak;"])
 def test_text_with_gaps_there_and_back(kind, line):
     tokenizer = any_tokenizer(kind)
-    ids = encode_gaps(tokenizer, line, "_")
+    ids = encode_masked(tokenizer, line, "_")
     assert ids.count(mask_id(tokenizer)) == line.count("_") and mask_id(tokenizer) == tokenizer.vocab_size
-    assert decode_gaps(tokenizer, ids, "_") == line
+    assert decode_masked(tokenizer, ids, "_") == line
     assert (ids[0], ids[-1]) == (BOS, EOS) or kind != "sentencepiece"
     longer = line.replace("_", "[MASK]")
-    assert encode_gaps(tokenizer, longer, "[MASK]") == ids and decode_gaps(tokenizer, ids, "[MASK]") == longer
+    assert encode_masked(tokenizer, longer, "[MASK]") == ids and decode_masked(tokenizer, ids, "[MASK]") == longer
 
 
 @pytest.mark.parametrize("kind", ["characters", "bytes", "sentencepiece"])
@@ -168,20 +178,20 @@ def test_text_with_gaps_there_and_back(kind, line):
 def test_a_line_with_gaps_is_the_line_as_it_is_trained_on_with_tokens_hidden(kind, line):
     """Whichever token is hidden: text before and after it keeps its pieces."""
     tokenizer = any_tokenizer(kind)
-    whole = encode_gaps(tokenizer, line, "_")
+    whole = encode_masked(tokenizer, line, "_")
     (plain,) = tokenizer.encode([line])
     assert whole == ([BOS, *plain, EOS] if kind == "sentencepiece" else plain)
     words = [i for i, id_ in enumerate(whole) if tokenizer.decode([[id_]])[0].strip() in (",", ";", "!")]
     assert words
     for i in words:
         hidden = [*whole[:i], mask_id(tokenizer), *whole[i + 1 :]]
-        assert encode_gaps(tokenizer, decode_gaps(tokenizer, hidden, "_"), "_") == hidden
+        assert encode_masked(tokenizer, decode_masked(tokenizer, hidden, "_"), "_") == hidden
 
 
 def test_words_are_apart_where_lines_meet():
     tokenizer = any_tokenizer("sentencepiece")
-    ids = [*encode_gaps(tokenizer, "Ay _", "_"), *encode_gaps(tokenizer, "Speak, _", "_")]
-    assert decode_gaps(tokenizer, ids, "_") == "Ay _ Speak, _"
+    ids = [*encode_masked(tokenizer, "Ay _", "_"), *encode_masked(tokenizer, "Speak, _", "_")]
+    assert decode_masked(tokenizer, ids, "_") == "Ay _ Speak, _"
 
 
 @pytest.mark.parametrize("chunk", [3, 1 << 22])
@@ -205,7 +215,7 @@ def test_neighbours_are_the_formula_in_loops(monkeypatch, chunk):
     for left in range(size):
         for right in (None, *range(size)):
             np.testing.assert_allclose(model(left, right), between(left, right), rtol=1e-12)
-    batches = ClozeBatches([window_batch([np.array(valid)])], Cloze(share=0.5), CharTokenizer.train("abcdef"))
+    batches = MaskedBatches([window_batch([np.array(valid)])], MaskingConfig(share=0.5), CharTokenizer.train("abcdef"))
     chosen = [t for t, wanted in enumerate(batches[0].target_out[0].tolist()) if wanted != IGNORE]
     told = [between(valid[t], valid[t + 2] if t + 2 < 25 else None) for t in chosen]
     nats = -sum(math.log(p[valid[t + 1]]) for p, t in zip(told, chosen, strict=True)) / 12
@@ -229,5 +239,5 @@ def test_neighbours_are_the_formula_in_loops(monkeypatch, chunk):
 )
 def test_a_cloze_checks_itself(fields, message):
     with pytest.raises(ValueError) as error:
-        Cloze(**fields)
+        MaskingConfig(**fields)
     assert str(error.value) == message

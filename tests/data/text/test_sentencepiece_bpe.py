@@ -10,7 +10,7 @@ import pytest
 import sentencepiece
 
 import transduce.data.text.sentencepiece_bpe
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK, Tokenizer, tokenizers
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK, SentencePieceTokenizer, tokenizers
 
 TEXT = [
     f"the {colour} {animal} sat on the {place}"
@@ -21,8 +21,8 @@ TEXT = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.train(TEXT, vocab_size=320)
+def tokenizer() -> SentencePieceTokenizer:
+    return SentencePieceTokenizer.train(TEXT, vocab_size=320)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_batch_is_its_sentences_in_order(tokenizer):
 
 def test_special_ids_are_zero_to_three_and_have_no_text(tokenizer):
     assert (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
-    assert tokenizer.pieces([PAD, UNK, BOS, EOS]) == ["<pad>", "<unk>", "<s>", "</s>"]
+    assert tokenizer.tokens([PAD, UNK, BOS, EOS]) == ["<pad>", "<unk>", "<s>", "</s>"]
     (ids,) = tokenizer.encode(["the cat"])
     assert tokenizer.decode([[BOS, *ids, EOS, PAD, PAD]]) == ["the cat"]
 
@@ -78,7 +78,7 @@ def test_special_ids_are_zero_to_three_and_have_no_text(tokenizer):
 def test_merges_are_learnt(tokenizer):
     (ids,) = tokenizer.encode(["the cat sat on the table"])
     assert len(ids) < len("the cat sat on the table") / 2
-    assert tokenizer.pieces(ids)[0] == "▁the"
+    assert tokenizer.tokens(ids)[0] == "▁the"
     assert tokenizer.vocab_size == 320
 
 
@@ -88,7 +88,7 @@ def test_dropout_is_a_function_of_the_seed(tokenizer):
     tokenizer.encode_with_dropout(TEXT[:7], dropout=0.9, seed=1)
     tokenizer.encode(TEXT)
     assert tokenizer.encode_with_dropout(TEXT, dropout=0.3, seed=5) == first
-    assert Tokenizer(tokenizer.model).encode_with_dropout(TEXT, dropout=0.3, seed=5) == first
+    assert SentencePieceTokenizer(tokenizer.model).encode_with_dropout(TEXT, dropout=0.3, seed=5) == first
     assert sum(a != b for a, b in zip(first, other, strict=True)) > len(TEXT) / 2
 
 
@@ -114,30 +114,30 @@ def test_dropout_changes_the_segmentation_not_the_text(tokenizer):
     assert not {PAD, UNK, BOS, EOS} & {i for row in sampled for i in row}
     assert tokenizer.encode_with_dropout(TEXT, dropout=0.0, seed=1) == plain
     every = tokenizer.encode_with_dropout(["the cat"], dropout=1.0, seed=1)
-    assert tokenizer.pieces(every[0]) == list("▁the▁cat")  # no merge at all
+    assert tokenizer.tokens(every[0]) == list("▁the▁cat")  # no merge at all
 
 
 def test_dropout_never_reaches_encode(tokenizer):
     """Validation encodes with `encode`, whatever was sampled before."""
-    fresh = Tokenizer(tokenizer.model).encode(TEXT)
+    fresh = SentencePieceTokenizer(tokenizer.model).encode(TEXT)
     for seed in range(3):
         tokenizer.encode_with_dropout(TEXT, dropout=0.5, seed=seed)
         assert tokenizer.encode(TEXT) == fresh
 
 
 def test_the_same_sentences_make_the_same_model(tokenizer):
-    assert Tokenizer.train(iter(TEXT), vocab_size=320).model == tokenizer.model
+    assert SentencePieceTokenizer.train(iter(TEXT), vocab_size=320).model == tokenizer.model
 
 
 def test_saved_and_loaded_it_is_the_same(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "a.model")
-    assert Tokenizer.load(tmp_path / "a.model").encode(TEXT) == tokenizer.encode(TEXT)
+    assert SentencePieceTokenizer.load(tmp_path / "a.model").encode(TEXT) == tokenizer.encode(TEXT)
     rival = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "a.model"))
     assert rival.encode(TEXT) == tokenizer.encode(TEXT)
 
 
 def test_a_small_corpus_gives_a_small_vocabulary():
-    small = Tokenizer.train(["a b", "b a"], vocab_size=1000)
+    small = SentencePieceTokenizer.train(["a b", "b a"], vocab_size=1000)
     assert 4 + 256 + 3 <= small.vocab_size < 300  # the special pieces, the bytes and a, b, ▁ are always there
     assert small.decode(small.encode(["a b"])) == ["a b"]
 
@@ -145,7 +145,7 @@ def test_a_small_corpus_gives_a_small_vocabulary():
 def test_a_vocabulary_without_room_for_the_characters_is_refused():
     letters = len(set("".join(TEXT)) - {" "}) + 1  # ▁ is a letter
     with pytest.raises(ValueError) as caught:
-        Tokenizer.train(TEXT, vocab_size=264)
+        SentencePieceTokenizer.train(TEXT, vocab_size=264)
     message = str(caught.value)
     assert message.startswith("SentencePiece could not learn vocab_size=264 pieces: ")
     assert f"264 vs {260 + letters}" in message
@@ -160,7 +160,7 @@ def test_a_model_with_other_special_ids_is_refused(tmp_path):
         sentence_iterator=iter(TEXT), model_prefix=str(tmp_path / "a"), model_type="bpe", vocab_size=60, minloglevel=2
     )
     with pytest.raises(ValueError) as caught:
-        Tokenizer.load(tmp_path / "a.model")
+        SentencePieceTokenizer.load(tmp_path / "a.model")
     assert str(caught.value) == (
         "pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them [-1, 0, 1, 2]"
     )
@@ -172,5 +172,5 @@ def test_joint_is_one_object_and_separate_are_two():
     assert one is same
     english, other = tokenizers(TEXT, german, vocab_size=380, joint=False)
     assert english is not other
-    assert "▁Kätzchen" in other.pieces(range(other.vocab_size))
-    assert "▁Kätzchen" not in english.pieces(range(english.vocab_size))
+    assert "▁Kätzchen" in other.tokens(range(other.vocab_size))
+    assert "▁Kätzchen" not in english.tokens(range(english.vocab_size))

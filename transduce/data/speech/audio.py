@@ -29,7 +29,7 @@ RATES = (1000, 768_000)
 """Sample rates that a header may claim, in Hz."""
 
 PAUSE = 0.1
-"""Seconds over which `pieces` measures how quiet a place is: longer than the closure of a [t], shorter than a pause."""
+"""Seconds over which `segments` measures how quiet a place is: longer than the closure of a [t], shorter than a pause."""
 
 MISSING = 0.1
 """Seconds by which a file may fall short of its header before it is said to be cut; the length of an MP3 is a guess."""
@@ -109,7 +109,7 @@ def sound_status(path: Path) -> os.stat_result:
     return status
 
 
-def pieces(waveform: Float[Tensor, " n"], sample_rate: int, longest: float) -> list[tuple[int, int]]:
+def segments(waveform: Float[Tensor, " n"], sample_rate: int, longest: float) -> list[tuple[int, int]]:
     """Where to cut a long recording: start and stop samples of windows that cover it, one after the other.
 
     Each lasts at most `longest` seconds and, unless it is the only one, at least about a quarter of that. A cut is at

@@ -21,19 +21,19 @@ class Augmentation:
 
     speeds: tuple[float, ...] = (0.9, 1.0, 1.1)
     """One of them is drawn for each utterance (Ko et al. 2015)."""
-    time_spans: int = 2
+    n_time_masks: int = 2
     """Spans of frames to hide (SpecAugment's m_T)."""
-    widest_time: float = 0.2
+    time_mask_width: float = 0.2
     """Seconds in one of them at most (T)."""
-    widest_share: float = 0.2
+    time_mask_proportion: float = 0.2
     """And at most so much of the utterance (p)."""
-    mel_spans: int = 2
+    n_frequency_masks: int = 2
     """Spans of mel bands to hide (m_F)."""
-    widest_mel: int = 15
+    frequency_mask_width: int = 15
     """Bands in one of them at most (F)."""
     token_dropout: float = 0.0
     """Share of the target's past that the decoder does not see while training: it must listen, not guess."""
-    warp: float = 0.1
+    vtlp: float = 0.1
     """Frequencies are stretched by a factor drawn from 1 - warp to 1 + warp, as other throats would; 0 = not."""
 
     def __post_init__(self) -> None:
@@ -41,14 +41,16 @@ class Augmentation:
             raise ValueError("speeds must name at least one, but speeds=(); (1.0,) changes nothing")
         for speed in self.speeds:
             _check_speed(speed)
-        for name in ("time_spans", "widest_time", "mel_spans", "widest_mel"):
+        for name in ("n_time_masks", "time_mask_width", "n_frequency_masks", "frequency_mask_width"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, but {name}={getattr(self, name)}")
-        for name in ("warp", "token_dropout"):
+        for name in ("vtlp", "token_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must lie in [0, 1), but {name}={getattr(self, name)}")
-        if not 0 <= self.widest_share <= 1:
-            raise ValueError(f"widest_share must lie in 0 ... 1, but widest_share={self.widest_share}")
+        if not 0 <= self.time_mask_proportion <= 1:
+            raise ValueError(
+                f"time_mask_proportion must lie in 0 ... 1, but time_mask_proportion={self.time_mask_proportion}"
+            )
 
 
 def generator(seed: int, epoch: int, index: int) -> Generator:
@@ -89,7 +91,7 @@ def mask_time(
         widest: seconds, as is `hop`.
         share: of the utterance, 0 to 1.
 
-    Source: Park et al. (2019), SpecAugment; the share is their p, the mean their value for normalised features.
+    Source: Park et al. (2019), SpecAugment; the share is their p, the mean their value for normalized features.
     """
     # the nudge: 0.3 / 0.1 and 0.1 * 30 are a hair off whole numbers
     most = min(int(widest / hop + 1e-6), int(share * len(frames) + 1e-6))
@@ -99,10 +101,10 @@ def mask_time(
     return hidden
 
 
-def mask_mels(log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rng: Generator) -> Float[Tensor, "S M"]:
+def mask_frequency(log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rng: Generator) -> Float[Tensor, "S M"]:
     """Hide `spans` random spans of 0 to `widest` mel bands behind each band's mean over the utterance.
 
-    A hidden band is constant, so after the DCT and the normalisation by utterance nothing of it is left.
+    A hidden band is constant, so after the DCT and the normalization by utterance nothing of it is left.
 
     Source: Park et al. (2019), SpecAugment.
     """
@@ -113,7 +115,7 @@ def mask_mels(log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rng: Ge
     return hidden
 
 
-def hide_tokens(target_in: Int[Tensor, "B T"], *, share: float, instead: int, rng: Generator) -> Int[Tensor, "B T"]:
+def drop_tokens(target_in: Int[Tensor, "B T"], *, share: float, instead: int, rng: Generator) -> Int[Tensor, "B T"]:
     """Put `instead` in place of each token with probability `share`, except of the first, which begins the text.
 
     Source: Bowman et al. (2016), Generating sentences from a continuous space, "word dropout".
@@ -123,7 +125,9 @@ def hide_tokens(target_in: Int[Tensor, "B T"], *, share: float, instead: int, rn
     return torch.where(hidden, instead, target_in)
 
 
-def warp_mels(log_mel: Float[Tensor, "S M"], factor: float, *, low: float, high: float) -> Float[Tensor, "S M"]:
+def perturb_vocal_tract(
+    log_mel: Float[Tensor, "S M"], factor: float, *, low: float, high: float
+) -> Float[Tensor, "S M"]:
     """Stretch frequencies: what was at f Hz comes to factor * f, interpolated between bands; the edges are repeated.
 
     Args:
@@ -141,9 +145,9 @@ def warp_mels(log_mel: Float[Tensor, "S M"], factor: float, *, low: float, high:
     return torch.lerp(log_mel[:, left], log_mel[:, (left + 1).clamp(max=n_mels - 1)], share)
 
 
-def draw_warp(warp: float, rng: Generator) -> float:
+def draw_vtlp(vtlp: float, rng: Generator) -> float:
     """A factor from 1 - warp to 1 + warp, all as likely."""
-    return 1 + warp * (2 * float(torch.rand((), generator=rng)) - 1)
+    return 1 + vtlp * (2 * float(torch.rand((), generator=rng)) - 1)
 
 
 def _mel(hertz: Tensor) -> Tensor:

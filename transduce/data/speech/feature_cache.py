@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from transduce.data.speech.audio import read_audio, sound_status
 from transduce.data.speech.augment import change_speed
-from transduce.data.speech.features import FeatureConfig, Features
+from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 from transduce.files import write_file
 
 FORMULA = 1
@@ -59,7 +59,7 @@ class FeatureCache:
         key = json.dumps([FORMULA, *sound, _settings(config), float(speed)])
         return self.directory / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
 
-    def get(self, path: Path, features: Features, speed: float = 1.0) -> Float[Tensor, "S M"]:
+    def get(self, path: Path, features: FeatureExtractor, speed: float = 1.0) -> Float[Tensor, "S M"]:
         """The log-mel of a sound file, computed and kept where the directory has none or a damaged one.
 
         Raises:
@@ -80,7 +80,7 @@ class FeatureCache:
         return log_mel
 
     def fill(
-        self, paths: Sequence[Path], features: Features, speeds: Sequence[float] = (1.0,), workers: int = 0
+        self, paths: Sequence[Path], features: FeatureExtractor, speeds: Sequence[float] = (1.0,), workers: int = 0
     ) -> dict[Path, str]:
         """Compute what is missing, in `workers` processes or, with 0, in this one; progress goes to stderr.
 
@@ -93,7 +93,7 @@ class FeatureCache:
         Raises:
             OSError: the directory cannot be written.
         """
-        config = replace(features.config, normalise="none")  # means and deviations stay here: no log-mel needs them
+        config = replace(features.config, normalize="none")  # means and deviations stay here: no log-mel needs them
         settings = _settings(config)
         errors: dict[Path, str] = {}
         missing: list[tuple[Path, float]] = []
@@ -163,12 +163,12 @@ def _settings(config: FeatureConfig) -> tuple[int | float, ...]:
 
 
 @cache
-def _features(config: FeatureConfig) -> Features:
+def _features(config: FeatureConfig) -> FeatureExtractor:
     """Made once in every worker."""
-    return Features(config)
+    return FeatureExtractor(config)
 
 
-def _compute(path: Path, features: Features, speed: float) -> Float[Tensor, "S M"]:
+def _compute(path: Path, features: FeatureExtractor, speed: float) -> Float[Tensor, "S M"]:
     waveform = change_speed(read_audio(path, features.config.sample_rate), speed)
     try:
         return features.log_mel(waveform)

@@ -44,7 +44,7 @@ class FeatureConfig:
     """Hz where the highest one ends; None is half the sample rate."""
     deltas: int = 0
     """1 appends the coefficients' slopes over five frames, 2 the slopes of the slopes as well."""
-    normalise: Literal["utterance", "global", "none"] = "utterance"
+    normalize: Literal["utterance", "global", "none"] = "utterance"
     """Whose mean 0 and variance 1 each feature gets: the utterance's, or the training data's (see `statistics`)."""
 
     def __post_init__(self) -> None:
@@ -67,8 +67,8 @@ class FeatureConfig:
             )
         if self.deltas not in (0, 1, 2):
             raise ValueError(f"deltas must be 0, 1 or 2, but deltas={self.deltas}")
-        if self.normalise not in ("utterance", "global", "none"):
-            raise ValueError(f"normalise must be utterance, global or none, but normalise={self.normalise}")
+        if self.normalize not in ("utterance", "global", "none"):
+            raise ValueError(f"normalize must be utterance, global or none, but normalize={self.normalize}")
 
     @property
     def n_features(self) -> int:
@@ -107,11 +107,11 @@ class FeatureConfig:
         return (self.frame_samples + (n_frames - 1) * self.hop_samples) / self.sample_rate
 
 
-class Features:
+class FeatureExtractor:
     """The transformations that a FeatureConfig describes; `mean` and `std` of every feature for "global" only.
 
     Periodic Hann window, |DFT|², triangles that are equally wide in HTK mels and 1 high (torchaudio's filters),
-    log(x + FLOOR), orthonormal DCT-II (torchaudio's), deltas, normalisation. No pre-emphasis, dither or liftering,
+    log(x + FLOOR), orthonormal DCT-II (torchaudio's), deltas, normalization. No pre-emphasis, dither or liftering,
     no padding at the ends.
 
     Raises:
@@ -127,11 +127,11 @@ class Features:
         mean: Float[Tensor, " F"] | None = None,
         std: Float[Tensor, " F"] | None = None,
     ) -> None:
-        wanted = (config.n_features,) if config.normalise == "global" else None
+        wanted = (config.n_features,) if config.normalize == "global" else None
         found = [None if given is None else tuple(given.shape) for given in (mean, std)]
         if found != [wanted, wanted]:
             raise ValueError(
-                f"normalise={config.normalise} needs mean and std of shape {wanted}, but mean has {found[0]} and std "
+                f"normalize={config.normalize} needs mean and std of shape {wanted}, but mean has {found[0]} and std "
                 f"has {found[1]}; `statistics` makes them for global, and no other has any"
             )
         self.config, self.mean, self.std = config, mean, std
@@ -186,22 +186,22 @@ class Features:
         return (power @ self._bands).add_(FLOOR).log_()
 
     def mfcc(self, log_mel: Float[Tensor, "S M"]) -> Float[Tensor, "S F"]:
-        """Coefficients, then their deltas, then those of the deltas; all normalised."""
+        """Coefficients, then their deltas, then those of the deltas; all normalized."""
         blocks = [log_mel @ self._cosines]
         for _ in range(self.config.deltas):
             blocks.append(compute_deltas(blocks[-1].T, win_length=5).T)
         frames = torch.cat(blocks, dim=1)
-        if self.config.normalise == "none":
+        if self.config.normalize == "none":
             return frames
         if self.mean is not None and self.std is not None:
-            return normalised(frames, self.mean, self.std.square())
-        return normalised(frames, frames.mean(dim=0), frames.var(dim=0, correction=0))
+            return normalized(frames, self.mean, self.std.square())
+        return normalized(frames, frames.mean(dim=0), frames.var(dim=0, correction=0))
 
 
 def statistics(utterances: Iterable[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
-    """Mean and standard deviation of every feature over all frames, for normalise="global".
+    """Mean and standard deviation of every feature over all frames, for normalize="global".
 
-    The frames must not be normalised themselves: make them with normalise="none". Added up in float64.
+    The frames must not be normalized themselves: make them with normalize="none". Added up in float64.
 
     Raises:
         ValueError: there are no frames.
@@ -216,7 +216,7 @@ def statistics(utterances: Iterable[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor
     return mean.float(), (squares / n - mean.square()).clamp_min(0).sqrt().float()
 
 
-def normalised(
+def normalized(
     frames: Float[Tensor, "S F"], mean: Float[Tensor, " F"], variance: Float[Tensor, " F"]
 ) -> Float[Tensor, "S F"]:
     """(frames - mean) / sqrt(variance + EPSILON)."""

@@ -15,22 +15,22 @@ from transduce.data.batch import Batch, Epoch, batch_of, pad_frames
 from transduce.data.speech.augment import (
     Augmentation,
     draw_speed,
-    draw_warp,
+    draw_vtlp,
+    drop_tokens,
     generator,
-    hide_tokens,
-    mask_mels,
+    mask_frequency,
     mask_time,
-    warp_mels,
+    perturb_vocal_tract,
 )
 from transduce.data.speech.feature_cache import FeatureCache
-from transduce.data.speech.features import FeatureConfig, Features, statistics
+from transduce.data.speech.features import FeatureConfig, FeatureExtractor, statistics
 from transduce.data.speech.manifest import Recording
-from transduce.data.speech.vectors import VectorConfig, Vectors
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, UNK, Tokenizer
+from transduce.data.speech.vectors import VectorConfig, VectorReader
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, UNK, SentencePieceTokenizer
 
 logger = logging.getLogger("transduce")
 
-PLAIN = Augmentation(speeds=(1.0,), time_spans=0, mel_spans=0, warp=0.0)
+PLAIN = Augmentation(speeds=(1.0,), n_time_masks=0, n_frequency_masks=0, vtlp=0.0)
 """Utterances as they are."""
 
 ROUNDING = 1e-3
@@ -45,18 +45,18 @@ recording must not learn the whole text."""
 class FrameReader:
     """Frames of a file: MFCC of sound, by way of the cache, or the vectors of a .npy."""
 
-    front: Features | Vectors
+    feature_extractor: FeatureExtractor | VectorReader
     cache: FeatureCache
 
     @property
     def n_features(self) -> int:
         """F, numbers per frame."""
-        return self.front.config.n_features
+        return self.feature_extractor.config.n_features
 
     def __call__(
         self, path: Path, augmentation: Augmentation = PLAIN, rng: Generator | None = None, speed: float = 1.0
     ) -> Float[Tensor, "S F"]:
-        """Frames at one speed, mel bands hidden before the DCT, spans of time after normalisation.
+        """Frames at one speed, mel bands hidden before the DCT, spans of time after normalization.
 
         Vectors have neither speed nor mel bands.
 
@@ -64,46 +64,52 @@ class FrameReader:
             ValueError: the file cannot be used; the message names it.
         """
         rng = rng or generator(0, 0, 0)
-        if isinstance(self.front, Vectors):
-            frames = self.front(path)
+        if isinstance(self.feature_extractor, VectorReader):
+            frames = self.feature_extractor(path)
         else:
-            log_mel = self.cache.get(path, self.front, speed)
-            if augmentation.warp:
-                factor, config = draw_warp(augmentation.warp, rng), self.front.config
-                log_mel = warp_mels(log_mel, factor, low=config.low, high=config.highest)
-            if augmentation.mel_spans:
-                log_mel = mask_mels(log_mel, spans=augmentation.mel_spans, widest=augmentation.widest_mel, rng=rng)
-            frames = self.front.mfcc(log_mel)
-        if not augmentation.time_spans:
+            log_mel = self.cache.get(path, self.feature_extractor, speed)
+            if augmentation.vtlp:
+                factor, config = draw_vtlp(augmentation.vtlp, rng), self.feature_extractor.config
+                log_mel = perturb_vocal_tract(log_mel, factor, low=config.low, high=config.highest)
+            if augmentation.n_frequency_masks:
+                log_mel = mask_frequency(
+                    log_mel, spans=augmentation.n_frequency_masks, widest=augmentation.frequency_mask_width, rng=rng
+                )
+            frames = self.feature_extractor.mfcc(log_mel)
+        if not augmentation.n_time_masks:
             return frames
         return mask_time(
             frames,
-            spans=augmentation.time_spans,
-            widest=augmentation.widest_time,
-            hop=self.front.config.hop,
-            share=augmentation.widest_share,
+            spans=augmentation.n_time_masks,
+            widest=augmentation.time_mask_width,
+            hop=self.feature_extractor.config.hop,
+            share=augmentation.time_mask_proportion,
             rng=rng,
         )
 
     def speeds(self, augmentation: Augmentation) -> tuple[float, ...]:
         """Those at which a file is needed; vectors have but one."""
-        return (1.0,) if isinstance(self.front, Vectors) else augmentation.speeds
+        return (1.0,) if isinstance(self.feature_extractor, VectorReader) else augmentation.speeds
 
     def fill(self, paths: Sequence[Path], speeds: Sequence[float], workers: int) -> dict[Path, str]:
         """Compute what the cache lacks; returns the files that cannot be used, with the reason."""
-        if isinstance(self.front, Features):
-            return self.cache.fill(paths, self.front, speeds, workers)
+        if isinstance(self.feature_extractor, FeatureExtractor):
+            return self.cache.fill(paths, self.feature_extractor, speeds, workers)
         errors = {}
         for path in paths:
             try:
-                self.front(path)
+                self.feature_extractor(path)
             except ValueError as error:
                 errors[path] = str(error)
         return errors
 
     def n_frames(self, path: Path, speed: float) -> int:
         """S of a file that can be used."""
-        return len(self.front(path) if isinstance(self.front, Vectors) else self.cache.get(path, self.front, speed))
+        return len(
+            self.feature_extractor(path)
+            if isinstance(self.feature_extractor, VectorReader)
+            else self.cache.get(path, self.feature_extractor, speed)
+        )
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ class SpeechPairs:
         cls,
         recordings: Sequence[Recording],
         reader: FrameReader,
-        tokenizer: Tokenizer,
+        tokenizer: SentencePieceTokenizer,
         *,
         frames_per_batch: int,
         augmentation: Augmentation = PLAIN,
@@ -187,7 +193,7 @@ class SpeechPairs:
             if not share:
                 return batch
             rng = generator(self.seed + 2, n, rows[0])
-            return replace(batch, target_in=hide_tokens(batch.target_in, share=share, instead=UNK, rng=rng))
+            return replace(batch, target_in=drop_tokens(batch.target_in, share=share, instead=UNK, rng=rng))
 
         return Epoch(
             lengths[:, None],
@@ -213,7 +219,10 @@ def _usable(
     sound = [r for r in short if r.audio not in bad]
     n_frames = np.array([[reader.n_frames(r.audio, s) for r in sound] for s in speeds], dtype=np.int64)
     seconds = np.array(
-        [[s * reader.front.config.seconds(int(n)) for n in row] for s, row in zip(speeds, n_frames, strict=True)]
+        [
+            [s * reader.feature_extractor.config.seconds(int(n)) for n in row]
+            for s, row in zip(speeds, n_frames, strict=True)
+        ]
     )
     long, cut = _wrong_lengths(sound, seconds.min(axis=0), max_seconds)
     warnings = [*bad.values(), *long.values(), *cut.values()]
@@ -249,15 +258,15 @@ def positions_needed(row: Sequence[int]) -> int:
     return len(ids) + sum(a == b for a, b in pairwise(ids))
 
 
-def front_end(
+def make_feature_extractor(
     config: FeatureConfig | VectorConfig,
     recordings: Sequence[Recording],
     cache: FeatureCache,
     workers: int,
     *,
     max_seconds: float | None = None,
-) -> Features | Vectors:
-    """What makes frames; where all training data is to be normalised as one, its statistics are taken here.
+) -> FeatureExtractor | VectorReader:
+    """What makes frames; where all training data is to be normalized as one, its statistics are taken here.
 
     Args:
         max_seconds: what is longer is left out of the statistics, as it is of training; None leaves out nothing.
@@ -266,18 +275,18 @@ def front_end(
         ValueError: statistics are needed, and no recording can be used.
     """
     if isinstance(config, VectorConfig):
-        return Vectors(config)
-    if config.normalise != "global":
-        return Features(config)
+        return VectorReader(config)
+    if config.normalize != "global":
+        return FeatureExtractor(config)
     longest = math.inf if max_seconds is None else max_seconds
-    plain = Features(replace(config, normalise="none"))
+    plain = FeatureExtractor(replace(config, normalize="none"))
     paths = [r.audio for r in recordings if r.seconds <= longest]
     bad = cache.fill(paths, plain, workers=workers)
     if len(bad) == len(set(paths)):
         none = f"of {len(recordings)} recordings none lasts {longest:g} s or less" if recordings else "there are none"
         told = next(iter(bad.values()), none)
-        raise ValueError(f"normalise=global needs training data that can be used, but none can: {told}")
+        raise ValueError(f"normalize=global needs training data that can be used, but none can: {told}")
     log_mels = (cache.get(path, plain) for path in paths if path not in bad)
     usable = (log_mel for log_mel in log_mels if config.seconds(len(log_mel)) <= longest + ROUNDING)
     mean, std = statistics(plain.mfcc(log_mel) for log_mel in usable)
-    return Features(config, mean=mean, std=std)
+    return FeatureExtractor(config, mean=mean, std=std)

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.data.speech.features import normalised
+from transduce.data.speech.features import normalized
 
-Normalise = Literal["utterance", "none"]
+Normalize = Literal["utterance", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class VectorConfig:
     n_features: int
     hop: float = 0.01
     """Seconds from one vector to the next."""
-    normalise: Normalise = "utterance"
+    normalize: Normalize = "utterance"
     """Give each feature mean 0 and variance 1 over the utterance, or leave the vectors as they are."""
 
     def __post_init__(self) -> None:
@@ -29,16 +29,16 @@ class VectorConfig:
             raise ValueError(
                 f"n_features and hop must be positive, but n_features={self.n_features} and hop={self.hop} s"
             )
-        if self.normalise not in get_args(Normalise):
-            raise ValueError(f"normalise must be utterance or none, but normalise={self.normalise}")
+        if self.normalize not in get_args(Normalize):
+            raise ValueError(f"normalize must be utterance or none, but normalize={self.normalize}")
 
     def seconds(self, n_frames: int) -> float:
         """That so many vectors stand for."""
         return n_frames * self.hop
 
 
-class Vectors:
-    """Reads and normalises the vectors that a VectorConfig describes."""
+class VectorReader:
+    """Reads and normalizes the vectors that a VectorConfig describes."""
 
     def __init__(self, config: VectorConfig) -> None:
         self.config = config
@@ -51,10 +51,10 @@ class Vectors:
                 names it.
         """
         frames = torch.from_numpy(self._array(path))
-        if self.config.normalise == "none":
+        if self.config.normalize == "none":
             return frames
         wide = frames.double()  # squares of large values would not fit into float32
-        return normalised(wide, wide.mean(dim=0), wide.var(dim=0, correction=0)).float()
+        return normalized(wide, wide.mean(dim=0), wide.var(dim=0, correction=0)).float()
 
     def _array(self, path: Path) -> Float[np.ndarray, "S F"]:
         try:

@@ -4,8 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
-from tokenizers import Tokenizer as Pieces
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END = "<|endoftext|>"
 """Stands between the texts that GPT-2 reads."""
@@ -17,7 +16,7 @@ class ByteBPE:
     Source: Radford et al. (2019), Language models are unsupervised multitask learners, section 2.2.
     """
 
-    never: tuple[int, ...] = ()
+    suppressed: tuple[int, ...] = ()
 
     def __init__(self, model: bytes) -> None:
         """Read a tokenizer.json.
@@ -27,13 +26,15 @@ class ByteBPE:
         """
         self.model = model
         try:
-            self._pieces = Pieces.from_str(model.decode())
+            self._tokenizer = Tokenizer.from_str(model.decode())
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"tokenizer.json must be one of the library tokenizers, but: {error}") from error
-        if not isinstance(self._pieces.model, models.BPE) or not isinstance(self._pieces.decoder, decoders.ByteLevel):
+        if not isinstance(self._tokenizer.model, models.BPE) or not isinstance(
+            self._tokenizer.decoder, decoders.ByteLevel
+        ):
             raise ValueError(
                 "tokenizer.json must be byte-level BPE, as GPT-2's, but it has "
-                f"model {type(self._pieces.model).__name__} and decoder {type(self._pieces.decoder).__name__}"
+                f"model {type(self._tokenizer.model).__name__} and decoder {type(self._tokenizer.decoder).__name__}"
             )
 
     @classmethod
@@ -45,14 +46,17 @@ class ByteBPE:
         """
         if vocab_size < 257:
             raise ValueError(f"vocab_size must be at least 257, for END and all bytes, but vocab_size={vocab_size}")
-        pieces = Pieces(models.BPE())
-        pieces.pre_tokenizer, pieces.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer, tokenizer.decoder = (
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            decoders.ByteLevel(),
+        )
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
         )
-        pieces.train_from_iterator(texts, trainer)
-        return cls(pieces.to_str().encode())
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer.to_str().encode())
 
     @classmethod
     def load(cls, path: Path | str) -> "ByteBPE":
@@ -72,11 +76,14 @@ class ByteBPE:
                 f"a byte-level tokenizer is tokenizer.json, or vocab.json and merges.txt, but {path} has neither; "
                 "copy them from where the model came from"
             )
-        pieces = Pieces(models.BPE.from_file(str(vocabulary), str(merges)))
-        pieces.pre_tokenizer, pieces.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+        tokenizer.pre_tokenizer, tokenizer.decoder = (
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            decoders.ByteLevel(),
+        )
         if END in json.loads(vocabulary.read_text(encoding="utf-8")):
-            pieces.add_special_tokens([AddedToken(END, normalized=True, special=True)])
-        return cls(pieces.to_str().encode())
+            tokenizer.add_special_tokens([AddedToken(END, normalized=True, special=True)])
+        return cls(tokenizer.to_str().encode())
 
     def save(self, path: Path | str) -> None:
         """Write a tokenizer.json."""
@@ -84,13 +91,13 @@ class ByteBPE:
 
     @property
     def vocab_size(self) -> int:
-        """Number of pieces, END included."""
-        return self._pieces.get_vocab_size()
+        """Number of tokens, END included."""
+        return self._tokenizer.get_vocab_size()
 
     @property
     def bos_id(self) -> int | None:
         """Of END; None where the vocabulary lacks it."""
-        return self._pieces.token_to_id(END)
+        return self._tokenizer.token_to_id(END)
 
     @property
     def eos_id(self) -> int | None:
@@ -99,12 +106,12 @@ class ByteBPE:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids, a list per text; END written out in a text is END."""
-        return [found.ids for found in self._pieces.encode_batch(list(texts), add_special_tokens=False)]
+        return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Text of each list of ids, without END; U+FFFD where bytes are no UTF-8."""
-        return self._pieces.decode_batch([list(row) for row in ids], skip_special_tokens=True)
+        return self._tokenizer.decode_batch([list(row) for row in ids], skip_special_tokens=True)
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The pieces as the vocabulary writes them: a letter per byte, Ġ for a space."""
-        return [self._pieces.id_to_token(int(i)) or "" for i in ids]
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary writes them: a letter per byte, Ġ for a space."""
+        return [self._tokenizer.id_to_token(int(i)) or "" for i in ids]

@@ -9,7 +9,7 @@ class CharTokenizer:
     """Characters (code points) in the order of their code points. No id begins or ends a text."""
 
     bos_id = eos_id = None
-    never: tuple[int, ...] = ()
+    suppressed: tuple[int, ...] = ()
 
     def __init__(self, model: bytes) -> None:
         """Read what `model` of another one holds: JSON with the characters as one string.
@@ -70,6 +70,6 @@ class CharTokenizer:
         """Text of each list of ids."""
         return ["".join(self._characters[i] for i in row) for row in ids]
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def tokens(self, ids: Sequence[int]) -> list[str]:
         """The characters one by one."""
         return [self._characters[i] for i in ids]

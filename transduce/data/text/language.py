@@ -10,7 +10,7 @@ from jaxtyping import Integer
 
 from transduce.data.text.corpus import check_text, read_lines
 from transduce.data.text.stream import Stream, open_shards, smallest_type
-from transduce.data.text.tokenizers import AnyTokenizer, TokenizerKind, load_tokenizer, train_tokenizer
+from transduce.data.text.tokenizers import Tokenizer, TokenizerKind, load_tokenizer, train_tokenizer
 
 PART = 1 << 20
 """Characters encoded at a time: tokenizers take some hundred bytes for each."""
@@ -19,7 +19,7 @@ CUT = re.compile(r"\S\n(?=\S)")
 """A text may be cut behind it: byte-level BPE takes spaces and line breaks in a row together, but for the last."""
 
 
-def encode_text(tokenizer: AnyTokenizer, text: str) -> Integer[np.ndarray, " n"]:
+def encode_text(tokenizer: Tokenizer, text: str) -> Integer[np.ndarray, " n"]:
     """All ids of a text. Where texts begin and end with different ids, every line that is not blank is one.
 
     Where nothing or the same id marks both, the text is one as it stands, line breaks and all, behind that id.
@@ -60,7 +60,7 @@ def read_text(path: Path) -> str:
 class Language:
     """A tokenizer and the two streams it made."""
 
-    tokenizer: AnyTokenizer
+    tokenizer: Tokenizer
     train: Stream
     valid: Stream
 

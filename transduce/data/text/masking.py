@@ -10,18 +10,18 @@ import torch
 
 from transduce.data.batch import IGNORE, Batch
 from transduce.data.text.characters import CharTokenizer
-from transduce.data.text.sentencepiece_bpe import Tokenizer
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.stream import Stream, Windows
-from transduce.data.text.tokenizers import AnyTokenizer
+from transduce.data.text.tokenizers import Tokenizer
 
 
-def mask_id(tokenizer: AnyTokenizer) -> int:
+def mask_id(tokenizer: Tokenizer) -> int:
     """The mask symbol, which no text holds: the id behind the tokenizer's last, one more row in the model's table."""
     return tokenizer.vocab_size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cloze:
+class MaskingConfig:
     """How a text is corrupted: of the chosen tokens, 1 - hidden - random stay as they are.
 
     Source: Devlin et al. (2019), BERT, section 3.1.
@@ -43,14 +43,14 @@ class Cloze:
                 f"but hidden={self.hidden} and random={self.random}"
             )
 
-    def batch(self, text: Batch, tokenizer: AnyTokenizer, rng: np.random.Generator) -> Batch:
+    def batch(self, text: Batch, tokenizer: Tokenizer, rng: np.random.Generator) -> Batch:
         """The corrupted target_out of `text` as a source; of the target_out, the chosen tokens.
 
         target_in stays: an encoder alone does not read it.
         """
         ids = text.target_out.numpy()
         real = ids != IGNORE
-        special = [i for i in (tokenizer.bos_id, tokenizer.eos_id, *tokenizer.never) if i is not None]
+        special = [i for i in (tokenizer.bos_id, tokenizer.eos_id, *tokenizer.suppressed) if i is not None]
         ordinary = real & ~np.isin(ids, special)
         order = (rng.random(ids.shape) + ~ordinary + ~real).argsort(axis=1)  # padding comes last, special ids before it
         n_chosen = np.maximum(1, np.rint(self.share * ordinary.sum(axis=1)))
@@ -69,39 +69,39 @@ class Cloze:
         )
 
 
-class ClozeBatches(Sequence[Batch]):
+class MaskedBatches(Sequence[Batch]):
     """Batches of text, corrupted; how, is a function of (seed, number of the batch)."""
 
     def __init__(
-        self, texts: Sequence[Batch], cloze: Cloze, tokenizer: AnyTokenizer, *, seed: tuple[int, ...] = (0,)
+        self, texts: Sequence[Batch], masking: MaskingConfig, tokenizer: Tokenizer, *, seed: tuple[int, ...] = (0,)
     ) -> None:
-        self.texts, self.cloze, self.tokenizer, self.seed = texts, cloze, tokenizer, seed
+        self.texts, self.masking, self.tokenizer, self.seed = texts, masking, tokenizer, seed
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def __getitem__(self, i: int) -> Batch:  # type: ignore[override]  # no slices
         rng = np.random.default_rng((*self.seed, i, 1))  # the 1: other numbers than those that drew the windows
-        return self.cloze.batch(self.texts[i], self.tokenizer, rng)
+        return self.masking.batch(self.texts[i], self.tokenizer, rng)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClozeWindows:
+class MaskedWindows:
     """Training data: windows of a text, corrupted anew in every batch of every epoch."""
 
     windows: Windows
-    cloze: Cloze
-    tokenizer: AnyTokenizer
+    masking: MaskingConfig
+    tokenizer: Tokenizer
 
-    def epoch(self, n: int) -> ClozeBatches:
+    def epoch(self, n: int) -> MaskedBatches:
         """The batches of epoch n."""
-        return ClozeBatches(self.windows.epoch(n), self.cloze, self.tokenizer, seed=(self.windows.seed, n))
+        return MaskedBatches(self.windows.epoch(n), self.masking, self.tokenizer, seed=(self.windows.seed, n))
 
 
-def encode_gaps(tokenizer: AnyTokenizer, line: str, mask_word: str) -> list[int]:
+def encode_masked(tokenizer: Tokenizer, line: str, mask_word: str) -> list[int]:
     """Ids of a line in which every mask word is the mask symbol; with the marks of beginning and end, if any.
 
-    A mask word takes the space before it along, as pieces do; characters do not.
+    A mask word takes the space before it along, as tokens do; characters do not.
     """
     space = "" if isinstance(tokenizer, CharTokenizer) else " ?"
     ids: list[int] = []
@@ -110,15 +110,19 @@ def encode_gaps(tokenizer: AnyTokenizer, line: str, mask_word: str) -> list[int]
         if i:
             ids.append(mask_id(tokenizer))
             # SentencePiece begins every text with a space
-            if isinstance(tokenizer, Tokenizer) and part[:1].strip() and tokenizer.pieces(row[:1]) == ["▁"]:
+            if (
+                isinstance(tokenizer, SentencePieceTokenizer)
+                and part[:1].strip()
+                and tokenizer.tokens(row[:1]) == ["▁"]
+            ):
                 row = row[1:]
         ids += row
     start, end = tokenizer.bos_id, tokenizer.eos_id
     return ids if start == end else [i for i in (start, *ids, end) if i is not None]
 
 
-def decode_gaps(tokenizer: AnyTokenizer, ids: Sequence[int], mask_word: str) -> str:
-    """Text of ids, with the mask word for every mask symbol: what `encode_gaps` takes back, but for marks and blanks."""
+def decode_masked(tokenizer: Tokenizer, ids: Sequence[int], mask_word: str) -> str:
+    """Text of ids, with the mask word for every mask symbol: what `encode_masked` takes back, but for marks and blanks."""
     space = "" if isinstance(tokenizer, CharTokenizer) else " "
     text = ""
     for hidden, run in groupby(ids, lambda i: i == mask_id(tokenizer)):
@@ -126,7 +130,9 @@ def decode_gaps(tokenizer: AnyTokenizer, ids: Sequence[int], mask_word: str) -> 
         if hidden:
             text += (space + mask_word) * len(row)
         else:
-            new_word = isinstance(tokenizer, Tokenizer) and "".join(tokenizer.pieces(row[:1])).startswith("▁")
+            new_word = isinstance(tokenizer, SentencePieceTokenizer) and "".join(tokenizer.tokens(row[:1])).startswith(
+                "▁"
+            )
             text += (space if text and new_word else "") + tokenizer.decode([row])[0]
     return text.removeprefix(space)
 
@@ -170,7 +176,7 @@ class Neighbours:
             p *= q / self.total
         return p / p.sum()
 
-    def scores(self, batches: ClozeBatches) -> tuple[float, float]:
+    def scores(self, batches: MaskedBatches) -> tuple[float, float]:
         """Nats per chosen token, and the share of them that it would find; it is told the true neighbours."""
         nats, right = 0.0, 0
         for text, batch in zip(batches.texts, batches, strict=True):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from transduce.data.batch import Epoch, pair_epoch
 from transduce.data.text.corpus import ParallelText
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, Tokenizer
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, SentencePieceTokenizer
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class TextPairs:
     """
 
     text: ParallelText
-    source_tokenizer: Tokenizer
-    target_tokenizer: Tokenizer
+    source_tokenizer: SentencePieceTokenizer
+    target_tokenizer: SentencePieceTokenizer
     source: list[list[int]]
     target: list[list[int]]
     n_long: int
@@ -29,8 +29,8 @@ class TextPairs:
     def encode(
         cls,
         text: ParallelText,
-        source_tokenizer: Tokenizer,
-        target_tokenizer: Tokenizer,
+        source_tokenizer: SentencePieceTokenizer,
+        target_tokenizer: SentencePieceTokenizer,
         *,
         tokens_per_batch: int,
         max_length: int = 256,

@@ -11,13 +11,13 @@ import sentencepiece
 PAD, UNK, BOS, EOS = range(4)
 
 
-class Tokenizer:
+class SentencePieceTokenizer:
     """A SentencePiece model. Ids: 0 padding, 1 unknown (never met: bytes stand in), 2 begin, 3 end.
 
     Source: Sennrich et al. (2016), BPE; Kudo and Richardson (2018), SentencePiece.
     """
 
-    bos_id, eos_id, never = BOS, EOS, (PAD, UNK, BOS)
+    bos_id, eos_id, suppressed = BOS, EOS, (PAD, UNK, BOS)
 
     def __init__(self, model: bytes) -> None:
         self.model = model
@@ -29,7 +29,7 @@ class Tokenizer:
             raise ValueError(f"pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them {ids}")
 
     @classmethod
-    def train(cls, texts: Iterable[str], *, vocab_size: int) -> "Tokenizer":
+    def train(cls, texts: Iterable[str], *, vocab_size: int) -> "SentencePieceTokenizer":
         """Learn BPE from raw sentences, with byte fallback.
 
         A small corpus may have fewer merges than asked for; then the vocabulary is smaller.
@@ -64,7 +64,7 @@ class Tokenizer:
         return cls(model.getvalue())
 
     @classmethod
-    def load(cls, path: Path | str) -> "Tokenizer":
+    def load(cls, path: Path | str) -> "SentencePieceTokenizer":
         """Read a .model file."""
         return cls(Path(path).read_bytes())
 
@@ -74,7 +74,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of pieces."""
+        """Number of tokens."""
         return self._processor.get_piece_size()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -121,16 +121,18 @@ class Tokenizer:
         """Text of each list of ids; the special pieces have none."""
         return self._processor.decode([list(row) for row in ids]) if len(ids) else []  # it takes [] for one text
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The pieces as one reads them, for pictures and reports."""
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The tokens as one reads them, for pictures and reports."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
 
 def tokenizers(
     source: Sequence[str], target: Sequence[str], *, vocab_size: int, joint: bool
-) -> tuple[Tokenizer, Tokenizer]:
+) -> tuple[SentencePieceTokenizer, SentencePieceTokenizer]:
     """Trained tokenizers of both sides; the very same object twice if `joint`."""
     if joint:
-        shared = Tokenizer.train([*source, *target], vocab_size=vocab_size)
+        shared = SentencePieceTokenizer.train([*source, *target], vocab_size=vocab_size)
         return shared, shared
-    return Tokenizer.train(source, vocab_size=vocab_size), Tokenizer.train(target, vocab_size=vocab_size)
+    return SentencePieceTokenizer.train(source, vocab_size=vocab_size), SentencePieceTokenizer.train(
+        target, vocab_size=vocab_size
+    )

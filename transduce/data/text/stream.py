@@ -63,7 +63,7 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Training data: `rows` windows of `context` tokens a batch, from places drawn anew in every batch.
+    """Training data: `batch_size` windows of `context` tokens a batch, from places drawn anew in every batch.
 
     The places are a function of (seed, epoch, batch). An epoch has as many batches as there are tokens for, unless
     batches_per_epoch says otherwise; it does not see every token once.
@@ -71,13 +71,15 @@ class Windows:
 
     stream: Stream
     context: int
-    rows: int
+    batch_size: int
     seed: int = 0
     batches_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
-        if self.context < 1 or self.rows < 1:
-            raise ValueError(f"context and rows must be at least 1, but context={self.context}, rows={self.rows}")
+        if self.context < 1 or self.batch_size < 1:
+            raise ValueError(
+                f"context and batch_size must be at least 1, but context={self.context}, batch_size={self.batch_size}"
+            )
         if len(self.stream) <= self.context:
             raise ValueError(
                 f"a window takes context + 1 tokens, but context={self.context} and the text has {len(self.stream)}; "
@@ -86,7 +88,7 @@ class Windows:
 
     def __str__(self) -> str:
         n = len(self.epoch(0))
-        return f"{len(self.stream):,} tokens, {n:,} batches of {self.rows} x {self.context} an epoch"
+        return f"{len(self.stream):,} tokens, {n:,} batches of {self.batch_size} x {self.context} an epoch"
 
     def epoch(self, n: int) -> "RandomWindows":
         """The batches of epoch n."""
@@ -101,13 +103,13 @@ class RandomWindows(Sequence[Batch]):
 
     def __len__(self) -> int:
         w = self.windows
-        return w.batches_per_epoch or max(1, len(w.stream) // (w.rows * w.context))
+        return w.batches_per_epoch or max(1, len(w.stream) // (w.batch_size * w.context))
 
     def __getitem__(self, i: int) -> Batch:  # type: ignore[override]  # no slices
         w = self.windows
         if not 0 <= i < len(self):
             raise IndexError(i)
-        places = np.random.default_rng((w.seed, self.n, i)).integers(len(w.stream) - w.context, size=w.rows)
+        places = np.random.default_rng((w.seed, self.n, i)).integers(len(w.stream) - w.context, size=w.batch_size)
         return window_batch([w.stream.read(place, place + w.context + 1) for place in places.tolist()])
 
 
@@ -118,14 +120,14 @@ class HeldOut(Sequence[Batch]):
         n_windows: only so many whole windows, evenly spread; None or as many as there are: all.
     """
 
-    def __init__(self, stream: Stream, *, context: int, rows: int, n_windows: int | None = None) -> None:
+    def __init__(self, stream: Stream, *, context: int, batch_size: int, n_windows: int | None = None) -> None:
         if len(stream) < 2:
             raise ValueError(f"a validation text needs two tokens or more, but it has {len(stream)}; give more text")
         self.stream, self.context = stream, context
         whole = (len(stream) - 1) // context
         n = whole if n_windows is None else min(n_windows, whole)
         starts = np.arange(n) * (whole // max(n, 1)) * context
-        self.starts = [starts[i : i + rows].tolist() for i in range(0, len(starts), rows)]
+        self.starts = [starts[i : i + batch_size].tolist() for i in range(0, len(starts), batch_size)]
         if n == whole and whole * context < len(stream) - 1:
             self.starts.append([whole * context])
 

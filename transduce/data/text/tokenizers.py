@@ -6,11 +6,11 @@ from typing import Literal, Protocol, runtime_checkable
 
 from transduce.data.text.byte_bpe import ByteBPE
 from transduce.data.text.characters import CharTokenizer
-from transduce.data.text.sentencepiece_bpe import Tokenizer
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 
 
 @runtime_checkable
-class AnyTokenizer(Protocol):
+class Tokenizer(Protocol):
     """What a language model asks of its tokenizer: SentencePiece here, byte-level BPE or single characters."""
 
     model: bytes
@@ -30,7 +30,7 @@ class AnyTokenizer(Protocol):
         ...
 
     @property
-    def never(self) -> tuple[int, ...]:
+    def suppressed(self) -> tuple[int, ...]:
         """Ids that no text holds and no model may produce."""
         ...
 
@@ -38,28 +38,28 @@ class AnyTokenizer(Protocol):
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]: ...
 
-    def pieces(self, ids: Sequence[int]) -> list[str]: ...
+    def tokens(self, ids: Sequence[int]) -> list[str]: ...
 
 
 TokenizerKind = Literal["characters", "byte_bpe", "sentencepiece"]
-FILES: dict[str, type[CharTokenizer | ByteBPE | Tokenizer]] = {
+FILES: dict[str, type[CharTokenizer | ByteBPE | SentencePieceTokenizer]] = {
     "characters.json": CharTokenizer,
     "tokenizer.json": ByteBPE,
-    "tokenizer.model": Tokenizer,
+    "tokenizer.model": SentencePieceTokenizer,
 }
 """What a tokenizer's file is called, as in a run directory."""
 
 
-def train_tokenizer(kind: TokenizerKind, texts: Sequence[str], *, vocab_size: int) -> AnyTokenizer:
+def train_tokenizer(kind: TokenizerKind, texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
     """A new tokenizer; characters are as many as there are."""
     if kind == "characters":
         return CharTokenizer.train(texts)
     if kind == "byte_bpe":
         return ByteBPE.train(texts, vocab_size=vocab_size)
-    return Tokenizer.train([line for text in texts for line in text.split("\n")], vocab_size=vocab_size)
+    return SentencePieceTokenizer.train([line for text in texts for line in text.split("\n")], vocab_size=vocab_size)
 
 
-def load_tokenizer(path: Path) -> AnyTokenizer:
+def load_tokenizer(path: Path) -> Tokenizer:
     """A tokenizer's file, or the folder that has it: a run, shards, or vocab.json and merges.txt of GPT-2.
 
     Raises:
@@ -74,7 +74,7 @@ def load_tokenizer(path: Path) -> AnyTokenizer:
     raise ValueError(f"a tokenizer is one of {', '.join(FILES)}, or a folder with one, but {path} is neither")
 
 
-def tokenizer_file(tokenizer: AnyTokenizer) -> str:
+def tokenizer_file(tokenizer: Tokenizer) -> str:
     """What `load_tokenizer` calls the file of this one."""
     (name,) = (name for name, kind in FILES.items() if isinstance(tokenizer, kind))
     return name

@@ -2,11 +2,11 @@
 
 import torch
 
-from transduce.train.late import Late
+from transduce.train.trainer import HostCopy
 
 
 def test_on_a_cpu_they_are_there():
-    assert Late(torch.tensor([1.5, -2.0])).tolist() == [1.5, -2.0]
+    assert HostCopy(torch.tensor([1.5, -2.0])).tolist() == [1.5, -2.0]
 
 
 class OnGPU(torch.Tensor):
@@ -36,7 +36,7 @@ def test_on_a_gpu_the_copy_waits_for_nothing_and_reading_it_waits_for_the_copy(m
     numbers, calls = torch.tensor([3.0]).as_subclass(OnGPU), []
     numbers.calls = calls
     monkeypatch.setattr("torch.cuda.current_stream", lambda device: Event(calls))
-    late = Late(numbers)
+    late = HostCopy(numbers)
     assert calls == [("cpu", True), "recorded"]
     calls.append("the next update")
     assert late.tolist() == [3.0]
