@@ -10,9 +10,10 @@ from transduce.data.text.byte_bpe import END, ByteBPE
 from transduce.data.text.characters import CharTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizers import Tokenizer
+from transduce.files import save_weights
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.run import Run, save_run, save_weights
+from transduce.run import Run, save_run
 
 TEXT = ["ROMEO:\nBut soft, what light!\n", "JULIET:\nAy me. Größe, 東京 🙂\n", "All: Speak, speak; it's done.\n"] * 4
 

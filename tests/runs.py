@@ -13,10 +13,11 @@ from transduce.data.speech.manifest import Recording, write_manifest
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, tokenizers
 from transduce.experiment.run import with_frames, with_vocabularies
+from transduce.files import save_weights
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_tiny
 from transduce.model.transformer import Transformer
-from transduce.run import Run, save_run, save_weights
+from transduce.run import Run, save_run
 
 ENGLISH = [
     "Open the old letter.",

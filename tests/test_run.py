@@ -14,21 +14,11 @@ from transduce.config import differences, flatten, from_dict, to_dict
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 from transduce.data.speech.vectors import VectorConfig, VectorReader
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
-from transduce.files import write_directory, write_file
+from transduce.files import save_weights, write_directory, write_file
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
 from transduce.model.transformer import Transformer
-from transduce.run import (
-    Run,
-    average,
-    load_model,
-    load_run,
-    open_run,
-    save_run,
-    save_weights,
-    weights_path,
-    write_average,
-)
+from transduce.run import Run, average, load_model, load_run, open_run, save_run, weights_path, write_average
 
 TEXT = ["one two three", "two three four", "drei vier eins"]
 

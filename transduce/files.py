@@ -1,4 +1,4 @@
-"""Writing that a crash cannot leave half done: first beside, then in place."""
+"""Files that a crash cannot leave half done, and weights as safetensors: nothing is unpickled."""
 
 import json
 import os
@@ -7,6 +7,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 
 def write_file(path: Path, content: str | bytes, *, durable: bool = True) -> None:
@@ -42,6 +47,50 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
     beside.rename(path)
     shutil.rmtree(old, ignore_errors=True)
     _sync_directory(path.parent)
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and persistent buffer by name; what is shared stands once, under its first name."""
+    first = {id(tensor): name for name, tensor in reversed(module.state_dict(keep_vars=True).items())}
+    return {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if first[id(tensor)] == name}
+
+
+def save_weights(path: Path, module: nn.Module) -> None:
+    """Write `weights_of` a module as safetensors."""
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights_of(module).items()}, path)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors by name.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def set_weights(module: nn.Module, weights: dict[str, Tensor], name: str) -> None:
+    """Copy weights into a module; `name` is what an error calls their origin.
+
+    Raises:
+        ValueError: a name or shape that the module does not have, or one that is missing.
+    """
+    own = weights_of(module)
+    wrong = [f"{n} is missing" for n in own if n not in weights]
+    wrong += [f"{n} is unknown" for n in weights if n not in own]
+    wrong += [
+        f"{n} is {tuple(weights[n].shape)} instead of {tuple(own[n].shape)}"
+        for n in own
+        if n in weights and weights[n].shape != own[n].shape
+    ]
+    if wrong:
+        raise ValueError(f"weights must fit the configuration, but in {name} {'; '.join(wrong[:5])}")
+    with torch.no_grad():
+        for n, tensor in own.items():
+            tensor.copy_(weights[n])
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from safetensors.torch import save as serialize
 from torch import Tensor
 
@@ -19,7 +17,7 @@ from transduce.data.speech.vectors import VectorConfig, VectorReader
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizers import FILES, Tokenizer, tokenizer_file
 from transduce.device import torch_device
-from transduce.files import read_json_lines, write_file
+from transduce.files import read_json_lines, read_weights, set_weights, write_file
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
 
@@ -146,44 +144,6 @@ def _tokenizer(directory: Path, side: str) -> Tokenizer | None:
         if (directory / name).is_file():
             return kind.load(directory / name)
     return None
-
-
-def save_weights(path: Path, model: torch.nn.Module) -> None:
-    """Every parameter once, shared ones under their first name."""
-    save_file({name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}, path)
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors by name.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-
-
-def set_weights(model: torch.nn.Module, weights: dict[str, Tensor], name: str) -> None:
-    """Copy weights into the model.
-
-    Raises:
-        ValueError: a name or shape that the model does not have, or one that is missing.
-    """
-    own = dict(model.named_parameters())
-    wrong = [f"{n} is missing" for n in own if n not in weights]
-    wrong += [f"{n} is unknown" for n in weights if n not in own]
-    wrong += [
-        f"{n} is {tuple(weights[n].shape)} instead of {tuple(own[n].shape)}"
-        for n in own
-        if n in weights and weights[n].shape != own[n].shape
-    ]
-    if wrong:
-        raise ValueError(f"weights must fit the configuration, but in {name} {'; '.join(wrong[:5])}")
-    with torch.no_grad():
-        for n, parameter in own.items():
-            parameter.copy_(weights[n])
 
 
 def checkpoints(directory: Path) -> list[Path]:

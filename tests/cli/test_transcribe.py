@@ -20,8 +20,9 @@ from transduce.cli.main import main
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.text.sentencepiece_bpe import PAD, SentencePieceTokenizer
 from transduce.experiment.run import with_frames
+from transduce.files import save_weights
 from transduce.model.transformer import Transformer
-from transduce.run import Run, save_run, save_weights
+from transduce.run import Run, save_run
 
 
 @pytest.fixture(scope="module")

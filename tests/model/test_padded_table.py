@@ -151,7 +151,13 @@ def test_gpt2_is_exported_without_them(tmp_path, name):
 
 
 def test_rows_are_the_next_multiple():
-    assert [Tokens(vocab_size=n, multiple=128).padded_size for n in (1, 127, 128, 129, 50257)] == [128, 128, 128, 256, 50304]
+    assert [Tokens(vocab_size=n, multiple=128).padded_size for n in (1, 127, 128, 129, 50257)] == [
+        128,
+        128,
+        128,
+        256,
+        50304,
+    ]
     assert Tokens(vocab_size=50257).padded_size == 50257
 
 

@@ -11,9 +11,10 @@ from tests.language_runs import any_tokenizer, language_run
 from tests.runs import random_run
 from transduce.data.text.characters import CharTokenizer
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.files import save_weights
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.run import Run, save_run, save_weights
+from transduce.run import Run, save_run
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
 from transduce.tasks.load import load_as

@@ -4,7 +4,8 @@ from tyro.conf import Positional
 
 from transduce.cli.common import Run
 from transduce.config import flatten, to_dict
-from transduce.run import checkpoints, load_run, read_weights, validations, weights_path
+from transduce.files import read_weights
+from transduce.run import checkpoints, load_run, validations, weights_path
 
 
 def describe(run: Positional[Run]) -> None:

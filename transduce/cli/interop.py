@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from transduce.data.text.byte_bpe import ByteBPE
+from transduce.files import save_weights
 from transduce.interop.gpt2 import export_gpt2, import_gpt2
-from transduce.run import CONFIG, WEIGHTS, Run, load_model, load_run, save_run, save_weights
+from transduce.run import CONFIG, WEIGHTS, Run, load_model, load_run, save_run
 
 Theirs = Annotated[Path, arg(metavar="HF_DIRECTORY", help="A directory as transformers' save_pretrained makes it.")]
 Ours = Annotated[Path, arg(metavar="RUN", help="A run directory.")]

@@ -1,7 +1,10 @@
 """What a Transformer is made of: frozen dataclasses that check themselves."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+from torch import Tensor
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Norm = Literal["layer", "rms"]
@@ -9,6 +12,7 @@ NormPosition = Literal["post", "pre"]
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Init = Literal["xavier", "gpt2"]
 Tie = Literal["all", "output", "none"]
+LengthsT = TypeVar("LengthsT", int, np.ndarray, Tensor)
 
 
 def at_least(low: int, **values: int) -> None:
@@ -70,6 +74,10 @@ class Frames:
     def width(self) -> int:
         """Numbers per position."""
         return self.n_features * self.stack
+
+    def out_lengths(self, lengths: LengthsT) -> LengthsT:
+        """How many positions the encoder sees of so many frames: ceil(lengths / stack), of one number or of many."""
+        return -(-lengths // self.stack)
 
 
 @dataclass(frozen=True, kw_only=True)

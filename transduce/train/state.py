@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from transduce.files import write_directory
+from transduce.files import read_weights, save_weights, set_weights, write_directory
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,7 @@ class Store:
         """Write the checkpoint of this update, then remove what is not kept."""
 
         def fill(path: Path) -> None:
-            weights = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
-            save_file(weights, path / "model.safetensors")
+            save_weights(path / "model.safetensors", model)
             save_file(_flat_state(optimizer), path / "optimizer.safetensors")
             (path / "state.json").write_text(json.dumps(asdict(progress)) + "\n")
 
@@ -106,10 +105,8 @@ class Store:
         path = self.newest()
         if path is None:
             return None
-        weights = load_file(path / "model.safetensors")
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(weights[name])
+        weights = path / "model.safetensors"
+        set_weights(model, read_weights(weights), str(weights))
         state: dict[int, dict[str, torch.Tensor]] = {}
         for name, tensor in load_file(path / "optimizer.safetensors").items():
             index, key = name.split(".")

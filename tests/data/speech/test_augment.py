@@ -221,7 +221,7 @@ def test_warps_are_drawn_from_all_of_their_range():
 
 
 def test_a_warp_is_less_than_one():
-    with pytest.raises(ValueError, match=r"^warp must lie in \[0, 1\), but warp=1.0$"):
+    with pytest.raises(ValueError, match=r"^vtlp must lie in \[0, 1\), but vtlp=1.0$"):
         Augmentation(vtlp=1.0)
 
 
