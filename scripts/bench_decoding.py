@@ -76,7 +76,7 @@ def our_search(marian: Marian) -> Search:
         source, lengths = batch
         scorer = ModelScorer(marian.model, marian.model.encode(source, lengths))
         bounds = torch.full_like(lengths, n_tokens)
-        ids = {"bos_id": marian.bos_id, "eos_id": marian.eos_id, "max_lengths": bounds, "forbidden": [marian.eos_id]}
+        ids = {"bos_id": marian.bos_id, "eos_id": marian.eos_id, "max_lengths": bounds, "suppressed": [marian.eos_id]}
         if beam_size == 1:
             return [hypothesis.tokens for hypothesis in greedy_search(scorer, **ids)]
         return [best[0].tokens for best in beam_search(scorer, **ids, beam_size=beam_size, alpha=0.0)]

@@ -243,7 +243,7 @@ def test_sound_that_is_not_as_it_should_be_is_told(make, tmp_path):
     first.write_text("no sound")
     code, _, said = make(tmp_path, out)
     assert code == 2
-    assert said == f"error: {first} cannot be read as sound: Format not recognized. Get the corpus again"
+    assert said == f"error: {first} cannot be read as sound: Format not recognised. Get the corpus again"
     assert not out.exists()
 
 

@@ -222,7 +222,7 @@ FILL = """
 import os, resource, signal, sys, time
 from pathlib import Path
 from transduce.data.speech import feature_cache
-from transduce.data.speech.features import FeatureConfig, Features
+from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 
 def read_audio(path, rate, read=feature_cache.read_audio):
     if path.name == "endless.wav":
@@ -235,7 +235,7 @@ if __name__ == "__main__":
     directory, workers, limit, *paths = sys.argv[1:]
     if workers == "0":
         os.getpid = lambda: 7
-    features = Features(FeatureConfig(sample_rate=8000, n_mels=23, n_coefficients=13))
+    features = FeatureExtractor(FeatureConfig(sample_rate=8000, n_mels=23, n_coefficients=13))
     print("ready", flush=True)
     input()
     if limit != "0":

@@ -69,9 +69,9 @@ def frames_by_hand(
         {"n_time_masks": 2, "time_mask_width": 0.12, "time_mask_proportion": 1.0},
         {"n_time_masks": 3, "time_mask_width": 9.0, "time_mask_proportion": 0.3},
         {"n_frequency_masks": 2, "frequency_mask_width": 7},
-        {"warp": 0.3},
+        {"vtlp": 0.3},
         {"token_dropout": 0.5},
-        {"n_time_masks": 1, "n_frequency_masks": 1, "warp": 0.2, "token_dropout": 0.3},
+        {"n_time_masks": 1, "n_frequency_masks": 1, "vtlp": 0.2, "token_dropout": 0.3},
     ],
     ids=lambda fields: "+".join(fields),
 )
