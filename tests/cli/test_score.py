@@ -6,9 +6,8 @@ import re
 import sys
 
 import pytest
-import tyro
 
-from transduce.cli.score import score_bleu, score_chrf, score_ter
+from transduce.cli.main import main
 from transduce.score.bleu import bleu
 
 RIGHT = ["The cat sat on the mat", "and looked at\u2028the dog \x0c for a while", "a bird sang"]
@@ -25,38 +24,39 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(command, *arguments):
-    tyro.cli(command, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+def run(measure, *arguments):
+    assert main(["score", measure, *arguments]) == 0
 
 
-def refusal(*arguments):
-    with pytest.raises(ValueError, match=r"\S") as refused:
-        run(score_bleu, *arguments)
-    return str(refused.value)
+@pytest.fixture
+def refusal(files, capsys):
+    def run(*arguments):
+        assert main(["score", "bleu", *arguments]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        return said.err.removeprefix("transduce: ").removesuffix("\n")
+
+    return run
 
 
 @pytest.mark.parametrize("hypotheses", ["hyp", "hyp.gz", "-"])
 def test_one_line_is_the_score_whatever_the_file(files, hypotheses, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((files / "hyp").read_bytes())))
-    run(score_bleu, hypotheses, "ref")
+    run("bleu", hypotheses, "ref")
     assert capsys.readouterr().out.splitlines() == [
-        str(bleu(GOOD, [RIGHT])),
+        str(bleu(GOOD, RIGHT)),
         "over 3 lines; in brackets the 95 % interval, 1000 bootstrap resamples",
     ]
 
 
 def test_a_line_separator_inside_a_line_shifts_nothing(files, capsys):
-    run(score_bleu, "ref", "ref", "--resamples", "0")
+    run("bleu", "ref", "ref", "--resamples", "0")
     assert capsys.readouterr().out.splitlines()[0].startswith("BLEU 100.00 nrefs:1|")
 
 
-@pytest.mark.parametrize(
-    ("command", "beginning"),
-    [(score_bleu, "BLEU "), (score_chrf, "chrF2 "), (score_ter, "TER ")],
-    ids=["bleu", "chrf", "ter"],
-)
-def test_every_metric_takes_more_references_and_ignores_case_when_told(files, command, beginning, capsys):
-    run(command, "hyp", "ref", "other", "--lowercase")
+@pytest.mark.parametrize(("measure", "beginning"), [("bleu", "BLEU "), ("chrf", "chrF2 "), ("ter", "TER ")])
+def test_every_metric_takes_more_references_and_ignores_case_when_told(files, measure, beginning, capsys):
+    run(measure, "hyp", "ref", "other", "--lowercase")
     line = capsys.readouterr().out.splitlines()[0]
     assert line.startswith(beginning)
     assert "nrefs:2|" in line
@@ -64,7 +64,7 @@ def test_every_metric_takes_more_references_and_ignores_case_when_told(files, co
 
 
 def test_a_paired_run_prints_both_the_difference_and_how_to_read_p(files, capsys):
-    run(score_ter, "other", "ref", "--paired", "hyp")
+    run("ter", "other", "ref", "--paired", "hyp")
     first, second, lines, verdict, meaning, rule = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"TER \d+\.\d\d \[.*\] nrefs:1\|.*  other", first)
     assert re.fullmatch(r"TER \d+\.\d\d \[.*\] nrefs:1\|.*  hyp", second)
@@ -77,11 +77,11 @@ def test_a_paired_run_prints_both_the_difference_and_how_to_read_p(files, capsys
 
 
 def test_a_system_against_itself_differs_by_nothing(files, capsys):
-    run(score_bleu, "hyp", "ref", "--paired", "hyp.gz")
+    run("bleu", "hyp", "ref", "--paired", "hyp.gz")
     assert "difference +0.00 BLEU (higher is better), p = 1.0000\n" in capsys.readouterr().out
 
 
-def test_files_that_do_not_belong_together_are_refused_by_name(files):
+def test_files_that_do_not_belong_together_are_refused_by_name(refusal):
     assert refusal("cut", "ref") == (
         "hypotheses and references must have the same number of lines, but cut has 2 and ref has 3; "
         "look for lines lost, added or split on the way"
@@ -95,19 +95,18 @@ def test_files_that_do_not_belong_together_are_refused_by_name(files):
     )
 
 
-def test_hypotheses_that_are_no_lines_of_text_are_refused(files):
+def test_hypotheses_that_are_no_lines_of_text_are_refused(refusal):
     rule = "hypotheses must be text, one utterance or sentence a line, but hyp.json is named .json; "
     rule += "transduce transcribe --format text makes such a file; if it is one, rename it"
     assert refusal("hyp.json", "ref") == refusal("hyp", "ref", "--paired", "hyp.json") == rule
 
 
-def test_missing_references_and_a_second_standard_input_are_refused_before_reading(files):
+def test_missing_references_and_a_second_standard_input_are_refused_before_reading(refusal):
     assert refusal("-") == "a score needs a reference, but only - was given; write HYP REF [REF2 ...]"
     assert refusal("-", "ref", "-") == ("standard input can be read once, but - stands for 2 files; name the others")
 
 
-def test_bytes_that_are_not_utf8_are_refused_by_file_and_line(files):
+def test_bytes_that_are_not_utf8_are_refused_by_file_and_line(files, refusal):
     (files / "latin").write_bytes("fine\nna\u00efve\nfine\n".encode("latin-1"))
     assert "latin, line 2" in refusal("latin", "ref")
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        run(score_bleu, "nowhere", "ref")
+    assert refusal("nowhere", "ref") == "nowhere does not exist"

@@ -9,7 +9,7 @@ import pytest
 
 from transduce.cli.main import main
 from transduce.score.alignment import align, error_report
-from transduce.score.wer import cer, wer
+from transduce.score.wer import cer, per, wer
 
 RIGHT = ["The cat sat\u2028on the mat.", "show me the money, please", "", "good morning to you all", "fine"]
 HEARD = ["the cart sat down on the", "show the money peas", "uh", "", "fine"]
@@ -64,7 +64,9 @@ def refusal(files, capsys):
 
 
 @pytest.mark.parametrize("reference", ["ref", "ref.gz", "m.tsv", "m.tsv.gz"])
-@pytest.mark.parametrize(("unit", "measure", "noun"), [("wer", wer, "words"), ("cer", cer, "characters")])
+@pytest.mark.parametrize(
+    ("unit", "measure", "noun"), [("wer", wer, "words"), ("cer", cer, "characters"), ("per", per, "phones")]
+)
 def test_the_rate_its_counts_and_what_was_scored(score, unit, measure, noun, reference):
     rate, counts, scored = score(unit, "hyp", reference)
     want = measure(HEARD, RIGHT)
@@ -149,7 +151,7 @@ def test_files_that_do_not_belong_together_are_refused_by_name(refusal):
     for twice in (["-", "-"], ["-", "ref", "--paired", "-"], ["hyp", "-", "--manifest", "-"]):
         assert refusal(*twice) == "standard input can be read once, but - stands for 2 files; name the others"
     assert refusal("hyp", "ref", "--paired", "other", "--resamples", "0") == (
-        "a comparison needs at least 100 resamples, but resamples=0; 1000 is usual"
+        "resamples must be at least 100, but resamples=0; 1000 is usual"
     )
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from functools import partial
 
 import tyro
 from tyro.extras import SubcommandApp
@@ -10,20 +11,22 @@ from transduce.cli.average import average_checkpoints
 from transduce.cli.describe import describe
 from transduce.cli.generate import generate, score_perplexity
 from transduce.cli.interop import export, import_gpt2_run
-from transduce.cli.score import score_bleu, score_chrf, score_ter
-from transduce.cli.score_wer import score_cer, score_wer
+from transduce.cli.score import score_transcripts, score_translations
 from transduce.cli.transcribe import transcribe
 from transduce.cli.translate import translate
 from transduce.experiment.command import exit_code
+from transduce.score.bleu import bleu, chrf, ter
+from transduce.score.score import Measure
+from transduce.score.wer import cer, per, wer
 
 
 def app() -> SubcommandApp:
     """All commands."""
     score = SubcommandApp()
-    for name, command in (("bleu", score_bleu), ("chrf", score_chrf), ("ter", score_ter)):
-        score.command(name=name)(command)
-    score.command(name="wer")(score_wer)
-    score.command(name="cer")(score_cer)
+    for translations in (bleu, chrf, ter):
+        score.command(name=translations.name, help=_help(translations))(partial(score_translations, translations))
+    for transcripts in (wer, cer, per):
+        score.command(name=transcripts.name, help=_help(transcripts))(partial(score_transcripts, transcripts))
     score.command(name="perplexity")(score_perplexity)
     imports = SubcommandApp()
     imports.command(name="gpt2")(import_gpt2_run)
@@ -37,6 +40,10 @@ def app() -> SubcommandApp:
     commands.command(imports, name="import", help="Make a run of another toolkit's weights.")
     commands.command(export)
     return commands
+
+
+def _help(measure: Measure) -> str:
+    return f"{measure.description}; {measure.better} is better."
 
 
 def main(arguments: list[str] | None = None) -> int:

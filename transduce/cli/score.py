@@ -1,20 +1,29 @@
-"""`transduce score bleu | chrf | ter HYP REF [REF2 ...]`: how good a file of translations is, with its signature."""
+"""`transduce score MEASURE HYP REF ...`: how good a file of translations or transcripts is, with its signature."""
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from transduce.data.text.corpus import decode_lines, read_lines
-from transduce.score.bleu import Comparison, MetricName, Score, bleu, check_lines, chrf, compare, ter
+from transduce.score.alignment import NOUN, error_report
+from transduce.score.bleu import TranslationMeasure
+from transduce.score.score import Comparison, Measure, Score, check_lines
+from transduce.score.wer import ErrorRate, ErrorRateMeasure, Group
 
 STDIN = Path("-")
 
+TEXT = "text"
+
+Table = dict[str, list[str]]
+"""Columns by their names."""
+
 Hypotheses = Annotated[
     Positional[Path],
-    arg(metavar="HYP", help="Translations to score, one a line: a file, plain or .gz, or - for stdin."),
+    arg(metavar="HYP", help="What is to be scored, one sentence or utterance a line: a file, plain or .gz, or -."),
 ]
 References = Annotated[
     Positional[tuple[Path, ...]],
@@ -24,102 +33,135 @@ References = Annotated[
         help_behavior_hint="(required)",
     ),
 ]
-Lowercase = Annotated[bool, arg(help="Ignore case.", help_behavior_hint="")]
-Paired = Annotated[
-    Path | None,
-    arg(metavar="OTHER_HYP", help="Another system's translations to compare HYP with.", help_behavior_hint=""),
+Reference = Annotated[
+    Positional[Path],
+    arg(metavar="REF", help="What was said, line by line: a text file, or a manifest (.tsv or .tsv.gz with a header)."),
 ]
-Resamples = Annotated[int, arg(help="Bootstrap draws for the interval and for --paired; 0 for no interval.")]
 
 
-def score_bleu(
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What every score can be asked for."""
+
+    paired: Annotated[Path | None, arg(metavar="OTHER_HYP", help_behavior_hint="")] = None
+    """Another system's output, to compare HYP with."""
+    resamples: int = 1000
+    """Bootstrap draws for the interval and for --paired; 0 for no interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationOptions(Options):
+    """What a score of translations can be asked for."""
+
+    lowercase: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Ignore case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptOptions(Options):
+    """What an error rate can be asked for."""
+
+    normalize: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Ignore case, punctuation (but for apostrophes inside words) and the width of letters and spaces: lower case,
+    Unicode NFKC."""
+    by: Annotated[str | None, arg(metavar="COLUMN[:WIDTH]", help_behavior_hint="")] = None
+    """A table of the rates by a column of the manifest, such as speaker; age:10 puts ages into tens."""
+    manifest: Annotated[Path | None, arg(metavar="M.tsv", help_behavior_hint="")] = None
+    """Where --by finds its column, if REF is a text file."""
+    column: str = TEXT
+    """The column of REF that has the text, if REF is a manifest."""
+    report: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write there every utterance with errors, aligned, the worst first, and the frequent errors."""
+
+
+def score_translations(
+    measure: TranslationMeasure,
     hypotheses: Hypotheses,
     references: References,
-    lowercase: Lowercase = False,
-    paired: Paired = None,
-    resamples: Resamples = 1000,
+    scoring: OmitArgPrefixes[TranslationOptions] = TranslationOptions(),
 ) -> None:
-    """BLEU, 0 to 100, higher is better."""
-    _report("bleu", hypotheses, references, lowercase, paired, resamples)
-
-
-def score_chrf(
-    hypotheses: Hypotheses,
-    references: References,
-    lowercase: Lowercase = False,
-    paired: Paired = None,
-    resamples: Resamples = 1000,
-) -> None:
-    """chrF2, character n-gram F-score, 0 to 100, higher is better."""
-    _report("chrf", hypotheses, references, lowercase, paired, resamples)
-
-
-def score_ter(
-    hypotheses: Hypotheses,
-    references: References,
-    lowercase: Lowercase = False,
-    paired: Paired = None,
-    resamples: Resamples = 1000,
-) -> None:
-    """Translation edit rate, edits per 100 reference words, lower is better."""
-    _report("ter", hypotheses, references, lowercase, paired, resamples)
-
-
-def _report(
-    metric: MetricName,
-    hypotheses: Path,
-    references: Sequence[Path],
-    lowercase: bool,
-    paired: Path | None,
-    resamples: int,
-) -> None:
+    """Print a score of sacrebleu with its signature."""
     if not references:
         raise ValueError(f"a score needs a reference, but only {hypotheses} was given; write HYP REF [REF2 ...]")
-    check_hypotheses([hypotheses] if paired is None else [hypotheses, paired])
-    if paired is None:
-        lines, *others = read_sides([hypotheses, *references])
-        measure = {"bleu": bleu, "chrf": chrf, "ter": ter}[metric]
-        score = measure(lines, others, lowercase=lowercase, resamples=resamples)
-        print(score)
-        print(_what_was_scored(score, resamples))
-    else:
-        lines, other, *others = read_sides([hypotheses, paired, *references])
-        found = compare(lines, other, others, metric=metric, lowercase=lowercase, resamples=resamples)
-        print(f"{found.system}  {side_name(hypotheses)}")
-        print(f"{found.other}  {side_name(paired)}")
-        print(_what_was_scored(found.system, resamples))
-        print(what_it_means(found, "lower" if metric == "ter" else "higher"))
+    systems = _systems(hypotheses, scoring, references)
+    measure = replace(measure, lowercase=scoring.lowercase)
+    _print_score(measure, systems, {path: read_side(path) for path in references}, scoring.resamples)
 
 
-def read_sides(paths: Sequence[Path]) -> list[list[str]]:
-    """The lines of every file, - being standard input.
-
-    Raises:
-        ValueError: their numbers differ, or - stands for more than one.
-    """
-    check_one_stdin(paths)
-    texts = [read_side(path) for path in paths]
-    check_lines(dict(zip(map(side_name, paths), texts, strict=True)))
-    return texts
-
-
-def check_one_stdin(paths: Sequence[Path]) -> None:
-    """Raises ValueError where - stands for more than one file."""
-    if paths.count(STDIN) > 1:
-        raise ValueError(
-            f"standard input can be read once, but - stands for {paths.count(STDIN)} files; name the others"
+def score_transcripts(
+    measure: ErrorRateMeasure,
+    hypotheses: Hypotheses,
+    reference: Reference,
+    scoring: OmitArgPrefixes[TranscriptOptions] = TranscriptOptions(),
+) -> None:
+    """Print an error rate with its signature and its counts, and what else the options ask for."""
+    systems = _systems(hypotheses, scoring, [reference, *([scoring.manifest] if scoring.manifest else [])])
+    right, table = _read_reference(reference, scoring.column)
+    if scoring.manifest is not None:
+        table = read_table(scoring.manifest)
+        check_lines({side_name(reference): right, side_name(scoring.manifest): next(iter(table.values()))})
+    labels = [] if scoring.by is None else _labels(table, scoring.by, scoring.manifest or reference)
+    measure = replace(measure, normalize=scoring.normalize)
+    rate = _print_score(measure, systems, {reference: right}, scoring.resamples)
+    assert isinstance(rate, ErrorRate)
+    if scoring.by is not None:
+        print("\n" + _groups(scoring.by, rate, labels))
+    if scoring.report is not None:
+        ids = [f", {key}" for key in table.get("id", [])] or [""] * rate.n
+        names = [f"line {i}{key}" for i, key in enumerate(ids, start=1)]
+        found = error_report(rate.aligned, names, unit=rate.unit)
+        scoring.report.write_text(
+            f"{rate}\n{_extent(rate, scoring.resamples)}\n\n{found}", encoding="utf-8", newline="\n"
         )
 
 
-def check_hypotheses(paths: Sequence[Path]) -> None:
-    """Raises ValueError where a file is named as one of the formats of `transcribe` that are not a text a line."""
-    for path in paths:
+def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list[Path]:
+    """The file to score, and the one to compare it with, if any.
+
+    Raises:
+        ValueError: - stands for more than one of these and the `others`, or a file is named as one of the formats of
+            `transcribe` that are not a text a line.
+    """
+    systems = [hypotheses, *([scoring.paired] if scoring.paired else [])]
+    if (n := [*systems, *others].count(STDIN)) > 1:
+        raise ValueError(f"standard input can be read once, but - stands for {n} files; name the others")
+    for path in systems:
         kind = Path(path.name.removesuffix(".gz")).suffix
         if kind.lower() in (".json", ".jsonl", ".srt", ".tsv"):
             raise ValueError(
                 f"hypotheses must be text, one utterance or sentence a line, but {path} is named {kind}; "
                 "transduce transcribe --format text makes such a file; if it is one, rename it"
             )
+    return systems
+
+
+def _print_score(measure: Measure, systems: Sequence[Path], references: dict[Path, list[str]], resamples: int) -> Score:
+    """Score one system, or compare two, and print what was found; the score of the first system comes back."""
+    sides = {side_name(path): lines for path, lines in references.items()}
+    texts = [read_side(path) for path in systems]
+    check_lines(dict(zip(map(side_name, systems), texts, strict=True)) | sides)
+    if len(systems) == 1:
+        score = measure(*texts, *references.values(), resamples=resamples)
+        print(f"{score}\n{_extent(score, resamples)}")
+        return score
+    found = measure.compare(*texts, *references.values(), resamples=resamples)
+    for score, path in zip((found.system, found.other), systems, strict=True):
+        print(f"{score}  {side_name(path)}")
+    print(f"{_extent(found.system, resamples)}\n{_verdict(found, measure)}")
+    return found.system
+
+
+def _extent(score: Score, resamples: int) -> str:
+    return score.extent + (f"; in brackets the 95 % interval, {resamples} bootstrap resamples" if resamples else "")
+
+
+def _verdict(found: Comparison, measure: Measure) -> str:
+    return (
+        f"difference {found.difference:+.2f} {found.system.name} ({measure.better} is better), p = {found.p_value:.4f}\n"
+        f"If both systems were equally good, the choice of lines alone would give such a lead in "
+        f"{100 * found.p_value:.1f} % of test sets (paired bootstrap, one-sided).\n"
+        f"Below 0.025, the difference is significant at the usual two-sided 5 % level."
+    )
 
 
 def read_side(path: Path) -> list[str]:
@@ -132,16 +174,77 @@ def side_name(path: Path) -> str:
     return "standard input" if path == STDIN else str(path)
 
 
-def _what_was_scored(score: Score, resamples: int) -> str:
-    interval = f"; in brackets the 95 % interval, {resamples} bootstrap resamples" if resamples else ""
-    return f"over {score.n} line{'' if score.n == 1 else 's'}{interval}"
+def read_table(path: Path) -> Table:
+    """A TSV whose first line names the columns.
+
+    Raises:
+        ValueError: no line, or a line with more or fewer cells than the first.
+    """
+    lines = read_side(path)
+    if not lines:
+        raise ValueError(f"a manifest must begin with a line that names its columns, but {side_name(path)} is empty")
+    header, *rows = (line.split("\t") for line in lines)
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(header):
+            raise ValueError(
+                f"a line of a manifest must have a cell for each of its {len(header)} columns, "
+                f"but {side_name(path)}, line {number}, has {len(row)}"
+            )
+    return {name: [row[i] for row in rows] for i, name in enumerate(header)}
 
 
-def what_it_means(found: Comparison, better: str) -> str:
-    """How to read a comparison; `better` is "lower" or "higher"."""
-    return (
-        f"difference {found.difference:+.2f} {found.system.name} ({better} is better), p = {found.p_value:.4f}\n"
-        f"If both systems were equally good, the choice of lines alone would give such a lead in "
-        f"{100 * found.p_value:.1f} % of test sets (paired bootstrap, one-sided).\n"
-        f"Below 0.025, the difference is significant at the usual two-sided 5 % level."
+def _read_reference(path: Path, column: str) -> tuple[list[str], Table]:
+    """The text, and the table that it stands in: an empty one for a text file."""
+    if path.name.endswith((".tsv", ".tsv.gz")):
+        table = read_table(path)
+        return _cells(table, column, "--column", path), table
+    if column != TEXT:
+        raise ValueError(f"--column {column} needs a manifest, but {side_name(path)} is not named .tsv or .tsv.gz")
+    return read_side(path), {}
+
+
+def _cells(table: Table, column: str, option: str, path: Path) -> list[str]:
+    if column not in table:
+        raise ValueError(
+            f"{option} must name a column of {side_name(path)}, but {column!r} is none; it has {', '.join(table)}"
+        )
+    return table[column]
+
+
+def _labels(table: Table, by: str, path: Path) -> list[str]:
+    """The cells of a column; of "age:10" the spans of ten that its numbers lie in, as "30-39"."""
+    if not table:
+        raise ValueError(f"--by {by} needs a manifest with that column, but REF is a text file; add --manifest M.tsv")
+    column, colon, span = (by, "", "") if by in table else by.partition(":")
+    cells = _cells(table, column, "--by", path)
+    if not colon:
+        return [cell or "(blank)" for cell in cells]
+    if not span.isdecimal() or int(span) == 0:
+        raise ValueError(f"--by {column}:WIDTH needs a whole number from 1 up, but WIDTH={span!r}; try {column}:10")
+    return [_span(cell, int(span), column) for cell in cells]
+
+
+def _span(cell: str, width: int, column: str) -> str:
+    try:
+        low = int(float(cell) // width) * width if cell else None
+    except (ValueError, OverflowError) as error:
+        raise ValueError(
+            f"--by {column}:{width} needs numbers in that column, but one cell is {cell!r}; use --by {column}"
+        ) from error
+    if low is None:
+        return "(blank)"
+    return str(low) if width == 1 else f"{low}-{low + width - 1}"
+
+
+def _groups(by: str, rate: ErrorRate, labels: Sequence[str]) -> str:
+    """A table of the groups, the worst first, and all together last."""
+    rows: list[tuple[str, ...]] = [(by, "utterances", f"{NOUN[rate.unit]}s", rate.name, "S", "I", "D")]
+    for group in [*rate.by_group(labels), Group("all", rate.n, rate.errors)]:
+        e = group.errors
+        counts = (group.n, e.n_reference, f"{e.rate:.2f}", e.substitutions, e.insertions, e.deletions)
+        rows.append((group.label, *map(str, counts)))
+    first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        f"{label:<{first}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        for label, *cells in rows
     )

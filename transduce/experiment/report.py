@@ -13,7 +13,8 @@ from transduce.data.text.corpus import ParallelText
 from transduce.data.text.masking import MaskedBatches, Neighbours
 from transduce.experiment.validation import held_out_accuracy, held_out_loss
 from transduce.files import write_file
-from transduce.score.bleu import Score, bleu, chrf
+from transduce.score.bleu import bleu, bleu_lowercase, chrf
+from transduce.score.score import Score
 from transduce.score.wer import cer, wer
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
@@ -38,9 +39,9 @@ def translation_report(directory: Path, test: ParallelText, decoding: SearchConf
         searches,
         lambda search: translator(test.source, search),
         lambda outputs: {
-            "bleu": bleu(outputs, [test.target]),
-            "bleu.lowercase": bleu(outputs, [test.target], lowercase=True),
-            "chrf": chrf(outputs, [test.target]),
+            "bleu": bleu(outputs, test.target),
+            "bleu.lowercase": bleu_lowercase(outputs, test.target),
+            "chrf": chrf(outputs, test.target),
         },
         list(zip(test.source, test.target, strict=True)),
     )
@@ -79,7 +80,7 @@ def speech_report(
 
     def scores(outputs: list[str]) -> dict[str, Score]:
         if speech_translation:
-            return {"bleu": bleu(outputs, [references]), "chrf": chrf(outputs, [references])}
+            return {"bleu": bleu(outputs, references), "chrf": chrf(outputs, references)}
         return {"wer": wer(outputs, references), "cer": cer(outputs, references)}
 
     return _report(

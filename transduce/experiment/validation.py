@@ -52,7 +52,7 @@ class TranslationValidation:
         """Decode everything; BLEU decides."""
         hypotheses = self.translator(self.source, self.decoding)
         loss = held_out_loss(model, self.batches)
-        score = bleu(hypotheses, [list(self.target)], lowercase=self.lowercase, resamples=0).value
+        score = replace(bleu, lowercase=self.lowercase)(hypotheses, self.target, resamples=0).value
         step = max(1, len(self.source) // self.n_samples)
         chosen = range(0, len(self.source), step)[: self.n_samples]
         samples = [(self.source[i], self.target[i], hypotheses[i]) for i in chosen]
@@ -157,7 +157,7 @@ class SpeechValidation:
         hypotheses = [outputs[0].text for outputs in self.transcriber.decode(frames, self.decoding)]
         metrics = {"loss": held_out_loss(model, self.batches)}
         if self.bleu:
-            metrics["bleu"] = bleu(hypotheses, [references], resamples=0).value
+            metrics["bleu"] = bleu(hypotheses, references, resamples=0).value
         else:
             metrics["wer"] = wer(hypotheses, references, resamples=0).value
             metrics["cer"] = cer(hypotheses, references, resamples=0).value

@@ -1,184 +1,114 @@
 """BLEU, chrF and TER by sacrebleu: how they are counted is written in the signature that each score carries."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest, Result
 
-MetricName = Literal["bleu", "chrf", "ter"]
+from transduce.score.score import Comparison, Measure, Score, check_lines, check_resamples
 
 
-@dataclass(frozen=True)
-class Score:
-    """A score over `n` lines; `low` and `high` end its 95 % interval and are None where none was asked for."""
+@dataclass(frozen=True, kw_only=True)
+class TranslationMeasure(Measure):
+    """A corpus measure of sacrebleu for plain, untokenized text; case counts unless `lowercase`.
 
-    name: str
-    value: float
-    signature: str
-    n: int
-    low: float | None = None
-    high: float | None = None
+    Every further list of references is another whole translation, line by line. The interval is sacrebleu's: from the
+    2.5th to the 97.5th percentile of the bootstrap draws, centred on their mean; the seed is its own (12345, or the
+    environment's SACREBLEU_SEED).
 
-    def __str__(self) -> str:
-        interval = "" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]"
-        return f"{self.name} {self.value:.2f}{interval} {self.signature}"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two systems on the same lines; `p_value` is one-sided: the chance of such a lead between equally good ones."""
-
-    system: Score
-    other: Score
-    p_value: float
-
-    @property
-    def difference(self) -> float:
-        """What `system` scores above `other`."""
-        return self.system.value - self.other.value
-
-
-def bleu(
-    hypotheses: Sequence[str],
-    references: Sequence[Sequence[str]],
-    *,
-    lowercase: bool = False,
-    resamples: int = 1000,
-) -> Score:
-    """Corpus BLEU of plain, untokenized text, 0 to 100, higher is better: 13a tokens, exponential smoothing.
-
-    `hypotheses` has one string per line, and each of `references` is another whole translation, line by line; a blank
-    hypothesis counts against the score. The interval is sacrebleu's: `resamples` bootstrap draws of the lines, from
-    the 2.5th to the 97.5th percentile, centred on their mean; 0 leaves it out. The seed is sacrebleu's own (12345, or
-    the environment's SACREBLEU_SEED).
-
-    Raises:
-        ValueError: no lines, no references, different numbers of lines, or 0 < `resamples` < 100.
-    Source: Papineni et al. (2002), BLEU; Post (2018), A call for clarity; Koehn (2004) for the interval.
+    Source: Post (2018), A call for clarity in reporting BLEU scores; Koehn (2004) for the interval.
     """
-    return _score("bleu", hypotheses, references, lowercase, resamples)
+
+    metric: Callable[..., Metric]
+    """Makes sacrebleu's metric; called with `lowercase`."""
+    lowercase: bool = False
+
+    def __call__(
+        self, hypotheses: Sequence[str], references: Sequence[str], *more: Sequence[str], resamples: int = 1000
+    ) -> Score:
+        """The score of all lines together, with its 95 % interval."""
+        check_lines({"hypotheses": hypotheses} | _numbered(references, *more))
+        check_resamples(resamples, compared=False)
+        if resamples:
+            ((score, _),) = self._bootstrap([hypotheses], [references, *more], resamples)
+            return score
+        metric = self.metric(lowercase=self.lowercase)
+        got = metric.corpus_score(hypotheses, [references, *more])
+        return Score(got.name, got.score, str(metric.get_signature()), len(hypotheses))
+
+    def compare(
+        self,
+        hypotheses: Sequence[str],
+        other: Sequence[str],
+        references: Sequence[str],
+        *more: Sequence[str],
+        resamples: int = 1000,
+    ) -> Comparison:
+        """Tell whether two systems differ by more than the choice of lines explains: paired bootstrap."""
+        check_lines({"hypotheses": hypotheses, "other": other} | _numbered(references, *more))
+        check_resamples(resamples, compared=True)
+        # sacrebleu tests every later system against the first one
+        (baseline, _), (system, p_value) = self._bootstrap([other, hypotheses], [references, *more], resamples)
+        # it counts the resamples that exceed the difference, and so calls two equal systems different (p = 0.001)
+        return Comparison(system, baseline, 1.0 if system.value == baseline.value else p_value)
+
+    def _bootstrap(
+        self, systems: Sequence[Sequence[str]], references: Sequence[Sequence[str]], resamples: int
+    ) -> list[tuple[Score, float]]:
+        """Each system's score with its interval, and the p-value of its difference from the first (1 for the first)."""
+        named = [(str(i), system) for i, system in enumerate(systems)]
+        metrics = {self.name: self.metric(lowercase=self.lowercase)}
+        signatures, results = PairedTest(named, metrics, references, "bs", n_samples=resamples)()
+        ((label, signature),) = signatures.items()
+        found = []
+        for result in results[label]:
+            assert isinstance(result, Result) and result.mean is not None and result.ci is not None
+            low, high = float(result.mean - result.ci), float(result.mean + result.ci)
+            score = Score(label, result.score, str(signature), len(systems[0]), low, high)
+            found.append((score, 1.0 if result.p_value is None else result.p_value))
+        return found
 
 
-def chrf(
-    hypotheses: Sequence[str],
-    references: Sequence[Sequence[str]],
-    *,
-    lowercase: bool = False,
-    resamples: int = 1000,
-) -> Score:
-    """chrF2, 0 to 100, higher is better: the F-score of character 1- to 6-grams. The rest is as in `bleu`.
-
-    Raises:
-        ValueError: as `bleu`.
-    Source: Popović (2015), chrF.
-    """
-    return _score("chrf", hypotheses, references, lowercase, resamples)
-
-
-def ter(
-    hypotheses: Sequence[str],
-    references: Sequence[Sequence[str]],
-    *,
-    lowercase: bool = False,
-    resamples: int = 1000,
-) -> Score:
-    """Translation edit rate, edits per 100 reference words, lower is better. The rest is as in `bleu`.
-
-    Case counts unless `lowercase`, as in `bleu`; the sacrebleu command ignores case here unless told otherwise.
-
-    Raises:
-        ValueError: as `bleu`.
-    Source: Snover et al. (2006), A study of translation edit rate.
-    """
-    return _score("ter", hypotheses, references, lowercase, resamples)
-
-
-def compare(
-    hypotheses: Sequence[str],
-    other: Sequence[str],
-    references: Sequence[Sequence[str]],
-    *,
-    metric: MetricName = "bleu",
-    lowercase: bool = False,
-    resamples: int = 1000,
-) -> Comparison:
-    """Whether `hypotheses` and `other` differ by more than the choice of lines explains: paired bootstrap.
-
-    Raises:
-        ValueError: as `bleu`, or `resamples` is below 100.
-    Source: Koehn (2004), Statistical significance tests for machine translation evaluation.
-    """
-    check_lines({"hypotheses": hypotheses, "other": other} | _numbered(references))
-    if resamples < 100:
-        raise ValueError(f"a comparison needs at least 100 resamples, but resamples={resamples}; 1000 is usual")
-    # sacrebleu tests every later system against the first one
-    (baseline, _), (system, p_value) = _bootstrap(metric, [other, hypotheses], references, lowercase, resamples)
-    # it counts the resamples that exceed the difference, and so calls two equal systems different (p = 0.001)
-    return Comparison(system, baseline, 1.0 if system.value == baseline.value else p_value)
-
-
-def check_lines(sides: Mapping[str, Sequence[str]]) -> None:
-    """See that line k of one side can belong to line k of every other; the keys name the sides in the error.
-
-    Raises:
-        ValueError: a side is one string or empty, or their numbers of lines differ.
-    """
-    (first, lines), *_ = sides.items()
-    for name, side in sides.items():
-        if isinstance(side, str) or not side:
-            found = f"one string, {side[:40]!r}" if side else "empty"
-            raise ValueError(f"every side of a score must be a list of at least one line, but {name} is {found}")
-        if len(side) != len(lines):
-            raise ValueError(
-                f"hypotheses and references must have the same number of lines, but {first} has {len(lines)} "
-                f"and {name} has {len(side)}; look for lines lost, added or split on the way"
-            )
-
-
-def _numbered(references: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
-    if not references:
-        raise ValueError("a score needs at least one reference translation, but references is empty")
+def _numbered(*references: Sequence[str]) -> dict[str, Sequence[str]]:
     return {f"reference {i}": lines for i, lines in enumerate(references, start=1)}
 
 
-def _metric(name: MetricName, lowercase: bool) -> Metric:
-    if name == "bleu":
-        return BLEU(lowercase=lowercase)
-    return CHRF(lowercase=lowercase) if name == "chrf" else TER(case_sensitive=not lowercase)
+def _ter(*, lowercase: bool) -> TER:
+    """TER in which case counts as it does in BLEU; the sacrebleu command ignores case here unless told otherwise."""
+    return TER(case_sensitive=not lowercase)
 
 
-def _score(
-    name: MetricName, hypotheses: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool, resamples: int
-) -> Score:
-    check_lines({"hypotheses": hypotheses} | _numbered(references))
-    if resamples != 0 and resamples < 100:
-        raise ValueError(f"resamples must be 0 (no interval) or at least 100, but resamples={resamples}")
-    if resamples:
-        ((score, _),) = _bootstrap(name, [hypotheses], references, lowercase, resamples)
-        return score
-    metric = _metric(name, lowercase)
-    got = metric.corpus_score(hypotheses, references)
-    return Score(got.name, got.score, str(metric.get_signature()), len(hypotheses))
+bleu = TranslationMeasure(name="bleu", title="BLEU", description="BLEU, 0 to 100", higher_is_better=True, metric=BLEU)
+"""Corpus BLEU, 0 to 100: 13a tokens, exponential smoothing.
 
+Source: Papineni et al. (2002), BLEU.
+"""
 
-def _bootstrap(
-    name: MetricName,
-    systems: Sequence[Sequence[str]],
-    references: Sequence[Sequence[str]],
-    lowercase: bool,
-    resamples: int,
-) -> list[tuple[Score, float]]:
-    """Each system's score with its interval, and the p-value of its difference from the first (1 for the first)."""
-    named = [(str(i), system) for i, system in enumerate(systems)]
-    signatures, results = PairedTest(named, {name: _metric(name, lowercase)}, references, "bs", n_samples=resamples)()
-    ((label, signature),) = signatures.items()
-    found = []
-    for result in results[label]:
-        assert isinstance(result, Result) and result.mean is not None and result.ci is not None
-        low, high = float(result.mean - result.ci), float(result.mean + result.ci)
-        score = Score(label, result.score, str(signature), len(systems[0]), low, high)
-        found.append((score, 1.0 if result.p_value is None else result.p_value))
-    return found
+bleu_lowercase = replace(bleu, name="bleu.lowercase", title="BLEU, lowercase", lowercase=True)
+"""BLEU of texts in lower case."""
+
+chrf = TranslationMeasure(
+    name="chrf",
+    title="chrF2",
+    description="chrF2, the F-score of character n-grams, 0 to 100",
+    higher_is_better=True,
+    metric=CHRF,
+)
+"""chrF2, 0 to 100: the F-score of character 1- to 6-grams.
+
+Source: Popović (2015), chrF.
+"""
+
+ter = TranslationMeasure(
+    name="ter",
+    title="TER",
+    description="Translation edit rate, edits per 100 words of the reference",
+    higher_is_better=False,
+    metric=_ter,
+)
+"""Translation edit rate: edits per 100 words of the reference.
+
+Source: Snover et al. (2006), A study of translation edit rate.
+"""

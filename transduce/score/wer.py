@@ -1,17 +1,20 @@
-"""Word and character error rate; how they are counted is written in the signature that each rate carries."""
+"""Word, character and phone error rate; how they are counted is written in the signature that each rate carries."""
 
 import importlib.metadata
 import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float
+from jiwer import CharacterOutput, WordOutput
 
-from transduce.score.alignment import NOUN, Alignment, Errors, Unit, align
-from transduce.score.bleu import Comparison, Score, check_lines
-from transduce.score.interval import SEED, percentile_interval, resample_sums
+from transduce.score.alignment import NOUN, Errors, Unit, align, all_errors, count_errors
+from transduce.score.score import Comparison, Measure, Score, check_lines, check_resamples, counted
+
+SEED = 12345
+"""The seed of every bootstrap here, so that a score comes out the same twice; it stands in the signature."""
 
 APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ`´", "'"))
 
@@ -29,16 +32,28 @@ class Group:
 class ErrorRate(Score):
     """Errors in percent of the reference, over `n` utterances; lower is better, and more than 100 is possible."""
 
+    unit: Unit
     errors: Errors
-    alignments: list[Alignment] = field(repr=False)
+    """Of all utterances together."""
+    utterances: list[Errors] = field(repr=False)
+    """Of each utterance."""
+    aligned: WordOutput | CharacterOutput = field(repr=False)
 
     @property
     def n_right(self) -> int:
-        """Utterances without an error."""
-        return sum(each.errors.total == 0 for each in self.alignments)
+        """The number of utterances without an error."""
+        return sum(each.total == 0 for each in self.utterances)
+
+    @property
+    def extent(self) -> str:
+        """The counts of errors, and what was scored, in two lines."""
+        return (
+            f"{self.errors} in {counted(self.errors.n_reference, f'reference {NOUN[self.unit]}')}\n"
+            f"over {counted(self.n, 'utterance')}, {self.n_right} ({100 * self.n_right / self.n:.1f} %) wholly right"
+        )
 
     def by_group(self, labels: Sequence[str]) -> list[Group]:
-        """The utterances sorted into groups, one label for each, and the groups by their rates: the worst first.
+        """The utterances sorted into groups by their labels, one for each, and the groups by their rates, worst first.
 
         Raises:
             ValueError: there are more labels than utterances, or fewer.
@@ -46,64 +61,101 @@ class ErrorRate(Score):
         if len(labels) != self.n:
             raise ValueError(f"every utterance needs a label, but there are {self.n} utterances, {len(labels)} labels")
         members: dict[str, list[Errors]] = defaultdict(list)
-        for label, alignment in zip(labels, self.alignments, strict=True):
-            members[label].append(alignment.errors)
-        groups = [Group(label, len(each), sum(each, Errors())) for label, each in members.items()]
+        for label, errors in zip(labels, self.utterances, strict=True):
+            members[label].append(errors)
+        groups = [Group(label, len(each), all_errors(each)) for label, each in members.items()]
         return sorted(groups, key=lambda group: (-group.errors.rate, group.label))
 
 
-def wer(
-    hypotheses: Sequence[str], references: Sequence[str], *, normalize: bool = False, resamples: int = 1000
-) -> ErrorRate:
-    """Word error rate: substitutions, insertions and deletions in percent of the words of the reference.
+@dataclass(frozen=True, kw_only=True)
+class ErrorRateMeasure(Measure):
+    """Substitutions, insertions and deletions in percent of the tokens of the reference.
 
-    Line i of both sides is one utterance, and white space separates words. A blank hypothesis is all deletions; words
-    beside a blank reference are insertions. With `normalize`, both sides pass through `normalized` first. The interval
-    has 95 %: percentiles of `resamples` bootstrap draws of the utterances, with the fixed seed that the signature
-    names; draws without a word in the reference are left out, and `resamples=0` leaves out the interval.
+    A blank hypothesis is all deletions; tokens beside a blank reference are insertions. The interval has 95 %:
+    percentiles of bootstrap draws of the utterances, with the fixed seed that the signature names; draws without a
+    token in the reference are left out.
 
-    Raises:
-        ValueError: no lines, different numbers of lines, no word in any reference, or 0 < `resamples` < 100.
     Source: Bisani and Ney (2004), Bootstrap estimates for confidence intervals in ASR performance evaluation.
     """
-    return _rate("word", hypotheses, references, normalize, resamples)
 
+    higher_is_better: bool = False
+    unit: Unit
+    normalize: bool = False
+    """Both sides pass through `normalized` first."""
 
-def cer(
-    hypotheses: Sequence[str], references: Sequence[str], *, normalize: bool = False, resamples: int = 1000
-) -> ErrorRate:
-    """Character error rate: the same over Unicode code points. One space between words counts as a character.
+    def __call__(self, hypotheses: Sequence[str], references: Sequence[str], *, resamples: int = 1000) -> ErrorRate:
+        """The rate of all utterances together, with its 95 % interval.
 
-    Raises:
-        ValueError: as `wer`.
-    """
-    return _rate("char", hypotheses, references, normalize, resamples)
-
-
-def compare(system: ErrorRate, other: ErrorRate, *, resamples: int = 1000) -> Comparison:
-    """Whether two rates on the same references differ by more than the choice of utterances explains.
-
-    The paired bootstrap; the p-value is one-sided: the share of draws whose lead exceeds the mean lead of all draws by
-    at least the lead itself, where one draw more counts as such. `difference` below 0 means that `system` is better.
-
-    Raises:
-        ValueError: different references, another way to count, or `resamples` is below 100.
-    Source: Bisani and Ney (2004); Koehn (2004), Statistical significance tests for machine translation evaluation.
-    """
-    if resamples < 100:
-        raise ValueError(f"a comparison needs at least 100 resamples, but resamples={resamples}; 1000 is usual")
-    if system.signature != other.signature or _references(system) != _references(other):
-        raise ValueError(
-            "two rates can be compared if they were counted in the same way on the same references, "
-            f"but they are {system.signature} over {system.errors.n_reference} and {other.signature} over "
-            f"{other.errors.n_reference} in {system.n} and {other.n} utterances; score both against one file"
+        Raises:
+            ValueError: as for every measure, or no reference has a token.
+        """
+        check_lines({"hypotheses": hypotheses, "references": references})
+        check_resamples(resamples, compared=False)
+        if self.normalize:
+            hypotheses, references = ([normalized(line) for line in lines] for lines in (hypotheses, references))
+        aligned = align(hypotheses, references, unit=self.unit)
+        utterances = [count_errors(chunks) for chunks in aligned.alignments]
+        errors = all_errors(utterances)
+        if errors.n_reference == 0:
+            after = " after normalization" if self.normalize else ""
+            raise ValueError(
+                f"an error rate needs at least one {NOUN[self.unit]} in the references, "
+                f"but all {len(references)} are blank{after}; look for a wrong file or column"
+            )
+        low, high = (None, None)
+        if resamples:
+            low, high = np.quantile(_resampled(utterances, resamples), (0.025, 0.975)).tolist()
+        return ErrorRate(
+            name=self.title,
+            value=errors.rate,
+            signature=self._signature(resamples),
+            n=len(utterances),
+            low=low,
+            high=high,
+            unit=self.unit,
+            errors=errors,
+            utterances=utterances,
+            aligned=aligned,
         )
-    difference = system.value - other.value
-    if difference == 0:
-        return Comparison(system, other, 1.0)
-    lead = (_resampled(system, resamples) - _resampled(other, resamples)) * np.sign(difference)
-    p_value = (np.sum(lead - lead.mean() >= abs(difference)) + 1) / (len(lead) + 1)
-    return Comparison(system, other, float(p_value))
+
+    def compare(
+        self, hypotheses: Sequence[str], other: Sequence[str], references: Sequence[str], *, resamples: int = 1000
+    ) -> Comparison:
+        """Tell whether two systems differ by more than the choice of utterances explains: paired bootstrap.
+
+        The p-value is one-sided: the share of draws whose lead exceeds the mean lead of all draws by at least the lead
+        itself, where one draw more counts as such. `difference` below 0 means that `hypotheses` are better.
+        """
+        check_lines({"hypotheses": hypotheses, "other": other, "references": references})
+        check_resamples(resamples, compared=True)
+        system, rival = (self(lines, references, resamples=resamples) for lines in (hypotheses, other))
+        difference = system.value - rival.value
+        if difference == 0:
+            return Comparison(system, rival, 1.0)
+        ours, theirs = (_resampled(rate.utterances, resamples) for rate in (system, rival))
+        lead = (ours - theirs) * np.sign(difference)
+        p_value = (np.sum(lead - lead.mean() >= abs(difference)) + 1) / (len(lead) + 1)
+        return Comparison(system, rival, float(p_value))
+
+    def _signature(self, resamples: int) -> str:
+        bootstrap = f"bs:{resamples}|seed:{SEED}|" if resamples else ""
+        letters = "case:lc|norm:nfkc-nopunct" if self.normalize else "case:mixed|norm:no"
+        space = "|space:yes" if self.unit == "char" else ""
+        return f"{bootstrap}{letters}|unit:{self.unit}{space}|jiwer:{importlib.metadata.version('jiwer')}"
+
+
+def _resampled(utterances: Sequence[Errors], resamples: int) -> Float[np.ndarray, " R"]:
+    """The rate in percent on every bootstrap draw that has a token in its references.
+
+    The same numbers of utterances and draws give the same draws, so two systems are resampled as pairs.
+
+    Source: Efron (1979), Bootstrap methods.
+    """
+    rng = np.random.default_rng(SEED)
+    counts = np.array([(errors.total, errors.n_reference) for errors in utterances])
+    draws = (rng.integers(len(counts), size=len(counts)) for _ in range(resamples))  # one at a time: U x R is large
+    errors, tokens = np.stack([counts[draw].sum(axis=0) for draw in draws]).T
+    return 100 * errors[tokens > 0] / tokens[tokens > 0]
 
 
 def normalized(text: str) -> str:
@@ -118,51 +170,18 @@ def normalized(text: str) -> str:
     return " ".join(filter(None, (word.strip("'") for word in spoken.split())))
 
 
-def _rate(
-    unit: Unit, hypotheses: Sequence[str], references: Sequence[str], normalize: bool, resamples: int
-) -> ErrorRate:
-    check_lines({"hypotheses": hypotheses, "references": references})
-    if resamples != 0 and resamples < 100:
-        raise ValueError(f"resamples must be 0 (no interval) or at least 100, but resamples={resamples}")
-    if normalize:
-        hypotheses, references = ([normalized(line) for line in lines] for lines in (hypotheses, references))
-    alignments = align(hypotheses, references, unit=unit)
-    errors = sum((each.errors for each in alignments), Errors())
-    if errors.n_reference == 0:
-        after = " after normalization" if normalize else ""
-        raise ValueError(
-            f"an error rate needs at least one {NOUN[unit]} in the references, "
-            f"but all {len(references)} are blank{after}; look for a wrong file or column"
-        )
-    rate = ErrorRate(
-        name="WER" if unit == "word" else "CER",
-        value=errors.rate,
-        signature=_signature(unit, normalize, resamples),
-        n=len(alignments),
-        errors=errors,
-        alignments=alignments,
-    )
-    return _with_interval(rate, resamples) if resamples else rate
+wer = ErrorRateMeasure(name="wer", title="WER", description="Word error rate in percent", unit="word")
+"""Word error rate: what white space separates is a word."""
 
+cer = ErrorRateMeasure(
+    name="cer",
+    title="CER",
+    description="Character error rate in percent, spaces between words included",
+    unit="char",
+)
+"""Character error rate over Unicode code points; one space between words counts as a character."""
 
-def _signature(unit: Unit, normalize: bool, resamples: int) -> str:
-    bootstrap = f"bs:{resamples}|seed:{SEED}|" if resamples else ""
-    letters = "case:lc|norm:nfkc-nopunct" if normalize else "case:mixed|norm:no"
-    counted = "unit:word" if unit == "word" else "unit:char|space:yes"
-    return f"{bootstrap}{letters}|{counted}|jiwer:{importlib.metadata.version('jiwer')}"
-
-
-def _with_interval(rate: ErrorRate, resamples: int) -> ErrorRate:
-    low, high = percentile_interval(_resampled(rate, resamples))
-    return replace(rate, low=low, high=high)
-
-
-def _resampled(rate: ErrorRate, resamples: int) -> Float[np.ndarray, " R"]:
-    """The rate in percent on every draw that has a word in its references."""
-    counts = np.array([(each.errors.total, each.errors.n_reference) for each in rate.alignments])
-    errors, words = resample_sums(counts, resamples=resamples).T
-    return 100 * errors[words > 0] / words[words > 0]
-
-
-def _references(rate: ErrorRate) -> list[list[str]]:
-    return [each.reference for each in rate.alignments]
+per = ErrorRateMeasure(
+    name="per", title="PER", description="Phone error rate in percent of phones between spaces", unit="phone"
+)
+"""Phone error rate: what white space separates is a phone."""

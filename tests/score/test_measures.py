@@ -1,0 +1,46 @@
+"""Measures as values: one call for all of them, found by name."""
+
+import re
+
+import jiwer
+import pytest
+import sacrebleu
+
+from transduce.score.measures import MEASURES, get_measure
+
+HYPOTHESES = ["The cat sat on a mat", "and looked at the Dog for a while", "birds"]
+REFERENCES = ["the cat sat on the mat", "and looked at the dog for a while", "a bird sang"]
+
+THEIRS = {
+    "bleu": lambda h, r: sacrebleu.corpus_bleu(h, [r]).score,
+    "bleu.lowercase": lambda h, r: sacrebleu.corpus_bleu(h, [r], lowercase=True).score,
+    "chrf": lambda h, r: sacrebleu.corpus_chrf(h, [r]).score,
+    "ter": lambda h, r: sacrebleu.corpus_ter(h, [r], case_sensitive=True).score,
+    "wer": lambda h, r: 100 * jiwer.wer(r, h),
+    "cer": lambda h, r: 100 * jiwer.cer(r, h),
+    "per": lambda h, r: 100 * jiwer.wer(r, h),
+}
+
+
+def test_every_measure_is_that_of_its_library():
+    assert set(MEASURES) == set(THEIRS)
+    for name, theirs in THEIRS.items():
+        measure = get_measure(name)
+        score = measure(HYPOTHESES, REFERENCES)
+        assert score.value == pytest.approx(theirs(HYPOTHESES, REFERENCES), abs=1e-9), name
+        assert score.low <= score.high and score.n == 3
+        assert (measure.name, measure.title.split(",")[0]) == (name, score.name)
+
+
+def test_the_better_system_is_the_higher_or_the_lower_one():
+    for measure in MEASURES.values():
+        found = measure.compare(REFERENCES, HYPOTHESES, REFERENCES)
+        assert found.difference != 0 and (found.difference > 0) == measure.higher_is_better
+        assert measure.better == ("higher" if found.difference > 0 else "lower")
+
+
+def test_an_unknown_measure_is_refused_with_the_known_ones():
+    message = "a measure must be one of bleu, bleu.lowercase, chrf, ter, wer, cer, per, but it is 'blue'; "
+    message += "name one of these"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        get_measure("blue")
