@@ -35,9 +35,9 @@ from torch import Tensor, nn
 import transduce as td
 from transduce.data.batch import Batch
 from transduce.data.text.stream import Stream, Windows
-from transduce.experiment.run import loss_of
 from transduce.model.presets import gpt2
 from transduce.train.flops import flops_per_token, peak_flops
+from transduce.train.objectives import CrossEntropy
 from transduce.train.optim import OptimConfig
 from transduce.train.prefetch import prefetch
 from transduce.train.state import Validation
@@ -115,7 +115,7 @@ class Ours:
             optim=optim, label_smoothing=0.0, precision=x.precision, compile=x.compile, static_shapes=True
         )
         self.trainer = Trainer(
-            model=model, data=windows, loss=loss_of(config), validate=lambda _: Validation({}, 0.0), config=config,
+            objective=CrossEntropy(model), data=windows, validate=lambda _: Validation({}, 0.0), config=config,
             directory=Path(self.directory.name),
         )  # fmt: skip
         with contextlib.redirect_stderr(io.StringIO()):  # a progress bar amid the table

@@ -40,8 +40,8 @@ from transduce.data.batch import Batch, Epoch, pair_epoch
 from transduce.data.text.corpus import Folder, corpus_folder
 from transduce.data.text.pairs import TextPairs
 from transduce.data.text.sentencepiece_bpe import BOS, tokenizers
-from transduce.experiment.run import loss_of
 from transduce.model.positions import sinusoidal
+from transduce.train.objectives import CrossEntropy
 from transduce.train.state import Validation
 from transduce.train.trainer import Trainer, TrainingConfig
 
@@ -112,8 +112,8 @@ class Ours:
         self.directory = tempfile.TemporaryDirectory()
         config = TrainingConfig(validate_every=10**9, keep_last=1, keep_best=1, **how)  # type: ignore[arg-type]
         self.trainer = Trainer(
-            model=model, data=self.clock, loss=loss_of(config), validate=self.validate, config=config,
-            directory=Path(self.directory.name),
+            objective=CrossEntropy(model, label_smoothing=config.label_smoothing), data=self.clock,
+            validate=self.validate, config=config, directory=Path(self.directory.name),
         )  # fmt: skip
 
     def validate(self, _: nn.Module) -> Validation:

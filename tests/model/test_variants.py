@@ -21,8 +21,7 @@ from transduce.model.layers import Experts, FeedForward, balance_loss
 from transduce.model.positions import Positions, rotary, rotate
 from transduce.model.presets import PRESETS, gpt2
 from transduce.model.transformer import Transformer
-from transduce.train.ctc import hybrid_loss
-from transduce.train.loss import sequence_loss
+from transduce.train.objectives import CrossEntropy, HybridCTC
 
 TOKENS = StackConfig(input=Tokens(vocab_size=29), n_layers=2)
 LANGUAGE = TransformerConfig(decoder=TOKENS, d_model=14, n_heads=2, d_ff=23, dropout=0.0)
@@ -161,20 +160,22 @@ def test_the_balance_reaches_the_loss_in_training_only(ctc, rng):
     """Per token, so 12 times; four layers' losses, two of them over the source."""
     config = replace(TRANSLATION, **EXPERTS, ctc=ctc, balance_weight=0.25)
     model, batch = Transformer(config), rows(rng)
-    loss = hybrid_loss if ctc else sequence_loss
+    objective = HybridCTC(model, ctc_weight=0.3) if ctc else CrossEntropy(model)
     found: list[torch.Tensor] = []
     hooks = [
         m.router.register_forward_hook(lambda *a: found.append(a[2])) for m in model.modules() if hasattr(m, "router")
     ]
-    trained = loss(model.train(), batch)
+    trained, parts = objective.train()(batch)
     lengths = [batch.source_lengths] * 2 + [batch.target_lengths] * 2
     want = 12 * 0.25 * sum(balance_loss(s, 2, n) for s, n in zip(found, lengths, strict=True))
     for hook in hooks:
         hook.remove()
-    torch.testing.assert_close(trained - loss(model.eval(), batch), want, rtol=0, atol=1e-4)
+    torch.testing.assert_close(trained - objective.eval()(batch).total, want, rtol=0, atol=1e-4)
+    torch.testing.assert_close(parts["balance"], want.detach())
+    assert "balance" not in objective(batch).parts
     router = model.decoder.layers[0].feed_forward.router.weight
-    with_balance = torch.autograd.grad(loss(model.train(), batch), router)[0]
-    assert not torch.allclose(with_balance, torch.autograd.grad(loss(model.eval(), batch), router)[0])
+    with_balance = torch.autograd.grad(objective.train()(batch).total, router)[0]
+    assert not torch.allclose(with_balance, torch.autograd.grad(objective.eval()(batch).total, router)[0])
 
 
 # Recomputation
@@ -189,12 +190,12 @@ def test_recomputed_layers_have_the_same_loss_and_gradients_with_dropout(fields,
         model = Transformer(config).train()
         seen: list[int] = []
         model.decoder.layers[0].attention.qkv.register_forward_hook(lambda *_, seen=seen: seen.append(1))
-        loss = sequence_loss(model, batch)
+        loss = CrossEntropy(model)(batch).total
         loss.backward()
         gradients.append([loss, *(p.grad for p in model.parameters())])
         calls.append(len(seen))
         model.eval()
-        sequence_loss(model, batch)
+        CrossEntropy(model)(batch)
         assert len(seen) == calls[-1] + 1
     assert calls == [1, 2]
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

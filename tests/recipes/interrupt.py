@@ -3,7 +3,7 @@
 import signal
 from itertools import count
 
-from transduce.experiment import run as experiment
+from transduce.train.trainer import Trainer
 
 
 def interrupt(monkeypatch, batch: int) -> list[int]:
@@ -12,18 +12,16 @@ def interrupt(monkeypatch, batch: int) -> list[int]:
     Returns:
         The numbers of the batches so far; it grows.
     """
-    loss_of, numbers, seen = experiment.loss_of, count(1), []
+    run, numbers, seen = Trainer.run, count(1), []
 
-    def interrupting(*settings):
-        loss = loss_of(*settings)
+    def before_a_batch(*_):
+        seen.append(next(numbers))
+        if seen[-1] == batch:
+            signal.raise_signal(signal.SIGINT)
 
-        def call(model, item):
-            seen.append(next(numbers))
-            if seen[-1] == batch:
-                signal.raise_signal(signal.SIGINT)
-            return loss(model, item)
+    def interrupted(trainer):
+        trainer.objective.register_forward_pre_hook(before_a_batch)
+        return run(trainer)
 
-        return call
-
-    monkeypatch.setattr(experiment, "loss_of", interrupting)
+    monkeypatch.setattr(Trainer, "run", interrupted)
     return seen

@@ -6,7 +6,6 @@ captures and differentiates the graph as on a GPU, but needs no C++ compiler.
 """
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -22,18 +21,15 @@ from tests.train import toy
 from transduce.data.text.stream import Stream, Windows
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.train.ctc import hybrid_loss
-from transduce.train.loss import sequence_loss
+from transduce.train.objectives import CrossEntropy, HybridCTC, Objective
 
 UPDATES = 12
 
 
-def weights(
-    directory: Path, *, compiled: bool, model: Transformer, loss: Callable[..., Tensor], **parts: Any
-) -> dict[str, Tensor]:
+def weights(directory: Path, *, compiled: bool, objective: Objective, **parts: Any) -> dict[str, Tensor]:
     """After UPDATES updates."""
     config = toy.config(max_updates=UPDATES, compile=compiled, static_shapes=isinstance(parts["data"], Windows))
-    trainer = toy.trainer(directory / str(compiled), model=model.double(), loss=loss, config=config, **parts)
+    trainer = toy.trainer(directory / str(compiled), objective=objective.double(), config=config, **parts)
     trainer.run()
     return toy.weights(trainer.model)
 
@@ -42,23 +38,24 @@ def language() -> dict[str, Any]:
     """A decoder alone on windows of one shape, its table filled up."""
     torch.manual_seed(0)
     decoder = StackConfig(input=Tokens(vocab_size=12, multiple=8), n_layers=1)
+    config = TransformerConfig(decoder=decoder, d_model=16, n_heads=2, d_ff=32, dropout=0.0)
     ids = np.random.default_rng(1).integers(12, size=400).astype(np.uint16)
     return {
-        "model": Transformer(TransformerConfig(decoder=decoder, d_model=16, n_heads=2, d_ff=32, dropout=0.0)),
+        "objective": CrossEntropy(Transformer(config)),
         "data": Windows(stream=Stream([ids]), context=16, batch_size=2),
-        "loss": sequence_loss,
     }
 
 
 def translation() -> dict[str, Any]:
     """Both halves on pairs of many lengths, in batches with and without padding."""
-    return {"model": toy.model(), "data": toy.Backwards(length=(2, 9), tokens_per_batch=64), "loss": sequence_loss}
+    return {"objective": CrossEntropy(toy.model()), "data": toy.Backwards(length=(2, 9), tokens_per_batch=64)}
 
 
 def speech() -> dict[str, Any]:
     """The same with CTC beside cross-entropy."""
     torch.manual_seed(0)
-    return {**translation(), "model": Transformer(replace(toy.model().config, ctc=True)), "loss": hybrid_loss}
+    model = Transformer(replace(toy.model().config, ctc=True))
+    return {**translation(), "objective": HybridCTC(model, ctc_weight=0.3)}
 
 
 if __name__ == "__main__":
@@ -67,7 +64,7 @@ if __name__ == "__main__":
         torch._dynamo.reset()
         graphs = CompileCounterWithBackend("aot_eager")
         torch.compile = partial(compile, backend=graphs)
-        before = toy.weights(made()["model"])
+        before = toy.weights(made()["objective"].model)
         epoch = made()["data"].epoch(0)
         batches = {(b.target_in.shape, b.n_tokens) for b in islice(epoch, UPDATES)}
         plain, compiled = (weights(Path(sys.argv[1]) / name, compiled=c, **made()) for c in (False, True))

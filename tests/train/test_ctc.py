@@ -1,8 +1,7 @@
-"""CTC against the sum over all alignments and against torch's own; the hybrid loss against its two halves."""
+"""CTC against the sum over all alignments and against torch's own; the hybrid objective against its two halves."""
 
 import itertools
 import math
-import re
 from dataclasses import replace
 
 import pytest
@@ -15,8 +14,8 @@ from transduce.data.batch import IGNORE, Batch, pad
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.train.ctc import ctc_loss, hybrid_loss
-from transduce.train.loss import sequence_loss
+from transduce.train.ctc import ctc_loss
+from transduce.train.objectives import HybridCTC
 
 V = 11
 
@@ -109,7 +108,7 @@ def test_a_source_too_short_for_its_target_contributes_nothing(rng):
     assert gradient[[0, 1, 3]].count_nonzero() == 0 and gradient[4].count_nonzero() > 0
 
 
-# The hybrid loss
+# The hybrid objective
 
 CONFIG = TransformerConfig(
     encoder=StackConfig(input=Frames(n_features=5, stack=2), n_layers=1),
@@ -153,7 +152,10 @@ def test_value_and_gradients_are_those_of_torchs_two_losses(rng, weight, smoothi
         reduction="sum",
     )
     want = (1 - weight) * entropy + weight * ctc
-    got = hybrid_loss(model, examples, label_smoothing=smoothing, ctc_weight=weight)
+    got, parts = HybridCTC(model, label_smoothing=smoothing, ctc_weight=weight)(examples)
+    assert parts.keys() == {"cross_entropy", "ctc"} and not any(part.requires_grad for part in parts.values())
+    torch.testing.assert_close(parts["cross_entropy"], entropy.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(parts["ctc"], ctc.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
     parameters = list(model.parameters())
     for ours, theirs in zip(torch.autograd.grad(got, parameters), torch.autograd.grad(want, parameters), strict=True):
@@ -163,22 +165,15 @@ def test_value_and_gradients_are_those_of_torchs_two_losses(rng, weight, smoothi
 def test_the_source_is_encoded_once(rng):
     model, calls = random_model(CONFIG, rng), []
     model.encoder.register_forward_hook(lambda *_: calls.append(1))
-    hybrid_loss(model, batch(rng), ctc_weight=0.3)
+    HybridCTC(model, ctc_weight=0.3)(batch(rng))
     assert len(calls) == 1
-
-
-@pytest.mark.parametrize("ctc", [True, False])
-def test_without_weight_it_is_sequence_loss(rng, ctc):
-    model, examples = random_model(replace(CONFIG, ctc=ctc), rng), batch(rng)
-    got = hybrid_loss(model, examples, label_smoothing=0.1, ctc_weight=0.0)
-    assert got == sequence_loss(model, examples, label_smoothing=0.1)
 
 
 def test_under_autocast_ctc_stays_in_float32(rng):
     torch.manual_seed(0)
     model, examples = Transformer(CONFIG), batch(rng, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        got = hybrid_loss(model, examples, ctc_weight=1.0)
+        got = HybridCTC(model, ctc_weight=1.0)(examples).total
         memory = model.encode(examples.source, examples.source_lengths)
     logits = F.linear(memory.states.float(), model.ctc.weight, model.ctc.bias)
     want = ctc_loss(logits, memory.lengths, examples.target_out, examples.target_lengths)
@@ -189,10 +184,11 @@ def test_it_learns_an_alignment(rng):
     """After some steps the likeliest path spells them."""
     torch.manual_seed(0)
     model, examples = Transformer(CONFIG), batch(rng, torch.float32)
+    objective = HybridCTC(model, ctc_weight=0.5)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(60):
         optimizer.zero_grad()
-        hybrid_loss(model, examples, ctc_weight=0.5).backward()
+        objective(examples).total.backward()
         optimizer.step()
     memory = model.encode(examples.source, examples.source_lengths)
     paths = model.ctc_logits(memory.states).argmax(-1).tolist()
@@ -203,14 +199,17 @@ def test_it_learns_an_alignment(rng):
 # Errors
 
 
-@pytest.mark.parametrize(
-    ("config", "weight", "message"),
-    [
-        (CONFIG, -0.1, "ctc_weight must lie in [0, 1], but ctc_weight=-0.1"),
-        (CONFIG, 1.5, "ctc_weight must lie in [0, 1], but ctc_weight=1.5"),
-        (replace(CONFIG, ctc=False), 0.3, "ctc_logits() needs a CTC head, but this model was built with ctc=False"),
-    ],
-)
-def test_what_cannot_be_weighed_is_refused(rng, config, weight, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        hybrid_loss(random_model(config, rng), batch(rng), ctc_weight=weight)
+@pytest.mark.parametrize("weight", [-0.1, 0.0, 1.5])
+def test_a_weight_that_is_no_share_is_refused(rng, weight):
+    with pytest.raises(ValueError) as caught:
+        HybridCTC(random_model(CONFIG, rng), ctc_weight=weight)
+    assert str(caught.value) == (
+        f"ctc_weight must lie in (0, 1], but ctc_weight={weight}; without CTC the loss is CrossEntropy"
+    )
+
+
+def test_a_model_without_the_head_is_refused(rng):
+    objective = HybridCTC(random_model(replace(CONFIG, ctc=False), rng), ctc_weight=0.3)
+    with pytest.raises(ValueError) as caught:
+        objective(batch(rng))
+    assert str(caught.value) == "ctc_logits() needs a CTC head, but this model was built with ctc=False"

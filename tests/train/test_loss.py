@@ -12,7 +12,8 @@ from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.data.text.stream import window_batch
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.train.loss import CHUNK, projected_cross_entropy, sequence_loss
+from transduce.train.loss import CHUNK, projected_cross_entropy
+from transduce.train.objectives import CrossEntropy
 
 D, V = 7, 13
 
@@ -57,7 +58,7 @@ def test_without_padding_nothing_is_looked_for(rng, monkeypatch):
     batch = window_batch([targets[i].numpy() for i in range(3)])
     logits = model(target_in=targets[:, :-1])
     want = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="sum")
-    torch.testing.assert_close(sequence_loss(model, batch), want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(CrossEntropy(model)(batch).total, want, rtol=1e-12, atol=1e-12)
 
 
 def test_the_value_is_the_formula_written_out(rng):
@@ -157,4 +158,4 @@ def test_the_loss_of_a_batch_is_that_of_its_logits():
     probabilities = logits.softmax(-1).tolist()
     wanted = enumerate(([8, EOS], [9, 10, 11, EOS]))
     want = -sum(math.log(probabilities[row][t][v]) for row, ids in wanted for t, v in enumerate(ids))
-    assert sequence_loss(model, batch).item() == pytest.approx(want, rel=1e-10)
+    assert CrossEntropy(model)(batch).total.item() == pytest.approx(want, rel=1e-10)

@@ -14,7 +14,7 @@ from transduce.data.text.pairs import TextPairs
 from transduce.data.text.sentencepiece_bpe import tokenizers
 from transduce.model.config import StackConfig, Tokens
 from transduce.model.transformer import Transformer
-from transduce.train.loss import sequence_loss
+from transduce.train.objectives import CrossEntropy
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Progress
 from transduce.train.trainer import StopRequest, Trainer
@@ -26,19 +26,20 @@ class PowerCut(Exception):
     """The process is gone."""
 
 
-class Interrupted:
-    """The loss; when it works on this update, a signal comes or the power goes."""
+class Interrupted(CrossEntropy):
+    """When it works on this update, a signal comes or the power goes."""
 
-    def __init__(self, update: int | None, how: signal.Signals | None) -> None:
+    def __init__(self, model: Transformer, update: int | None, how: signal.Signals | None) -> None:
+        super().__init__(model)
         self.update, self.how = update, how
 
-    def __call__(self, model, batch):
-        if self.training.progress.update + 1 == self.update:
+    def forward(self, batch):
+        if self.progress().update + 1 == self.update:
             self.update = None  # once
             if self.how is None:
                 raise PowerCut
             signal.raise_signal(self.how)
-        return sequence_loss(model, batch)
+        return super().forward(batch)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,12 +71,13 @@ def training(
     stack = StackConfig(input=Tokens(vocab_size=data.source_tokenizer.vocab_size), n_layers=1)
     torch.manual_seed(3)
     model = Transformer(replace(small, encoder=stack, decoder=stack))
-    loss = Interrupted(update, how)
+    objective = Interrupted(model, update, how)
     config = toy.config(
         max_updates=updates, accumulate=2, keep_last=2, keep_best=1, optim=OptimConfig(peak_rate=1e-2, weight_decay=0.1)
     )
-    loss.training = toy.trainer(directory, model=model, data=data, loss=loss, config=config)
-    return loss.training
+    trainer = toy.trainer(directory, objective=objective, data=data, config=config)
+    objective.progress = lambda: trainer.progress
+    return trainer
 
 
 def adam(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -3,20 +3,23 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train import toy
 from transduce.data.batch import IGNORE, Batch
 from transduce.data.text.stream import Stream, Windows
+from transduce.files import read_json_lines
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.flops import peak_flops
-from transduce.train.loss import sequence_loss
+from transduce.train.objectives import CrossEntropy, HybridCTC
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Progress, Validation
 from transduce.train.trainer import HostCopy, TrainingConfig
@@ -24,8 +27,9 @@ from transduce.train.trainer import HostCopy, TrainingConfig
 
 def held_out(model) -> float:
     batches = list(toy.Backwards(n=100, letters=6).epoch(0))
+    objective = CrossEntropy(model)
     with torch.no_grad():
-        return sum(sequence_loss(model, b).item() for b in batches) / sum(b.n_tokens for b in batches)
+        return sum(objective(b).total.item() for b in batches) / sum(b.n_tokens for b in batches)
 
 
 def test_it_learns_to_read_backwards(tmp_path):
@@ -34,7 +38,7 @@ def test_it_learns_to_read_backwards(tmp_path):
     blind = sum(n * math.log(toy.LETTERS) for n in lengths) / sum(n + 1 for n in lengths)
     training = toy.trainer(
         tmp_path,
-        model=toy.model(d_model=32),
+        objective=CrossEntropy(toy.model(d_model=32)),
         config=toy.config(max_updates=250, validate_every=250),
     )
     before = held_out(training.model)
@@ -58,7 +62,7 @@ def test_two_half_batches_are_one_whole_batch(tmp_path):
     results = []
     for name, data, accumulate in (("whole", Whole(), 1), ("halves", Halves(), 2)):
         config = toy.config(max_updates=5, accumulate=accumulate)
-        training = toy.trainer(tmp_path / name, model=toy.model().double(), data=data, config=config)
+        training = toy.trainer(tmp_path / name, objective=CrossEntropy(toy.model().double()), data=data, config=config)
         assert len(data.epoch(0)) == accumulate
         assert training.run().update == 5
         results.append(toy.weights(training.model))
@@ -114,7 +118,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path, value):
     def after(n):
         """Weights and Adam's moments after n updates, the n-th of them faulty or not."""
         training = toy.trainer(
-            tmp_path / f"{n}", config=toy.config(max_updates=n), loss=toy.Faulty(at=frozenset({7}), value=value)
+            tmp_path / f"{n}", config=toy.config(max_updates=n), objective=toy.Faulty(frozenset({7}), value=value)
         )
         seen[n] = training.run()
         moments = [state["exp_avg"].clone() for state in training.optimizer.state.values()]
@@ -131,14 +135,14 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path, value):
 
 def test_a_bad_half_spoils_the_whole_update(tmp_path):
     config = toy.config(max_updates=4, accumulate=2)
-    progress = toy.trainer(tmp_path, config=config, loss=toy.Faulty(at=frozenset({3, 6}))).run()
+    progress = toy.trainer(tmp_path, config=config, objective=toy.Faulty(frozenset({3, 6}))).run()
     assert (progress.update, progress.skipped) == (4, 2)
 
 
 def test_too_many_in_a_row_end_the_training_and_keep_the_checkpoint(tmp_path):
     config = toy.config(max_skipped=3, optim=OptimConfig(peak_rate=0.5, warmup_steps=20))
     # two in a row and one alone are forgiven, three are not
-    training = toy.trainer(tmp_path, config=config, loss=toy.Faulty(at=frozenset({3, 4, 6, 15, 16, 17})))
+    training = toy.trainer(tmp_path, config=config, objective=toy.Faulty(frozenset({3, 4, 6, 15, 16, 17})))
     with pytest.raises(FloatingPointError) as caught:
         training.run()
     assert str(caught.value) == (
@@ -154,7 +158,7 @@ def test_too_many_in_a_row_end_the_training_and_keep_the_checkpoint(tmp_path):
 
 
 def test_without_a_checkpoint_the_error_says_so(tmp_path):
-    training = toy.trainer(tmp_path, config=toy.config(max_skipped=2), loss=toy.Faulty(at=frozenset({1, 2})))
+    training = toy.trainer(tmp_path, config=toy.config(max_skipped=2), objective=toy.Faulty(frozenset({1, 2})))
     with pytest.raises(FloatingPointError) as caught:
         training.run()
     assert str(caught.value) == (
@@ -169,10 +173,37 @@ def test_metrics_stay_json_when_an_update_is_skipped(tmp_path):
     def refuse(constant):
         raise AssertionError(f"{constant} in metrics.jsonl")
 
-    toy.trainer(tmp_path, config=toy.config(max_updates=50), loss=toy.Faulty(at=frozenset({20, 50}))).run()
+    toy.trainer(tmp_path, config=toy.config(max_updates=50), objective=toy.Faulty(frozenset({20, 50}))).run()
     lines = [json.loads(x, parse_constant=refuse) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     (train,) = (line for line in lines if line["kind"] == "train")
     assert train["skipped"] == 2 and 0 < train["loss"] < 5
+
+
+def test_the_parts_of_a_loss_are_written_beside_it_where_there_is_more_than_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("transduce.train.log.EVERY", 5)
+    lines = {}
+    for name, objective in (("plain", CrossEntropy), ("hybrid", partial(HybridCTC, ctc_weight=0.25))):
+        torch.manual_seed(0)
+        model = Transformer(replace(toy.model().config, ctc=True))
+        config = toy.config(max_updates=5, accumulate=2)
+        toy.trainer(tmp_path / name, objective=objective(model, label_smoothing=0.1), config=config).run()
+        (lines[name],) = (x for x in read_json_lines(tmp_path / name / "metrics.jsonl") if x["kind"] == "train")
+    assert lines["hybrid"].keys() - lines["plain"].keys() == {"cross_entropy", "ctc"}
+    loss, entropy, ctc = (lines["hybrid"][name] for name in ("loss", "cross_entropy", "ctc"))
+    assert loss == pytest.approx(0.75 * entropy + 0.25 * ctc, rel=1e-6) and abs(entropy - ctc) > 0.1
+    assert entropy == pytest.approx(lines["plain"]["loss"], rel=0.05)  # nats per token, too
+
+
+def test_a_compiled_objective_keeps_the_names_of_the_models_weights(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda call, **how: compiled.append(how) or call)
+    model = toy.model()
+    toy.trainer(tmp_path, objective=CrossEntropy(model), config=toy.config(max_updates=1, compile=True)).run()
+    assert compiled == [{"dynamic": True}]
+    assert (
+        load_file(tmp_path / "checkpoints" / "00000001" / "model.safetensors").keys()
+        == dict(model.named_parameters()).keys()
+    )
 
 
 def test_numbers_are_read_when_the_next_update_is_under_way_and_before_every_look(tmp_path, monkeypatch):
@@ -212,7 +243,7 @@ def test_no_operation_of_an_update_asks_for_a_number(tmp_path):
     decoder = StackConfig(input=Tokens(vocab_size=12), n_layers=1)
     model = Transformer(TransformerConfig(decoder=decoder, d_model=16, n_heads=2, d_ff=32))
     windows = Windows(stream=Stream([np.arange(400).astype(np.uint16) % 12]), context=16, batch_size=2)
-    training = toy.trainer(tmp_path, model=model, data=windows)
+    training = toy.trainer(tmp_path, objective=CrossEntropy(model), data=windows)
     training.log.open(training.progress)
     for batch in windows.epoch(0)[0], windows.epoch(0)[1]:
         with Watch():
@@ -290,17 +321,14 @@ def test_what_is_chosen():
 
 
 def test_validation_sees_evaluation_mode_and_training_goes_on_in_training_mode(tmp_path):
-    modes = []
-
-    def loss(model, batch):
-        modes.append(model.training)
-        return sequence_loss(model, batch)
+    modes, objective = [], CrossEntropy(toy.model())
+    objective.register_forward_pre_hook(lambda *_: modes.append(objective.model.training))
 
     def validate(model):
         assert not model.training and not torch.is_grad_enabled()
         return Validation({"loss": 1.0}, 1.0)
 
-    toy.trainer(tmp_path, loss=loss, validate=validate).run()
+    toy.trainer(tmp_path, objective=objective, validate=validate).run()
     assert modes == [True] * 30
 
 

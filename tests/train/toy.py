@@ -14,7 +14,7 @@ from transduce.data.batch import Batch, Epoch, pair_epoch
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.train.loss import sequence_loss
+from transduce.train.objectives import CrossEntropy, Loss
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Validation
 from transduce.train.trainer import Trainer, TrainingConfig
@@ -75,28 +75,26 @@ class Scores:
         return Validation({"loss": -score}, score, [("a", "b", "c")])
 
 
-@dataclass
-class Faulty:
-    """The loss of a batch, but NaN at these calls, the first being 1; `after` sees every one."""
+class Faulty(CrossEntropy):
+    """The toy's objective, but its loss is not finite at these calls, the first being 1."""
 
-    at: frozenset[int] = frozenset()
-    calls: int = 0
-    value: float = math.nan
+    def __init__(self, at: frozenset[int], *, value: float = math.nan) -> None:
+        super().__init__(model())
+        self.at, self.value, self.calls = at, value, 0
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Loss:
         """Nats, summed."""
         self.calls += 1
-        loss = sequence_loss(model, batch)  # type: ignore[arg-type]
-        return loss * self.value if self.calls in self.at else loss
+        loss = super().forward(batch)
+        return loss._replace(total=loss.total * self.value) if self.calls in self.at else loss
 
 
 def trainer(directory: Path, **parts: Any) -> Trainer:
     """A Trainer of the toy, with parts exchanged."""
-    given = {
-        "model": model(), "data": Backwards(), "loss": sequence_loss, "validate": Scores(), "config": config(),
-    }  # fmt: skip
+    given = {"data": Backwards(), "validate": Scores(), "config": config()} | parts
+    given.setdefault("objective", CrossEntropy(model()))
     directory.mkdir(parents=True, exist_ok=True)
-    return Trainer(directory=directory, **(given | parts))
+    return Trainer(directory=directory, **given)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from transduce.device import torch_device
 from transduce.experiment.command import AnyExperiment
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.run import Run, open_run, write_average
-from transduce.train.ctc import hybrid_loss
+from transduce.train.objectives import CrossEntropy, HybridCTC, Objective
 from transduce.train.state import Validation
 from transduce.train.trainer import Data, Trainer, TrainingConfig
 
@@ -68,9 +66,8 @@ def train(
     """
     open_run(x.run, run)
     trainer = Trainer(
-        model=model,
+        objective=objective_of(model, x.training, ctc_weight),
         data=data,
-        loss=loss_of(x.training, ctc_weight),
         validate=validate,
         config=x.training,
         directory=x.run,
@@ -79,6 +76,8 @@ def train(
     write_average(x.run, trainer.run().chosen(x.training.average, x.training.keep_last, x.training.keep_best))
 
 
-def loss_of(training: TrainingConfig, ctc_weight: float = 0.0) -> Callable[..., Tensor]:
+def objective_of(model: Transformer, training: TrainingConfig, ctc_weight: float = 0.0) -> Objective:
     """Cross-entropy with the training's label smoothing, and CTC beside it where it has a weight."""
-    return partial(hybrid_loss, label_smoothing=training.label_smoothing, ctc_weight=ctc_weight)
+    if ctc_weight:
+        return HybridCTC(model, ctc_weight=ctc_weight, label_smoothing=training.label_smoothing)
+    return CrossEntropy(model, label_smoothing=training.label_smoothing)

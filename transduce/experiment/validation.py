@@ -23,7 +23,7 @@ from transduce.tasks.generate import GenerationConfig, Generator
 from transduce.tasks.search import GREEDY, SearchConfig
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
-from transduce.train.loss import sequence_loss
+from transduce.train.objectives import CrossEntropy
 from transduce.train.plot import attention_map
 from transduce.train.state import Validation
 
@@ -31,8 +31,8 @@ from transduce.train.state import Validation
 @torch.no_grad()
 def held_out_loss(model: Transformer, batches: Sequence[Batch]) -> float:
     """Cross-entropy without smoothing, in nats per token."""
-    model.eval()
-    losses = [sequence_loss(model, batch.to(model.device)).item() for batch in batches]
+    objective = CrossEntropy(model.eval())
+    losses = [objective(batch.to(model.device)).total.item() for batch in batches]
     return sum(losses) / sum(batch.n_tokens for batch in batches)
 
 

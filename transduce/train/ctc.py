@@ -1,13 +1,9 @@
-"""CTC on the encoder beside cross-entropy on the decoder: the first learns to align, and teaches the second."""
-
-from typing import Any
+"""Connectionist temporal classification: the loss over all alignments of a source and its target."""
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-
-from transduce.train.loss import Seq2SeqBatch, balanced, projected_cross_entropy, sequence_loss
 
 
 @torch.compiler.disable
@@ -22,7 +18,7 @@ def ctc_loss(
     """-log p(target | source) over all alignments, in nats, summed; in float32 or wider, and outside compiled graphs.
 
     A source with too few positions for its target has no alignment and contributes neither loss nor gradient;
-    data/speech.py leaves such recordings out.
+    data/speech leaves such recordings out.
 
     Args:
         source_lengths: real positions of `logits`; without, all are.
@@ -45,35 +41,3 @@ def ctc_loss(
             reduction="sum",
             zero_infinity=True,
         )
-
-
-def hybrid_loss(
-    model: Any,
-    batch: Seq2SeqBatch,
-    *,
-    label_smoothing: float = 0.0,
-    ctc_weight: float = 0.3,
-    blank_id: int = 0,
-) -> Float[Tensor, ""]:
-    """(1 - ctc_weight) * cross-entropy + ctc_weight * CTC, both in nats, summed; with weight 0 `sequence_loss`.
-
-    Args:
-        model: a Transformer with ctc=True; it encodes once.
-
-    Raises:
-        ValueError: ctc_weight is not in [0, 1], or the model has no CTC head.
-    Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition.
-    """
-    if not 0 <= ctc_weight <= 1:
-        raise ValueError(f"ctc_weight must lie in [0, 1], but ctc_weight={ctc_weight}")
-    if ctc_weight == 0:
-        return sequence_loss(model, batch, label_smoothing=label_smoothing)
-    balance: list[Tensor] | None = [] if model.training else None
-    memory = model.encode(batch.source, batch.source_lengths, balance=balance)
-    states = model.decoder_states(batch.target_in, memory=memory, lengths=batch.target_lengths, balance=balance)
-    entropy = projected_cross_entropy(
-        states, model.output, batch.target_out, n_classes=model.vocab_size, label_smoothing=label_smoothing
-    )
-    logits = model.ctc_logits(memory.states)
-    ctc = ctc_loss(logits, memory.lengths, batch.target_out, batch.target_lengths, blank_id=blank_id)
-    return balanced((1 - ctc_weight) * entropy + ctc_weight * ctc, balance, batch)

@@ -32,7 +32,7 @@ class Log:
         self.bar: tqdm | None = None
         self.board: SummaryWriter | None = None
         self.recent: deque[tuple[float, int]] = deque(maxlen=EVERY)
-        self.losses: list[float] = []
+        self.losses: list[dict[str, float]] = []
         self.shown: dict[str, str] = {}
 
     def open(self, progress: Progress) -> None:
@@ -62,27 +62,33 @@ class Log:
         """A line to the terminal that does not tear the progress bar."""
         tqdm.write(message, file=sys.stderr)
 
-    def update(self, progress: Progress, *, loss: float, norm: float, rate: float, n_tokens: int) -> None:
-        """After every update; writes one line in EVERY."""
+    def update(self, progress: Progress, losses: dict[str, float], *, norm: float, rate: float, n_tokens: int) -> None:
+        """Show an update; one in EVERY updates writes the means since the last line.
+
+        Args:
+            losses: the "loss" in nats per token, and its parts, which are written where there is more than one.
+        """
         self.recent.append((time.monotonic(), n_tokens))
-        if math.isfinite(loss):  # a skipped update says nothing about the others
-            self.losses.append(loss)
+        if math.isfinite(losses["loss"]):  # a skipped update says nothing about the others
+            self.losses.append(losses)
         speed = self._tokens_per_second()
         assert self.bar is not None
         self.bar.update()
-        self.shown |= {"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}
+        self.shown |= {"loss": f"{losses['loss']:.3f}", "tokens/s": f"{speed:,.0f}"}
         if self.full_speed:
             self.shown["MFU"] = f"{speed / self.full_speed:.1%}"
         self.bar.set_postfix(self.shown, refresh=False)
         if progress.update % EVERY == 0:
-            mean = sum(self.losses) / len(self.losses) if self.losses else math.nan
-            self.losses.clear()
-            self._write(progress, "train", loss=mean, gradient_norm=norm, rate=rate, tokens_per_second=round(speed, 1))
+            names = list(losses) if len(losses) > 2 else ["loss"]  # a single part is the loss again
+            finite, self.losses = self.losses, []
+            means = {name: sum(x[name] for x in finite) / len(finite) if finite else math.nan for name in names}
+            told = means | {"gradient_norm": norm, "rate": rate, "tokens_per_second": round(speed, 1)}
+            self._write(progress, "train", told)
 
     def validation(self, progress: Progress, validation: Validation) -> None:
         """After every validation: numbers, samples and the curve."""
         self.recent.clear()  # validation is not training speed
-        self._write(progress, "valid", **validation.metrics)
+        self._write(progress, "valid", validation.metrics)
         told = ", ".join(f"{name} {value:.3f}" for name, value in validation.metrics.items())
         best = " (best so far)" if progress.validations_since_best == 0 else ""
         self.say(f"update {progress.update}, epoch {progress.epoch + 1}, {progress.seconds / 60:.1f} min: {told}{best}")
@@ -104,7 +110,7 @@ class Log:
         seconds = self.recent[-1][0] - self.recent[0][0]
         return (sum(n for _, n in self.recent) - self.recent[0][1]) / max(seconds, 1e-9)
 
-    def _write(self, progress: Progress, kind: str, **values: float) -> None:
+    def _write(self, progress: Progress, kind: str, values: dict[str, float]) -> None:
         line: dict[str, Any] = {"update": progress.update, "epoch": progress.epoch, "kind": kind}
         line |= {"seconds": round(progress.seconds, 1), "skipped": progress.skipped}
         line |= {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN

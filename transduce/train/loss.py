@@ -1,6 +1,6 @@
 """Label-smoothed cross-entropy, fused with the output projection."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -123,53 +123,3 @@ def _cross_entropy(
         return _ProjectedCrossEntropy.apply(
             states.to(dtype), weight.to(dtype), targets, n_classes, smoothing, torch.is_grad_enabled()
         )
-
-
-@runtime_checkable
-class Seq2SeqBatch(Protocol):
-    """What `sequence_loss` reads of a batch; see data/batch.py."""
-
-    @property
-    def source(self) -> Tensor | None: ...
-    @property
-    def source_lengths(self) -> Tensor | None: ...
-    @property
-    def target_in(self) -> Tensor: ...
-    @property
-    def target_out(self) -> Tensor: ...
-    @property
-    def target_lengths(self) -> Tensor: ...
-    @property
-    def n_tokens(self) -> int: ...
-
-
-def sequence_loss(model: Any, batch: Seq2SeqBatch, *, label_smoothing: float = 0.0) -> Float[Tensor, ""]:
-    """Cross-entropy of a batch's target_out, in nats, summed over its tokens; in training, with `balanced`.
-
-    Args:
-        model: a Transformer (see model/transformer.py): its `states`, `output` weight and `vocab_size` are used.
-    """
-    balance: list[Tensor] | None = [] if model.training else None
-    states = model.states(
-        source=batch.source,
-        source_lengths=batch.source_lengths,
-        target_in=batch.target_in,
-        target_lengths=batch.target_lengths,
-        balance=balance,
-    )
-    # windows of a text have no padding; where pairs have none it is chance, and compiled code would branch on it
-    windows = batch.source is None and batch.n_tokens == batch.target_out.numel()
-    loss = projected_cross_entropy(
-        states,
-        model.output,
-        batch.target_out,
-        n_classes=model.vocab_size,
-        label_smoothing=label_smoothing,
-        ignore=None if windows else -100,
-    )
-    return balanced(loss, balance, batch)
-
-
-def balanced(loss: Float[Tensor, ""], balance: list[Tensor] | None, batch: Seq2SeqBatch) -> Float[Tensor, ""]:
-    """A loss summed over a batch, plus its model's balance losses, which are per token; only experts have any."""
-    return loss + batch.n_tokens * torch.stack(balance).sum() if balance else loss

@@ -1,4 +1,4 @@
-"""The loop: accumulate, clip, step, validate, log, save, resume. It knows batches and losses, not the task."""
+"""The loop: accumulate, clip, step, validate, log, save, resume. It knows batches and objectives, not the task."""
 
 import math
 import signal
@@ -18,6 +18,7 @@ from torch import Tensor, cuda, nn
 
 from transduce.train.flops import peak_flops
 from transduce.train.log import Log
+from transduce.train.objectives import Loss, Objective
 from transduce.train.optim import OptimConfig, optimizer, step
 from transduce.train.prefetch import prefetch
 from transduce.train.state import Progress, Store, Validation
@@ -120,11 +121,12 @@ class TrainingConfig:
 
 
 class Trainer:
-    """Trains `model` on `data`, in `directory`, from the newest checkpoint there if there is one.
+    """Trains an objective's model on `data`, in `directory`, from the newest checkpoint there if there is one.
 
     Args:
-        loss: of a model and a batch, summed over the batch's n_tokens, in nats.
-        validate: of a model: metrics, the score that decides (higher is better) and sample outputs.
+        objective: the model, on its device, and its loss (train/objectives.py); with config.compile it is compiled
+            in place.
+        validate: called with the model, gives metrics, the score that decides (higher is better) and sample outputs.
         flops_per_token: floating-point operations that training on one of n_tokens takes; where they are given
             and the GPU's peak is known, the progress bar shows which share of it is used (MFU).
 
@@ -135,21 +137,22 @@ class Trainer:
     def __init__(
         self,
         *,
-        model: nn.Module,
+        objective: Objective,
         data: Data,
-        loss: Callable[[Any, Any], Tensor],
         validate: Callable[[Any], Validation],
         config: TrainingConfig,
         directory: Path,
         flops_per_token: float | None = None,
     ) -> None:
-        self.model, self.data, self.validate, self.config = model, data, validate, config
-        self.loss = torch.compile(loss, dynamic=not config.static_shapes) if config.compile else loss
-        self.device = next(model.parameters()).device
-        self.optimizer = optimizer(model, config.optim)
+        self.objective, self.data, self.validate, self.config = objective, data, validate, config
+        self.model: nn.Module = objective.model
+        if config.compile:
+            objective.compile(dynamic=not config.static_shapes)
+        self.device = next(self.model.parameters()).device
+        self.optimizer = optimizer(self.model, config.optim)
         self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best)
         self.progress = Progress()
-        self.unread: tuple[int, HostCopy] | None = None  # of the last update: tokens; its losses and gradient norm
+        self.unread: tuple[int, list[str], HostCopy] | None = None  # the last update's tokens, names and numbers
         peak = peak_flops(self.device)
         full = peak / flops_per_token if peak and flops_per_token else None
         self.log = Log(directory, config.max_updates, full_speed=full)
@@ -206,32 +209,33 @@ class Trainer:
         torch.manual_seed(self.config.seed * 1_000_003 + update)
         self.model.train()
         n_tokens = sum(batch.n_tokens for batch in group)
-        losses: list[Tensor] = []
+        sums: list[Tensor] = []  # of each batch its loss and then the parts of it
         for batch in group:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
-                loss = self.loss(self.model, batch)
-            (loss / n_tokens).backward()
-            losses.append(loss.detach())
+                loss: Loss = self.objective(batch)
+            (loss.total / n_tokens).backward()
+            sums += [loss.total.detach(), *loss.parts.values()]
         gradient = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip_norm or math.inf)
-        numbers = torch.stack([*losses, gradient])
+        numbers = torch.stack([gradient, *sums])
         step(self.optimizer, rate=self._rate(update), finite=numbers.isfinite().all())
         self.optimizer.zero_grad(set_to_none=True)
         late = HostCopy(numbers)
         self._read()
-        self.progress.update, self.unread = update, (n_tokens, late)
+        self.progress.update, self.unread = update, (n_tokens, ["loss", *loss.parts], late)
 
     def _read(self) -> None:
         """Count and log the last update, where that is still to do."""
         if self.unread is None:
             return
-        (n_tokens, late), self.unread = self.unread, None
-        *parts, norm = late.tolist()
-        update, loss = self.progress.update, sum(parts) / n_tokens
+        (n_tokens, names, late), self.unread = self.unread, None
+        norm, *sums = late.tolist()
+        losses = {name: sum(sums[i :: len(names)]) / n_tokens for i, name in enumerate(names)}
+        update, loss = self.progress.update, losses["loss"]
         if math.isfinite(loss) and math.isfinite(norm):
             self.progress.skipped_in_a_row = 0
         else:
             self._skip(update, loss, norm)
-        self.log.update(self.progress, loss=loss, norm=norm, rate=self._rate(update), n_tokens=n_tokens)
+        self.log.update(self.progress, losses, norm=norm, rate=self._rate(update), n_tokens=n_tokens)
 
     def _rate(self, update: int) -> float:
         return self.config.optim.rate(update, self.config.max_updates)

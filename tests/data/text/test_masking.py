@@ -29,7 +29,7 @@ from transduce.data.text.stream import HeldOut, Stream, Windows, window_batch
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.layers import balance_loss
 from transduce.model.transformer import Transformer
-from transduce.train.loss import sequence_loss
+from transduce.train.objectives import CrossEntropy
 
 V, ROWS, CONTEXT, N = 23, 31, 47, 60
 LETTERS = CharTokenizer.train("".join(chr(ord("a") + i) for i in range(V)))
@@ -131,7 +131,7 @@ def test_the_loss_is_the_mean_surprise_at_the_chosen_tokens_in_loops(rng):
                 n_tokens += 1
     assert n_tokens == batch.n_tokens == 6 + 4
     with torch.no_grad():
-        assert sequence_loss(model, batch).item() == pytest.approx(want, abs=1e-9)
+        assert CrossEntropy(model)(batch).total.item() == pytest.approx(want, abs=1e-9)
 
 
 def test_both_sides_are_seen_and_other_answers_are_not(rng):
@@ -141,13 +141,13 @@ def test_both_sides_are_seen_and_other_answers_are_not(rng):
     for t in (0, 4, 8):
         one = replace(batch, target_out=torch.full_like(batch.target_out, IGNORE), n_tokens=1)
         one.target_out[0, t] = 7
-        (gradient,) = torch.autograd.grad(sequence_loss(model, one), found[-1])
+        (gradient,) = torch.autograd.grad(CrossEntropy(model)(one).total, found[-1])
         seen = gradient.abs().amax(dim=-1) > 0
         assert seen[0].all() and not seen[1].any()
-    whole = sequence_loss(model, batch)
+    whole = CrossEntropy(model)(batch).total
     (gradient,) = torch.autograd.grad(whole, found[-1])
     assert not gradient[1, 5:].any()  # padding
-    assert sequence_loss(model, replace(batch, target_in=batch.target_in * 0)).item() == whole.item()
+    assert CrossEntropy(model)(replace(batch, target_in=batch.target_in * 0)).total.item() == whole.item()
 
 
 def test_experts_are_balanced_per_chosen_token(rng):
@@ -156,9 +156,9 @@ def test_experts_are_balanced_per_chosen_token(rng):
     for layer in model.encoder.layers:
         layer.feed_forward.router.register_forward_hook(lambda module, inputs, output: found.append(output))
     with torch.no_grad():
-        trained = sequence_loss(model.train(), batch)
+        trained = CrossEntropy(model.train())(batch).total
         want = batch.n_tokens * 0.25 * sum(balance_loss(scores, 2, batch.source_lengths) for scores in found)
-        torch.testing.assert_close(trained - sequence_loss(model.eval(), batch), want, rtol=0, atol=1e-4)
+        torch.testing.assert_close(trained - CrossEntropy(model.eval())(batch).total, want, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["characters", "bytes", "sentencepiece"])

@@ -1,0 +1,138 @@
+"""What a training minimizes: objectives are modules that own the model and give the loss of a batch."""
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from transduce.train.ctc import ctc_loss
+from transduce.train.loss import projected_cross_entropy
+
+
+class Loss(NamedTuple):
+    """The loss of a batch in nats, summed over its n_tokens."""
+
+    total: Tensor
+    """What the gradient is taken of: a scalar."""
+    parts: dict[str, Tensor]
+    """Named sums that the log shows beside the total, before their weights; without a gradient."""
+
+
+@runtime_checkable
+class Seq2SeqBatch(Protocol):
+    """What the objectives read of a batch; see data/batch.py."""
+
+    @property
+    def source(self) -> Tensor | None: ...
+    @property
+    def source_lengths(self) -> Tensor | None: ...
+    @property
+    def target_in(self) -> Tensor: ...
+    @property
+    def target_out(self) -> Tensor: ...
+    @property
+    def target_lengths(self) -> Tensor: ...
+    @property
+    def n_tokens(self) -> int: ...
+
+
+class Objective(nn.Module):
+    """A model and the loss that trains it. A subclass says in `forward(batch) -> Loss` what the loss is.
+
+    Args:
+        model: the model to train. Checkpoints hold its parameters under its own names; an objective adds none.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+
+class CrossEntropy(Objective):
+    """Cross-entropy of a batch's target_out: the next token of a text or a translation.
+
+    Positions with IGNORE in target_out ask for nothing. So for an encoder alone this is the loss of masked language
+    modelling, where target_out holds the chosen tokens and nothing else. In training, a model with experts adds their
+    balance losses.
+
+    Args:
+        model: a Transformer (model/transformer.py).
+        label_smoothing: the share of a target's probability that is spread evenly over the vocabulary.
+    """
+
+    def __init__(self, model: Any, *, label_smoothing: float = 0.0) -> None:
+        super().__init__(model)
+        self.label_smoothing = label_smoothing
+
+    def forward(self, batch: Seq2SeqBatch) -> Loss:
+        """The loss of a batch that has what the model reads."""
+        balance: list[Tensor] | None = [] if self.model.training else None
+        states = self.model.states(
+            source=batch.source,
+            source_lengths=batch.source_lengths,
+            target_in=batch.target_in,
+            target_lengths=batch.target_lengths,
+            balance=balance,
+        )
+        entropy = self.cross_entropy(states, batch)
+        return _balanced(entropy, {"cross_entropy": entropy}, balance, batch)
+
+    def cross_entropy(self, states: Tensor, batch: Seq2SeqBatch) -> Tensor:
+        """Cross-entropy of target_out, where the model projects these states (B, T, D) to its vocabulary."""
+        # windows of a text have no padding; where pairs have none it is chance, and compiled code would branch on it
+        windows = batch.source is None and batch.n_tokens == batch.target_out.numel()
+        return projected_cross_entropy(
+            states,
+            self.model.output,
+            batch.target_out,
+            n_classes=self.model.vocab_size,
+            label_smoothing=self.label_smoothing,
+            ignore=None if windows else -100,
+        )
+
+
+class HybridCTC(CrossEntropy):
+    """(1 - ctc_weight) * cross-entropy + ctc_weight * CTC: the encoder learns to align, and teaches the decoder.
+
+    Args:
+        model: a Transformer with an encoder, a decoder and ctc=True. It encodes once for both losses.
+        ctc_weight: the weight of CTC, in (0, 1].
+        blank_id: an id that no target contains, such as that of the padding.
+
+    Raises:
+        ValueError: ctc_weight is not in (0, 1].
+    Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition.
+    """
+
+    def __init__(self, model: Any, *, ctc_weight: float, label_smoothing: float = 0.0, blank_id: int = 0) -> None:
+        super().__init__(model, label_smoothing=label_smoothing)
+        if not 0 < ctc_weight <= 1:
+            raise ValueError(
+                f"ctc_weight must lie in (0, 1], but ctc_weight={ctc_weight}; without CTC the loss is CrossEntropy"
+            )
+        self.ctc_weight, self.blank_id = ctc_weight, blank_id
+
+    def forward(self, batch: Seq2SeqBatch) -> Loss:
+        """The loss of a batch with a source.
+
+        Raises:
+            ValueError: the model has no CTC head.
+        """
+        balance: list[Tensor] | None = [] if self.model.training else None
+        memory = self.model.encode(batch.source, batch.source_lengths, balance=balance)
+        states = self.model.decoder_states(
+            batch.target_in, memory=memory, lengths=batch.target_lengths, balance=balance
+        )
+        entropy = self.cross_entropy(states, batch)
+        logits = self.model.ctc_logits(memory.states)
+        ctc = ctc_loss(logits, memory.lengths, batch.target_out, batch.target_lengths, blank_id=self.blank_id)
+        total = (1 - self.ctc_weight) * entropy + self.ctc_weight * ctc
+        return _balanced(total, {"cross_entropy": entropy, "ctc": ctc}, balance, batch)
+
+
+def _balanced(total: Tensor, parts: dict[str, Tensor], balance: list[Tensor] | None, batch: Seq2SeqBatch) -> Loss:
+    """Add the model's balance losses, which are per token; only layers with experts have any."""
+    if balance:
+        parts["balance"] = batch.n_tokens * torch.stack(balance).sum()
+        total = total + parts["balance"]
+    return Loss(total, {name: part.detach() for name, part in parts.items()})
