@@ -18,21 +18,7 @@ import tyro
 from baselines import bigram_cross_entropy
 
 import transduce as td
-from transduce.config import to_dict
-from transduce.data.text.corpus import corpus_folder
-from transduce.data.text.language import OneText, Shards, TextFiles
-from transduce.data.text.stream import HeldOut, Windows
-from transduce.data.text.tokenizers import TokenizerKind
-from transduce.device import default_device
-from transduce.experiment.command import main
-from transduce.experiment.report import language_report
-from transduce.experiment.run import new_model, train, with_vocabularies
-from transduce.experiment.validation import LanguageValidation
-from transduce.model.presets import gpt2
-from transduce.run import Run
-from transduce.train.flops import flops_per_token
-from transduce.train.optim import OptimConfig
-from transduce.train.trainer import TrainingConfig
+from transduce import experiment as ex
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +27,8 @@ class Experiment:
 
     run: Path
     """The run directory: everything that comes out, and all one needs to generate with it."""
-    corpus: Annotated[TextFiles | OneText | Shards, tyro.conf.arg(name="")]
-    tokenizer: TokenizerKind = "characters"
+    corpus: Annotated[ex.TextFiles | ex.OneText | ex.Shards, tyro.conf.arg(name="")]
+    tokenizer: ex.TokenizerKind = "characters"
     """Shards have their own."""
     vocab_size: int = 8000
     """Tokens of a BPE vocabulary, all bytes included; characters are as many as there are."""
@@ -55,17 +41,17 @@ class Experiment:
     bigram_tokens: int = 100_000_000
     """Training tokens that the bigram beside the result counts, at most."""
     model: td.TransformerConfig
-    training: TrainingConfig
+    training: ex.TrainingConfig
     generation: td.GenerationConfig = field(
         default_factory=lambda: td.GenerationConfig(max_length=100, temperature=0.8)
     )
     """Of the samples."""
-    device: str = default_device()
+    device: str = ex.default_device()
 
 
 def decoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout: float) -> td.TransformerConfig:
     """GPT-2 of another size, without biases and with the exact GELU, as nanoGPT trains small ones."""
-    config = gpt2(1)
+    config = ex.gpt2(1)
     return replace(
         config,
         decoder=replace(config.decoder, n_layers=n_layers),
@@ -80,15 +66,15 @@ def decoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout:
     )
 
 
-OPTIM = OptimConfig(
+OPTIM = ex.OptimConfig(
     peak_rate=1e-3, final_rate=1e-4, warmup_steps=100, schedule="cosine", betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1
 )
 SHAKESPEARE_CPU = Experiment(
     run=Path("runs/shakespeare_cpu"),
-    corpus=OneText(data=corpus_folder("tinyshakespeare")),
+    corpus=ex.OneText(data=ex.corpus_folder("tinyshakespeare")),
     batch_size=12,
     model=decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0),
-    training=TrainingConfig(
+    training=ex.TrainingConfig(
         optim=replace(OPTIM, peak_rate=3e-3, final_rate=0.0),
         max_updates=2000,
         label_smoothing=0.0,
@@ -109,7 +95,7 @@ SHAKESPEARE = replace(
 COMMANDS = replace(
     SHAKESPEARE_CPU,
     run=Path("runs/language"),
-    corpus=TextFiles(
+    corpus=ex.TextFiles(
         train=(Path(__file__).parent / "data" / "commands" / "train.en",),
         valid=(Path(__file__).parent / "data" / "commands" / "valid.en",),
     ),
@@ -121,7 +107,7 @@ COMMANDS = replace(
 TEXT = replace(
     SHAKESPEARE,
     run=Path("runs/text"),
-    corpus=TextFiles(),
+    corpus=ex.TextFiles(),
     tokenizer="byte_bpe",
     training=replace(
         SHAKESPEARE.training,
@@ -133,13 +119,13 @@ TEXT = replace(
 )
 GPT2 = Experiment(
     run=Path("runs/gpt2"),
-    corpus=Shards(),
+    corpus=ex.Shards(),
     tokenizer="byte_bpe",
     batch_size=32,
     batches_per_epoch=15_000,
     valid_windows=512,
-    model=replace(gpt2(multiple=128), dropout=0.0, attention_dropout=0.0),
-    training=TrainingConfig(
+    model=replace(ex.gpt2(multiple=128), dropout=0.0, attention_dropout=0.0),
+    training=ex.TrainingConfig(
         optim=replace(OPTIM, peak_rate=6e-4, final_rate=6e-5, warmup_steps=700, betas=(0.9, 0.95)),
         max_updates=19_000,
         accumulate=15,
@@ -165,31 +151,38 @@ SETTINGS = {
 def run(x: Experiment) -> dict[str, float]:
     """Train, then measure the validation text; returns its scores."""
     # Data
-    language = x.corpus.read(x.tokenizer, x.vocab_size)
+    _, tokenizer = ex.saved_tokenizers(x.run) or (None, None)
+    language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer)
     tokenizer, context = language.tokenizer, x.model.max_positions
-    windows = Windows(
+    windows = ex.Windows(
         stream=language.train,
         context=context,
         batch_size=x.batch_size,
         seed=x.training.seed,
         batches_per_epoch=x.batches_per_epoch,
     )
-    held_out = HeldOut(language.valid, context=context, batch_size=x.batch_size, n_windows=x.valid_windows)
+    held_out = ex.HeldOut(language.valid, context=context, batch_size=x.batch_size, n_windows=x.valid_windows)
     print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in held_out):,} looked at")
 
     # Model
-    config = with_vocabularies(x.model, tokenizer.vocab_size, tokenizer.vocab_size, joint=True)
-    model = new_model(x, config)
+    config = ex.with_vocabularies(x.model, tokenizer.vocab_size, tokenizer.vocab_size, joint=True)
+    model = ex.new_model(x, config)
 
     # Training
-    validation = LanguageValidation(td.Generator(model, tokenizer), held_out, language.valid, x.generation)
-    kept = Run(config, {**to_dict(x), "text": language.fingerprints()}, None, tokenizer)
-    train(x, kept, model, data=windows, validate=validation, flops_per_token=flops_per_token(model))
+    ex.train(
+        x,
+        ex.CrossEntropy(model, label_smoothing=x.training.label_smoothing),
+        data=windows,
+        validate=ex.language_validator(td.Generator(model, tokenizer), language.valid, held_out, x.generation),
+        target_tokenizer=tokenizer,
+        fingerprint=language.fingerprints(),
+        flops_per_token=ex.flops_per_token(model),
+    )
 
     # Score
     bigram = bigram_cross_entropy(language.train, language.valid, tokenizer.vocab_size, limit=x.bigram_tokens)
-    return language_report(x.run, held_out, bigram, x.device)
+    return ex.held_out_report(x.run, "validation", held_out, x.device, baselines={"bigram": (bigram, None)})
 
 
 if __name__ == "__main__":
-    sys.exit(main(run, SETTINGS, default="commands", description=__doc__))
+    sys.exit(ex.main(run, SETTINGS, default="commands", description=__doc__))

@@ -10,25 +10,13 @@ Every field can be set from the command line (see NAME --help). The same command
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
+from baselines import Neighbours
 
 import transduce as td
-from transduce.config import to_dict
-from transduce.data.text.language import OneText, TextFiles, encode_text, read_text
-from transduce.data.text.masking import MaskedBatches, MaskedWindows, MaskingConfig, Neighbours, mask_id
-from transduce.data.text.stream import HeldOut, Stream, Windows
-from transduce.data.text.tokenizers import TokenizerKind
-from transduce.device import default_device
-from transduce.experiment.command import main
-from transduce.experiment.report import masked_language_report
-from transduce.experiment.run import new_model, train, with_vocabularies
-from transduce.experiment.validation import MaskedLanguageValidation
-from transduce.run import Run
-from transduce.tasks.fill_mask import FillMask
-from transduce.train.optim import OptimConfig
-from transduce.train.trainer import TrainingConfig
+from transduce import experiment as ex
 
 COMMANDS_TEXT = Path(__file__).parent / "data" / "commands"
 
@@ -39,20 +27,22 @@ class Experiment:
 
     run: Path
     """The run directory: everything that comes out, and all one needs to fill gaps with it."""
-    corpus: Annotated[TextFiles | OneText, tyro.conf.arg(name="")]
+    corpus: Annotated[ex.TextFiles | ex.OneText, tyro.conf.arg(name="")]
     test: tuple[Path, ...] = ()
     """Text to score the finished model on; none: the validation text again."""
-    tokenizer: TokenizerKind = "characters"
+    tokenizer: ex.TokenizerKind = "characters"
     vocab_size: int = 8000
     """Tokens of a BPE vocabulary, all bytes included; characters are as many as there are."""
     batch_size: int
     """Windows of a batch, each of model.max_positions tokens."""
-    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    masking: ex.MaskingConfig = field(default_factory=ex.MaskingConfig)
+    validate_by: Literal["loss", "accuracy"] = "loss"
+    """What decides which checkpoint is best."""
     neighbour_tokens: int = 100_000_000
     """Training tokens whose pairs are counted for the baseline beside the result, at most."""
     model: td.TransformerConfig
-    training: TrainingConfig
-    device: str = default_device()
+    training: ex.TrainingConfig
+    device: str = ex.default_device()
 
 
 def encoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout: float) -> td.TransformerConfig:
@@ -74,14 +64,14 @@ def encoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout:
 
 COMMANDS = Experiment(
     run=Path("runs/masked_language"),
-    corpus=TextFiles(train=(COMMANDS_TEXT / "train.en",), valid=(COMMANDS_TEXT / "valid.en",)),
+    corpus=ex.TextFiles(train=(COMMANDS_TEXT / "train.en",), valid=(COMMANDS_TEXT / "valid.en",)),
     test=(COMMANDS_TEXT / "test.en",),
     tokenizer="sentencepiece",
     vocab_size=1000,
     batch_size=32,
     model=encoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.1),
-    training=TrainingConfig(
-        optim=OptimConfig(
+    training=ex.TrainingConfig(
+        optim=ex.OptimConfig(
             peak_rate=2e-3,
             final_rate=1e-4,
             warmup_steps=100,
@@ -103,7 +93,7 @@ COMMANDS = Experiment(
 SHAKESPEARE = replace(
     COMMANDS,
     run=Path("runs/masked_shakespeare"),
-    corpus=OneText(),
+    corpus=ex.OneText(),
     test=(),
     tokenizer="characters",
     model=encoder(n_layers=4, d_model=128, n_heads=4, context=128, dropout=0.1),
@@ -112,7 +102,7 @@ SHAKESPEARE = replace(
 TEXT = replace(
     SHAKESPEARE,
     run=Path("runs/masked_text"),
-    corpus=TextFiles(),
+    corpus=ex.TextFiles(),
     tokenizer="byte_bpe",
     batch_size=64,
     model=encoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.1),
@@ -135,30 +125,38 @@ SETTINGS = {
 def run(x: Experiment) -> dict[str, float]:
     """Train, then find tokens again in held-out text; returns the scores."""
     # Data
-    language = x.corpus.read(x.tokenizer, x.vocab_size)
+    _, tokenizer = ex.saved_tokenizers(x.run) or (None, None)
+    language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer)
     tokenizer, context = language.tokenizer, x.model.max_positions
-    windows = Windows(stream=language.train, context=context, batch_size=x.batch_size, seed=x.training.seed)
-    tested = Stream([encode_text(tokenizer, read_text(path)) for path in x.test]) if x.test else language.valid
+    windows = ex.Windows(stream=language.train, context=context, batch_size=x.batch_size, seed=x.training.seed)
+    tested = ex.Stream([ex.encode_text(tokenizer, ex.read_text(path)) for path in x.test]) if x.test else language.valid
     valid, test = (
-        MaskedBatches(HeldOut(stream, context=context, batch_size=x.batch_size), x.masking, tokenizer)
+        ex.MaskedBatches(ex.HeldOut(stream, context=context, batch_size=x.batch_size), x.masking, tokenizer)
         for stream in (language.valid, tested)
     )
     print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in valid):,} of them chosen")
 
     # Model
-    size = mask_id(tokenizer) + 1
-    config = with_vocabularies(x.model, size, size, joint=True)
-    model = new_model(x, config)
+    size = ex.mask_id(tokenizer) + 1
+    config = ex.with_vocabularies(x.model, size, size, joint=True)
+    model = ex.new_model(x, config)
 
     # Training
-    kept = Run(config, {**to_dict(x), "text": language.fingerprints()}, tokenizer, tokenizer)
-    data = MaskedWindows(windows=windows, masking=x.masking, tokenizer=tokenizer)
-    train(x, kept, model, data=data, validate=MaskedLanguageValidation(FillMask(model, tokenizer), valid))
+    ex.train(
+        x,
+        ex.CrossEntropy(model, label_smoothing=x.training.label_smoothing),
+        data=ex.MaskedWindows(windows=windows, masking=x.masking, tokenizer=tokenizer),
+        validate=ex.masked_language_validator(td.FillMask(model, tokenizer), valid, by=x.validate_by),
+        source_tokenizer=tokenizer,
+        target_tokenizer=tokenizer,
+        fingerprint=language.fingerprints(),
+    )
 
     # Score
     neighbours = Neighbours(language.train, tokenizer.vocab_size, limit=x.neighbour_tokens)
-    return masked_language_report(x.run, "test" if x.test else "valid", test, neighbours, x.device)
+    name = "test" if x.test else "validation"
+    return ex.held_out_report(x.run, name, test, x.device, baselines={"neighbours": neighbours.scores(test)})
 
 
 if __name__ == "__main__":
-    sys.exit(main(run, SETTINGS, default="commands", description=__doc__))
+    sys.exit(ex.main(run, SETTINGS, default="commands", description=__doc__))

@@ -20,26 +20,9 @@ from typing import Annotated
 import tyro
 
 import transduce as td
-from transduce.config import to_dict
-from transduce.data.speech.augment import Augmentation
-from transduce.data.speech.feature_cache import FeatureCache
-from transduce.data.speech.features import FeatureConfig
-from transduce.data.speech.manifest import Manifests, recordings_fingerprint
-from transduce.data.speech.pairs import FrameReader, SpeechPairs, make_feature_extractor
-from transduce.data.speech.vectors import VectorConfig
-from transduce.data.text.corpus import corpus_folder
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
-from transduce.device import default_device
-from transduce.experiment.command import main
-from transduce.experiment.report import speech_report
-from transduce.experiment.run import new_model, train, with_frames
-from transduce.experiment.validation import SpeechValidation
-from transduce.model.presets import speech_small, speech_tiny
-from transduce.run import Run
-from transduce.train.optim import OptimConfig
-from transduce.train.trainer import TrainingConfig
+from transduce import experiment as ex
 
-MFCC = FeatureConfig(n_coefficients=20, deltas=1)
+MFCC = ex.FeatureConfig(n_coefficients=20, deltas=1)
 """40 features: by four frames they are the 160 numbers of the models' d_model, and go straight in."""
 
 
@@ -47,11 +30,13 @@ MFCC = FeatureConfig(n_coefficients=20, deltas=1)
 class Experiment:
     """Every number of a speech experiment."""
 
-    run: Path
-    """The run directory: everything that comes out, and all one needs to transcribe with it."""
-    corpus: Annotated[Manifests, tyro.conf.arg(name="")] = field(default_factory=Manifests)
-    features: FeatureConfig | VectorConfig = field(default_factory=lambda: MFCC)
-    augmentation: Augmentation = field(default_factory=lambda: Augmentation(token_dropout=0.3))
+    name: str = "speech"
+    run: Path | None = None
+    """The run directory: everything that comes out, and all one needs to transcribe with it. By itself it is runs/NAME,
+    and runs/NAME_COLUMN for another target column."""
+    corpus: Annotated[ex.Manifests, tyro.conf.arg(name="")] = field(default_factory=ex.Manifests)
+    features: ex.FeatureConfig | ex.VectorConfig = field(default_factory=lambda: MFCC)
+    augmentation: ex.Augmentation = field(default_factory=lambda: ex.Augmentation(token_dropout=0.3))
     cache: Path = Path("runs/features")
     """Where log-mels are kept, for all runs; safe to share and to delete."""
     workers: int = os.cpu_count() or 1
@@ -64,21 +49,21 @@ class Experiment:
     """Rows times the longest recording of a batch, padding included: what bounds memory."""
     ctc_weight: float = 0.5
     """Share of CTC in the loss; 0 = none."""
-    model: td.TransformerConfig = field(default_factory=speech_tiny)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
+    model: td.TransformerConfig = field(default_factory=ex.speech_tiny)
+    training: ex.TrainingConfig = field(default_factory=ex.TrainingConfig)
     decoding: td.SearchConfig = field(
         default_factory=lambda: td.SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5)
     )
-    device: str = default_device()
+    device: str = ex.default_device()
 
 
 SOUND = Path(__file__).parent / "data" / "commands" / "sound"
 COMMANDS = Experiment(
-    run=Path("runs/speech"),
-    corpus=Manifests(data=SOUND, valid=Path("valid.tsv")),
-    model=replace(speech_tiny(), dropout=0.15),
-    training=TrainingConfig(
-        optim=OptimConfig(peak_rate=3e-3, warmup_steps=100, schedule="cosine", clip_norm=5.0),
+    name="speech",
+    corpus=ex.Manifests(data=SOUND, valid=Path("valid.tsv")),
+    model=replace(ex.speech_tiny(), dropout=0.15),
+    training=ex.TrainingConfig(
+        optim=ex.OptimConfig(peak_rate=3e-3, warmup_steps=100, schedule="cosine", clip_norm=5.0),
         precision="bf16",
         max_updates=2800,
         validate_every=400,
@@ -88,8 +73,8 @@ COMMANDS = Experiment(
 )
 FSDD = replace(
     COMMANDS,
-    run=Path("runs/fsdd"),
-    corpus=Manifests(data=corpus_folder("fsdd"), hold_out="recordings"),
+    name="fsdd",
+    corpus=ex.Manifests(data=ex.corpus_folder("fsdd"), hold_out="recordings"),
     # the mean of a single digit tells much of which one it is, so statistics are those of the corpus
     features=replace(MFCC, sample_rate=8000, n_mels=40, normalize="global"),
     # the shortest digit lasts 0.14 s, and there are 40 bands, not 80: masks that do not hide a whole digit
@@ -98,8 +83,8 @@ FSDD = replace(
 )
 DIGITS = replace(
     FSDD,
-    run=Path("runs/digits"),
-    corpus=Manifests(data=corpus_folder("digits"), valid=Path("valid.tsv")),
+    name="digits",
+    corpus=ex.Manifests(data=ex.corpus_folder("digits"), valid=Path("valid.tsv")),
     augmentation=replace(FSDD.augmentation, n_time_masks=4),
     frames_per_batch=8000,
     training=replace(FSDD.training, max_updates=8000, validate_every=500),
@@ -108,12 +93,12 @@ DIGITS = replace(
 )
 SPEECHOCEAN = replace(
     COMMANDS,
-    run=Path("runs/speechocean762"),
-    corpus=Manifests(
-        data=corpus_folder("speechocean762"), train=Path("train/manifest.tsv"), test=Path("test/manifest.tsv")
+    name="speechocean762",
+    corpus=ex.Manifests(
+        data=ex.corpus_folder("speechocean762"), train=Path("train/manifest.tsv"), test=Path("test/manifest.tsv")
     ),
     vocab_size=300,  # hardly more than letters: of 2,300 sentences most longer pieces are too rare
-    model=speech_small(),
+    model=ex.speech_small(),
     training=replace(
         COMMANDS.training,
         optim=replace(COMMANDS.training.optim, peak_rate=1e-3, warmup_steps=200),
@@ -132,8 +117,8 @@ SETTINGS = {
         "Any recordings; until ten validations bring nothing better.",
         replace(
             SPEECHOCEAN,
-            run=Path("runs/speech_manifest"),
-            corpus=Manifests(test=None),
+            name="speech_manifest",
+            corpus=ex.Manifests(test=None),
             vocab_size=500,
             frames_per_batch=16_000,
             training=replace(
@@ -147,28 +132,30 @@ SETTINGS = {
 }
 SETTINGS["vectors"] = (
     "Any dense vectors: manifests whose audio are .npy files of shape (frames, --features.n-features).",
-    replace(SETTINGS["manifest"][1], run=Path("runs/vectors"), features=VectorConfig(n_features=80)),
+    replace(SETTINGS["manifest"][1], name="vectors", features=ex.VectorConfig(n_features=80)),
 )
 
 
 def run(x: Experiment) -> dict[str, float]:
     """Train, then transcribe and score the test recordings; returns the scores."""
     translating = x.corpus.target_column != "text"
-    if translating and x.run in {setting.run for _, setting in SETTINGS.values()}:  # another text, another directory
-        x = replace(x, run=x.run.with_name(f"{x.run.name}_{x.corpus.target_column}"))
+    measures = ("bleu", "chrf") if translating else ("wer", "cer")
+    run = x.run or Path("runs") / (f"{x.name}_{x.corpus.target_column}" if translating else x.name)
+    x = replace(x, run=run, validate_by=x.validate_by or measures[0])
     if not x.ctc_weight:  # its head learns nothing, so nobody should listen to it
         x = replace(x, decoding=replace(x.decoding, ctc_weight=0.0))
 
     # Data
     recordings, valid, test = x.corpus.read(x.training.seed)
-    tokenizer = SentencePieceTokenizer.train([r.text for r in recordings], vocab_size=x.vocab_size)
-    cache = FeatureCache(x.cache)
-    reader = FrameReader(
-        make_feature_extractor(x.features, recordings, cache, x.workers, max_seconds=x.max_seconds), cache
+    _, tokenizer = ex.saved_tokenizers(run) or (None, None)
+    tokenizer = tokenizer or ex.SentencePieceTokenizer.train([r.text for r in recordings], vocab_size=x.vocab_size)
+    cache = ex.FeatureCache(x.cache)
+    reader = ex.FrameReader(
+        ex.make_feature_extractor(x.features, recordings, cache, x.workers, max_seconds=x.max_seconds), cache
     )
-    config = with_frames(x.model, reader.n_features, tokenizer.vocab_size)
+    config = ex.with_frames(x.model, reader.n_features, tokenizer.vocab_size)
     pairs, held_out = (
-        SpeechPairs.encode(
+        ex.SpeechPairs.encode(
             split,
             reader,
             tokenizer,
@@ -179,26 +166,33 @@ def run(x: Experiment) -> dict[str, float]:
             **more,
         )
         for split, more in (
-            (recordings, {"augmentation": x.augmentation, "stack": config.frames.stack}),
+            (recordings, {"augmentation": x.augmentation, "out_lengths": config.frames.out_lengths}),
             (valid, {}),
         )
     )
     print(f"train: {pairs}\nvalid: {held_out}")
 
     # Model
-    model = new_model(x, config)
+    model = ex.new_model(x, config)
     print(f"input: {config.flow}")
 
     # Training
+    smoothing = x.training.label_smoothing
+    hybrid = ex.HybridCTC(model, ctc_weight=x.ctc_weight, label_smoothing=smoothing) if x.ctc_weight else None
     transcriber = td.Transcriber(model, tokenizer, reader.feature_extractor)
-    validation = SpeechValidation(transcriber, held_out, held_out.epoch(0), x.decoding.greedy(), bleu=translating)
-    sound = recordings_fingerprint(recordings, valid)
-    kept = Run(config, {**to_dict(x), "sound": sound}, None, tokenizer, reader.feature_extractor)
-    train(x, kept, model, data=pairs, validate=validation, ctc_weight=x.ctc_weight)
+    ex.train(
+        x,
+        hybrid or ex.CrossEntropy(model, label_smoothing=smoothing),
+        data=pairs,
+        validate=ex.speech_validator(transcriber, held_out, by=x.validate_by, search=x.decoding.greedy()),
+        target_tokenizer=tokenizer,
+        feature_extractor=reader.feature_extractor,
+        fingerprint=ex.recordings_fingerprint(recordings, valid),
+    )
 
     # Decoding and score
-    return speech_report(x.run, test, x.decoding, x.device, speech_translation=translating) if test else {}
+    return ex.speech_report(run, test, x.decoding, x.device, measures=measures) if test else {}
 
 
 if __name__ == "__main__":
-    sys.exit(main(run, SETTINGS, default="commands", description=__doc__))
+    sys.exit(ex.main(run, SETTINGS, default="commands", description=__doc__))

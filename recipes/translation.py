@@ -15,18 +15,7 @@ from typing import Annotated
 import tyro
 
 import transduce as td
-from transduce.config import to_dict
-from transduce.data.text.corpus import Files, Folder, corpus_folder
-from transduce.data.text.pairs import TextPairs, fingerprint
-from transduce.data.text.sentencepiece_bpe import tokenizers
-from transduce.device import default_device
-from transduce.experiment.command import main
-from transduce.experiment.report import translation_report
-from transduce.experiment.run import new_model, train, with_vocabularies
-from transduce.experiment.validation import TranslationValidation
-from transduce.run import Run
-from transduce.train.optim import OptimConfig
-from transduce.train.trainer import TrainingConfig
+from transduce import experiment as ex
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +24,7 @@ class Experiment:
 
     run: Path
     """The run directory: everything that comes out, and all one needs to translate with it."""
-    corpus: Annotated[Folder | Files, tyro.conf.arg(name="")]
+    corpus: Annotated[ex.Folder | ex.Files, tyro.conf.arg(name="")]
     vocab_size: int = 8000
     """Tokens of the BPE vocabulary, 260 special ones and bytes included; per side if not joint."""
     joint: bool = True
@@ -46,19 +35,21 @@ class Experiment:
     tokens_per_batch: int = 4096
     """Rows times the longest side of a batch, padding included: what bounds memory."""
     model: td.TransformerConfig = field(default_factory=td.transformer_tiny)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
+    training: ex.TrainingConfig = field(default_factory=ex.TrainingConfig)
+    validate_by: str = "bleu"
+    """What decides which checkpoint is best: bleu, bleu.lowercase, chrf, ter, wer, cer or loss."""
     decoding: td.SearchConfig = field(default_factory=td.SearchConfig)
-    device: str = default_device()
+    device: str = ex.default_device()
 
 
 COMMANDS = Experiment(
     run=Path("runs/commands"),
-    corpus=Folder(data=Path(__file__).parent / "data" / "commands", valid="valid"),
+    corpus=ex.Folder(data=Path(__file__).parent / "data" / "commands", valid="valid"),
     vocab_size=1000,
     model=replace(td.transformer_tiny(), dropout=0.1),
     tokens_per_batch=2048,
-    training=TrainingConfig(
-        optim=OptimConfig(peak_rate=5e-3, warmup_steps=150, cooldown=0.3),
+    training=ex.TrainingConfig(
+        optim=ex.OptimConfig(peak_rate=5e-3, warmup_steps=150, cooldown=0.3),
         max_updates=500,
         validate_every=100,
         keep_last=2,
@@ -67,11 +58,11 @@ COMMANDS = Experiment(
 )
 MULTI30K = Experiment(
     run=Path("runs/multi30k"),
-    corpus=Folder(data=corpus_folder("multi30k"), test="test_2016_flickr"),
+    corpus=ex.Folder(data=ex.corpus_folder("multi30k"), test="test_2016_flickr"),
     tokens_per_batch=2048,
     model=replace(td.transformer_tiny(), dropout=0.25),
-    training=TrainingConfig(
-        optim=OptimConfig(peak_rate=5e-3, warmup_steps=1000, cooldown=0.3),
+    training=ex.TrainingConfig(
+        optim=ex.OptimConfig(peak_rate=5e-3, warmup_steps=1000, cooldown=0.3),
         max_updates=20_000,
         max_minutes=57.0,
         precision="bf16",
@@ -89,7 +80,7 @@ SETTINGS = {
         replace(
             MULTI30K,
             run=Path("runs/files"),
-            corpus=Files(),
+            corpus=ex.Files(),
             training=replace(
                 MULTI30K.training,
                 optim=replace(MULTI30K.training.optim, cooldown=0.0),
@@ -101,7 +92,7 @@ SETTINGS = {
     ),
     "files_base": (
         "Any parallel text, the base model of the paper; wants a GPU.",
-        Experiment(run=Path("runs/files_base"), corpus=Files(), vocab_size=32000, model=td.transformer_base()),
+        Experiment(run=Path("runs/files_base"), corpus=ex.Files(), vocab_size=32000, model=td.transformer_base()),
     ),
 }
 
@@ -110,9 +101,11 @@ def run(x: Experiment) -> dict[str, float]:
     """Train, then translate and score the test split; returns its scores."""
     # Data
     text, valid, test = (x.corpus.read(split) for split in ("train", "valid", "test"))
-    source, target = tokenizers(text.source, text.target, vocab_size=x.vocab_size, joint=x.joint)
+    source, target = ex.saved_tokenizers(x.run) or ex.tokenizers(
+        text.source, text.target, vocab_size=x.vocab_size, joint=x.joint
+    )
     pairs, held_out = (
-        TextPairs.encode(
+        ex.TextPairs.encode(
             side,
             source,
             target,
@@ -126,19 +119,25 @@ def run(x: Experiment) -> dict[str, float]:
     print(f"train: {pairs}\nvalid: {held_out}")
 
     # Model
-    config = with_vocabularies(x.model, source.vocab_size, target.vocab_size, joint=x.joint)
-    model = new_model(x, config)
+    config = ex.with_vocabularies(x.model, source.vocab_size, target.vocab_size, joint=x.joint)
+    model = ex.new_model(x, config)
 
     # Training
-    validation = TranslationValidation(
-        td.Translator(model, source, target), valid.source, valid.target, held_out.epoch(0)
+    ex.train(
+        x,
+        ex.CrossEntropy(model, label_smoothing=x.training.label_smoothing),
+        data=pairs,
+        validate=ex.translation_validator(
+            td.Translator(model, source, target), valid, held_out.epoch(0), by=x.validate_by
+        ),
+        source_tokenizer=source,
+        target_tokenizer=target,
+        fingerprint=ex.fingerprint(text, valid),
     )
-    kept = Run(config, {**to_dict(x), "text": fingerprint(text, valid)}, source, target)
-    train(x, kept, model, data=pairs, validate=validation)
 
     # Decoding and score
-    return translation_report(x.run, test, x.decoding, x.device) if test else {}
+    return ex.translation_report(x.run, test, x.decoding, x.device) if test else {}
 
 
 if __name__ == "__main__":
-    sys.exit(main(run, SETTINGS, default="commands", description=__doc__))
+    sys.exit(ex.main(run, SETTINGS, default="commands", description=__doc__))

@@ -1,6 +1,12 @@
 """A run directory: written whole, read whole, refused with a reason."""
 
 import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -118,7 +124,7 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path):
         with pytest.raises(ValueError) as caught:
             load_run(directory)
         assert str(caught.value) == f"a run directory holds config.json, but {directory} {what}{way_out}"
-    (tmp_path / "config.json").write_text('{"model": {}}')
+    (tmp_path / "config.json").write_text('{"format": 1, "model": {}}')
     with pytest.raises(ValueError) as caught:
         load_run(tmp_path)
     assert str(caught.value) == (
@@ -177,18 +183,76 @@ def test_finish_writes_the_mean_of_the_chosen(tmp_path):
 
 def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
     run = Run(tiny(), {"training": {"seed": 1, "rate": 0.5}, "data": "abc"}, None, None)
-    open_run(tmp_path / "run", run)
-    before = (tmp_path / "run" / "config.json").read_bytes()
-    open_run(tmp_path / "run", run)
+    for _ in range(2):
+        with open_run(tmp_path / "run", run):
+            before = (tmp_path / "run" / "config.json").read_bytes()
     other = Run(tiny(d_ff=16), {"training": {"seed": 2, "rate": 0.5, "new": 3}}, None, None)
-    with pytest.raises(ValueError) as caught:
-        open_run(tmp_path / "run", other)
+    with pytest.raises(ValueError) as caught, open_run(tmp_path / "run", other):
+        pytest.fail("the directory was opened")
     assert str(caught.value) == (
         f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
         "training.seed: 1 -> 2; data: abc -> absent; model.d_ff: 12 -> 16; training.new: absent -> 3. "
         "Name another directory with --run, or remove this one"
     )
     assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from tests.test_run import tiny
+from transduce.run import Run, open_run
+with open_run(Path(sys.argv[1]), Run(tiny(), {"data": "abc"}, None, None)):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_start_of_a_run_says_who_holds_it_and_changes_nothing(tmp_path):
+    """However the first one ends, by itself or killed, the directory is free again."""
+    run = Run(tiny(), {"data": "abc"}, None, None)
+    root = Path(__file__).parents[1]
+    for end in (lambda process: process.stdin.close(), lambda process: process.kill()):
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLD, tmp_path],
+            env={**os.environ, "PYTHONPATH": str(root)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdout.readline() == b"held\n"
+            before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+            with pytest.raises(ValueError) as caught, open_run(tmp_path, run):
+                pytest.fail("the directory was opened")
+            assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+            end(process)
+        told = re.fullmatch(
+            rf"a run is trained by one process at a time, but {tmp_path} is held by process (\d+) on (\S+) since "
+            r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d; wait for it or stop it, or name another directory with --run",
+            str(caught.value),
+        )
+        assert told and told.groups() == (str(process.pid), socket.gethostname())
+        with open_run(tmp_path, run):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [({}, "format 0 of transduce 0.1"), ({"format": 7, "transduce": "2.3.1"}, "format 7 of transduce 2.3.1")],
+    ids=["before formats", "a later one"],
+)
+def test_another_format_is_refused_with_the_version_that_reads_it(tmp_path, said, found):
+    save_run(tmp_path, Run(tiny(), {}, None, None))
+    path, own = tmp_path / "config.json", version("transduce")
+    plain = json.loads(path.read_text())
+    assert (plain.pop("format"), plain.pop("transduce")) == (1, own)
+    path.write_text(json.dumps(plain | said))
+    with pytest.raises(ValueError) as caught:
+        load_run(tmp_path)
+    by = found.split()[-1]
+    assert str(caught.value) == (
+        f"{path} must have format 1, which transduce {own} reads, but it has {found}; use that version for it "
+        f"(pip install transduce=={by}), or train the run again"
+    )
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -281,10 +345,11 @@ def test_a_run_may_go_on_elsewhere_but_not_with_other_features(tmp_path):
         plain = {"cache": "a", "workers": 2, "device": "cpu", "features": {"n_mels": 80, "hop": 0.01}}
         return Run(tiny(), plain | changes, None, None)
 
-    open_run(tmp_path / "run", run())
-    open_run(tmp_path / "run", run(cache="b", workers=64, device="cuda"))
-    with pytest.raises(ValueError) as caught:
-        open_run(tmp_path / "run", run(features={"n_mels": 40, "hop": 0.01}))
+    for same in (run(), run(cache="b", workers=64, device="cuda")):
+        with open_run(tmp_path / "run", same):
+            pass
+    with pytest.raises(ValueError) as caught, open_run(tmp_path / "run", run(features={"n_mels": 40, "hop": 0.01})):
+        pytest.fail("the directory was opened")
     assert str(caught.value) == (
         f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
         "features.n_mels: 80 -> 40. Name another directory with --run, or remove this one"

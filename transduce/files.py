@@ -1,4 +1,4 @@
-"""Files that a crash cannot leave half done, and weights as safetensors: nothing is unpickled."""
+"""Files that a crash cannot leave half done, and weights as safetensors, which run nothing when they are read."""
 
 import json
 import os

@@ -2,12 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors.torch import save as serialize
 from torch import Tensor
 
@@ -22,11 +28,15 @@ from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
 
 CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
-STATISTICS = "features.safetensors"
-METRICS, STATE = "metrics.jsonl", "state.json"
+STATISTICS, METRICS, STATE = "features.safetensors", "metrics.jsonl", "state.json"
+LOCK, HOLDER = ".lock", ".lock.holder"
+
+FORMAT = 1
+"""Of config.json. It grows by one whenever a field gets another name or meaning."""
 
 MAY_CHANGE = (
     "run.",
+    "name.",
     "device.",
     "corpus.",
     "test.",
@@ -37,29 +47,29 @@ MAY_CHANGE = (
     "training.max_updates.",
     "training.max_minutes.",
 )
-"""What may change from one start of a run to the next: where things lie, on what machine, how long, how to decode and
-on what to test."""
+"""What may change from one start of a run to the next: where files lie, the machine, how long to train, how to decode
+and what to test on."""
 
 MUST_STAY = ("corpus.target_column",)
-"""And what may not, though it stands among them."""
+"""What must not change, although a prefix in MAY_CHANGE covers it."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory holds besides weights: configurations, tokenizers, what becomes of sound."""
+    """What a run directory holds besides weights: configurations, tokenizers and the feature extractor."""
 
     model: TransformerConfig
     experiment: dict[str, Any]
     source_tokenizer: Tokenizer | None
     target_tokenizer: Tokenizer | None
-    """The only one where a decoder is alone; where an encoder is, the same as the source's."""
+    """The only tokenizer of a decoder alone; the source's own where source and target share one."""
     feature_extractor: FeatureExtractor | VectorReader | None = None
-    """How what is not text becomes frames."""
+    """How sound becomes frames, where the source is not text."""
 
     def resume_key(self) -> dict[str, Any]:
-        """Everything a resumed run must have in common with its beginning, by dotted name.
+        """Everything that a resumed run must have in common with its beginning, by dotted name.
 
-        Where things lie, how long to train and how to decode may change; that the text is the same, its hash tells.
+        Tokenizers are represented by a hash. What training data there is, the experiment says by a fingerprint.
         """
         sides = {"source_tokenizer": self.source_tokenizer, "target_tokenizer": self.target_tokenizer}
         hashes = {name: hashlib.sha256(side.model).hexdigest()[:12] if side else None for name, side in sides.items()}
@@ -79,7 +89,8 @@ def save_run(directory: Path, run: Run) -> None:
         if tokenizer is not None:
             name = tokenizer_file(tokenizer) if side == "tokenizer" else f"{side}.model"
             write_file(directory / name, tokenizer.model)
-    plain = {"model": to_dict(run.model), "experiment": run.experiment}
+    plain = {"format": FORMAT, "transduce": version("transduce")}
+    plain |= {"model": to_dict(run.model), "experiment": run.experiment}
     if run.feature_extractor is not None:
         plain["features"] = to_dict(run.feature_extractor.config)
     if (
@@ -107,21 +118,32 @@ def load_run(directory: Path) -> Run:
         )
     try:
         plain = json.loads(path.read_text())
+        _check_format(path, plain)
         model, experiment = plain["model"], plain["experiment"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} must be JSON with model and experiment, but it is not: {error!r}") from error
     config = from_dict(TransformerConfig, model, str(path))
-    shared = _tokenizer(directory, "tokenizer")
+    shared = _read_tokenizer(directory, "tokenizer")
     return Run(
         model=config,
         experiment=experiment,
-        source_tokenizer=(shared if config.encoder else None) or _tokenizer(directory, "source"),
-        target_tokenizer=shared or _tokenizer(directory, "target"),
-        feature_extractor=_front(plain["features"], directory) if "features" in plain else None,
+        source_tokenizer=(shared if config.encoder else None) or _read_tokenizer(directory, "source"),
+        target_tokenizer=shared or _read_tokenizer(directory, "target"),
+        feature_extractor=_read_feature_extractor(plain["features"], directory) if "features" in plain else None,
     )
 
 
-def _front(plain: dict[str, Any], directory: Path) -> FeatureExtractor | VectorReader:
+def _check_format(path: Path, plain: dict[str, Any]) -> None:
+    """Raise ValueError unless this version reads such a config.json."""
+    if (found := plain.get("format", 0)) != FORMAT:
+        by = plain.get("transduce", "0.1")  # the version that did not say its format
+        raise ValueError(
+            f"{path} must have format {FORMAT}, which transduce {version('transduce')} reads, but it has format {found} "
+            f"of transduce {by}; use that version for it (pip install transduce=={by}), or train the run again"
+        )
+
+
+def _read_feature_extractor(plain: dict[str, Any], directory: Path) -> FeatureExtractor | VectorReader:
     where = str(directory / CONFIG)
     if "sample_rate" not in plain:
         return VectorReader(from_dict(VectorConfig, plain, where))
@@ -138,7 +160,7 @@ def _front(plain: dict[str, Any], directory: Path) -> FeatureExtractor | VectorR
     return FeatureExtractor(config, mean=statistics.get("mean"), std=statistics.get("std"))
 
 
-def _tokenizer(directory: Path, side: str) -> Tokenizer | None:
+def _read_tokenizer(directory: Path, side: str) -> Tokenizer | None:
     files = FILES if side == "tokenizer" else {f"{side}.model": SentencePieceTokenizer}
     for name, kind in files.items():
         if (directory / name).is_file():
@@ -208,25 +230,45 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
     return {name: (tensor / len(paths)).to(first[name].dtype) for name, tensor in total.items()}
 
 
-def open_run(directory: Path, run: Run) -> None:
-    """Make `directory` this run's, or go on with it where it already is.
+@contextmanager
+def open_run(directory: Path, run: Run) -> Iterator[None]:
+    """Make `directory` this run's, or go on with it where it already is, and hold it until the `with` ends.
 
     Raises:
-        ValueError: another experiment lives there; the message lists what differs.
+        ValueError: another process holds the directory, or another experiment lives there; the message says which
+            process, or lists what differs.
     """
+    directory.mkdir(parents=True, exist_ok=True)
+    lock, holder = FileLock(directory / LOCK), directory / HOLDER
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        by = holder.read_text() if holder.is_file() else "another process"
+        raise ValueError(
+            f"a run is trained by one process at a time, but {directory} is held by {by}; wait for it or stop it, or "
+            "name another directory with --run"
+        ) from error
+    try:
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        write_file(holder, f"process {os.getpid()} on {socket.gethostname()} since {since}")
+        _begin_or_go_on(directory, run)
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        lock.release()
+
+
+def _begin_or_go_on(directory: Path, run: Run) -> None:
     if not (directory / CONFIG).exists():
-        return save_run(directory, run)
-    before = load_run(directory)
-    changed = differences(before.resume_key(), run.resume_key())
-    if changed:
+        save_run(directory, run)
+    elif changed := differences(load_run(directory).resume_key(), run.resume_key()):
         raise ValueError(
             f"a run goes on with the configuration it began with, but in {directory} this differs: "
             f"{'; '.join(changed)}. Name another directory with --run, or remove this one"
         )
-    return None
 
 
 def write_average(directory: Path, updates: Sequence[int]) -> None:
-    """Write the mean of these checkpoints as the finished model.safetensors."""
+    """Write the mean of these updates' checkpoints as the finished model.safetensors."""
     weights = average([directory / CHECKPOINTS / f"{update:08d}" / WEIGHTS for update in updates])
     write_file(directory / WEIGHTS, serialize(weights))

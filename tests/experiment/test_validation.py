@@ -20,7 +20,7 @@ from transduce.data.speech.pairs import FrameReader, SpeechPairs
 from transduce.data.text.corpus import ParallelText
 from transduce.data.text.pairs import TextPairs
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
-from transduce.experiment.validation import SpeechValidation, TranslationValidation, held_out_loss
+from transduce.experiment.validation import held_out_loss, speech_validator, translation_validator
 from transduce.model.attention_maps import cross_attention
 from transduce.tasks.search import GREEDY
 from transduce.train.plot import attention_map
@@ -49,14 +49,36 @@ def test_held_out_loss_is_the_mean_over_tokens_each_sentence_alone(translator, p
 
 
 def test_validation_is_loss_and_the_bleu_of_what_greedy_search_says(translator, pairs):
-    validation = TranslationValidation(translator, ENGLISH[:6], GERMAN[:6], pairs.epoch(0), n_samples=2)
-    first, again = validation(translator.model), validation(translator.model)
+    validate = translation_validator(translator, ParallelText(ENGLISH[:6], GERMAN[:6]), pairs.epoch(0), n_samples=2)
+    first, again = validate(translator.model), validate(translator.model)
     outputs = translator(ENGLISH[:6], GREEDY)
     bleu = sacrebleu.corpus_bleu(outputs, [GERMAN[:6]]).score
     loss = held_out_loss(translator.model, pairs.epoch(0))
     assert first.metrics == {"loss": loss, "perplexity": math.exp(loss), "bleu": bleu}
     assert first.score == bleu
     assert first.samples == again.samples == [(ENGLISH[i], GERMAN[i], outputs[i]) for i in (0, 3)]
+
+
+@pytest.mark.parametrize(("by", "want"), [
+    ("chrf", lambda outputs: sacrebleu.corpus_chrf(outputs, [GERMAN[:6]]).score),
+    ("bleu.lowercase", lambda outputs: sacrebleu.corpus_bleu(outputs, [GERMAN[:6]], lowercase=True).score),
+    ("ter", lambda outputs: -sacrebleu.corpus_ter(outputs, [GERMAN[:6]], case_sensitive=True).score),
+    ("wer", lambda outputs: -100 * jiwer.wer(GERMAN[:6], outputs)),
+])  # fmt: skip
+def test_any_measure_can_decide(translator, pairs, by, want):
+    """Higher is better, so error rates count as negative; BLEU is told all the same."""
+    validate = translation_validator(translator, ParallelText(ENGLISH[:6], GERMAN[:6]), pairs.epoch(0), by=by)
+    found = validate(translator.model)
+    assert found.score == pytest.approx(want(translator(ENGLISH[:6], GREEDY)))
+    assert list(found.metrics) == ["loss", "perplexity", "bleu", by]
+
+
+def test_the_loss_can_decide_and_what_is_no_metric_is_refused(translator, pairs):
+    text = ParallelText(ENGLISH[:6], GERMAN[:6])
+    found = translation_validator(translator, text, pairs.epoch(0), by="loss")(translator.model)
+    assert found.score == -found.metrics["loss"]
+    with pytest.raises(ValueError, match="blue"):
+        translation_validator(translator, text, pairs.epoch(0), by="blue")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +94,7 @@ def speech(tmp_path_factory):
 def test_speech_validation_is_loss_error_rates_and_samples(speech):
     transcriber, pairs = speech
     decoding = replace(GREEDY, length_ratio=0.2, length_extra=5)
-    found = SpeechValidation(transcriber, pairs, pairs.epoch(0), decoding, n_samples=2)(transcriber.model)
+    found = speech_validator(transcriber, pairs, search=decoding, n_samples=2)(transcriber.model)
     references = [r.text for r in pairs.recordings]
     outputs = transcriber([r.audio for r in pairs.recordings], decoding)
     assert found.metrics["wer"] == pytest.approx(100 * jiwer.wer(references, outputs))
@@ -94,12 +116,11 @@ def test_speech_validation_is_loss_error_rates_and_samples(speech):
 
 def test_speech_validation_draws_the_straightest_head(speech, tmp_path, monkeypatch):
     transcriber, pairs = speech
-    validation = SpeechValidation(
-        transcriber, pairs, pairs.epoch(0), replace(GREEDY, length_ratio=0.0, length_extra=4), n_samples=2, bleu=True
-    )
+    short = replace(GREEDY, length_ratio=0.0, length_extra=4)
+    validate = speech_validator(transcriber, pairs, by="bleu", search=short, n_samples=2)
     drawn = []
     monkeypatch.setattr("transduce.experiment.validation.attention_map", lambda *parts: drawn.append(parts))
-    found = validation(transcriber.model)
+    found = validate(transcriber.model)
     assert found.score == found.metrics["bleu"] and "wer" not in found.metrics
     heads = {}
     for i in (0, 2):  # each utterance alone, without padding

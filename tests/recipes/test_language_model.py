@@ -39,14 +39,14 @@ def small(run, data, **fields):
 def test_a_run_directory_is_whole_and_its_parts_agree(tmp_path, data, capsys):
     scores = run(small(tmp_path / "run", data))
     out = capsys.readouterr().out
-    kept = json.loads((tmp_path / "run" / "valid.json").read_text())
+    kept = json.loads((tmp_path / "run" / "validation.json").read_text())
     text = (data / "input.txt").read_text()
     cut = text[int(len(text) * 0.7) :]
     assert kept == {**scores, "tokens": len(cut) - 1}
-    assert f"bigram {scores['bigram']:.4f} nats per token" in out and scores["bigram"] < scores["loss"]
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+    assert f"bigram {scores['bigram.loss']:.4f} nats per token" in out and scores["bigram.loss"] < scores["loss"]
+    assert {path.name for path in (tmp_path / "run").glob("[!.]*")} == {
         "config.json", "characters.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples",
-        "tensorboard", "checkpoints", "valid.json",
+        "tensorboard", "checkpoints", "validation.json",
     }  # fmt: skip
     valid = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in valid if line["kind"] == "valid"]
@@ -120,7 +120,7 @@ def test_shards(tmp_path, data):
         write_shard(folder / name, part, vocab_size=280, tokenizer=tokenizer.model, source=name)
     x = small(tmp_path / "a", data, corpus=Shards(data=folder, verify=True), batches_per_epoch=3, valid_windows=2)
     scores = run(x)
-    assert json.loads((tmp_path / "a" / "valid.json").read_text())["tokens"] == 2 * 11
+    assert json.loads((tmp_path / "a" / "validation.json").read_text())["tokens"] == 2 * 11
     rows = torch.from_numpy(ids[:60].astype("int64")).unfold(0, 12, 22)  # 2 of the 5 windows of 11: every other
     with torch.no_grad():
         logits = td.load_model(tmp_path / "a")(target_in=rows[:2, :-1])

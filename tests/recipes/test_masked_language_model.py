@@ -55,12 +55,15 @@ def scores_by_hand(fill_mask, text):
 def test_a_run_directory_is_whole_and_its_parts_agree(tmp_path, data, capsys):
     scores = run(small(tmp_path / "run", data))
     out = capsys.readouterr().out
-    kept = json.loads((tmp_path / "run" / "valid.json").read_text())
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+    kept = json.loads((tmp_path / "run" / "validation.json").read_text())
+    assert {path.name for path in (tmp_path / "run").glob("[!.]*")} == {
         "config.json", "characters.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples",
-        "tensorboard", "checkpoints", "valid.json",
+        "tensorboard", "checkpoints", "validation.json",
     }  # fmt: skip
-    assert f"neighbours {scores['neighbours.loss']:.4f} nats" in out and scores["neighbours.loss"] < scores["loss"]
+    assert (
+        f"  neighbours {scores['neighbours.loss']:.4f} nats per token, accuracy " in out
+        and scores["neighbours.loss"] < scores["loss"]
+    )
     valid = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in valid if line["kind"] == "valid"]
     assert len(losses) == 2 and scores["loss"] == min(losses)  # the best checkpoint alone; the masking is fixed

@@ -84,11 +84,11 @@ def test_a_run_directory_is_whole(straight, corpus):
     directory, scores, printed = straight
     searches = ("greedy", "beam2", "beam2.ctc")
     assert set(scores) == {f"{measure}.{search}" for measure in ("wer", "cer") for search in searches}
-    assert {path.name for path in directory.iterdir()} == {
+    assert {path.name for path in directory.glob("[!.]*")} == {
         "target.model", "config.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples",
         "tensorboard", "checkpoints", "test.json", *(f"test.{search}.txt" for search in searches),
     }  # fmt: skip
-    assert {path.name for path in (directory / "samples").iterdir()} == {
+    assert {path.name for path in (directory / "samples").glob("[!.]*")} == {
         f"{update:08d}.{what}" for update in (6, 12) for what in ("tsv", "attention.png")
     }  # fmt: skip
     pictures = [directory / "learning_curve.png", *(directory / "samples").glob("*.png")]
@@ -228,13 +228,15 @@ def test_another_column_makes_it_speech_translation(corpus, tmp_path):
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_another_column_has_a_directory_of_its_own(corpus, tmp_path, monkeypatch):
-    """So that one flag is enough after the setting's own run."""
+@pytest.mark.parametrize(
+    ("named", "where"), [(None, "runs/speech_german"), (Path("runs/speech"), "runs/speech")], ids=["by itself", "named"]
+)
+def test_another_column_has_a_directory_of_its_own_unless_one_is_named(corpus, tmp_path, monkeypatch, named, where):
+    """So that one flag is enough after the setting's own run, and --run is taken at its word."""
     monkeypatch.chdir(tmp_path)
     german = Manifests(data=corpus, valid=Path("valid.tsv"), test=None, target_column="german")
-    training = TrainingConfig(max_updates=1, validate_every=1)
-    run(small(SETTINGS["commands"][1].run, corpus, corpus=german, training=training))
-    assert Path("runs/speech_german/model.safetensors").is_file() and not Path("runs/speech").exists()
+    run(small(named, corpus, corpus=german, training=TrainingConfig(max_updates=1, validate_every=1)))
+    assert [str(path.parent) for path in Path("runs").glob("*/model.safetensors")] == [where]
 
 
 @pytest.mark.usefixtures("no_pictures")

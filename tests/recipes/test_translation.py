@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 import transduce as td
 from recipes.translation import COMMANDS, SETTINGS, run
 from transduce.data.text.corpus import Folder
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.experiment.run import with_vocabularies
 
 
@@ -41,7 +42,7 @@ def small(run, corpus, **fields):
 def test_a_run_directory_is_whole(tmp_path, corpus, joint, capsys):
     scores = run(small(tmp_path / "run", corpus, joint=joint))
     assert set(scores) == {f"{m}.{s}" for m in ("bleu", "bleu.lowercase", "chrf") for s in ("greedy", "beam5")}
-    names = {path.name for path in (tmp_path / "run").iterdir()}
+    names = {path.name for path in (tmp_path / "run").glob("[!.]*")}
     tokenizers = {"tokenizer.model"} if joint else {"source.model", "target.model"}
     assert names == tokenizers | {
         "config.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples", "tensorboard",
@@ -70,6 +71,25 @@ def test_the_same_command_again_changes_nothing_and_another_is_refused(tmp_path,
         f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
         "bpe_dropout: 0.0 -> 0.1. Name another directory with --run, or remove this one"
     )
+
+
+def test_a_run_that_goes_on_takes_its_own_tokenizers(tmp_path, corpus, monkeypatch):
+    """Training them again takes minutes for a large corpus, and another version of the library may learn others."""
+    scores = run(small(tmp_path / "run", corpus))
+
+    def again(*_, **__):
+        pytest.fail("a tokenizer was trained anew")
+
+    monkeypatch.setattr(SentencePieceTokenizer, "train", again)
+    assert run(small(tmp_path / "run", corpus)) == scores
+
+
+def test_another_measure_decides(tmp_path, corpus):
+    run(small(tmp_path / "run", corpus, validate_by="chrf"))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    scores = [line["chrf"] for line in lines if line["kind"] == "valid"]
+    state = json.loads((tmp_path / "run" / "checkpoints" / "00000006" / "state.json").read_text())
+    assert [score for _, score in state["validations"]] == scores and len(scores) == 2
 
 
 def test_the_finished_model_is_the_mean_of_the_kept_checkpoints(tmp_path, corpus):

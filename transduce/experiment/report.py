@@ -1,4 +1,4 @@
-"""The scores of a finished run on held-out text, printed and kept."""
+"""The scores of a finished run on held-out data, printed and kept in the run directory."""
 
 import json
 import math
@@ -10,166 +10,153 @@ from pathlib import Path
 from transduce.data.batch import Batch
 from transduce.data.speech.manifest import Recording
 from transduce.data.text.corpus import ParallelText
-from transduce.data.text.masking import MaskedBatches, Neighbours
-from transduce.experiment.validation import held_out_accuracy, held_out_loss
+from transduce.data.text.masking import MaskedBatches
+from transduce.experiment.validation import held_out_loss, masked_accuracy
 from transduce.files import write_file
-from transduce.score.bleu import bleu, bleu_lowercase, chrf
-from transduce.score.score import Score
-from transduce.score.wer import cer, wer
+from transduce.score.measures import get_measure
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
-from transduce.tasks.load import load_as
+from transduce.tasks.load import load, load_as
 from transduce.tasks.search import SearchConfig
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
 
-def translation_report(directory: Path, test: ParallelText, decoding: SearchConfig, device: str) -> dict[str, float]:
+def translation_report(
+    directory: Path,
+    test: ParallelText,
+    search: SearchConfig,
+    device: str,
+    *,
+    measures: Sequence[str] = ("bleu", "bleu.lowercase", "chrf"),
+) -> dict[str, float]:
     """Translate `test` greedily and with the beam, print every score with its signature, keep test.* in the run.
 
     Returns:
         Scores by name, for example "bleu.lowercase.beam5".
     """
     translator = load_as(Translator, directory, device)
-    searches = {"greedy": decoding.greedy()}
-    if decoding.beam_size > 1:
-        searches[f"beam{decoding.beam_size}"] = replace(decoding, n_best=1)
-    return _report(
+    return _search_report(
         directory,
-        searches,
-        lambda search: translator(test.source, search),
-        lambda outputs: {
-            "bleu": bleu(outputs, test.target),
-            "bleu.lowercase": bleu_lowercase(outputs, test.target),
-            "chrf": chrf(outputs, test.target),
-        },
+        _searches(search),
+        lambda how: translator(test.source, how),
         list(zip(test.source, test.target, strict=True)),
+        measures,
     )
 
 
 def speech_report(
     directory: Path,
     test: Sequence[Recording],
-    decoding: SearchConfig,
+    search: SearchConfig,
     device: str,
     *,
-    speech_translation: bool = False,
+    measures: Sequence[str] = ("wer", "cer"),
 ) -> dict[str, float]:
-    """Transcribe `test` greedily, with the beam, and with CTC beside it where `decoding` has it; keep every score.
+    """Transcribe `test` greedily, with the beam, and with CTC beside it where `search` has it; keep every score.
 
     A recording that cannot be used is named and counts as a blank transcript; one without a text is left out. The sound
     is read once, however many searches there are, and the time of each includes the reading.
 
     Args:
         test: recordings, of which at least one has a text.
-        speech_translation: BLEU and chrF, not WER and CER.
+        measures: ("bleu", "chrf") for speech translation.
     """
-    spoken = [r for r in test if r.text.strip()]
+    spoken = [recording for recording in test if recording.text.strip()]
     transcriber = load_as(Transcriber, directory, device)
-    plain = replace(decoding, n_best=1, ctc_weight=0.0)
-    beam = f"beam{plain.beam_size}" if plain.beam_size > 1 else "greedy"
-    searches = {"greedy": plain.greedy(), beam: plain}
-    if decoding.ctc_weight:
-        searches[f"{beam}.ctc"] = replace(decoding, n_best=1)
-    references = [r.text for r in spoken]
     started = time.monotonic()
-    sounds = list(transcriber.read([r.audio for r in spoken], decoding.max_seconds))
+    sounds = list(transcriber.read([recording.audio for recording in spoken], search.max_seconds))
     reading = time.monotonic() - started
     for error in filter(None, (sound.error for sound in sounds)):
         print(f"  {error}")
-
-    def scores(outputs: list[str]) -> dict[str, Score]:
-        if speech_translation:
-            return {"bleu": bleu(outputs, references), "chrf": chrf(outputs, references)}
-        return {"wer": wer(outputs, references), "cer": cer(outputs, references)}
-
-    return _report(
+    return _search_report(
         directory,
-        searches,
-        lambda search: [transcript.text for transcript in transcriber.transcripts(sounds, search)],
-        scores,
-        [(r.id, r.text) for r in spoken],
-        sound=sum(r.seconds for r in spoken),
+        _searches(search),
+        lambda how: [transcript.text for transcript in transcriber.transcripts(sounds, how)],
+        [(recording.id, recording.text) for recording in spoken],
+        measures,
+        sound_seconds=sum(recording.seconds for recording in spoken),
         reading=reading,
     )
 
 
-def _report(
+def _searches(search: SearchConfig) -> dict[str, SearchConfig]:
+    """Greedy search, the beam without CTC, and the beam with it, as far as `search` has them."""
+    plain = replace(search, n_best=1, ctc_weight=0.0)
+    beam = f"beam{plain.beam_size}" if plain.beam_size > 1 else "greedy"
+    with_ctc = {f"{beam}.ctc": replace(search, n_best=1)} if search.ctc_weight else {}
+    return {"greedy": plain.greedy(), beam: plain, **with_ctc}
+
+
+def _search_report(
     directory: Path,
     searches: Mapping[str, SearchConfig],
-    transduce: Callable[[SearchConfig], list[str]],
-    measure: Callable[[list[str]], Mapping[str, Score]],
+    decode: Callable[[SearchConfig], list[str]],
     pairs: Sequence[tuple[str, str]],
+    measures: Sequence[str],
     *,
-    sound: float | None = None,
+    sound_seconds: float | None = None,
     reading: float = 0.0,
 ) -> dict[str, float]:
-    """Search in every way, print and keep outputs and scores, and show the first few of the last search.
+    """Search in every way, print and keep outputs and scores, and show the first few outputs of the last search.
 
     Args:
+        decode: gives one output for every pair.
         pairs: what went in and what should come out.
-        sound: seconds of it, where sound went in.
-        reading: seconds that came before every search.
+        sound_seconds: how long the sound lasts, where sound went in; reading: seconds that came before every search.
     """
     values: dict[str, float] = {}
     kept: list[dict[str, object]] = []
     outputs: list[str] = []
     for name, search in searches.items():
         started = time.monotonic()
-        outputs = transduce(search)
+        outputs = decode(search)
         seconds = reading + time.monotonic() - started
         write_file(directory / f"test.{name}.txt", "".join(line + "\n" for line in outputs))
-        factor = "" if sound is None else f", real-time factor {seconds / sound:.4f}"
-        print(f"test, {name}: {len(outputs)} {'lines' if sound is None else 'recordings'} in {seconds:.1f} s{factor}")
-        for kind, score in measure(outputs).items():
+        factor = "" if sound_seconds is None else f", real-time factor {seconds / sound_seconds:.4f}"
+        what = "lines" if sound_seconds is None else "recordings"
+        print(f"test, {name}: {len(outputs)} {what} in {seconds:.1f} s{factor}")
+        for measure in map(get_measure, measures):
+            score = measure(outputs, [reference for _, reference in pairs])
             print(f"  {score}")
-            values[f"{kind}.{name}"] = score.value
+            values[f"{measure.name}.{name}"] = score.value
             kept.append({"search": name, "score": str(score)})
-    for (source, target), output in list(zip(pairs, outputs, strict=True))[:5]:
-        print(f"  {source}\n    should be  {target}\n    is         {output}")
+    for (source, reference), output in list(zip(pairs, outputs, strict=True))[:5]:
+        print(f"  {source}\n    should be  {reference}\n    is         {output}")
     write_file(directory / "test.json", json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
     return values
 
 
-def language_report(directory: Path, held_out: Sequence[Batch], bigram: float, device: str) -> dict[str, float]:
-    """The finished model's loss on held-out text, beside that of a bigram; print both, keep them in valid.json.
+def held_out_report(
+    directory: Path,
+    name: str,
+    batches: Sequence[Batch],
+    device: str,
+    *,
+    baselines: Mapping[str, tuple[float, float | None]],
+) -> dict[str, float]:
+    """The finished model's loss on held-out batches beside that of baselines; print, and keep in NAME.json.
 
     Args:
-        bigram: nats per token, see data/bigram.py.
-    """
-    generator = load_as(Generator, directory, device)
-    loss = held_out_loss(generator.model, held_out)
-    values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "bigram": bigram}
-    n_tokens = sum(batch.n_tokens for batch in held_out)
-    print(f"validation: {n_tokens:,} tokens\n  loss {loss:.4f} nats per token, perplexity {values['perplexity']:.3f}")
-    print(f"  bigram {bigram:.4f} nats per token, perplexity {math.exp(bigram):.3f}: counts of pairs, no attention")
-    write_file(directory / "valid.json", json.dumps({**values, "tokens": n_tokens}, indent=2) + "\n")
-    return values
-
-
-def masked_language_report(
-    directory: Path, name: str, held_out: MaskedBatches, neighbours: Neighbours, device: str
-) -> dict[str, float]:
-    """The finished model's loss and accuracy on corrupted text, beside those of counted pairs; print, keep in NAME.json.
+        name: what the batches are, such as "validation".
+        baselines: by name, nats per token, and for masked tokens the share of them that the baseline finds.
 
     Returns:
-        Nats per chosen token, and per cent of them found again.
+        Loss in nats per token, and perplexity or, for masked tokens, accuracy in percent; the same of every baseline.
     """
-    fill_mask = load_as(FillMask, directory, device)
-    loss, accuracy = held_out_loss(fill_mask.model, held_out), held_out_accuracy(fill_mask, held_out)
-    rival_loss, rival_accuracy = neighbours.scores(held_out)
-    n_tokens = sum(batch.n_tokens for batch in held_out)
-    print(f"{name}: {n_tokens:,} chosen tokens of {sum(int(b.target_lengths.sum()) for b in held_out):,}")
-    print(f"  loss {loss:.4f} nats per chosen token, {100 * accuracy:.2f} % of them found")
-    print(
-        f"  neighbours {rival_loss:.4f} nats, {100 * rival_accuracy:.2f} %: counts of pairs, given the true token before "
-        "and after, no attention"
-    )
-    values = {
-        "loss": loss,
-        "accuracy": 100 * accuracy,
-        "neighbours.loss": rival_loss,
-        "neighbours.accuracy": 100 * rival_accuracy,
-    }
+    task = load(directory, device)
+    assert isinstance(task, Generator | FillMask)
+    accuracy = None
+    if isinstance(task, FillMask):
+        assert isinstance(batches, MaskedBatches)
+        accuracy = masked_accuracy(task, batches)
+    n_tokens = sum(batch.n_tokens for batch in batches)
+    print(f"{name}: {n_tokens:,} tokens to predict of {sum(int(batch.target_lengths.sum()) for batch in batches):,}")
+    values: dict[str, float] = {}
+    for which, (loss, share) in {"": (held_out_loss(task.model, batches), accuracy), **baselines}.items():
+        other = ("perplexity", math.exp(min(loss, 50)), "") if share is None else ("accuracy", 100 * share, " %")
+        print(f"  {which or 'loss'} {loss:.4f} nats per token, {other[0]} {other[1]:.3f}{other[2]}")
+        prefix = f"{which}." if which else ""
+        values |= {f"{prefix}loss": loss, f"{prefix}{other[0]}": other[1]}
     write_file(directory / f"{name}.json", json.dumps({**values, "tokens": n_tokens}, indent=2) + "\n")
     return values

@@ -76,8 +76,8 @@ class TextFiles:
     train: tuple[Path, ...] = ()
     valid: tuple[Path, ...] = ()
 
-    def read(self, kind: TokenizerKind, vocab_size: int) -> Language:
-        """Train the tokenizer, encode both sides, each file by itself.
+    def read(self, kind: TokenizerKind, vocab_size: int, tokenizer: Tokenizer | None = None) -> Language:
+        """Train the tokenizer, unless there is one, and encode both sides, each file by itself.
 
         Raises:
             ValueError: a side or a file is missing.
@@ -87,7 +87,9 @@ class TextFiles:
                 "a language model needs text to train on and text to validate on: give --train FILES and --valid FILES, "
                 f"but there are {len(self.train)} and {len(self.valid)}"
             )
-        return _encode(kind, vocab_size, [read_text(p) for p in self.train], [read_text(p) for p in self.valid])
+        return _encode(
+            tokenizer, kind, vocab_size, [read_text(p) for p in self.train], [read_text(p) for p in self.valid]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +100,8 @@ class OneText:
     name: str = "input.txt"
     valid_share: float = 0.1
 
-    def read(self, kind: TokenizerKind, vocab_size: int) -> Language:
-        """Cut at a character, train the tokenizer, encode both sides.
+    def read(self, kind: TokenizerKind, vocab_size: int, tokenizer: Tokenizer | None = None) -> Language:
+        """Cut at a character, train the tokenizer, unless there is one, and encode both sides.
 
         Raises:
             ValueError: no folder is named, or it lacks the file.
@@ -108,7 +110,7 @@ class OneText:
             raise ValueError(f"the text must be DIR/{self.name} with --data DIR, but --data is {self.data}")
         text = read_text(self.data / self.name)
         cut = int(len(text) * (1 - self.valid_share))
-        return _encode(kind, vocab_size, [text[:cut]], [text[cut:]])
+        return _encode(tokenizer, kind, vocab_size, [text[:cut]], [text[cut:]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +121,7 @@ class Shards:
     verify: bool = False
     """Compare all bytes with their checksums first."""
 
-    def read(self, kind: TokenizerKind, vocab_size: int) -> Language:
+    def read(self, kind: TokenizerKind, vocab_size: int, tokenizer: Tokenizer | None = None) -> Language:
         """Map both sides. The tokenizer is the shards' own, whatever the arguments say.
 
         Raises:
@@ -135,8 +137,11 @@ class Shards:
         return Language(tokenizer, train, valid)
 
 
-def _encode(kind: TokenizerKind, vocab_size: int, train: list[str], valid: list[str]) -> Language:
-    seen = [*train, *valid] if kind == "characters" else train  # which characters there are is no secret
-    tokenizer = train_tokenizer(kind, seen, vocab_size=vocab_size)
+def _encode(
+    tokenizer: Tokenizer | None, kind: TokenizerKind, vocab_size: int, train: list[str], valid: list[str]
+) -> Language:
+    if tokenizer is None:
+        seen = [*train, *valid] if kind == "characters" else train  # which characters there are is no secret
+        tokenizer = train_tokenizer(kind, seen, vocab_size=vocab_size)
     sides = [Stream([encode_text(tokenizer, text) for text in texts]) for texts in (train, valid)]
     return Language(tokenizer, *sides)
