@@ -41,12 +41,11 @@ class FrameInput(nn.Module):
     def forward(
         self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None
     ) -> tuple[Float[Tensor, "N U D"], Int[Tensor, " N"] | None]:
-        """Vectors, U = ceil(T / stack) a row, and their lengths."""
-        stack = self.frames.stack
+        """Vectors, U = frames.out_lengths(T) per row, and their lengths."""
         if lengths is not None:
             outside = torch.arange(frames.size(1), device=frames.device) >= lengths[:, None]
             frames = frames.masked_fill(outside[:, :, None], 0.0)
-            lengths = (lengths + stack - 1) // stack
-        frames = F.pad(frames, (0, 0, 0, -frames.size(1) % stack))
+            lengths = self.frames.out_lengths(lengths)
+        frames = F.pad(frames, (0, 0, 0, -frames.size(1) % self.frames.stack))
         vectors = frames.reshape(frames.size(0), -1, self.frames.width)
         return (vectors if self.projection is None else self.projection(vectors)), lengths

@@ -20,6 +20,7 @@ from transduce.data.speech.manifest import Recording
 from transduce.data.speech.pairs import FrameReader, SpeechPairs, make_feature_extractor, positions_needed
 from transduce.data.speech.vectors import VectorConfig, VectorReader
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, SentencePieceTokenizer
+from transduce.model.config import Frames
 
 SPEEDS = Augmentation(speeds=(0.9, 1.1), n_time_masks=0, n_frequency_masks=0, vtlp=0.0)
 
@@ -180,7 +181,12 @@ def test_what_cannot_be_used_is_left_out_counted_and_named(tmp_path, reader, tok
     ]
     with caplog.at_level(logging.WARNING):
         pairs = SpeechPairs.encode(
-            [*bad[:3], *good, *bad[3:]], reader, tokenizer, frames_per_batch=300, max_seconds=3.0, stack=2
+            [*bad[:3], *good, *bad[3:]],
+            reader,
+            tokenizer,
+            frames_per_batch=300,
+            max_seconds=3.0,
+            out_lengths=Frames(n_features=10, stack=2).out_lengths,
         )
     assert pairs.recordings == good
     assert pairs.skipped == {

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -137,14 +137,15 @@ class SpeechPairs:
         frames_per_batch: int,
         augmentation: Augmentation = PLAIN,
         max_seconds: float = 30.0,
-        stack: int = 1,
+        out_lengths: Callable[[np.ndarray], np.ndarray] = lambda n_frames: n_frames,
         workers: int = 0,
         seed: int = 0,
     ) -> "SpeechPairs":
         """Look at every recording once; what cannot be used is left out, counted, and named in a warning.
 
         Args:
-            stack: frames that become one position; no text can have more tokens than positions.
+            out_lengths: how many positions the encoder sees of so many frames, as the model's `Frames.out_lengths`
+                says it. No text can have more tokens than positions.
 
         Raises:
             ValueError: nothing is left.
@@ -152,7 +153,8 @@ class SpeechPairs:
         speeds = reader.speeds(augmentation)
         usable, n_frames, skipped, told = _usable(recordings, reader, speeds, max_seconds, workers)
         target = [[*row, EOS] for row in tokenizer.encode([r.text for r in usable])]
-        kept = [i for i, row in enumerate(target) if -(-n_frames[:, i].min() // stack) >= positions_needed(row)]
+        n_positions = out_lengths(n_frames.min(axis=0))
+        kept = [i for i, row in enumerate(target) if n_positions[i] >= positions_needed(row)]
         skipped["fewer positions than tokens"] = len(usable) - len(kept)
         if not kept:
             counts = ", ".join(f"{n} {reason}" for reason, n in skipped.items())
