@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from recipes.baselines import Neighbours
 from tests.contract import random_model
 from tests.language_runs import any_tokenizer
 from tests.reference import Reference
@@ -19,7 +20,6 @@ from transduce.data.text.masking import (
     MaskedBatches,
     MaskedWindows,
     MaskingConfig,
-    Neighbours,
     decode_masked,
     encode_masked,
     mask_id,

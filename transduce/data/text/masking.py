@@ -11,7 +11,7 @@ import torch
 from transduce.data.batch import IGNORE, Batch
 from transduce.data.text.characters import CharTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
-from transduce.data.text.stream import Stream, Windows
+from transduce.data.text.stream import Windows
 from transduce.data.text.tokenizers import Tokenizer
 
 
@@ -135,56 +135,3 @@ def decode_masked(tokenizer: Tokenizer, ids: Sequence[int], mask_word: str) -> s
             )
             text += (space if text and new_word else "") + tokenizer.decode([row])[0]
     return text.removeprefix(space)
-
-
-class Neighbours:
-    """The model without attention: a token from the one before it and the one after it, by counting pairs.
-
-    p(x | a, b) is proportional to p(x | a) p(b | x), each p as in data/bigram.py: what follows exactly if the text were
-    a Markov chain. Only pairs that occur are kept in memory.
-
-    Args:
-        limit: count the first so many training tokens only.
-        prior: weight of the single tokens beside the pairs.
-    """
-
-    def __init__(self, train: Stream, vocab_size: int, *, prior: float = 10.0, limit: int | None = None) -> None:
-        single = np.bincount(train.read(0, 1), minlength=vocab_size)  # the first follows nothing
-        found = []
-        for chunk in train.chunks(overlap=1, limit=limit):
-            single = single + np.bincount(chunk[1:], minlength=vocab_size)
-            found.append(np.unique(chunk[:-1] * vocab_size + chunk[1:], return_counts=True))
-        keys, places = np.unique(np.concatenate([keys for keys, _ in found]), return_inverse=True)
-        self.counts = np.bincount(places, weights=np.concatenate([n for _, n in found]), minlength=len(keys))
-        self.first, self.second = np.divmod(keys, vocab_size)
-        self.unigram = prior * (single + 1) / (single.sum() + vocab_size)
-        self.total = prior + np.bincount(self.first, weights=self.counts, minlength=vocab_size)
-        ids = np.arange(vocab_size + 1)
-        self.after = np.searchsorted(self.first, ids)
-        self.by_second = self.second.argsort(kind="stable")
-        self.before = np.searchsorted(self.second[self.by_second], ids)
-
-    def __call__(self, left: int, right: int | None) -> np.ndarray:
-        """The probability of every token between these two; `right` is None where the text ends."""
-        p = self.unigram.copy()
-        pairs = slice(self.after[left], self.after[left + 1])
-        p[self.second[pairs]] += self.counts[pairs]
-        if right is not None:
-            q = np.full(len(p), self.unigram[right])
-            places = self.by_second[self.before[right] : self.before[right + 1]]
-            q[self.first[places]] += self.counts[places]
-            p *= q / self.total
-        return p / p.sum()
-
-    def scores(self, batches: MaskedBatches) -> tuple[float, float]:
-        """Nats per chosen token, and the share of them that it would find; it is told the true neighbours."""
-        nats, right = 0.0, 0
-        for text, batch in zip(batches.texts, batches, strict=True):
-            for row, t in (batch.target_out != IGNORE).nonzero().tolist():
-                whole, wanted = text.target_out[row], int(text.target_out[row, t])
-                after = int(whole[t + 1]) if t + 1 < text.target_lengths[row] else None
-                p = self(int(text.target_in[row, t]), after)
-                nats -= float(np.log(p[wanted]))
-                right += int(p.argmax()) == wanted
-        n_tokens = sum(batch.n_tokens for batch in batches)
-        return nats / n_tokens, right / n_tokens
