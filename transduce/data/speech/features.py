@@ -9,8 +9,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torchaudio.functional import compute_deltas
-from torchaudio.transforms import MFCC
+from torchaudio.functional import compute_deltas, create_dct, melscale_fbanks
 
 FLOOR = 1e-6
 """Added to the energy of a mel band before its logarithm; digital silence is log(1e-6) = -13.8."""
@@ -136,29 +135,18 @@ class FeatureExtractor:
             )
         self.config, self.mean, self.std = config, mean, std
         self._window = torch.hann_window(config.frame_samples)
-        with warnings.catch_warnings():  # torchaudio warns of the empty bands that _check_bands refuses
+        self._cosines = create_dct(config.n_coefficients, config.n_mels, norm="ortho")
+        with warnings.catch_warnings():  # torchaudio warns of empty bands, which are refused below
             warnings.simplefilter("ignore")
-            mfcc = MFCC(
-                sample_rate=config.sample_rate,
-                n_mfcc=config.n_coefficients,
-                melkwargs={
-                    "n_fft": config.n_fft,
-                    "n_mels": config.n_mels,
-                    "f_min": config.low,
-                    "f_max": config.highest,
-                },
+            self._bands = melscale_fbanks(
+                config.n_fft // 2 + 1, config.low, config.highest, config.n_mels, config.sample_rate
             )
-        self._bands, self._cosines = mfcc.MelSpectrogram.mel_scale.fb, mfcc.dct_mat
-        self._check_bands()
-
-    def _check_bands(self) -> None:
         n_empty = int((self._bands.amax(dim=0) == 0).sum())
         if n_empty:
-            c = self.config
             raise ValueError(
-                f"every mel band must hold a frequency of the DFT, but {n_empty} of n_mels={c.n_mels} between "
-                f"{c.low} and {c.highest} Hz lie between its steps of {c.sample_rate / c.n_fft:.4g} Hz; take fewer "
-                "bands or a longer frame"
+                f"every mel band must hold a frequency of the DFT, but {n_empty} of n_mels={config.n_mels} between "
+                f"{config.low} and {config.highest} Hz lie between its steps of "
+                f"{config.sample_rate / config.n_fft:.4g} Hz; take fewer bands or a longer frame"
             )
 
     def __call__(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S F"]:
