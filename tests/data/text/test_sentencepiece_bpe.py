@@ -98,7 +98,7 @@ def test_dropout_is_the_same_in_another_process(tokenizer, tmp_path):
     (tmp_path / "text.json").write_text(json.dumps(TEXT))
     program = (
         "import json, runpy, sys; text = json.load(open(sys.argv[3])); "
-        "tokenizer = runpy.run_path(sys.argv[1])['Tokenizer'].load(sys.argv[2]); "
+        "tokenizer = runpy.run_path(sys.argv[1])['SentencePieceTokenizer'].load(sys.argv[2]); "
         "print(tokenizer.encode_with_dropout(text, dropout=0.3, seed=5))"
     )
     paths = (transduce.data.text.sentencepiece_bpe.__file__, tmp_path / "a.model", tmp_path / "text.json")

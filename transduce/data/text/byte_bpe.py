@@ -4,29 +4,30 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from transduce.data.text.tokenizer import Tokenizer
 
 END = "<|endoftext|>"
-"""Stands between the texts that GPT-2 reads."""
+"""The token that stands between the texts of GPT-2's training data."""
 
 
-class ByteBPE:
+class ByteBPE(Tokenizer):
     """A tokenizer.json of the library `tokenizers`. END is bos_id and eos_id at once; decoding leaves it out.
 
     Source: Radford et al. (2019), Language models are unsupervised multitask learners, section 2.2.
     """
 
-    suppressed: tuple[int, ...] = ()
-
     def __init__(self, model: bytes) -> None:
-        """Read a tokenizer.json.
+        """Read the bytes of a tokenizer.json.
 
         Raises:
-            ValueError: it is none, or not one of byte-level BPE.
+            ValueError: they are something else, or another tokenizer than byte-level BPE.
         """
-        self.model = model
+        super().__init__(model)
         try:
-            self._tokenizer = Tokenizer.from_str(model.decode())
+            self._tokenizer = LibraryTokenizer.from_str(model.decode())
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"tokenizer.json must be one of the library tokenizers, but: {error}") from error
         if not isinstance(self._tokenizer.model, models.BPE) or not isinstance(
@@ -46,11 +47,7 @@ class ByteBPE:
         """
         if vocab_size < 257:
             raise ValueError(f"vocab_size must be at least 257, for END and all bytes, but vocab_size={vocab_size}")
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer, tokenizer.decoder = (
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-            decoders.ByteLevel(),
-        )
+        tokenizer = _byte_level(models.BPE())
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
@@ -66,46 +63,36 @@ class ByteBPE:
             ValueError: the directory has neither.
         """
         path = Path(path)
-        if path.is_file():
-            return cls(path.read_bytes())
-        if (path / "tokenizer.json").is_file():
-            return cls((path / "tokenizer.json").read_bytes())
+        for file in (path, path / "tokenizer.json"):
+            if file.is_file():
+                return cls(file.read_bytes())
         vocabulary, merges = path / "vocab.json", path / "merges.txt"
         if not vocabulary.is_file() or not merges.is_file():
             raise ValueError(
                 f"a byte-level tokenizer is tokenizer.json, or vocab.json and merges.txt, but {path} has neither; "
                 "copy them from where the model came from"
             )
-        tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
-        tokenizer.pre_tokenizer, tokenizer.decoder = (
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-            decoders.ByteLevel(),
-        )
+        tokenizer = _byte_level(models.BPE.from_file(str(vocabulary), str(merges)))
         if END in json.loads(vocabulary.read_text(encoding="utf-8")):
             tokenizer.add_special_tokens([AddedToken(END, normalized=True, special=True)])
         return cls(tokenizer.to_str().encode())
 
-    def save(self, path: Path | str) -> None:
-        """Write a tokenizer.json."""
-        Path(path).write_bytes(self.model)
-
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, END included."""
         return self._tokenizer.get_vocab_size()
 
     @property
     def bos_id(self) -> int | None:
-        """Of END; None where the vocabulary lacks it."""
+        """The id of END; None where the vocabulary lacks it."""
         return self._tokenizer.token_to_id(END)
 
     @property
     def eos_id(self) -> int | None:
-        """The same."""
+        """The id of END, as bos_id."""
         return self.bos_id
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids, a list per text; END written out in a text is END."""
+        """Ids, a list per text; where a text has END written out, that is the token END."""
         return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
@@ -115,3 +102,10 @@ class ByteBPE:
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The tokens as the vocabulary writes them: a letter per byte, Ġ for a space."""
         return [self._tokenizer.id_to_token(int(i)) or "" for i in ids]
+
+
+def _byte_level(model: models.BPE) -> LibraryTokenizer:
+    tokenizer = LibraryTokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer

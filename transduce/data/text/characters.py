@@ -2,22 +2,20 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+
+from transduce.data.text.tokenizer import Tokenizer
 
 
-class CharTokenizer:
+class CharTokenizer(Tokenizer):
     """Characters (code points) in the order of their code points. No id begins or ends a text."""
 
-    bos_id = eos_id = None
-    suppressed: tuple[int, ...] = ()
-
     def __init__(self, model: bytes) -> None:
-        """Read what `model` of another one holds: JSON with the characters as one string.
+        """Read JSON that holds the characters as one string.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: `model` is something else.
         """
-        self.model = model
+        super().__init__(model)
         try:
             characters = json.loads(model)["characters"]
         except (ValueError, KeyError, TypeError) as error:
@@ -29,30 +27,20 @@ class CharTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str]) -> "CharTokenizer":
-        """Every character that occurs.
+        """A vocabulary of every character that occurs in the texts.
 
         Raises:
-            ValueError: none does.
+            ValueError: the texts are empty.
         """
         characters = "".join(sorted(set().union(*texts)))
         return cls(json.dumps({"characters": characters}).encode())
 
-    @classmethod
-    def load(cls, path: Path | str) -> "CharTokenizer":
-        """Read a characters.json."""
-        return cls(Path(path).read_bytes())
-
-    def save(self, path: Path | str) -> None:
-        """Write a characters.json."""
-        Path(path).write_bytes(self.model)
-
     @property
     def vocab_size(self) -> int:
-        """Number of characters."""
         return len(self._characters)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """An id per character, a list per text.
+        """An id per character.
 
         Raises:
             ValueError: a character that is not in the vocabulary.
@@ -67,9 +55,7 @@ class CharTokenizer:
             ) from error
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Text of each list of ids."""
         return ["".join(self._characters[i] for i in row) for row in ids]
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The characters one by one."""
         return [self._characters[i] for i in ids]

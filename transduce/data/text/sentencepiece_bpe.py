@@ -4,14 +4,15 @@ import io
 import random
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
-from pathlib import Path
 
 import sentencepiece
+
+from transduce.data.text.tokenizer import Tokenizer
 
 PAD, UNK, BOS, EOS = range(4)
 
 
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model. Ids: 0 padding, 1 unknown (never met: bytes stand in), 2 begin, 3 end.
 
     Source: Sennrich et al. (2016), BPE; Kudo and Richardson (2018), SentencePiece.
@@ -20,10 +21,10 @@ class SentencePieceTokenizer:
     bos_id, eos_id, suppressed = BOS, EOS, (PAD, UNK, BOS)
 
     def __init__(self, model: bytes) -> None:
-        self.model = model
+        super().__init__(model)
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._ids = {self._processor.id_to_piece(i): i for i in range(self.vocab_size)}
-        """Of every piece; a merge learned earlier has the smaller id."""
+        """The id of every piece; a merge learned earlier has the smaller id."""
         ids = [getattr(self._processor, f"{name}_id")() for name in ("pad", "unk", "bos", "eos")]
         if ids != [PAD, UNK, BOS, EOS]:
             raise ValueError(f"pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them {ids}")
@@ -63,22 +64,11 @@ class SentencePieceTokenizer:
             ) from error
         return cls(model.getvalue())
 
-    @classmethod
-    def load(cls, path: Path | str) -> "SentencePieceTokenizer":
-        """Read a .model file."""
-        return cls(Path(path).read_bytes())
-
-    def save(self, path: Path | str) -> None:
-        """Write a .model file."""
-        Path(path).write_bytes(self.model)
-
     @property
     def vocab_size(self) -> int:
-        """Number of tokens."""
         return self._processor.get_piece_size()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids without BEGIN and END, a list per text."""
         return self._processor.encode(list(texts))
 
     def encode_with_dropout(self, texts: Sequence[str], *, dropout: float, seed: int) -> list[list[int]]:
@@ -118,11 +108,9 @@ class SentencePieceTokenizer:
             pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Text of each list of ids; the special pieces have none."""
         return self._processor.decode([list(row) for row in ids]) if len(ids) else []  # it takes [] for one text
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The tokens as one reads them, for pictures and reports."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
 

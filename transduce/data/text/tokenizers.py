@@ -1,48 +1,16 @@
-"""What every tokenizer offers, which kinds there are, and what their files are called."""
+"""Which kinds of tokenizers there are, and what their files are called."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 from transduce.data.text.byte_bpe import ByteBPE
 from transduce.data.text.characters import CharTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-    """What a language model asks of its tokenizer: SentencePiece here, byte-level BPE or single characters."""
-
-    model: bytes
-    """The whole tokenizer, as its file holds it."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def bos_id(self) -> int | None:
-        """What every text begins with; None where nothing marks a beginning."""
-        ...
-
-    @property
-    def eos_id(self) -> int | None:
-        """What every text ends with; None where nothing marks an end. Equal to bos_id, it stands between texts."""
-        ...
-
-    @property
-    def suppressed(self) -> tuple[int, ...]:
-        """Ids that no text holds and no model may produce."""
-        ...
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
-
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]: ...
-
-    def tokens(self, ids: Sequence[int]) -> list[str]: ...
-
+from transduce.data.text.tokenizer import Tokenizer
 
 TokenizerKind = Literal["characters", "byte_bpe", "sentencepiece"]
-FILES: dict[str, type[CharTokenizer | ByteBPE | SentencePieceTokenizer]] = {
+FILES: dict[str, type[Tokenizer]] = {
     "characters.json": CharTokenizer,
     "tokenizer.json": ByteBPE,
     "tokenizer.model": SentencePieceTokenizer,
