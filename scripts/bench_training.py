@@ -36,7 +36,7 @@ from memory import added_by
 from torch import Tensor, nn
 
 import transduce as td
-from transduce.data.batch import Batch, Epoch, pair_epoch
+from transduce.data.batch import Batch, Batches, Epoch, pair_batch, pair_epoch
 from transduce.data.text.corpus import Folder, corpus_folder
 from transduce.data.text.pairs import TextPairs
 from transduce.data.text.sentencepiece_bpe import BOS, tokenizers
@@ -58,7 +58,7 @@ class Corpus:
         """Length-bucketed, as every recipe has them."""
         return pair_epoch(self.source, self.target, tokens_per_batch=self.tokens_per_batch, seed=1, epoch=n, bos=BOS)
 
-    def unsorted(self, n: int) -> Epoch:
+    def unsorted(self, n: int) -> Batches:
         """In random order: as many pairs as come, until rows times the longest side reaches the budget."""
         batches: list[list[int]] = [[]]
         longest = 0
@@ -69,9 +69,10 @@ class Corpus:
                 batches.append([])
                 longest = own
             batches[-1].append(i)
-        epoch = self.epoch(n)
-        epoch.batches = [np.array(batch) for batch in batches]
-        return epoch
+        return Batches(
+            len(batches),
+            lambda i: pair_batch([self.source[r] for r in batches[i]], [self.target[r] for r in batches[i]], bos=BOS),
+        )
 
 
 class Clock(Sequence[Batch]):

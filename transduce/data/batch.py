@@ -1,6 +1,6 @@
-"""Sequences of many lengths to rectangles of few, in an order that is a function of (seed, epoch)."""
+"""Sequences of many lengths in few rectangular batches, whose order is a function of (seed, epoch)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,14 +10,14 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 IGNORE = -100
-"""In target_out: no prediction is asked for here (torch's own value for it)."""
+"""In target_out: no prediction is asked for at this position (the value that torch's losses ignore)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What one update sees. Lengths say what is real; the rest is padding, to the right.
+    """The examples of one update, one per row; beyond a row's length is padding.
 
-    target_in begins with BOS, target_out ends with EOS, both of target_lengths.
+    target_in begins with BOS and target_out ends with EOS; target_lengths are the lengths of both.
     """
 
     target_in: Int[Tensor, "B T"]
@@ -31,8 +31,8 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device.
 
-        To a GPU it is copied without waiting, from pinned memory; from any other, CUDA makes the caller wait. Pinning
-        takes time too, so call this in a thread, as the trainer does.
+        The copy to a GPU is asynchronous, which takes pinned memory. Pinning takes time, so call this in a thread, as
+        the trainer does.
         """
         pinned = device.type == "cuda"
         tensors = {f.name: t for f in fields(self) if isinstance(t := getattr(self, f.name), torch.Tensor)}
@@ -44,7 +44,7 @@ class Batch:
 
 
 def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
-    """Rows of ids to a rectangle, and their lengths."""
+    """Rows of ids as one rectangle, filled up with `value`, and their lengths."""
     lengths = np.array([len(row) for row in rows])
     ids = np.full((len(rows), lengths.max()), value, dtype=np.int64)
     for i, row in enumerate(rows):
@@ -53,7 +53,7 @@ def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Int[Tensor, "B T"], 
 
 
 def pad_frames(rows: Sequence[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor, "B S F"], Int[Tensor, " B"]]:
-    """Rows of vectors to one box, filled up with zeros, and their lengths."""
+    """Rows of vectors as one box, filled up with zeros, and their lengths."""
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True), torch.tensor([len(row) for row in rows])
 
 
@@ -63,7 +63,7 @@ def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[n
     A sequence longer than the budget is a batch of its own.
 
     Args:
-        lengths: of every example its k lengths (source and target).
+        lengths: the k lengths of every example (source and target).
     """
     order = np.lexsort((*lengths.T[:-1], lengths[:, -1], lengths.max(axis=1)))
     batches, start, longest = [], 0, 0
@@ -77,19 +77,33 @@ def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[n
 
 
 def padding_share(lengths: Int[np.ndarray, "n k"], batches: list[Int[np.ndarray, " _"]]) -> float:
-    """Share of padding among all positions of all batches, all sides together."""
+    """The share of padding among the positions of all batches, all sides together."""
     positions = sum(len(b) * lengths[b].max(axis=0).sum() for b in batches)
     return 1 - lengths.sum() / positions
 
 
-class Epoch(Sequence[Batch]):
-    """The batches of one epoch, each made when asked for.
+class Batches(Sequence[Batch]):
+    """A list of n batches of which batch i is make(i), made whenever it is asked for."""
+
+    def __init__(self, n: int, make: Callable[[int], Batch]) -> None:
+        self.n, self.make = n, make
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> Batch:  # type: ignore[override]  # no slices
+        return self.make(range(self.n)[i])
+
+
+class Epoch(Batches):
+    """The batches of one epoch, of examples that are about equally long.
 
     Args:
-        lengths: of every example its k lengths, in positions.
-        make: the batch of these examples.
+        lengths: the k lengths of every example, in positions.
+        make: makes the batch of the examples with these indices.
         tokens_per_batch: bound on rows * longest, on every side.
-        short_first: short examples first, for a first epoch that is easy; otherwise a random order.
+        short_first: whether short examples come first, which makes the first epoch easy; otherwise the order of the
+            batches is random.
     """
 
     def __init__(
@@ -102,27 +116,19 @@ class Epoch(Sequence[Batch]):
         epoch: int,
         short_first: bool = False,
     ) -> None:
-        self.make = make
         rng = np.random.default_rng((seed, epoch))
         shuffled = rng.permutation(len(lengths))  # so that equal lengths meet different neighbours in every epoch
         batches = [shuffled[b] for b in bucket(lengths[shuffled], tokens_per_batch)]
         self.padding_share = padding_share(lengths, batches)
         self.batches = batches if short_first else [batches[i] for i in rng.permutation(len(batches))]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, i: int) -> Batch:  # type: ignore[override]  # no slices
-        return self.make(self.batches[i].tolist())
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (self[i] for i in range(len(self)))
+        """The indices of every batch's examples."""
+        super().__init__(len(self.batches), lambda i: make(self.batches[i].tolist()))
 
 
 def pair_epoch(
     source: list[list[int]], target: list[list[int]], *, tokens_per_batch: int, seed: int, epoch: int, bos: int
 ) -> Epoch:
-    """An epoch of pairs of ids, each ending in EOS."""
+    """An epoch of pairs of ids; every side ends in EOS."""
     return Epoch(
         np.array([(len(s), len(t)) for s, t in zip(source, target, strict=True)]),
         lambda rows: pair_batch([source[r] for r in rows], [target[r] for r in rows], bos=bos),
@@ -133,7 +139,7 @@ def pair_epoch(
 
 
 def pair_batch(source: Sequence[Sequence[int]], target: Sequence[Sequence[int]], *, bos: int) -> Batch:
-    """Pairs of ids, each target ending in EOS, to one batch."""
+    """One batch of pairs of ids; every target ends in EOS."""
     return batch_of(*pad(source, 0), target, bos=bos)
 
 
@@ -144,7 +150,7 @@ def batch_of(
     *,
     bos: int,
 ) -> Batch:
-    """A padded source, or none, and targets that end in EOS, to one batch."""
+    """One batch of a padded source, or none, and of targets that end in EOS."""
     target_out, target_lengths = pad(target, IGNORE)
     target_in, _ = pad([[bos, *row[:-1]] for row in target], 0)
     return Batch(

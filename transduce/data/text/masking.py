@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from transduce.data.batch import IGNORE, Batch
+from transduce.data.batch import IGNORE, Batch, Batches
 from transduce.data.text.characters import CharTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.stream import Windows
@@ -69,20 +69,18 @@ class MaskingConfig:
         )
 
 
-class MaskedBatches(Sequence[Batch]):
-    """Batches of text, corrupted; how, is a function of (seed, number of the batch)."""
+class MaskedBatches(Batches):
+    """Corrupted batches of text; what is masked in batch i is a function of (seed, i)."""
 
     def __init__(
         self, texts: Sequence[Batch], masking: MaskingConfig, tokenizer: Tokenizer, *, seed: tuple[int, ...] = (0,)
     ) -> None:
-        self.texts, self.masking, self.tokenizer, self.seed = texts, masking, tokenizer, seed
+        def batch(i: int) -> Batch:
+            rng = np.random.default_rng((*seed, i, 1))  # 1: not the random numbers that drew the windows
+            return masking.batch(texts[i], tokenizer, rng)
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __getitem__(self, i: int) -> Batch:  # type: ignore[override]  # no slices
-        rng = np.random.default_rng((*self.seed, i, 1))  # the 1: other numbers than those that drew the windows
-        return self.masking.batch(self.texts[i], self.tokenizer, rng)
+        super().__init__(len(texts), batch)
+        self.texts = texts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,32 +1,32 @@
-"""A text as one stream of token ids, in memory or in shards on a disk, and windows of it as batches."""
+"""A text as one stream of token ids, in memory or in shards on a disk, and batches of its windows."""
 
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Int, Integer
 
-from transduce.data.batch import Batch
+from transduce.data.batch import Batch, Batches
 from transduce.files import write_file
 
 CHUNK = 1 << 22
-"""Ids read at a time where a whole stream is read."""
+"""How many ids are read at a time where a whole stream is read."""
 
 
 def smallest_type(vocab_size: int) -> np.dtype:
-    """uint16 where it holds every id, else uint32; little-endian, as files have it."""
+    """uint16 where it holds every id, else uint32; both little-endian, as in files."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 class Stream:
-    """Ids end to end, though they may lie in several arrays.
+    """Ids end to end, which may lie in several arrays.
 
     Args:
-        checksums: of the arrays, where somebody has them: then nothing needs to be read for a fingerprint.
+        checksums: one per array, where they are known; then a fingerprint is made without reading the ids.
     """
 
     def __init__(self, parts: Sequence[Integer[np.ndarray, " _"]], checksums: Sequence[str] = ()) -> None:
@@ -46,13 +46,13 @@ class Stream:
         return np.concatenate(found).astype(np.int64)
 
     def chunks(self, overlap: int = 0, limit: int | None = None) -> Iterator[Int[np.ndarray, " _"]]:
-        """The first `limit` ids, or all, some at a time, each chunk with the first `overlap` ids of the next."""
+        """The first `limit` ids, or all, in chunks; each chunk ends with the first `overlap` ids of the next one."""
         stop = len(self) if limit is None else min(limit, len(self))
         for start in range(0, stop, CHUNK):
             yield self.read(start, min(start + CHUNK + overlap, stop))
 
     def fingerprint(self) -> str:
-        """SHA-256 of the ids, however they are stored; where there are checksums, of these."""
+        """SHA-256 of the checksums where they are known, else of the ids, however they are stored."""
         digest = hashlib.sha256("".join(self.checksums).encode())
         if self.checksums:
             return digest.hexdigest()
@@ -90,56 +90,42 @@ class Windows:
         n = len(self.epoch(0))
         return f"{len(self.stream):,} tokens, {n:,} batches of {self.batch_size} x {self.context} an epoch"
 
-    def epoch(self, n: int) -> "RandomWindows":
+    def epoch(self, n: int) -> Batches:
         """The batches of epoch n."""
-        return RandomWindows(self, n)
+
+        def batch(i: int) -> Batch:
+            rng = np.random.default_rng((self.seed, n, i))
+            places = rng.integers(len(self.stream) - self.context, size=self.batch_size)
+            return window_batch([self.stream.read(place, place + self.context + 1) for place in places.tolist()])
+
+        return Batches(self.batches_per_epoch or max(1, len(self.stream) // (self.batch_size * self.context)), batch)
 
 
-class RandomWindows(Sequence[Batch]):
-    """The batches of one epoch, each made when asked for."""
-
-    def __init__(self, windows: Windows, epoch: int) -> None:
-        self.windows, self.n = windows, epoch
-
-    def __len__(self) -> int:
-        w = self.windows
-        return w.batches_per_epoch or max(1, len(w.stream) // (w.batch_size * w.context))
-
-    def __getitem__(self, i: int) -> Batch:  # type: ignore[override]  # no slices
-        w = self.windows
-        if not 0 <= i < len(self):
-            raise IndexError(i)
-        places = np.random.default_rng((w.seed, self.n, i)).integers(len(w.stream) - w.context, size=w.batch_size)
-        return window_batch([w.stream.read(place, place + w.context + 1) for place in places.tolist()])
-
-
-class HeldOut(Sequence[Batch]):
+class HeldOut(Batches):
     """Windows side by side: every token but the first is predicted once. The last window may be shorter.
 
     Args:
-        n_windows: only so many whole windows, evenly spread; None or as many as there are: all.
+        n_windows: take only so many whole windows, evenly spread; None takes all.
     """
 
     def __init__(self, stream: Stream, *, context: int, batch_size: int, n_windows: int | None = None) -> None:
         if len(stream) < 2:
             raise ValueError(f"a validation text needs two tokens or more, but it has {len(stream)}; give more text")
-        self.stream, self.context = stream, context
         whole = (len(stream) - 1) // context
         n = whole if n_windows is None else min(n_windows, whole)
         starts = np.arange(n) * (whole // max(n, 1)) * context
-        self.starts = [starts[i : i + batch_size].tolist() for i in range(0, len(starts), batch_size)]
+        rows = [starts[i : i + batch_size].tolist() for i in range(0, len(starts), batch_size)]
         if n == whole and whole * context < len(stream) - 1:
-            self.starts.append([whole * context])
+            rows.append([whole * context])
 
-    def __len__(self) -> int:
-        return len(self.starts)
+        def batch(i: int) -> Batch:
+            return window_batch([stream.read(s, min(s + context + 1, len(stream))) for s in rows[i]])
 
-    def __getitem__(self, i: int) -> Batch:  # type: ignore[override]  # no slices
-        return window_batch([self.stream.read(s, min(s + self.context + 1, len(self.stream))) for s in self.starts[i]])
+        super().__init__(len(rows), batch)
 
 
 def window_batch(rows: Sequence[Int[np.ndarray, " _"]]) -> Batch:
-    """Windows of equal length to a batch: each predicts all of its tokens but the first."""
+    """One batch of windows of equal length; in each, all tokens but the first are predicted."""
     ids = torch.from_numpy(np.stack(rows))
     n_rows, context = len(rows), ids.size(1) - 1
     return Batch(
@@ -152,20 +138,20 @@ def window_batch(rows: Sequence[Int[np.ndarray, " _"]]) -> Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardHeader:
-    """What stands beside a shard, in NAME.json."""
+    """What NAME.json says of the shard NAME.bin."""
 
     dtype: str
     count: int
     tokenizer: str
     """SHA-256 of the tokenizer's file."""
     sha256: str
-    """Of NAME.bin."""
+    """SHA-256 of NAME.bin."""
     source: str
-    """What it was made from: of the text that went in."""
+    """SHA-256 of the text that was encoded."""
 
 
 def write_shard(path: Path, ids: Integer[np.ndarray, " _"], *, vocab_size: int, tokenizer: bytes, source: str) -> None:
-    """NAME.bin with the ids, and then NAME.json: a shard without it is not finished.
+    """Write the ids to NAME.bin, and then the header to NAME.json: a shard without a header is not finished.
 
     Raises:
         ValueError: an id that the vocabulary does not have.
@@ -174,22 +160,22 @@ def write_shard(path: Path, ids: Integer[np.ndarray, " _"], *, vocab_size: int, 
         raise ValueError(f"ids must lie in 0 ... {vocab_size - 1}, but they reach from {ids.min()} to {ids.max()}")
     kind = smallest_type(vocab_size)
     raw = ids.astype(kind).tobytes()
-    plain = {
-        "dtype": kind.name,
-        "count": len(ids),
-        "tokenizer": hashlib.sha256(tokenizer).hexdigest(),
-        "sha256": hashlib.sha256(raw).hexdigest(),
-        "source": source,
-    }
+    header = ShardHeader(
+        dtype=kind.name,
+        count=len(ids),
+        tokenizer=hashlib.sha256(tokenizer).hexdigest(),
+        sha256=hashlib.sha256(raw).hexdigest(),
+        source=source,
+    )
     write_file(path.with_suffix(".bin"), raw)
-    write_file(path.with_suffix(".json"), json.dumps(plain) + "\n")
+    write_file(path.with_suffix(".json"), json.dumps(asdict(header)) + "\n")
 
 
 def read_header(path: Path) -> ShardHeader:
-    """The header of the shard whose .bin or .json this is.
+    """The header of a shard, which is named by its .bin or its .json.
 
     Raises:
-        ValueError: it is missing or is none.
+        ValueError: it is missing, or is something else.
     """
     path = path.with_suffix(".json")
     try:
@@ -199,13 +185,13 @@ def read_header(path: Path) -> ShardHeader:
 
 
 def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False) -> Stream:
-    """Shards as one stream, mapped and not read.
+    """Shards as one stream. Files are mapped into memory, and read where ids are asked for.
 
     Args:
-        verify: read everything once and compare it with the checksums.
+        verify: whether to read everything once and compare it with the checksums.
 
     Raises:
-        ValueError: none at all, another tokenizer, or bytes that are not what the header says.
+        ValueError: there is no shard, one was made with another tokenizer, or its bytes are not what its header says.
     """
     if not paths:
         raise ValueError("a stream needs a shard, but there is none; scripts/make_shards.py makes them from text")
@@ -221,18 +207,12 @@ def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False
         size, expected = path.stat().st_size, header.count * kind.itemsize
         if size != expected:
             raise ValueError(f"{path} must have {expected} bytes, as its header says, but has {size}; make it again")
-        if verify:
-            digest = hashlib.sha256()
-            with path.open("rb") as file:
-                while block := file.read(CHUNK):
-                    digest.update(block)
-            found = digest.hexdigest()
-            if found != header.sha256:
-                raise ValueError(
-                    f"{path} must have the checksum of its header, {header.sha256[:12]}, but has {found[:12]}; "
-                    "make it again"
-                )
+        # an empty file cannot be mapped
+        ids = np.memmap(path, dtype=kind, mode="r") if size else np.empty(0, dtype=kind)
+        if verify and (found := hashlib.sha256(ids.data).hexdigest()) != header.sha256:
+            raise ValueError(
+                f"{path} must have the checksum of its header, {header.sha256[:12]}, but has {found[:12]}; make it again"
+            )
         checksums.append(header.sha256)
-        if header.count:
-            parts.append(np.memmap(path, dtype=kind, mode="r"))
+        parts.append(ids)
     return Stream(parts, checksums)
