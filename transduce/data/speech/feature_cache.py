@@ -1,4 +1,4 @@
-"""Log-mels on disk, so that from the second epoch on no sound is decoded and no DFT computed."""
+"""Log-mels on disk: from the second epoch on, no sound is decoded and no DFT is computed."""
 
 import hashlib
 import io
@@ -27,32 +27,33 @@ from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 from transduce.files import write_file
 
 FORMULA = 1
-"""Part of every key; one more whenever `log_mel`, `read_audio` or `change_speed` give other numbers."""
+"""A part of every key; increase it whenever `log_mel`, `read_audio` or `change_speed` give other numbers."""
 
 
 @dataclass(frozen=True)
 class FeatureCache:
     """A directory of .npy files, each the log-mel of one sound file at one speed, float32.
 
-    (float16 would halve it, but its steps of 1/128 around -13 move MFCC by more than 1e-3.) A file's name is a hash of
-    the sound file's path, size and time of change, the settings that its log-mel depends on, and the speed. Files are
-    written whole or not at all, so any number of processes may use one directory; delete it at will.
+    (float16 would halve the size, but its steps of 1/128 around -13 move MFCC by more than 1e-3.) A file's name is a
+    hash of the sound file's path, size and time of change, of the settings that its log-mel depends on, and of the
+    speed. Files are written whole or not at all, so any number of processes may use one directory. It may be deleted at
+    any time.
 
-    What `fill` has looked up is remembered: from then on `get` needs the sound file no more, and a disk that goes away
-    while a model is trained does no harm.
+    The cache remembers what `fill` has looked up. From then on `get` does not need the sound file, and training goes on
+    when the disk of the sound files goes away.
     """
 
     directory: Path
     _kept: dict[tuple[Path, tuple[int | float, ...], float], Path] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """By sound file, settings and speed: what `fill` has looked up."""
+    """The files that `fill` has looked up, by sound file, settings and speed."""
 
     def file(self, path: Path, config: FeatureConfig, speed: float) -> Path:
-        """Where the log-mel of `path` is kept, or will be.
+        """The file in which the log-mel of `path` is kept, or will be.
 
         Raises:
-            ValueError: `path` is no file, or empty.
+            ValueError: `path` is not a file, or is empty.
         """
         status = sound_status(path)
         sound = (str(path.resolve()), status.st_size, status.st_mtime_ns)
@@ -60,7 +61,7 @@ class FeatureCache:
         return self.directory / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
 
     def get(self, path: Path, features: FeatureExtractor, speed: float = 1.0) -> Float[Tensor, "S M"]:
-        """The log-mel of a sound file, computed and kept where the directory has none or a damaged one.
+        """The log-mel of a sound file. Where the directory lacks it or holds a damaged one, it is computed and kept.
 
         Raises:
             ValueError: the sound cannot be read or is shorter than one window; the message names the file.
@@ -82,18 +83,18 @@ class FeatureCache:
     def fill(
         self, paths: Sequence[Path], features: FeatureExtractor, speeds: Sequence[float] = (1.0,), workers: int = 0
     ) -> dict[Path, str]:
-        """Compute what is missing, in `workers` processes or, with 0, in this one; progress goes to stderr.
+        """Compute what is missing, in `workers` processes or, with 0, in this one. Progress goes to stderr.
 
-        A script that calls this with workers needs its `if __name__ == "__main__"`. Whatever ends it early, Ctrl-C
-        included, what is written stays.
+        A script that calls this with workers needs `if __name__ == "__main__"`. If it is interrupted, what is written
+        stays.
 
         Returns:
-            the files that cannot be used at one of the speeds, each with the reason, which names the file.
+            The files that cannot be used at one of the speeds, each with the reason, which names the file.
 
         Raises:
             OSError: the directory cannot be written.
         """
-        config = replace(features.config, normalize="none")  # means and deviations stay here: no log-mel needs them
+        config = replace(features.config, normalize="none")  # no log-mel needs means and deviations
         settings = _settings(config)
         errors: dict[Path, str] = {}
         missing: list[tuple[Path, float]] = []
@@ -105,27 +106,24 @@ class FeatureCache:
                 continue
             missing += [(path, speed) for speed, kept in found.items() if not kept.exists()]
             self._kept.update({(path, settings, speed): kept for speed, kept in found.items()})
-        done = self._fill_with(workers, missing, config) if workers and missing else self._fill_here(missing, config)
-        with closing(done):  # a generator that a traceback keeps alive would keep its processes at work
+        if workers and missing:
+            done = self._fill_with(workers, missing, config)
+        else:
+            done = ((path, _fill_one(self, path, config, speed)) for path, speed in missing)
+        with closing(done):  # a generator that a traceback keeps alive would keep its processes running
             for path, told in tqdm(done, total=len(missing), desc="features", unit="file", file=sys.stderr):
                 if told:
                     errors.setdefault(path, told)
         return errors
 
-    def _fill_here(
-        self, missing: list[tuple[Path, float]], config: FeatureConfig
-    ) -> Generator[tuple[Path, str], None, None]:
-        for path, speed in missing:
-            yield path, _fill_one(self, path, config, speed)
-
     def _fill_with(
         self, workers: int, missing: list[tuple[Path, float]], config: FeatureConfig
     ) -> Generator[tuple[Path, str], None, None]:
-        # spawned, for a fork of a process whose torch has threads can hang
+        # spawned, as a fork of a process in which torch has threads can hang
         pool = ProcessPoolExecutor(
             min(workers, len(missing)), multiprocessing.get_context("spawn"), initializer=_begin_worker
         )
-        bare = FeatureCache(self.directory)  # what this one remembers would travel with every task
+        bare = FeatureCache(self.directory)  # remembers nothing, as it is sent along with every task
         try:
             futures = {pool.submit(_fill_one, bare, path, config, speed): path for path, speed in missing}
             for future in as_completed(futures):
@@ -141,7 +139,7 @@ def _begin_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """A killed process tells its workers nothing, and they would wait for work for ever."""
+    """End this worker when its parent is gone: a killed parent tells its workers nothing, and they would wait."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -149,7 +147,7 @@ def _end_with_parent() -> None:
 
 
 def _fill_one(cache: FeatureCache, path: Path, config: FeatureConfig, speed: float) -> str:
-    """What is wrong with a file; empty when its log-mel is kept."""
+    """Keep the log-mel of a file, and return what is wrong with the file, or an empty text."""
     try:
         cache.get(path, _features(config), speed)
     except ValueError as error:
@@ -158,13 +156,13 @@ def _fill_one(cache: FeatureCache, path: Path, config: FeatureConfig, speed: flo
 
 
 def _settings(config: FeatureConfig) -> tuple[int | float, ...]:
-    """Those that a log-mel depends on."""
+    """The settings that a log-mel depends on."""
     return (config.sample_rate, config.frame, config.hop, config.n_mels, config.low, config.highest)
 
 
 @cache
 def _features(config: FeatureConfig) -> FeatureExtractor:
-    """Made once in every worker."""
+    """A feature extractor, made once per process."""
     return FeatureExtractor(config)
 
 
@@ -177,7 +175,7 @@ def _compute(path: Path, features: FeatureExtractor, speed: float) -> Float[Tens
 
 
 def _load(kept: Path, n_mels: int) -> Float[Tensor, "S M"] | None:
-    """What a file holds; None where it does not exist or is not what it should be."""
+    """The log-mel that a file holds; None where the file is missing or damaged."""
     try:
         found = np.load(kept, allow_pickle=False)
     except Exception:  # whatever NumPy meets in a damaged header, from EOFError to TokenError

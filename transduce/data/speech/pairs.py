@@ -1,4 +1,4 @@
-"""Recordings as training data: frames, augmented anew in every epoch, and the ids of what is said."""
+"""Recordings as training data: frames that are augmented anew in every epoch, and the ids of what is said."""
 
 import logging
 import math
@@ -31,19 +31,19 @@ from transduce.data.text.sentencepiece_bpe import BOS, EOS, UNK, SentencePieceTo
 logger = logging.getLogger("transduce")
 
 PLAIN = Augmentation(speeds=(1.0,), n_time_masks=0, n_frequency_masks=0, vtlp=0.0)
-"""Utterances as they are."""
+"""No augmentation."""
 
 ROUNDING = 1e-3
-"""Seconds that a manifest may be off, for it is written with three decimals."""
+"""Seconds by which a manifest may be off, as it is written with three decimals."""
 
 SHORTFALL = 0.1
-"""Seconds, and the share, of a recording that its frames may lack. One that lacks more is cut short, and half a
-recording must not learn the whole text."""
+"""Seconds, or the share of a recording, that may be missing from its frames. Where more is missing, the recording was
+cut short, and its text may say more than can be heard."""
 
 
 @dataclass(frozen=True)
 class FrameReader:
-    """Frames of a file: MFCC of sound, by way of the cache, or the vectors of a .npy."""
+    """Reads the frames of a file: MFCC of sound, by way of the cache, or the vectors of a .npy file."""
 
     feature_extractor: FeatureExtractor | VectorReader
     cache: FeatureCache
@@ -56,28 +56,23 @@ class FrameReader:
     def __call__(
         self, path: Path, augmentation: Augmentation = PLAIN, rng: Generator | None = None, speed: float = 1.0
     ) -> Float[Tensor, "S F"]:
-        """Frames at one speed, mel bands hidden before the DCT, spans of time after normalization.
+        """Frames at one speed. Mel bands are masked before the DCT, spans of time after normalization.
 
-        Vectors have neither speed nor mel bands.
+        Vectors have neither speed nor mel bands, so of the augmentation they get the time masks alone.
 
         Raises:
             ValueError: the file cannot be used; the message names it.
         """
         rng = rng or generator(0, 0, 0)
-        if isinstance(self.feature_extractor, VectorReader):
-            frames = self.feature_extractor(path)
-        else:
-            log_mel = self.cache.get(path, self.feature_extractor, speed)
+        frames = self._unmasked(path, speed)
+        if isinstance(self.feature_extractor, FeatureExtractor):
             if augmentation.vtlp:
                 factor, config = draw_vtlp(augmentation.vtlp, rng), self.feature_extractor.config
-                log_mel = perturb_vocal_tract(log_mel, factor, low=config.low, high=config.highest)
-            if augmentation.n_frequency_masks:
-                log_mel = mask_frequency(
-                    log_mel, spans=augmentation.n_frequency_masks, widest=augmentation.frequency_mask_width, rng=rng
-                )
-            frames = self.feature_extractor.mfcc(log_mel)
-        if not augmentation.n_time_masks:
-            return frames
+                frames = perturb_vocal_tract(frames, factor, low=config.low, high=config.highest)
+            frames = mask_frequency(
+                frames, spans=augmentation.n_frequency_masks, widest=augmentation.frequency_mask_width, rng=rng
+            )
+            frames = self.feature_extractor.mfcc(frames)
         return mask_time(
             frames,
             spans=augmentation.n_time_masks,
@@ -88,11 +83,11 @@ class FrameReader:
         )
 
     def speeds(self, augmentation: Augmentation) -> tuple[float, ...]:
-        """Those at which a file is needed; vectors have but one."""
+        """The speeds at which a file is needed; vectors have one speed only."""
         return (1.0,) if isinstance(self.feature_extractor, VectorReader) else augmentation.speeds
 
     def fill(self, paths: Sequence[Path], speeds: Sequence[float], workers: int) -> dict[Path, str]:
-        """Compute what the cache lacks; returns the files that cannot be used, with the reason."""
+        """Compute what the cache lacks, and return the files that cannot be used, each with the reason."""
         if isinstance(self.feature_extractor, FeatureExtractor):
             return self.cache.fill(paths, self.feature_extractor, speeds, workers)
         errors = {}
@@ -104,28 +99,30 @@ class FrameReader:
         return errors
 
     def n_frames(self, path: Path, speed: float) -> int:
-        """S of a file that can be used."""
-        return len(
-            self.feature_extractor(path)
-            if isinstance(self.feature_extractor, VectorReader)
-            else self.cache.get(path, self.feature_extractor, speed)
-        )
+        """S, the number of frames of a file that can be used."""
+        return len(self._unmasked(path, speed))
+
+    def _unmasked(self, path: Path, speed: float) -> Float[Tensor, "S _"]:
+        """The vectors of a file, or the log-mels of its sound."""
+        if isinstance(self.feature_extractor, VectorReader):
+            return self.feature_extractor(path)
+        return self.cache.get(path, self.feature_extractor, speed)
 
 
 @dataclass(frozen=True)
 class SpeechPairs:
-    """What the trainer asks for: `epoch(n)` gives batches, the same ones for the same (seed, n)."""
+    """Training data for the trainer: the batches of `epoch(n)` are a function of (seed, n)."""
 
     recordings: list[Recording]
     reader: FrameReader
     target: list[list[int]]
     n_frames: dict[float, Int[np.ndarray, " n"]]
-    """Of every recording, by speed."""
+    """The number of frames of every recording, by speed."""
     augmentation: Augmentation
     frames_per_batch: int
     seed: int
     skipped: dict[str, int]
-    """How many were left out, by reason."""
+    """How many recordings were left out, by reason."""
 
     @classmethod
     def encode(
@@ -141,14 +138,14 @@ class SpeechPairs:
         workers: int = 0,
         seed: int = 0,
     ) -> "SpeechPairs":
-        """Look at every recording once; what cannot be used is left out, counted, and named in a warning.
+        """Read every recording once. Those that cannot be used are left out, counted, and named in a warning.
 
         Args:
             out_lengths: how many positions the encoder sees of so many frames, as the model's `Frames.out_lengths`
                 says it. No text can have more tokens than positions.
 
         Raises:
-            ValueError: nothing is left.
+            ValueError: no recording is left.
         """
         speeds = reader.speeds(augmentation)
         usable, n_frames, skipped, told = _usable(recordings, reader, speeds, max_seconds, workers)
@@ -181,15 +178,17 @@ class SpeechPairs:
         )
 
     def epoch(self, n: int) -> Epoch:
-        """The batches of epoch n; the first goes from short to long."""
+        """The batches of epoch n; in epoch 0 they go from short to long."""
         speeds = list(self.n_frames)
         drawn = [draw_speed(speeds, generator(self.seed, n, i)) for i in range(len(self.recordings))]
         lengths = np.array([self.n_frames[speed][i] for i, speed in enumerate(drawn)])
-
         share = self.augmentation.token_dropout
 
         def make(rows: list[int]) -> Batch:
-            frames = [self._frames(i, n, drawn[i]) for i in rows]
+            frames = [
+                self.reader(self.recordings[i].audio, self.augmentation, generator(self.seed + 1, n, i), drawn[i])
+                for i in rows
+            ]
             source, source_lengths = pad_frames(frames)
             batch = batch_of(source, source_lengths, [self.target[i] for i in rows], bos=BOS)
             if not share:
@@ -206,25 +205,22 @@ class SpeechPairs:
             short_first=n == 0,
         )
 
-    def _frames(self, index: int, epoch: int, speed: float) -> Float[Tensor, "S F"]:
-        rng = generator(self.seed + 1, epoch, index)
-        return self.reader(self.recordings[index].audio, self.augmentation, rng, speed)
-
 
 def _usable(
     recordings: Sequence[Recording], reader: FrameReader, speeds: Sequence[float], max_seconds: float, workers: int
 ) -> tuple[list[Recording], Int[np.ndarray, "speeds n"], dict[str, int], str]:
-    """Those with text and sound of the right length, their frames, how many others, and what was told of them first."""
+    """Recordings with text and with sound of the right length, and their numbers of frames.
+
+    Also how many others there are, by reason, and the first warning about them.
+    """
     spoken = [r for r in recordings if r.text.strip()]
     short = [r for r in spoken if r.seconds <= max_seconds]
     bad = reader.fill([r.audio for r in short], speeds, workers)
     sound = [r for r in short if r.audio not in bad]
     n_frames = np.array([[reader.n_frames(r.audio, s) for r in sound] for s in speeds], dtype=np.int64)
+    config = reader.feature_extractor.config
     seconds = np.array(
-        [
-            [s * reader.feature_extractor.config.seconds(int(n)) for n in row]
-            for s, row in zip(speeds, n_frames, strict=True)
-        ]
+        [[speed * config.seconds(n) for n in row] for speed, row in zip(speeds, n_frames.tolist(), strict=True)]
     )
     long, cut = _wrong_lengths(sound, seconds.min(axis=0), max_seconds)
     warnings = [*bad.values(), *long.values(), *cut.values()]
@@ -243,7 +239,7 @@ def _usable(
 def _wrong_lengths(
     recordings: Sequence[Recording], seconds: Float[np.ndarray, " n"], max_seconds: float
 ) -> tuple[dict[int, str], dict[int, str]]:
-    """By index, what to tell of those that are too long after all, and of those that are cut short."""
+    """Warnings, by index: about recordings that are too long after all, and about those that are cut short."""
     long, cut = dict[int, str](), dict[int, str]()
     for i, (r, lasts) in enumerate(zip(recordings, seconds.tolist(), strict=True)):
         told = f"{r.audio} lasts {lasts:.2f} s, but its manifest says {r.seconds:g}; it is left out, "
@@ -255,7 +251,7 @@ def _wrong_lengths(
 
 
 def positions_needed(row: Sequence[int]) -> int:
-    """The fewest positions that CTC can align with these ids: one each, EOS aside, and a blank between equal ones."""
+    """The fewest positions that CTC can align with these ids: one per id except EOS, and a blank between equal ids."""
     ids = row[:-1]
     return len(ids) + sum(a == b for a, b in pairwise(ids))
 
@@ -266,12 +262,12 @@ def make_feature_extractor(
     cache: FeatureCache,
     workers: int,
     *,
-    max_seconds: float | None = None,
+    max_seconds: float = math.inf,
 ) -> FeatureExtractor | VectorReader:
-    """What makes frames; where all training data is to be normalized as one, its statistics are taken here.
+    """The feature extractor of a config. For normalize="global" it computes the statistics of the recordings.
 
     Args:
-        max_seconds: what is longer is left out of the statistics, as it is of training; None leaves out nothing.
+        max_seconds: longer recordings are left out of the statistics, as they are left out of training.
 
     Raises:
         ValueError: statistics are needed, and no recording can be used.
@@ -280,15 +276,16 @@ def make_feature_extractor(
         return VectorReader(config)
     if config.normalize != "global":
         return FeatureExtractor(config)
-    longest = math.inf if max_seconds is None else max_seconds
     plain = FeatureExtractor(replace(config, normalize="none"))
-    paths = [r.audio for r in recordings if r.seconds <= longest]
+    paths = [r.audio for r in recordings if r.seconds <= max_seconds]
     bad = cache.fill(paths, plain, workers=workers)
     if len(bad) == len(set(paths)):
-        none = f"of {len(recordings)} recordings none lasts {longest:g} s or less" if recordings else "there are none"
+        none = (
+            f"of {len(recordings)} recordings none lasts {max_seconds:g} s or less" if recordings else "there are none"
+        )
         told = next(iter(bad.values()), none)
         raise ValueError(f"normalize=global needs training data that can be used, but none can: {told}")
     log_mels = (cache.get(path, plain) for path in paths if path not in bad)
-    usable = (log_mel for log_mel in log_mels if config.seconds(len(log_mel)) <= longest + ROUNDING)
+    usable = (log_mel for log_mel in log_mels if config.seconds(len(log_mel)) <= max_seconds + ROUNDING)
     mean, std = statistics(plain.mfcc(log_mel) for log_mel in usable)
     return FeatureExtractor(config, mean=mean, std=std)
