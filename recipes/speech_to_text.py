@@ -51,6 +51,9 @@ class Experiment:
     """Share of CTC in the loss; 0 = none."""
     model: td.TransformerConfig = field(default_factory=ex.speech_tiny)
     training: ex.TrainingConfig = field(default_factory=ex.TrainingConfig)
+    validate_by: str = ""
+    """What decides which checkpoint is best: wer, cer, per, bleu, chrf, ter or loss. By itself it is WER, or BLEU where
+    the target column is a translation."""
     decoding: td.SearchConfig = field(
         default_factory=lambda: td.SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5)
     )

@@ -16,9 +16,9 @@ def test_your_own_experiment_trains_scores_and_is_loaded(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     lines = [line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     assert len(lines) <= 40
-    (tmp_path / "numbers.py").write_text(code)
+    (tmp_path / "read_aloud.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, "numbers.py"],
+        [sys.executable, "read_aloud.py"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,

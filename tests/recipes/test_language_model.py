@@ -81,7 +81,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, data, monkeypatch)
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "again"))
     assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
     (data / "input.txt").write_text("".join(f"{line}\n" for line in LINES * 7))
-    with pytest.raises(ValueError, match=r"in .* this differs: text\.train: \w+ -> \w+; text\.valid: "):
+    with pytest.raises(ValueError, match=r"in .* this differs: data\.train: \w+ -> \w+; data\.valid: "):
         run(small(tmp_path / "again", data))
 
 
