@@ -1,5 +1,6 @@
-"""Where to compute, and in which numbers."""
+"""Where to compute, in which numbers, and with which attention kernels."""
 
+from threading import Lock
 from typing import Literal
 
 import torch
@@ -32,3 +33,32 @@ def torch_device(name: torch.device | str) -> torch.device:
 def dtype_of(precision: Precision) -> torch.dtype:
     """The type of the weights."""
     return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+class _WithoutCudnnAttention:
+    """While at least one thread is inside, scaled dot-product attention does not use cuDNN, in the whole process.
+
+    cuDNN makes a new plan for every new (batch, length), which takes longer than the attention where lengths vary.
+    PyTorch has one switch per process, and `torch.nn.attention.sdpa_kernel` sets that same one: of two threads whose
+    contexts overlap, the first to leave would switch cuDNN on for the other one, and the second would leave it off for
+    good. So threads are counted here: the first to enter switches it off, the last to leave brings back what was.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.n_inside, self.before = Lock(), 0, True
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if self.n_inside == 0:
+                self.before = torch.backends.cuda.cudnn_sdp_enabled()
+                torch.backends.cuda.enable_cudnn_sdp(False)
+            self.n_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.n_inside -= 1
+            if self.n_inside == 0:
+                torch.backends.cuda.enable_cudnn_sdp(self.before)
+
+
+without_cudnn_attention = _WithoutCudnnAttention()

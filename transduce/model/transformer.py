@@ -1,7 +1,6 @@
 """The Transformer: an encoder stack, a decoder stack, or both. Reading order: attention, layers, then this."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -10,6 +9,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from transduce.device import without_cudnn_attention
 from transduce.model.cache import Cache, LayerCache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.init import initialize
@@ -74,7 +74,8 @@ class Stack(nn.Module):
 
         recompute = self.recompute and self.training and torch.is_grad_enabled() and cache is None
         x = self.dropout(self.positions(x, start))
-        with nullcontext() if self.training or torch.compiler.is_compiling() else _without_cudnn():
+        # in evaluation caches grow and lengths vary; the trainer knows whether those of its batches do
+        with nullcontext() if self.training or torch.compiler.is_compiling() else without_cudnn_attention:
             for i, layer in enumerate(self.layers):
                 if recompute:
                     x, routing = checkpoint(through, layer, x, None, use_reentrant=False)
@@ -83,21 +84,6 @@ class Stack(nn.Module):
                 if balance is not None:
                     balance += [self.balance_weight * balance_loss(y, self.experts_per_token, lengths) for y in routing]
         return x if self.norm is None else self.norm(x)
-
-
-@contextmanager
-def _without_cudnn() -> Iterator[None]:
-    """Attention by PyTorch's other kernels: cuDNN's plans anew for every new (batch, length).
-
-    So evaluation is, where caches grow and lengths vary; of its own batches, training knows whether they do
-    (train/trainer.py).
-    """
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 class Transformer(nn.Module):

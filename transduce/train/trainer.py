@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, cuda, nn
 
+from transduce.device import without_cudnn_attention
 from transduce.train.flops import peak_flops
 from transduce.train.log import Log
 from transduce.train.objectives import Loss, Objective
@@ -165,9 +166,8 @@ class Trainer:
         """
         self.progress, self.unread = self.store.resume(self.model, self.optimizer) or Progress(), None
         with ExitStack() as stack:
-            # cuDNN's attention plans anew for every new (batch, length): it pays where there is but one of them
-            stack.callback(torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled())
-            torch.backends.cuda.enable_cudnn_sdp(self.config.static_shapes)
+            if not self.config.static_shapes:
+                stack.enter_context(without_cudnn_attention)
             stop = stack.enter_context(StopRequest())
             stack.callback(self.log.close)
             self.log.open(self.progress)

@@ -1,0 +1,28 @@
+"""The switch for cuDNN's attention, which threads share."""
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from transduce.device import without_cudnn_attention
+
+enabled = torch.backends.cuda.cudnn_sdp_enabled
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_of_two_that_overlap_the_last_to_leave_brings_the_choice_of_the_process_back(before):
+    """As two threads may: the first to enter leaves first."""
+    was = enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+        first, second = ExitStack(), ExitStack()
+        first.enter_context(without_cudnn_attention)
+        second.enter_context(without_cudnn_attention)
+        assert not enabled()
+        first.close()
+        assert not enabled()
+        second.close()
+        assert enabled() is before
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was)
