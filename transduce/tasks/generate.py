@@ -31,15 +31,19 @@ class GenerationConfig:
     max_length: int = 256
     """New tokens at most, an end included."""
     temperature: float = 1.0
-    """0 is greedy search."""
+    """Below 1 safer, above 1 bolder; 0 always takes the likeliest token (greedy search)."""
     top_k: int = 0
+    """Draw among the k likeliest tokens; 0 = off."""
     top_p: float = 1.0
+    """Draw among the fewest tokens that have this probability together; 1 = off."""
     repetition_penalty: float = 1.0
+    """Above 1, tokens that came before become less likely; 1 = off."""
     beam_size: int = 1
     """More than 1: beam search, which draws nothing."""
     alpha: float = 0.6
     """In beam search, the exponent of the length penalty ((5 + length) / 6)^alpha, over new tokens."""
     seed: int = 0
+    """Seed of all that is drawn."""
     n: int = 1
     """Texts per prompt; the n best ones in beam search."""
     batch_size: int = 16

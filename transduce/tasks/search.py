@@ -26,11 +26,13 @@ class SearchConfig:
     alpha: float = 0.6
     """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
     n_best: int = 1
+    """Outputs per source, best first."""
     batch_tokens: int = 2048
     """Source positions per batch, padding included. It changes speed and memory, never the output."""
     length_ratio: float = 2.0
-    length_extra: int = 20
     """At most length_ratio * source positions + length_extra tokens come out."""
+    length_extra: int = 20
+    """See length_ratio."""
     max_source_length: int = 512
     """Longer texts, in tokens, are cut, with a warning."""
     max_seconds: float = 20.0
