@@ -1,7 +1,9 @@
 """The command line as a user meets it: files and streams in, lines out, errors with a way out."""
 
 import io
+import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import transduce as td
 from tests.runs import ENGLISH, random_run, random_speech_run
-from transduce.cli.common import with_options
+from transduce.cli.common import search_options, with_options
 from transduce.cli.main import main
 
 LINES = [ENGLISH[0], "", ENGLISH[1], ENGLISH[2]]
@@ -141,9 +143,35 @@ def test_average_is_the_mean_of_the_last_or_best(tmp_path, capsys):
 
 def test_options_replace_what_the_run_says_and_nothing_else():
     own = td.SearchConfig(beam_size=7, alpha=1.6, length_extra=3)
-    nothing = {"beam_size": None, "alpha": None, "n_best": None}
-    assert with_options(own, greedy=False, **nothing) == own
-    assert with_options(own, greedy=True, **nothing) == td.SearchConfig(beam_size=1, alpha=1.6, length_extra=3)
-    assert with_options(own, greedy=False, alpha=0.0, n_best=2) == td.SearchConfig(
+    options = search_options()
+    assert with_options(own, options()) == own
+    assert with_options(own, options(greedy=True)) == td.SearchConfig(beam_size=1, alpha=1.6, length_extra=3)
+    assert with_options(own, options(alpha=0.0, n_best=2)) == td.SearchConfig(
         beam_size=7, alpha=0.0, n_best=2, length_extra=3
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "without"),
+    [
+        ("translate", td.SearchConfig, {"ctc_weight", "max_seconds"}),
+        ("transcribe", td.SearchConfig, {"n_best", "max_source_length"}),
+        ("generate", td.GenerationConfig, set()),
+    ],
+)
+def test_every_field_that_means_something_is_an_option_with_a_help_text(capsys, command, config, without):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    flags = {f"--{field.name.replace('_', '-')}" for field in fields(config) if field.name not in without}
+    assert flags <= set(out.split())
+    assert not {f"--{name.replace('_', '-')}" for name in without} & set(out.split())
+    bare = re.findall(r"(--[a-z-]+) (?:INT|FLOAT) (?:\(default: [\d.]+\) )?(?=--|╰)", out)
+    assert bare == []
+
+
+def test_an_option_that_means_nothing_to_a_command_is_refused(run, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["translate", str(run), "--max-seconds", "3"])
+    assert stop.value.code == 2
+    assert "--max-seconds" in capsys.readouterr().err

@@ -249,7 +249,6 @@ def test_help_works(capsys):
 
 def test_the_bar_counts_pieces_so_that_one_long_file_moves_it():
     bar = tqdm(initial=3, total=100, file=io.StringIO())
-    step = cli_transcribe._Step(bar, before=3, left=2)  # three segments are done, two files not read
-    for n_done, place in ((4, 7), (1, 8)):
-        step(n_done, 5)
+    for n_done, place in ((4, 7), (1, 8)):  # three segments are done, two files not read
+        cli_transcribe._advance(bar, n_done, 5, before=3, left=2)
         assert (bar.n, bar.total) == (place, 3 + 5 + 2)

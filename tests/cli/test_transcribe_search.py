@@ -87,12 +87,11 @@ def test_ten_minutes_of_sound_are_read_and_written_at_a_time(tmp_path, monkeypat
         written.append((tmp_path / "out").read_text().count("\n"))
         return read(self, path)
 
-    class Step(cli_transcribe._Step):
-        def __call__(self, n_done, n_segments):
-            steps.append((n_done, n_segments, self.left))
+    def advance(bar, n_done, n_segments, *, before, left):
+        steps.append((n_done, n_segments, left))
 
     monkeypatch.setattr(VectorReader, "__call__", reading)
-    monkeypatch.setattr(cli_transcribe, "_Step", Step)
+    monkeypatch.setattr(cli_transcribe, "_advance", advance)
     assert main(["transcribe", str(run), *map(str, paths), *CPU, "--output", str(tmp_path / "out")]) == 0
     assert written == [0, 0, 2, 2, 4]
     assert steps == [(2, 2, 3), (2, 2, 1), (1, 1, 0)]

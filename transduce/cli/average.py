@@ -4,13 +4,13 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from transduce.cli.common import Run
+from transduce.cli.common import Count, Run
 from transduce.files import write_file
 from transduce.run import WEIGHTS, average, load_run, serialize, validated_checkpoints
 
 
 def average_checkpoints(
-    run: Positional[Run], *, last: int | None = None, best: int | None = None, output: Path | None = None
+    run: Positional[Run], *, last: Count = None, best: Count = None, output: Path | None = None
 ) -> None:
     """Make the mean of checkpoints the run's finished model.
 

@@ -1,18 +1,115 @@
-"""What several commands share: how a run is named, and how it is searched."""
+"""What several commands share: a run, its machine and its search, standard input, and where the output goes."""
 
-from dataclasses import replace
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, make_dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TextIO, TypeVar, get_type_hints
 
-from tyro.conf import arg
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+from tyro.conf import Fixed, Suppress, arg
 
+from transduce.data.text.corpus import decode_line, decode_lines, read_lines
+from transduce.device import Precision, default_device, dtype_of
+from transduce.tasks.load import KindT, load_as
 from transduce.tasks.search import SearchConfig
+
+ItemT = TypeVar("ItemT")
 
 Run = Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it.")]
 
+OutputFile = Annotated[
+    Path | None, arg(metavar="FILE", help="Where the text goes, if not to standard output.", help_behavior_hint="")
+]
 
-def with_options(own: SearchConfig, *, greedy: bool, **given: int | float | None) -> SearchConfig:
+Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
+
+STDIN = Path("-")
+
+GREEDY = "Take the likeliest next token each time: --beam-size 1."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where the model computes, and in which numbers."""
+
+    device: str = field(default_factory=default_device)
+    """cpu, cuda, cuda:1, ..."""
+    precision: Precision = "fp32"
+    """bf16 is faster where the hardware has it; a few outputs change."""
+
+    def load(self, kind: type[KindT], run: Path) -> KindT:
+        """The run as something one calls.
+
+        Raises:
+            ValueError: something else was trained there, or there is no such device.
+        """
+        return load_as(kind, run, self.device, dtype_of(self.precision))
+
+
+def search_options(*, without: Collection[str] = ()) -> Any:
+    """A class of command-line options: greedy, and the fields of SearchConfig, each None where it is not named.
+
+    It inherits from SearchConfig because tyro shows the docstrings of the fields, and looks for them there.
+
+    Args:
+        without: fields that mean nothing to a command, and are not offered.
+    """
+    options: list[tuple[str, Any, Any]] = [("greedy", Annotated[bool, arg(help=GREEDY, help_behavior_hint="")], False)]
+    for name, kind in get_type_hints(SearchConfig).items():
+        offered: Any = Annotated[kind | None, arg(metavar=kind.__name__.upper(), help_behavior_hint="")]
+        hidden: Any = Annotated[kind | None, Suppress, Fixed]
+        options.append((name, hidden if name in without else offered, None))
+    namespace = {"__doc__": "The run's own configuration decides what is not named here.", "__post_init__": _unchecked}
+    return make_dataclass(
+        "SearchOptions", options, bases=(SearchConfig,), namespace=namespace, frozen=True, kw_only=True
+    )
+
+
+def _unchecked(self: object) -> None:
+    """Leave the checks to the SearchConfig that the options become."""
+
+
+def with_options(own: SearchConfig, options: object) -> SearchConfig:
     """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
-    settled = ("beam_size", "n_best") if greedy else ()
-    named = {name: value for name, value in given.items() if value is not None and name not in settled}
-    return replace(own.greedy() if greedy else own, **named)  # type: ignore[arg-type]  # every name is a field's
+    named = {name: value for name, value in vars(options).items() if value is not None}
+    greedy = named.pop("greedy")
+    found = replace(own, **named)
+    return found.greedy() if greedy else found
+
+
+@contextmanager
+def writing(
+    output: Path | None, *, unit: str, total: int | None, quiet: bool = False
+) -> Iterator[tuple[TextIO, "tqdm[None]"]]:
+    """The file to write to, standard output for None, and a bar on stderr if that is a terminal and not `quiet`."""
+    with ExitStack() as stack:
+        out = stack.enter_context(output.open("w", encoding="utf-8", newline="\n")) if output else sys.stdout
+        stack.enter_context(logging_redirect_tqdm())
+        yield out, stack.enter_context(tqdm(total=total, unit=unit, disable=quiet or not sys.stderr.isatty()))
+
+
+def read_side(path: Path) -> list[str]:
+    """The lines of one file, or of standard input for -."""
+    return decode_lines(sys.stdin.buffer.read(), side_name(path)) if path == STDIN else read_lines(path)
+
+
+def side_name(path: Path) -> str:
+    """What messages call it."""
+    return "standard input" if path == STDIN else str(path)
+
+
+def standard_input() -> Iterator[str]:
+    """The lines of standard input, each as soon as it is there."""
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        yield decode_line(line.removesuffix(b"\n"), "standard input", number)
+
+
+def chunks(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
+    """So many items at a time; the last chunk may have fewer."""
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some

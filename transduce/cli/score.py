@@ -1,6 +1,5 @@
 """`transduce score MEASURE HYP REF ...`: how good a file of translations or transcripts is, with its signature."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,13 +7,11 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from transduce.data.text.corpus import decode_lines, read_lines
+from transduce.cli.common import STDIN, read_side, side_name
 from transduce.score.alignment import NOUN, error_report
 from transduce.score.bleu import TranslationMeasure
 from transduce.score.score import Comparison, Measure, Score, check_lines
 from transduce.score.wer import ErrorRate, ErrorRateMeasure, Group
-
-STDIN = Path("-")
 
 TEXT = "text"
 
@@ -78,7 +75,7 @@ def score_translations(
     measure: TranslationMeasure,
     hypotheses: Hypotheses,
     references: References,
-    scoring: OmitArgPrefixes[TranslationOptions] = TranslationOptions(),
+    scoring: OmitArgPrefixes[TranslationOptions],
 ) -> None:
     """Print a score of sacrebleu with its signature."""
     if not references:
@@ -92,7 +89,7 @@ def score_transcripts(
     measure: ErrorRateMeasure,
     hypotheses: Hypotheses,
     reference: Reference,
-    scoring: OmitArgPrefixes[TranscriptOptions] = TranscriptOptions(),
+    scoring: OmitArgPrefixes[TranscriptOptions],
 ) -> None:
     """Print an error rate with its signature and its counts, and what else the options ask for."""
     systems = _systems(hypotheses, scoring, [reference, *([scoring.manifest] if scoring.manifest else [])])
@@ -162,16 +159,6 @@ def _verdict(found: Comparison, measure: Measure) -> str:
         f"{100 * found.p_value:.1f} % of test sets (paired bootstrap, one-sided).\n"
         f"Below 0.025, the difference is significant at the usual two-sided 5 % level."
     )
-
-
-def read_side(path: Path) -> list[str]:
-    """The lines of one file, or of standard input for -."""
-    return decode_lines(sys.stdin.buffer.read(), side_name(path)) if path == STDIN else read_lines(path)
-
-
-def side_name(path: Path) -> str:
-    """What messages call it."""
-    return "standard input" if path == STDIN else str(path)
 
 
 def read_table(path: Path) -> Table:

@@ -4,18 +4,14 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
-from tyro.conf import Positional, arg
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from transduce.cli.common import with_options
-from transduce.device import Precision, default_device, dtype_of
-from transduce.tasks.load import load_as
+from transduce.cli.common import STDIN, Machine, OutputFile, Run, search_options, with_options, writing
 from transduce.tasks.transcribe import Sound, Transcriber, Transcript
 
 CHUNK = 600.0
@@ -23,23 +19,19 @@ CHUNK = 600.0
 
 Format = Literal["text", "tsv", "json", "srt"]
 
+Search = search_options(without=("n_best", "max_source_length"))
+
 
 def transcribe(
-    run: Positional[Annotated[Path, arg(metavar="RUN", help="A run directory, as a speech recipe makes it.")]],
-    files: Positional[Annotated[tuple[Path, ...], arg(metavar="FILE [FILE ...]")]],
+    run: Positional[Run],
+    files: Positional[Annotated[tuple[Path, ...], arg(metavar="FILE [FILE ...]", help_behavior_hint="(required)")]],
     *,
     format: Format = "text",
-    output: Path | None = None,
-    beam_size: int | None = None,
-    alpha: float | None = None,
-    greedy: bool = False,
-    ctc_weight: float | None = None,
-    max_seconds: float | None = None,
-    device: str = default_device(),
-    batch_tokens: int | None = None,
-    precision: Precision = "fp32",
+    output: OutputFile = None,
+    search: OmitArgPrefixes[Annotated[Any, arg(constructor=Search)]],
+    machine: OmitArgPrefixes[Machine],
 ) -> None:
-    """Transcribe sound files: a text for each, in the same order; searched as the run's own configuration says.
+    """Transcribe sound files: a text for each, in the same order.
 
     A file that cannot be used is named on stderr and gives a blank text; the others are transcribed all the same, and
     the exit code is 1. A file of nothing but digital silence gives a blank text and a warning.
@@ -48,42 +40,22 @@ def transcribe(
         files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, or .npy of vectors; - reads names from standard input, one a line.
         format: text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment, none for a
             file that cannot be used. json: an object per file and line. srt: subtitles of one file.
-        output: Where transcripts go; standard output if not given.
-        beam_size: Hypotheses per segment.
-        alpha: Exponent of the length penalty ((5 + length) / 6)^alpha.
-        greedy: Take the likeliest next token each time: --beam-size 1.
-        ctc_weight: Share of CTC in the score, 0 to 1.
-        max_seconds: Longer recordings are cut into segments, where they are quietest.
-        device: cpu, cuda, cuda:1, ...
-        batch_tokens: Positions per batch, padding included: speed and memory, never the output.
-        precision: bf16 is faster where the hardware has it; a few outputs change.
     """
     if not files:
         raise ValueError("name the files to transcribe, or - to read their names from standard input")
     paths = list(_names(files))
     if format == "srt" and len(paths) != 1:
         raise ValueError(f"subtitles belong to one file, but {len(paths)} were named; run it once for each")
-    transcriber = load_as(Transcriber, run, device, dtype_of(precision))
-    decoding = with_options(
-        transcriber.decoding,
-        greedy=greedy,
-        beam_size=beam_size,
-        alpha=alpha,
-        ctc_weight=ctc_weight,
-        max_seconds=max_seconds,
-        batch_tokens=batch_tokens,
-    )
+    transcriber = machine.load(Transcriber, run)
+    decoding = with_options(transcriber.decoding, search)
     n_read = n_bad = 0
-    with ExitStack() as stack:
-        out = stack.enter_context(output.open("w", encoding="utf-8", newline="\n")) if output else sys.stdout
+    with writing(output, unit="segment", total=len(paths)) as (out, bar):
         if format == "tsv":
             out.write("audio\tstart\tstop\tscore\ttext\n")
-        stack.enter_context(logging_redirect_tqdm())
-        bar = stack.enter_context(tqdm(total=len(paths), unit="segment", disable=not sys.stderr.isatty()))
         for sounds in _chunks(transcriber.read(paths, decoding.max_seconds)):
             n_read += len(sounds)
-            step = _Step(bar, before=bar.n, left=len(paths) - n_read)
-            for transcript in transcriber.transcripts(sounds, decoding, progress=step):
+            progress = partial(_advance, bar, before=bar.n, left=len(paths) - n_read)
+            for transcript in transcriber.transcripts(sounds, decoding, progress=progress):
                 if transcript.error:
                     tqdm.write(f"transduce: {_printable(transcript.error)}", file=sys.stderr)
                     n_bad += 1
@@ -95,7 +67,7 @@ def transcribe(
 
 
 def _chunks(sounds: Iterable[Sound]) -> Iterator[list[Sound]]:
-    """So many files at a time that together they reach CHUNK; the last may be fewer."""
+    """As many files at a time as reach CHUNK seconds together; the last chunk may be shorter."""
     chunk, seconds = [], 0.0
     for sound in sounds:
         chunk.append(sound)
@@ -107,22 +79,15 @@ def _chunks(sounds: Iterable[Sound]) -> Iterator[list[Sound]]:
         yield chunk
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Moves the bar on; a file that nobody has read yet counts as one segment."""
-
-    bar: "tqdm[None]"
-    before: int
-    left: int
-
-    def __call__(self, n_done: int, n_segments: int) -> None:
-        self.bar.total = self.before + n_segments + self.left
-        self.bar.update(n_done)
+def _advance(bar: "tqdm[None]", n_done: int, n_segments: int, *, before: int, left: int) -> None:
+    """Move the bar on; a file that is not read yet counts as one segment."""
+    bar.total = before + n_segments + left
+    bar.update(n_done)
 
 
 def _names(files: Sequence[Path]) -> Iterator[Path]:
     for file in files:
-        if str(file) == "-":
+        if file == STDIN:
             lines = sys.stdin.buffer.read().split(b"\n")
             yield from (Path(os.fsdecode(name)) for line in lines if (name := line.removesuffix(b"\r")))
         else:
@@ -130,7 +95,7 @@ def _names(files: Sequence[Path]) -> Iterator[Path]:
 
 
 def _printable(text: object) -> str:
-    """As text, even where a file's name holds bytes that are none."""
+    """As text, even where a file's name holds bytes that are not UTF-8."""
     return str(text).encode(errors="surrogateescape").decode(errors="replace")
 
 
