@@ -196,10 +196,11 @@ def test_spans_that_are_none_are_refused(refusal):
 
 def test_a_manifest_that_is_none_is_refused(refusal):
     assert refusal("hyp", "empty.tsv") == (
-        "a manifest must begin with a line that names its columns, but empty.tsv is empty"
+        "a table must begin with a line that names its columns, but empty.tsv is empty"
     )
     assert refusal("hyp", "torn.tsv") == (
-        "a line of a manifest must have a cell for each of its 2 columns, but torn.tsv, line 3, has 1"
+        "a line must have a cell for every column, but torn.tsv, line 3, has 1 cells for 2 columns (id, text); "
+        "tabs separate cells"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from transduce.cli.common import STDIN, read_side, side_name
+from transduce.data.text.corpus import split_table
 from transduce.score.alignment import NOUN, error_report
 from transduce.score.bleu import TranslationMeasure
 from transduce.score.score import Comparison, Measure, Score, check_lines
@@ -95,7 +96,7 @@ def score_transcripts(
     systems = _systems(hypotheses, scoring, [reference, *([scoring.manifest] if scoring.manifest else [])])
     right, table = _read_reference(reference, scoring.column)
     if scoring.manifest is not None:
-        table = read_table(scoring.manifest)
+        table = _read_table(scoring.manifest)
         check_lines({side_name(reference): right, side_name(scoring.manifest): next(iter(table.values()))})
     labels = [] if scoring.by is None else _labels(table, scoring.by, scoring.manifest or reference)
     measure = replace(measure, normalize=scoring.normalize)
@@ -161,29 +162,15 @@ def _verdict(found: Comparison, measure: Measure) -> str:
     )
 
 
-def read_table(path: Path) -> Table:
-    """A TSV whose first line names the columns.
-
-    Raises:
-        ValueError: no line, or a line with more or fewer cells than the first.
-    """
-    lines = read_side(path)
-    if not lines:
-        raise ValueError(f"a manifest must begin with a line that names its columns, but {side_name(path)} is empty")
-    header, *rows = (line.split("\t") for line in lines)
-    for number, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise ValueError(
-                f"a line of a manifest must have a cell for each of its {len(header)} columns, "
-                f"but {side_name(path)}, line {number}, has {len(row)}"
-            )
+def _read_table(path: Path) -> Table:
+    header, rows = split_table(read_side(path), side_name(path))
     return {name: [row[i] for row in rows] for i, name in enumerate(header)}
 
 
 def _read_reference(path: Path, column: str) -> tuple[list[str], Table]:
     """The text, and the table that it stands in: an empty one for a text file."""
     if path.name.endswith((".tsv", ".tsv.gz")):
-        table = read_table(path)
+        table = _read_table(path)
         return _cells(table, column, "--column", path), table
     if column != TEXT:
         raise ValueError(f"--column {column} needs a manifest, but {side_name(path)} is not named .tsv or .tsv.gz")

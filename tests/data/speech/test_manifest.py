@@ -67,13 +67,13 @@ def test_a_missing_column_is_named_with_those_there_are(refusal):
         "a manifest's first line must name the columns id, audio, seconds, speaker, french, but m.tsv has "
         "id, audio, seconds, speaker, text, german and lacks french; add them, or name another target column"
     )
-    assert "but m.tsv has none and lacks id, audio" in refusal("")
+    assert "but m.tsv has none and lacks id, audio" in refusal("\n")
+    assert refusal("") == "a table must begin with a line that names its columns, but m.tsv is empty"
     assert refusal(GOOD, "speaker") == (
         "the target column must hold text, but it is 'speaker'; m.tsv has id, audio, seconds, speaker, text, german"
     )
     assert refusal("id\taudio\tseconds\tspeaker\ttext\ttext\n") == (
-        "a manifest must name every column once, but m.tsv has id, audio, seconds, speaker, text, text; "
-        "rename one of them"
+        "a table must name every column once, but m.tsv has id, audio, seconds, speaker, text, text; rename one of them"
     )
 
 

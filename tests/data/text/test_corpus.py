@@ -14,6 +14,7 @@ from transduce.data.text.corpus import (
     read_lines,
     read_parallel,
     read_parallel_tsv,
+    split_table,
 )
 
 
@@ -120,12 +121,23 @@ def test_a_tsv_is_two_columns(tmp_path):
     assert read_parallel_tsv(path) == ParallelText(["one two", "vier "], ["eins zwei", " four"], n_blank=1)
 
 
-@pytest.mark.parametrize(("line", "tabs"), [("no tab here", 0), ("", 0), ("a\tb\tc", 2), ("a\tb\t", 2)])
-def test_a_tsv_line_with_another_number_of_tabs_is_named(tmp_path, line, tabs):
+@pytest.mark.parametrize(("line", "n"), [("no tab here", 1), ("", 1), ("a\tb\tc", 3), ("a\tb\t", 3)])
+def test_a_tsv_line_with_another_number_of_cells_is_named(tmp_path, line, n):
     path = write(tmp_path / "a.tsv", f"one\teins\n{line}\nthree\tdrei\n")
     with pytest.raises(ValueError) as caught:
         read_parallel_tsv(path)
-    assert str(caught.value) == f"a line must be source, tab, target, but {path}, line 2, has {tabs} tabs"
+    assert str(caught.value) == (
+        f"a line must have a cell for every column, but {path}, line 2, has {n} cells for 2 columns (source, target); "
+        "tabs separate cells"
+    )
+
+
+def test_a_table_has_columns_and_rows():
+    lines = ["id\ttext", "u1\tone two", "u2\t"]
+    assert split_table(lines, "m.tsv") == (["id", "text"], [["u1", "one two"], ["u2", ""]])
+    assert split_table(lines, "m.tsv", ("a", "b")) == (["a", "b"], [["id", "text"], ["u1", "one two"], ["u2", ""]])
+    assert split_table(["id"], "m.tsv") == (["id"], [])
+    assert split_table([], "m.tsv", ("a", "b")) == (["a", "b"], [])
 
 
 def corpus(folder: Path) -> Path:

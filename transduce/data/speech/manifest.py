@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from transduce.data.text.corpus import read_lines
+from transduce.data.text.corpus import read_lines, split_table
 from transduce.files import write_file
 
 NEEDED = ("id", "audio", "seconds", "speaker")
@@ -48,16 +48,11 @@ def read_manifest(path: Path | str, target_column: str = "text") -> list[Recordi
             are no positive number, no audio is named; by file and line.
     """
     path = Path(path)
-    header, *lines = [line.split("\t") for line in read_lines(path)] or [[""]]
+    header, rows = split_table(read_lines(path), str(path))
     _check_header(path, header, target_column)
     recordings, seen = [], dict[str, int]()
-    for number, cells in enumerate(lines, start=2):
+    for number, cells in enumerate(rows, start=2):
         where = f"{path}, line {number},"
-        if len(cells) != len(header):
-            raise ValueError(
-                f"a line must have a cell for every column, but {where} has {len(cells)} cells for {len(header)} "
-                f"columns ({', '.join(header)}); tabs separate cells"
-            )
         row = dict(zip(header, cells, strict=True))
         name, audio, seconds, speaker = (row.pop(column) for column in NEEDED)
         if name in seen:
@@ -82,8 +77,6 @@ def _check_header(path: Path, header: list[str], target_column: str) -> None:
             f"a manifest's first line must name the columns {', '.join((*NEEDED, target_column))}, but {path} has "
             f"{there or 'none'} and lacks {', '.join(missing)}; add them, or name another target column"
         )
-    if len(set(header)) < len(header):
-        raise ValueError(f"a manifest must name every column once, but {path} has {there}; rename one of them")
 
 
 def _positive(cell: str, where: str) -> float:

@@ -3,6 +3,7 @@
 import gzip
 import os
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -55,6 +56,37 @@ def decode_line(line: bytes, name: str, number: int) -> str:
     return text.removeprefix("\ufeff") if number == 1 else text  # a byte order mark belongs to the file
 
 
+def split_table(
+    lines: Sequence[str], name: str, header: Sequence[str] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """The names of the columns, and the cells of every row, of a table whose cells are separated by tabs.
+
+    Args:
+        name: what an error calls the table.
+        header: the names of the columns; None: the first line has them.
+
+    Raises:
+        ValueError: there is no line to name the columns, one is named twice, or a row has more or fewer cells.
+    """
+    rows = [line.split("\t") for line in lines]
+    first = 1
+    if header is None:
+        if not rows:
+            raise ValueError(f"a table must begin with a line that names its columns, but {name} is empty")
+        header, *rows = rows
+        first = 2
+    there = ", ".join(header)
+    if len(set(header)) < len(header):
+        raise ValueError(f"a table must name every column once, but {name} has {there}; rename one of them")
+    for number, row in enumerate(rows, start=first):
+        if len(row) != len(header):
+            raise ValueError(
+                f"a line must have a cell for every column, but {name}, line {number}, has {len(row)} cells for "
+                f"{len(header)} columns ({there}); tabs separate cells"
+            )
+    return list(header), rows
+
+
 @dataclass(frozen=True)
 class ParallelText:
     """Sentence pairs: source[i] means target[i]. `n_blank` pairs were left out, one side or both being blank."""
@@ -88,16 +120,8 @@ def read_parallel_tsv(path: Path | str) -> ParallelText:
     Raises:
         ValueError: a line has no tab or more than one, or no pair is left.
     """
-    sources, targets = [], []
-    for number, line in enumerate(read_lines(path), start=1):
-        cells = line.split("\t")
-        if len(cells) != 2:
-            raise ValueError(
-                f"a line must be source, tab, target, but {path}, line {number}, has {len(cells) - 1} tabs"
-            )
-        sources.append(cells[0])
-        targets.append(cells[1])
-    return _without_blanks(sources, targets, str(path))
+    _, rows = split_table(read_lines(path), str(path), ("source", "target"))
+    return _without_blanks([source for source, _ in rows], [target for _, target in rows], str(path))
 
 
 def _without_blanks(sources: list[str], targets: list[str], name: str) -> ParallelText:
