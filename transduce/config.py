@@ -1,8 +1,8 @@
-"""Frozen dataclasses to JSON and back, and what differs between two of them."""
+"""Frozen dataclasses: to JSON and back, what differs between two of them, and how they check their fields."""
 
 import json
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import cattrs
 from cattrs.preconf.json import JsonConverter, make_converter
@@ -63,3 +63,23 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         for name in names
         if before.get(name, "absent") != after.get(name, "absent")
     ]
+
+
+def at_least(low: int, **values: int) -> None:
+    """Raise ValueError unless every value is `low` or more."""
+    for name, value in values.items():
+        if value < low:
+            raise ValueError(f"{name} must be at least {low}, but {name}={value}")
+
+
+def one_of(name: str, value: str, choices: Any) -> None:
+    """Raise ValueError unless the value is one of a Literal's."""
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, but {name}={value!r}")
+
+
+def fraction(**values: float) -> None:
+    """Raise ValueError unless every value lies in [0, 1)."""
+    for name, value in values.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"{name} must lie in [0, 1), but {name}={value}")

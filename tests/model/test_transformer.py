@@ -12,7 +12,8 @@ from torch import nn
 from tests.contract import random_example, random_model
 from tests.model.test_contract import CASES
 from tests.reference import Reference
-from transduce.model.config import Frames, StackConfig, Tie, Tokens, TransformerConfig, one_of
+from transduce.config import one_of
+from transduce.model.config import Frames, StackConfig, Tie, Tokens, TransformerConfig
 from transduce.model.layers import Layer
 from transduce.model.presets import PRESETS, transformer_base
 from transduce.model.transformer import Transformer

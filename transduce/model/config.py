@@ -1,10 +1,12 @@
 """What a Transformer is made of: frozen dataclasses that check themselves."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
 import numpy as np
 from torch import Tensor
+
+from transduce.config import at_least, fraction, one_of
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Norm = Literal["layer", "rms"]
@@ -13,26 +15,6 @@ PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Init = Literal["xavier", "gpt2"]
 Tie = Literal["all", "output", "none"]
 LengthsT = TypeVar("LengthsT", int, np.ndarray, Tensor)
-
-
-def at_least(low: int, **values: int) -> None:
-    """Raise ValueError unless every value is `low` or more."""
-    for name, value in values.items():
-        if value < low:
-            raise ValueError(f"{name} must be at least {low}, but {name}={value}")
-
-
-def one_of(name: str, value: str, choices: Any) -> None:
-    """Raise ValueError unless the value is one of a Literal's."""
-    if value not in get_args(choices):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, but {name}={value!r}")
-
-
-def fraction(**values: float) -> None:
-    """Raise ValueError unless every value lies in [0, 1)."""
-    for name, value in values.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"{name} must lie in [0, 1), but {name}={value}")
 
 
 @dataclass(frozen=True, kw_only=True)

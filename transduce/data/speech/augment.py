@@ -1,4 +1,4 @@
-"""More speech out of the same recordings: other speeds, and frames with gaps. All chance comes from a generator."""
+"""Augmentation of speech: other speeds, other vocal tracts, masks. All random numbers come from a generator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,32 +9,33 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
+from transduce.config import fraction
 from transduce.data.speech.audio import change_rate
 
 SPEEDS = (0.5, 2.0)
-"""Beyond these nothing is speech."""
+"""The slowest and the fastest speed at which speech is still speech."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What training may do to an utterance; `speeds=(1.0,)` and no spans leave it alone."""
+    """How training changes an utterance; with speeds=(1.0,), no masks and vtlp=0 it does not."""
 
     speeds: tuple[float, ...] = (0.9, 1.0, 1.1)
     """One of them is drawn for each utterance (Ko et al. 2015)."""
     n_time_masks: int = 2
-    """Spans of frames to hide (SpecAugment's m_T)."""
+    """Spans of frames that are masked (SpecAugment's m_T)."""
     time_mask_width: float = 0.2
-    """Seconds in one of them at most (T)."""
+    """The most seconds in one time mask (T)."""
     time_mask_proportion: float = 0.2
-    """And at most so much of the utterance (p)."""
+    """The largest share of the utterance in one time mask (p)."""
     n_frequency_masks: int = 2
-    """Spans of mel bands to hide (m_F)."""
+    """Spans of mel bands that are masked (m_F)."""
     frequency_mask_width: int = 15
-    """Bands in one of them at most (F)."""
+    """The most bands in one frequency mask (F)."""
     token_dropout: float = 0.0
-    """Share of the target's past that the decoder does not see while training: it must listen, not guess."""
+    """The share of target tokens that are hidden from the decoder in training, so that it listens and does not guess."""
     vtlp: float = 0.1
-    """Frequencies are stretched by a factor drawn from 1 - warp to 1 + warp, as other throats would; 0 = not."""
+    """Frequencies are stretched by a factor drawn from 1 - vtlp ... 1 + vtlp, as by another vocal tract; 0: never."""
 
     def __post_init__(self) -> None:
         if not self.speeds:
@@ -44,9 +45,7 @@ class Augmentation:
         for name in ("n_time_masks", "time_mask_width", "n_frequency_masks", "frequency_mask_width"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, but {name}={getattr(self, name)}")
-        for name in ("vtlp", "token_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must lie in [0, 1), but {name}={getattr(self, name)}")
+        fraction(vtlp=self.vtlp, token_dropout=self.token_dropout)
         if not 0 <= self.time_mask_proportion <= 1:
             raise ValueError(
                 f"time_mask_proportion must lie in 0 ... 1, but time_mask_proportion={self.time_mask_proportion}"
@@ -54,23 +53,23 @@ class Augmentation:
 
 
 def generator(seed: int, epoch: int, index: int) -> Generator:
-    """A generator that is a function of three numbers, none negative: neighbours draw unrelated numbers.
+    """A generator that is a function of three numbers, none of them negative.
 
-    NumPy's SeedSequence mixes them into the seed. So what happens to an utterance depends neither on its batch nor on
-    the worker that makes it, and a run that resumes needs no generator's state. Torch keeps 32 bits of the seed: among
-    n utterances about n² / 2³³ pairs are alike.
+    NumPy's SeedSequence mixes the three into a seed, so that neighbours draw unrelated numbers. What happens to an
+    utterance depends neither on its batch nor on the worker that makes it, and a resumed run needs no generator's
+    state. Torch keeps 32 bits of the seed: among n utterances about n² / 2³³ pairs draw the same numbers.
     """
     (mixed,) = np.random.SeedSequence((seed, epoch, index)).generate_state(1)
     return Generator().manual_seed(int(mixed))
 
 
 def draw_speed(speeds: Sequence[float], rng: Generator) -> float:
-    """One of them, each as likely as any."""
+    """One of the speeds, each with the same probability."""
     return speeds[int(torch.randint(len(speeds), (), generator=rng))]
 
 
 def change_speed(waveform: Float[Tensor, " n"], speed: float) -> Float[Tensor, " m"]:
-    """Play it `speed` times as fast: m = ceil(n / speed) samples; tempo and pitch change together.
+    """The waveform played `speed` times as fast: m = ceil(n / speed) samples. Tempo and pitch change together.
 
     Raises:
         ValueError: speed is outside 0.5 ... 2.
@@ -83,17 +82,18 @@ def change_speed(waveform: Float[Tensor, " n"], speed: float) -> Float[Tensor, "
 def mask_time(
     frames: Float[Tensor, "S F"], *, spans: int, widest: float, hop: float, share: float, rng: Generator
 ) -> Float[Tensor, "S F"]:
-    """Hide `spans` random spans of frames behind each feature's mean over the utterance; spans may overlap.
+    """Replace `spans` random spans of frames by each feature's mean over the utterance. Spans may overlap.
 
-    A span has 0 to min(widest / hop, share * S) frames, all numbers as likely, and lies anywhere inside.
+    The width of a span is uniform in 0 ... min(widest / hop, share * S) frames, and then its place among all that fit.
 
     Args:
-        widest: seconds, as is `hop`.
-        share: of the utterance, 0 to 1.
+        widest: the longest span, in seconds.
+        hop: seconds from one frame to the next.
+        share: the largest part of the utterance in one span, 0 to 1.
 
-    Source: Park et al. (2019), SpecAugment; the share is their p, the mean their value for normalized features.
+    Source: Park et al. (2019), SpecAugment; `share` is their p, and normalized features get their mean in the paper.
     """
-    # the nudge: 0.3 / 0.1 and 0.1 * 30 are a hair off whole numbers
+    # 1e-6, as 0.3 / 0.1 and 0.1 * 30 are a hair off whole numbers
     most = min(int(widest / hop + 1e-6), int(share * len(frames) + 1e-6))
     hidden, mean = frames.clone(), frames.mean(dim=0)
     for start, stop in _spans(len(frames), spans, most, rng):
@@ -102,9 +102,9 @@ def mask_time(
 
 
 def mask_frequency(log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rng: Generator) -> Float[Tensor, "S M"]:
-    """Hide `spans` random spans of 0 to `widest` mel bands behind each band's mean over the utterance.
+    """Replace `spans` random spans of 0 to `widest` mel bands by each band's mean over the utterance.
 
-    A hidden band is constant, so after the DCT and the normalization by utterance nothing of it is left.
+    A masked band is constant, so nothing of it is left after the DCT and the normalization by utterance.
 
     Source: Park et al. (2019), SpecAugment.
     """
@@ -116,7 +116,7 @@ def mask_frequency(log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rn
 
 
 def drop_tokens(target_in: Int[Tensor, "B T"], *, share: float, instead: int, rng: Generator) -> Int[Tensor, "B T"]:
-    """Put `instead` in place of each token with probability `share`, except of the first, which begins the text.
+    """Replace each token by `instead` with probability `share`, except the first, which begins the text.
 
     Source: Bowman et al. (2016), Generating sentences from a continuous space, "word dropout".
     """
@@ -128,10 +128,13 @@ def drop_tokens(target_in: Int[Tensor, "B T"], *, share: float, instead: int, rn
 def perturb_vocal_tract(
     log_mel: Float[Tensor, "S M"], factor: float, *, low: float, high: float
 ) -> Float[Tensor, "S M"]:
-    """Stretch frequencies: what was at f Hz comes to factor * f, interpolated between bands; the edges are repeated.
+    """Stretch frequencies: what was at f Hz comes to factor * f. Between bands it interpolates linearly.
+
+    What would come from outside the bands comes from the outermost ones.
 
     Args:
-        low: where the lowest band begins and, with `high`, where the highest ends, in Hz; bands are equally wide in mel.
+        low: Hz where the lowest band begins; bands are equally wide in mel.
+        high: Hz where the highest band ends.
 
     Source: Jaitly and Hinton (2013), Vocal tract length perturbation; without their bend at the upper end.
     """
@@ -146,17 +149,17 @@ def perturb_vocal_tract(
 
 
 def draw_vtlp(vtlp: float, rng: Generator) -> float:
-    """A factor from 1 - warp to 1 + warp, all as likely."""
+    """A factor, uniform in 1 - vtlp ... 1 + vtlp."""
     return 1 + vtlp * (2 * float(torch.rand((), generator=rng)) - 1)
 
 
 def _mel(hertz: Tensor) -> Tensor:
-    """HTK's mels, as torchaudio's filters have them."""
+    """Hertz to HTK's mels, the scale of torchaudio's filters, which has no public function for it."""
     return 2595 * torch.log10(1 + hertz / 700)
 
 
 def _spans(size: int, n: int, widest: int, rng: Generator) -> list[tuple[int, int]]:
-    """n spans inside 0 ... size; the width uniform in 0 ... widest, then the start among all that fit."""
+    """The start and stop of n spans inside 0 ... size."""
     found = []
     for _ in range(n):
         width = int(torch.randint(widest + 1, (), generator=rng))

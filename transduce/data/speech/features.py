@@ -1,4 +1,4 @@
-"""MFCC in two steps, waveform to log-mel and log-mel to coefficients: a cache and frequency masks stand in between."""
+"""MFCC in two steps, waveform to log-mel and log-mel to MFCC: the cache and the frequency masks come in between."""
 
 import math
 import warnings
@@ -11,21 +11,25 @@ from jaxtyping import Float
 from torch import Tensor
 from torchaudio.functional import compute_deltas, create_dct, melscale_fbanks
 
+from transduce.config import one_of
+
+Normalize = Literal["utterance", "global", "none"]
+
 FLOOR = 1e-6
-"""Added to the energy of a mel band before its logarithm; digital silence is log(1e-6) = -13.8."""
+"""Added to the energy of a mel band before its logarithm: digital silence becomes log(1e-6) = -13.8."""
 
 EPSILON = 1e-5
-"""Added to a variance before the division by its root: a constant feature becomes 0."""
+"""Added to a variance before the division by its root, so that a constant feature becomes 0."""
 
 CHUNK = 512
-"""Frames transformed at once: few enough for a CPU's caches, and an hour of sound needs no more memory for it."""
+"""How many frames are transformed at once: they fit into a CPU's caches, and an hour of sound takes no more memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureConfig:
-    """What MFCC are made of; the defaults are those usual for speech at 16 kHz.
+    """The settings of MFCC; the defaults are usual for speech at 16 kHz.
 
-    With n_mels = n_coefficients nothing but the phase is lost: the DCT is orthonormal.
+    With n_mels = n_coefficients only the phase is lost, as the DCT is orthonormal.
     """
 
     sample_rate: int = 16000
@@ -36,15 +40,15 @@ class FeatureConfig:
     """Seconds from one window to the next."""
     n_mels: int = 80
     n_coefficients: int = 40
-    """The first so many of the n_mels cosines, the 0th (loudness) included."""
+    """How many of the n_mels cosines are kept, from the 0th (loudness) on."""
     low: float = 20.0
     """Hz where the lowest mel band begins."""
     high: float | None = None
-    """Hz where the highest one ends; None is half the sample rate."""
+    """Hz where the highest mel band ends; None is half the sample rate."""
     deltas: int = 0
-    """1 appends the coefficients' slopes over five frames, 2 the slopes of the slopes as well."""
-    normalize: Literal["utterance", "global", "none"] = "utterance"
-    """Whose mean 0 and variance 1 each feature gets: the utterance's, or the training data's (see `statistics`)."""
+    """1 appends the slopes of the coefficients over five frames, 2 also the slopes of the slopes."""
+    normalize: Normalize = "utterance"
+    """Each feature gets mean 0 and variance 1 over the utterance, or over the training data (see `statistics`)."""
 
     def __post_init__(self) -> None:
         if self.sample_rate < 2 or self.sample_rate % 2:  # torchaudio's filters end at sample_rate // 2
@@ -66,8 +70,7 @@ class FeatureConfig:
             )
         if self.deltas not in (0, 1, 2):
             raise ValueError(f"deltas must be 0, 1 or 2, but deltas={self.deltas}")
-        if self.normalize not in ("utterance", "global", "none"):
-            raise ValueError(f"normalize must be utterance, global or none, but normalize={self.normalize}")
+        one_of("normalize", self.normalize, Normalize)
 
     @property
     def n_features(self) -> int:
@@ -102,20 +105,24 @@ class FeatureConfig:
         return max(0, 1 + (n_samples - self.frame_samples) // self.hop_samples)
 
     def seconds(self, n_frames: int) -> float:
-        """That so many windows, one at least, cover: less than one hop short of the waveform."""
+        """The time that so many windows, at least one, cover; it falls short of the waveform by less than one hop."""
         return (self.frame_samples + (n_frames - 1) * self.hop_samples) / self.sample_rate
 
 
 class FeatureExtractor:
-    """The transformations that a FeatureConfig describes; `mean` and `std` of every feature for "global" only.
+    """Waveforms to MFCC, as a FeatureConfig describes them.
 
-    Periodic Hann window, |DFT|², triangles that are equally wide in HTK mels and 1 high (torchaudio's filters),
-    log(x + FLOOR), orthonormal DCT-II (torchaudio's), deltas, normalization. No pre-emphasis, dither or liftering,
-    no padding at the ends.
+    The steps are a periodic Hann window, |DFT|², triangles that are equally wide in HTK mels and 1 high, log(x + FLOOR),
+    an orthonormal DCT-II, deltas, and normalization. There is no pre-emphasis, dither or liftering, and no padding at
+    the ends.
+
+    Args:
+        mean: mean of every feature; for normalize="global" only.
+        std: standard deviation of every feature; for normalize="global" only.
 
     Raises:
-        ValueError: a mel band is narrower than the DFT can see, or mean and std are missing, of another shape, or
-            given where they are not used.
+        ValueError: a mel band is narrower than the steps of the DFT; or mean and std are missing, have another shape,
+            or are given where they are not used.
     Source: Davis & Mermelstein (1980), Comparison of parametric representations.
     """
 
@@ -150,7 +157,7 @@ class FeatureExtractor:
             )
 
     def __call__(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S F"]:
-        """`mfcc` of `log_mel`."""
+        """The MFCC of a waveform, S = n_frames(n)."""
         return self.mfcc(self.log_mel(waveform))
 
     def log_mel(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S M"]:
@@ -174,7 +181,7 @@ class FeatureExtractor:
         return (power @ self._bands).add_(FLOOR).log_()
 
     def mfcc(self, log_mel: Float[Tensor, "S M"]) -> Float[Tensor, "S F"]:
-        """Coefficients, then their deltas, then those of the deltas; all normalized."""
+        """Coefficients, then their deltas, then the deltas of the deltas; all normalized."""
         blocks = [log_mel @ self._cosines]
         for _ in range(self.config.deltas):
             blocks.append(compute_deltas(blocks[-1].T, win_length=5).T)
@@ -187,9 +194,9 @@ class FeatureExtractor:
 
 
 def statistics(utterances: Iterable[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
-    """Mean and standard deviation of every feature over all frames, for normalize="global".
+    """Mean and standard deviation of every feature over all frames, for normalize="global"; summed in float64.
 
-    The frames must not be normalized themselves: make them with normalize="none". Added up in float64.
+    The frames must not be normalized: make them with normalize="none".
 
     Raises:
         ValueError: there are no frames.

@@ -1,14 +1,15 @@
-"""Dense vectors from .npy files, where sound is not what flows in: features that another program made."""
+"""Dense vectors from .npy files: features that another program made, in place of sound."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transduce.config import one_of
 from transduce.data.speech.features import normalized
 
 Normalize = Literal["utterance", "none"]
@@ -16,7 +17,7 @@ Normalize = Literal["utterance", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class VectorConfig:
-    """What a .npy file of shape (frames, n_features) holds."""
+    """What a .npy file of shape (frames, n_features) holds, and how it is normalized."""
 
     n_features: int
     hop: float = 0.01
@@ -29,11 +30,10 @@ class VectorConfig:
             raise ValueError(
                 f"n_features and hop must be positive, but n_features={self.n_features} and hop={self.hop} s"
             )
-        if self.normalize not in get_args(Normalize):
-            raise ValueError(f"normalize must be utterance or none, but normalize={self.normalize}")
+        one_of("normalize", self.normalize, Normalize)
 
     def seconds(self, n_frames: int) -> float:
-        """That so many vectors stand for."""
+        """The time that so many vectors stand for."""
         return n_frames * self.hop
 
 
@@ -47,22 +47,15 @@ class VectorReader:
         """The vectors of one file, as float32.
 
         Raises:
-            ValueError: the file is missing, no array of this width, empty, or has NaN or infinite values; the message
-                names it.
+            ValueError: the file is missing or empty, is not an array of this width, or has NaN or infinite values; the
+                message names it.
         """
-        frames = torch.from_numpy(self._array(path))
-        if self.config.normalize == "none":
-            return frames
-        wide = frames.double()  # squares of large values would not fit into float32
-        return normalized(wide, wide.mean(dim=0), wide.var(dim=0, correction=0)).float()
-
-    def _array(self, path: Path) -> Float[np.ndarray, "S F"]:
         try:
             with path.open("rb") as file:
                 found = np.lib.format.read_array(file, allow_pickle=False)
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror}; check the path") from error
-        except Exception as error:  # whatever NumPy meets in a file that is none of its own
+        except Exception as error:  # NumPy raises errors of many kinds where the file is not one of its own
             told = str(error).strip().rstrip(".").replace("\n", " ")
             raise ValueError(f"{path} cannot be read as vectors: {told}; write it with numpy.save") from error
         if found.ndim != 2 or not len(found) or found.shape[1] != self.config.n_features:
@@ -73,7 +66,10 @@ class VectorReader:
         if found.dtype.kind != "f":
             raise ValueError(f"{path} cannot be used: vectors must be floats, but it holds {found.dtype}; convert it")
         with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
-            narrow = found.astype(np.float32)
-        if not np.isfinite(narrow).all():
+            frames = torch.from_numpy(found.astype(np.float32))
+        if not frames.isfinite().all():
             raise ValueError(f"{path} cannot be used: it has NaN or infinite values in float32; leave it out")
-        return narrow
+        if self.config.normalize == "none":
+            return frames
+        wide = frames.double()  # squares of large values would not fit into float32
+        return normalized(wide, wide.mean(dim=0), wide.var(dim=0, correction=0)).float()

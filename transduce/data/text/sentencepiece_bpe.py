@@ -1,4 +1,4 @@
-"""SentencePiece BPE: raw text to ids and back (in NFKC, with single spaces), nothing unknown."""
+"""SentencePiece BPE: raw text to ids and back (in NFKC, with single spaces); no character is unknown."""
 
 import io
 import random
@@ -13,7 +13,7 @@ PAD, UNK, BOS, EOS = range(4)
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model. Ids: 0 padding, 1 unknown (never met: bytes stand in), 2 begin, 3 end.
+    """A SentencePiece model. Its first ids are 0 padding, 1 unknown (unused, as bytes stand in), 2 begin and 3 end.
 
     Source: Sennrich et al. (2016), BPE; Kudo and Richardson (2018), SentencePiece.
     """
@@ -31,9 +31,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> "SentencePieceTokenizer":
-        """Learn BPE from raw sentences, with byte fallback.
-
-        A small corpus may have fewer merges than asked for; then the vocabulary is smaller.
+        """Learn BPE from raw sentences, with byte fallback. A small corpus may give a smaller vocabulary.
 
         Raises:
             ValueError: vocab_size leaves no room for the 4 special pieces, 256 bytes and the characters.
@@ -74,8 +72,8 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_with_dropout(self, texts: Sequence[str], *, dropout: float, seed: int) -> list[list[int]]:
         """`encode` that skips each merge with probability `dropout`: another segmentation for every seed.
 
-        Our own loop, since SentencePiece's sampling is another one in every process, whatever its seed; without
-        dropout the segmentation is SentencePiece's.
+        Without dropout the segmentation is SentencePiece's. Its own sampling is not used, as it differs from process to
+        process whatever the seed.
 
         Source: Provilkov et al. (2020), BPE-dropout, algorithm 1.
         """
@@ -94,7 +92,7 @@ class SentencePieceTokenizer(Tokenizer):
         return rows
 
     def _merge(self, word: str, dropout: float, rng: random.Random) -> list[str]:
-        """Characters to pieces: merge the pair that was learned first, again and again, but for what is dropped."""
+        """The pieces of a word: again and again, merge the pair that was learned first among those not dropped."""
         pieces = list(word)
         while True:
             open_merges = [
@@ -117,10 +115,6 @@ class SentencePieceTokenizer(Tokenizer):
 def tokenizers(
     source: Sequence[str], target: Sequence[str], *, vocab_size: int, joint: bool
 ) -> tuple[SentencePieceTokenizer, SentencePieceTokenizer]:
-    """Trained tokenizers of both sides; the very same object twice if `joint`."""
-    if joint:
-        shared = SentencePieceTokenizer.train([*source, *target], vocab_size=vocab_size)
-        return shared, shared
-    return SentencePieceTokenizer.train(source, vocab_size=vocab_size), SentencePieceTokenizer.train(
-        target, vocab_size=vocab_size
-    )
+    """Trained tokenizers of both sides; if `joint`, one tokenizer of both texts, twice."""
+    first = SentencePieceTokenizer.train([*source, *target] if joint else source, vocab_size=vocab_size)
+    return first, first if joint else SentencePieceTokenizer.train(target, vocab_size=vocab_size)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Int, Integer
 
+from transduce.config import at_least
 from transduce.data.batch import Batch, Batches
 from transduce.files import write_file
 
@@ -63,10 +64,10 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Training data: `batch_size` windows of `context` tokens a batch, from places drawn anew in every batch.
+    """Training data: batches of `batch_size` windows of `context` tokens, from random places in the stream.
 
-    The places are a function of (seed, epoch, batch). An epoch has as many batches as there are tokens for, unless
-    batches_per_epoch says otherwise; it does not see every token once.
+    The places are a function of (seed, epoch, batch). An epoch has batches_per_epoch batches, or as many as there are
+    tokens for; as the places are random, it does not see every token exactly once.
     """
 
     stream: Stream
@@ -76,10 +77,7 @@ class Windows:
     batches_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
-        if self.context < 1 or self.batch_size < 1:
-            raise ValueError(
-                f"context and batch_size must be at least 1, but context={self.context}, batch_size={self.batch_size}"
-            )
+        at_least(1, context=self.context, batch_size=self.batch_size)
         if len(self.stream) <= self.context:
             raise ValueError(
                 f"a window takes context + 1 tokens, but context={self.context} and the text has {len(self.stream)}; "
