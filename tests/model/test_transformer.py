@@ -15,7 +15,7 @@ from tests.reference import Reference
 from transduce.config import one_of
 from transduce.model.config import Frames, StackConfig, Tie, Tokens, TransformerConfig
 from transduce.model.layers import Layer
-from transduce.model.presets import PRESETS, transformer_base
+from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
 from transduce.model.transformer import Transformer
 
 TRANSLATION = TransformerConfig(
@@ -151,22 +151,24 @@ def size_by_formula(d_model: int, d_ff: int, encoder: int, decoder: int, tables:
 
 def test_size_of_tiny_is_that_of_wu_et_al_2021():
     """Wu et al. (2021), the model Tiny: 2.6M parameters, as rounded there, with a vocabulary of about 10,000."""
-    assert round(size(PRESETS["tiny"]()) / 1e6, 1) == 2.6
-    assert size(PRESETS["tiny"]()) == size_by_formula(128, 256, 4, 4, 10000)
+    assert round(size(transformer_tiny()) / 1e6, 1) == 2.6
+    assert size(transformer_tiny()) == size_by_formula(128, 256, 4, 4, 10000)
 
 
-@pytest.mark.parametrize(("name", "printed", "within"), [("base", 65e6, 0.03), ("big", 213e6, 0.01)])
-def test_sizes_are_those_of_the_papers_table_3(name, printed, within):
+@pytest.mark.parametrize(
+    ("preset", "printed", "within"), [(transformer_base, 65e6, 0.03), (transformer_big, 213e6, 0.01)]
+)
+def test_sizes_are_those_of_the_papers_table_3(preset, printed, within):
     """Vaswani et al. (2017), table 3: 65 and 213 million.
 
     The paper rounds, and says "about 37000" of its vocabulary; hence the tolerance here, and the exact count below.
     """
-    assert abs(size(PRESETS[name]()) / printed - 1) < within
+    assert abs(size(preset()) / printed - 1) < within
 
 
 def test_sizes_by_formula():
-    assert size(PRESETS["base"]()) == size_by_formula(512, 2048, 6, 6, 37000)
-    assert size(PRESETS["big"]()) == size_by_formula(1024, 4096, 6, 6, 37000)
+    assert size(transformer_base()) == size_by_formula(512, 2048, 6, 6, 37000)
+    assert size(transformer_big()) == size_by_formula(1024, 4096, 6, 6, 37000)
     assert size(transformer_base(101, 103)) == size_by_formula(512, 2048, 6, 6, 101 + 103)
     pre_norm_and_learned = replace(TRANSLATION, norm_position="pre", positions="learned", max_positions=37)
     assert size(pre_norm_and_learned) == size_by_formula(14, 23, 2, 3, 29 + 31 + 2 * 37) + 2 * 2 * 14

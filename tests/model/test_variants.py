@@ -19,7 +19,7 @@ from transduce.model.attention_maps import cross_attention
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.layers import Experts, FeedForward, balance_loss
 from transduce.model.positions import Positions, rotary, rotate
-from transduce.model.presets import PRESETS, gpt2
+from transduce.model.presets import gpt2, gpt2_large, gpt2_medium, gpt2_xl
 from transduce.model.transformer import Transformer
 from transduce.train.objectives import CrossEntropy, HybridCTC
 
@@ -242,17 +242,17 @@ def size(config: TransformerConfig) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "printed", "layers", "width"),
+    ("preset", "printed", "layers", "width"),
     [
-        ("gpt2", 124_439_808, 12, 768),
-        ("gpt2_medium", 354_823_168, 24, 1024),
-        ("gpt2_large", 774_030_080, 36, 1280),
-        ("gpt2_xl", 1_557_611_200, 48, 1600),
+        (gpt2, 124_439_808, 12, 768),
+        (gpt2_medium, 354_823_168, 24, 1024),
+        (gpt2_large, 774_030_080, 36, 1280),
+        (gpt2_xl, 1_557_611_200, 48, 1600),
     ],
 )
-def test_sizes_of_gpt2_are_those_of_the_published_weights(name, printed, layers, width):
+def test_sizes_of_gpt2_are_those_of_the_published_weights(preset, printed, layers, width):
     """And of the formula: a table of tokens and one of positions, layers of 12 D^2 + 13 D, a last norm."""
-    config = PRESETS[name]()
+    config = preset()
     assert size(config) == printed == (50257 + 1024) * width + layers * (12 * width**2 + 13 * width) + 2 * width
     assert config.d_head == 64
 

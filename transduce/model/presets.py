@@ -1,18 +1,23 @@
-"""Configurations with a name, with the numbers of their papers."""
+"""Configurations that have a name, with the numbers of their papers."""
 
 from dataclasses import replace
 
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 
 
-def transformer_base(source: int = 37000, target: int | None = None) -> TransformerConfig:
-    """65M parameters with one vocabulary of 37,000. `target=None`: both sides share one vocabulary and one table.
+def transformer_base(source: int = 37000, target: int | None = None, n_layers: int = 6) -> TransformerConfig:
+    """65M parameters with one vocabulary of 37,000.
+
+    Args:
+        source: size of the source vocabulary.
+        target: size of the target vocabulary; None: both sides share one vocabulary and one table.
+        n_layers: layers on each side.
 
     Source: Vaswani et al. (2017), table 3, "base".
     """
     return TransformerConfig(
-        encoder=StackConfig(input=Tokens(vocab_size=source)),
-        decoder=StackConfig(input=Tokens(vocab_size=source if target is None else target)),
+        encoder=StackConfig(input=Tokens(vocab_size=source), n_layers=n_layers),
+        decoder=StackConfig(input=Tokens(vocab_size=source if target is None else target), n_layers=n_layers),
         tie="all" if target is None else "output",
     )
 
@@ -26,31 +31,25 @@ def transformer_big(source: int = 37000, target: int | None = None) -> Transform
 
 
 def transformer_tiny(source: int = 10000, target: int | None = None) -> TransformerConfig:
-    """2.6M parameters with one vocabulary of 10,000: what small corpora want.
+    """2.6M parameters with one vocabulary of 10,000, for small corpora.
 
     Source: Wu et al. (2021), "Good for Misconceived Reasons", the model called Tiny.
     """
-    base = transformer_base(source, target)
-    assert base.encoder is not None and base.decoder is not None
-    return replace(
-        base,
-        encoder=replace(base.encoder, n_layers=4),
-        decoder=replace(base.decoder, n_layers=4),
-        d_model=128,
-        d_ff=256,
-        n_heads=4,
-        dropout=0.3,
-        init_gain=0.5,
-    )
+    base = transformer_base(source, target, n_layers=4)
+    return replace(base, d_model=128, d_ff=256, n_heads=4, dropout=0.3, init_gain=0.5)
 
 
-def speech_tiny(n_features: int = 40, stack: int = 4, target: int = 400) -> TransformerConfig:
-    """MFCC frames straight in: 40 features by 4 frames are the 160 numbers of d_model. For minutes of speech.
+def speech_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_layers: int = 4) -> TransformerConfig:
+    """For minutes of speech; pre-norm, a CTC head and GELU, as in other small speech models.
 
-    Pre-norm, a CTC head and GELU, as small speech models have them.
+    MFCC frames go straight in: 40 features of 4 frames are the 160 numbers of d_model.
+
+    Args:
+        target: size of the target vocabulary.
+        n_layers: layers of the encoder; the decoder has two.
     """
     return TransformerConfig(
-        encoder=StackConfig(input=Frames(n_features=n_features, stack=stack), n_layers=4),
+        encoder=StackConfig(input=Frames(n_features=n_features, stack=stack), n_layers=n_layers),
         decoder=StackConfig(input=Tokens(vocab_size=target), n_layers=2),
         d_model=160,
         n_heads=4,
@@ -63,30 +62,21 @@ def speech_tiny(n_features: int = 40, stack: int = 4, target: int = 400) -> Tran
 
 
 def speech_small(n_features: int = 40, stack: int = 4, target: int = 500) -> TransformerConfig:
-    """Frames straight in, with a deeper and wider encoder. For hours of speech."""
-    tiny = speech_tiny(n_features, stack, target)
-    assert tiny.encoder is not None
-    return replace(tiny, encoder=replace(tiny.encoder, n_layers=6), d_ff=640, init_gain=0.5)
+    """For hours of speech: as speech_tiny, with a deeper and wider encoder."""
+    return replace(speech_tiny(n_features, stack, target, n_layers=6), d_ff=640, init_gain=0.5)
 
 
-def speech_tiny_projected(n_features: int = 40, stack: int = 4, target: int = 400) -> TransformerConfig:
-    """speech_tiny with one linear map between frames and encoder, which takes any number of features."""
-    straight = speech_tiny(n_features, stack, target)
-    assert straight.encoder is not None
-    return replace(straight, encoder=replace(straight.encoder, input=replace(straight.frames, project=True)))
-
-
-def gpt2(vocab_size: int = 50257, multiple: int = 1) -> TransformerConfig:
+def gpt2(vocab_size: int = 50257, multiple: int = 1, n_layers: int = 12) -> TransformerConfig:
     """124M parameters: a decoder alone, pre-norm, learned positions, GELU, one table for input and output.
 
     Args:
-        multiple: of the rows of its table; 128 is what a GPU likes.
+        multiple: see `Tokens`; 128 is good for a GPU.
 
     Source: Radford et al. (2019), Language models are unsupervised multitask learners, table 2; dropout of Radford
     et al. (2018), section 4.1.
     """
     return TransformerConfig(
-        decoder=StackConfig(input=Tokens(vocab_size=vocab_size, multiple=multiple), n_layers=12),
+        decoder=StackConfig(input=Tokens(vocab_size=vocab_size, multiple=multiple), n_layers=n_layers),
         d_model=768,
         n_heads=12,
         d_ff=3072,
@@ -102,10 +92,7 @@ def gpt2(vocab_size: int = 50257, multiple: int = 1) -> TransformerConfig:
 
 
 def _wider(n_layers: int, d_model: int, vocab_size: int) -> TransformerConfig:
-    small = gpt2(vocab_size)
-    assert small.decoder is not None
-    stack = replace(small.decoder, n_layers=n_layers)
-    return replace(small, decoder=stack, d_model=d_model, d_ff=4 * d_model, n_heads=d_model // 64)
+    return replace(gpt2(vocab_size, n_layers=n_layers), d_model=d_model, d_ff=4 * d_model, n_heads=d_model // 64)
 
 
 def gpt2_medium(vocab_size: int = 50257) -> TransformerConfig:
@@ -121,17 +108,3 @@ def gpt2_large(vocab_size: int = 50257) -> TransformerConfig:
 def gpt2_xl(vocab_size: int = 50257) -> TransformerConfig:
     """1.56B parameters: 48 layers of 1600 with 25 heads."""
     return _wider(48, 1600, vocab_size)
-
-
-PRESETS = {
-    "tiny": transformer_tiny,
-    "base": transformer_base,
-    "big": transformer_big,
-    "speech_small": speech_small,
-    "speech_tiny": speech_tiny,
-    "speech_tiny_projected": speech_tiny_projected,
-    "gpt2": gpt2,
-    "gpt2_medium": gpt2_medium,
-    "gpt2_large": gpt2_large,
-    "gpt2_xl": gpt2_xl,
-}
