@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer as Pieces
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Pieces, decoders, models, pre_tokenizers, trainers
 
 from transduce.data.text.byte_bpe import END, ByteBPE
 from transduce.data.text.characters import CharTokenizer

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from tokenizers import Tokenizer as Pieces
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Pieces, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, GPT2TokenizerFast
 from transformers.utils import logging
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file
-from safetensors.torch import save as serialize
+from safetensors.torch import load_file, save as serialize
 from torch import Tensor
 
 from transduce.config import differences, to_dict

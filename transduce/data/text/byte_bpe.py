@@ -4,8 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
-from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers import AddedToken, Tokenizer as LibraryTokenizer, decoders, models, pre_tokenizers, trainers
 
 from transduce.data.text.tokenizer import Tokenizer
 
