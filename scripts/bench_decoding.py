@@ -29,7 +29,7 @@ from turns import compare
 
 from transduce.data.text.corpus import corpus_folder, read_lines
 from transduce.decode.beam import beam_search
-from transduce.decode.greedy import greedy_search
+from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.marian import Marian, import_marian
 from transduce.model.packed import pack
@@ -69,16 +69,18 @@ def rival_search(model: MarianMTModel) -> Search:
 
 
 def our_search(marian: Marian) -> Search:
-    """beam_search, or greedy_search where beam_size is 1."""
+    """beam_search, or greedy search where beam_size is 1."""
 
     @torch.inference_mode()
     def search(batch: Batch, beam_size: int, n_tokens: int) -> list[list[int]]:
         source, lengths = batch
         scorer = ModelScorer(marian.model, marian.model.encode(source, lengths))
         bounds = torch.full_like(lengths, n_tokens)
-        ids = {"bos_id": marian.bos_id, "eos_id": marian.eos_id, "max_lengths": bounds, "suppressed": [marian.eos_id]}
+        starts = torch.full_like(source[:, :1], marian.bos_id)
+        ids = {"prompts": starts, "eos_id": marian.eos_id, "max_lengths": bounds, "suppressed": [marian.eos_id]}
         if beam_size == 1:
-            return [hypothesis.tokens for hypothesis in greedy_search(scorer, **ids)]
+            found = Sampler(scorer, **ids, sampling=Sampling(temperature=0.0)).run()
+            return [hypothesis.tokens for hypothesis in found]
         return [best[0].tokens for best in beam_search(scorer, **ids, beam_size=beam_size, alpha=0.0)]
 
     return search

@@ -17,15 +17,14 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 from turns import compare
 
-from transduce.decode.sample import Sampling, sample
-from transduce.decode.scorer import PromptScorer
+from transduce.decode.sample import Sampler, Sampling
+from transduce.decode.scorer import ModelScorer
 from transduce.interop.gpt2 import import_gpt2
 from transduce.model.packed import pack
 from transduce.model.transformer import Transformer
@@ -55,17 +54,16 @@ def their_generate(model: GPT2LMHeadModel) -> Generate:
 
 
 def our_generate(model: Transformer) -> Generate:
-    """sample() at temperature 0."""
+    """Sampler at temperature 0."""
 
     def generate(prompts: Tensor, n_tokens: int) -> list[list[int]]:
-        found = sample(
-            PromptScorer(model, prompts),
+        found = Sampler(
+            ModelScorer(model, prompts=prompts),
             prompts=prompts,
             eos_id=None,
             max_lengths=prompts.new_full((len(prompts),), n_tokens),
-            rngs=[np.random.default_rng(0) for _ in prompts],
             sampling=Sampling(temperature=0.0),
-        )
+        ).run()
         return [hypothesis.tokens for hypothesis in found]
 
     return generate

@@ -64,8 +64,8 @@ def test_options_reach_the_search(random, recordings, capsys, options, way):
 
 
 def test_batch_tokens_bounds_what_is_searched_at_once(random, recordings, monkeypatch, capsys):
-    sizes, search = [], transcriber.search
-    monkeypatch.setattr(transcriber, "search", lambda *parts: sizes.append(len(parts[2])) or search(*parts))
+    sizes, search = [], transcriber.search_sources
+    monkeypatch.setattr(transcriber, "search_sources", lambda *parts: sizes.append(len(parts[2])) or search(*parts))
     for options in ([], ["--batch-tokens", "1"]):
         assert main(["transcribe", str(random), *map(str, recordings), *CPU, *options]) == 0
     assert sizes == [5, *[1] * 5]
@@ -94,6 +94,6 @@ def test_ten_minutes_of_sound_are_read_and_written_at_a_time(tmp_path, monkeypat
     monkeypatch.setattr(cli_transcribe, "_advance", advance)
     assert main(["transcribe", str(run), *map(str, paths), *CPU, "--output", str(tmp_path / "out")]) == 0
     assert written == [0, 0, 2, 2, 4]
-    assert steps == [(2, 2, 3), (2, 2, 1), (1, 1, 0)]
+    assert steps == [*[(1, 2, 3)] * 2, *[(1, 2, 1)] * 2, (1, 1, 0)]
     together = td.load(run)(paths)
     assert lines_of((tmp_path / "out").read_text()) == together and len(set(together)) > 1

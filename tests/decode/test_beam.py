@@ -10,18 +10,29 @@ from torch import Tensor
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force, plain_beam_search
 from transduce.decode.beam import beam_search
-from transduce.decode.greedy import greedy_search
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.scorer import ModelScorer
+from transduce.decode.sample import Sampler, Sampling
+from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Memory, Transformer
 
 # A language of random numbers
 
 
+def starts(n: int) -> Tensor:
+    """What search begins with: BOS in every row."""
+    return torch.full((n, 1), BOS)
+
+
 def search(language: Language, sentences: list[int], bounds: list[int], **settings) -> list[list[Hypothesis]]:
-    scorer = LanguageScorer(language, sentences)
-    return beam_search(scorer, bos_id=BOS, eos_id=EOS, max_lengths=torch.tensor(bounds, dtype=torch.long), **settings)
+    settings |= {"prompts": starts(len(bounds)), "max_lengths": torch.tensor(bounds, dtype=torch.long)}
+    return beam_search(LanguageScorer(language, sentences), eos_id=EOS, **settings)
+
+
+def greedy(scorer: Scorer, bounds: list[int], *, scores: bool = True, **settings) -> list[Hypothesis]:
+    """The case of sampling that takes the likeliest token each time."""
+    settings |= {"prompts": starts(len(bounds)), "max_lengths": torch.tensor(bounds, dtype=torch.long)}
+    return Sampler(scorer, eos_id=EOS, sampling=Sampling(temperature=0.0), scores=scores, **settings).run()
 
 
 def same(got: list[Hypothesis], want: list[Hypothesis]) -> None:
@@ -60,9 +71,8 @@ def test_a_beam_of_one_is_greedy(alpha):
     sentences, bounds = list(range(200)), [1 + i % 13 for i in range(200)]
     language = Language(seed=5)
     beam = search(language, sentences, bounds, beam_size=1, alpha=alpha, suppressed=[PAD])
-    settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": torch.tensor(bounds), "suppressed": [PAD]}
-    scored = greedy_search(LanguageScorer(language, sentences), **settings, scores=True)
-    unscored = greedy_search(LanguageScorer(language, sentences), **settings)
+    scored = greedy(LanguageScorer(language, sentences), bounds, suppressed=[PAD])
+    unscored = greedy(LanguageScorer(language, sentences), bounds, suppressed=[PAD], scores=False)
     for (best,), hypothesis, quick in zip(beam, scored, unscored, strict=True):
         assert (
             (best.tokens, best.finished) == (hypothesis.tokens, hypothesis.finished) == (quick.tokens, quick.finished)
@@ -99,12 +109,11 @@ def test_neighbours_in_the_batch_change_nothing():
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_the_first_step_has_no_beams_and_done_sentences_leave_at_once(beam_size):
     scorer = LanguageScorer(Language(seed=6), [0, 1, 2, 3])
-    bounds = torch.tensor([2, 5, 3, 5])
-    settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": bounds, "suppressed": [EOS]}
     if beam_size == 1:
-        greedy_search(scorer, **settings)
+        greedy(scorer, [2, 5, 3, 5], suppressed=[EOS])
     else:
-        beam_search(scorer, **settings, beam_size=beam_size)
+        settings = {"prompts": starts(4), "max_lengths": torch.tensor([2, 5, 3, 5]), "suppressed": [EOS]}
+        beam_search(scorer, eos_id=EOS, **settings, beam_size=beam_size)
     assert scorer.n_rows == [4, 4 * beam_size, 3 * beam_size, 2 * beam_size, 2 * beam_size]
     assert scorer.n_sentences == 0
 
@@ -166,8 +175,8 @@ class Example:
         source = torch.cat((self.source[rows, : int(lengths.max())], garbage), dim=1)
         with torch.no_grad():
             scored = scorer(self.model, self.model.encode(source, lengths))
-        settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": self.bounds[rows], "suppressed": [PAD, BOS]}
-        return beam_search(scored, **settings, beam_size=4, n_best=4)
+        settings = {"prompts": starts(len(rows)), "max_lengths": self.bounds[rows], "suppressed": [PAD, BOS]}
+        return beam_search(scored, eos_id=EOS, **settings, beam_size=4, n_best=4)
 
 
 @pytest.fixture(scope="module")
@@ -217,9 +226,9 @@ def test_half_precision_logits_are_summed_in_float32(example):
     with torch.no_grad():
         model = deepcopy(example.model).bfloat16()
         memory = model.encode(example.source, example.lengths)
-    settings = {"bos_id": BOS, "eos_id": EOS, "max_lengths": example.bounds}
+    settings = {"prompts": starts(24), "eos_id": EOS, "max_lengths": example.bounds}
     found = [best for (best,) in beam_search(ModelScorer(model, memory), **settings)]
-    found += greedy_search(ModelScorer(model, memory), **settings, scores=True)
+    found += greedy(ModelScorer(model, memory), example.bounds.tolist())
     log_prob = torch.tensor([hypothesis.log_prob for hypothesis in found])
     assert (log_prob.bfloat16().float() != log_prob).all()
 

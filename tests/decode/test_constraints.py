@@ -1,7 +1,6 @@
 """No n-gram twice: against transformers' processor, brute force over all sequences, and greedy search."""
 
 import math
-import re
 from itertools import pairwise
 
 import pytest
@@ -9,10 +8,12 @@ import torch
 from transformers import NoRepeatNGramLogitsProcessor
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force
-from tests.decode.test_beam import same, search
+from tests.decode.test_beam import greedy as greedily
+from tests.decode.test_beam import same, search, starts
+from transduce.decode.beam import beam_search
 from transduce.decode.constraints import suppress_repeats
-from transduce.decode.greedy import greedy_search
 from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.sample import Sampler
 
 
 def repeats(tokens: list[int], n: int) -> bool:
@@ -21,8 +22,7 @@ def repeats(tokens: list[int], n: int) -> bool:
 
 
 def greedy(language: Language, sentences: list[int], bounds: list[int], **settings) -> list[Hypothesis]:
-    scorer, bound = LanguageScorer(language, sentences), torch.tensor(bounds, dtype=torch.long)
-    return greedy_search(scorer, bos_id=BOS, eos_id=EOS, max_lengths=bound, scores=True, **settings)
+    return greedily(LanguageScorer(language, sentences), bounds, **settings)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -85,9 +85,14 @@ def test_where_nothing_is_left_a_hypothesis_ends_even_if_it_may_not():
     assert max(len(h.tokens) for h in found) == 5
 
 
-def test_a_negative_block_is_refused():
-    message = "^" + re.escape("no_repeat_ngram must be at least 0 (0 = off), but no_repeat_ngram=-1") + "$"
-    with pytest.raises(ValueError, match=message):
-        search(Language(seed=0), [0], [3], no_repeat_ngram=-1)
-    with pytest.raises(ValueError, match=message):
-        greedy(Language(seed=0), [0], [3], no_repeat_ngram=-1)
+@pytest.mark.parametrize(("n", "eos_id"), [(-1, EOS), (2, None)])
+def test_an_n_gram_rule_that_cannot_be_kept_is_refused(n, eos_id):
+    message = (
+        "no_repeat_ngram must be at least 0 (0 = off), and off where no EOS can end what has no token left, "
+        f"but no_repeat_ngram={n} and eos_id={eos_id}"
+    )
+    settings = {"prompts": starts(1), "max_lengths": torch.tensor([3]), "eos_id": eos_id, "no_repeat_ngram": n}
+    for find in (beam_search, Sampler):
+        with pytest.raises(ValueError) as caught:
+            find(LanguageScorer(Language(seed=0), [0]), **settings)
+        assert str(caught.value) == message

@@ -1,8 +1,7 @@
-"""Joint CTC/attention search against brute force, against attention alone and against itself in other batches."""
+"""Joint CTC/attention search, ensembles and fusion against brute force, formulas and themselves in other batches."""
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,17 +11,16 @@ from torch import Tensor
 from tests.contract import GARBAGE
 from tests.decode.ctc_paths import next_log_probs, transcripts
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force, plain_beam_search
-from tests.decode.test_beam import same
+from tests.decode.test_beam import greedy, same, starts
 from transduce.decode.beam import beam_search
 from transduce.decode.ctc import CTCPrefixScorer
-from transduce.decode.greedy import greedy_search
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.joint import JointScorer
+from transduce.decode.joint import combined
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 
-FORBIDDEN = [PAD, BOS]
+SUPPRESSED = [PAD, BOS]
 
 
 @dataclass
@@ -41,14 +39,14 @@ class JointLanguage:
         ctc = next_log_probs(self.found[sentence], prefix, vocab_size=5, eos=EOS, blank=PAD)
         return [(1 - self.weight) * a + self.weight * c for a, c in zip(attention, ctc, strict=True)]
 
-    def scorer(self, sentences: list[int]) -> JointScorer:
+    def scorer(self, sentences: list[int]) -> Scorer:
         ctc = CTCPrefixScorer(self.logits[sentences], eos_id=EOS)
-        return JointScorer(LanguageScorer(self.language, sentences), ctc, weight=self.weight)
+        return combined([(1 - self.weight, LanguageScorer(self.language, sentences)), (self.weight, ctc)])
 
 
 def search(scorer: Scorer, bounds: list[int], **settings) -> list[list[Hypothesis]]:
-    bound = torch.tensor(bounds)
-    return beam_search(scorer, bos_id=BOS, eos_id=EOS, max_lengths=bound, suppressed=FORBIDDEN, **settings)
+    settings |= {"prompts": starts(len(bounds)), "max_lengths": torch.tensor(bounds), "suppressed": SUPPRESSED}
+    return beam_search(scorer, eos_id=EOS, **settings)
 
 
 @pytest.mark.parametrize("weight", [0.3, 1.0])
@@ -58,7 +56,7 @@ def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(rng, weight):
     joint, size = JointLanguage(Language(seed=3), logits, weight), 1 + 2 + 4 + 8 + 16
     got = search(joint.scorer([0, 1]), [4, 4], beam_size=size, n_best=size, alpha=0.0)
     for sentence in (0, 1):
-        want = brute_force(joint, sentence, 4, 0.0, FORBIDDEN)
+        want = brute_force(joint, sentence, 4, 0.0, SUPPRESSED)
         assert len(want) == size
         same(got[sentence], want)
         for h in got[sentence]:
@@ -77,12 +75,9 @@ def test_a_narrow_beam_is_the_search_in_lists_and_a_beam_of_one_is_greedy(rng, a
         settings = {"beam_size": beam_size, "n_best": beam_size, "alpha": alpha}
         got = search(joint.scorer(sentences), bounds, **settings)
         for sentence, hypotheses in enumerate(got):
-            want = plain_beam_search(joint, sentence, bounds[sentence], beam_size, alpha, FORBIDDEN)
+            want = plain_beam_search(joint, sentence, bounds[sentence], beam_size, alpha, SUPPRESSED)
             same(hypotheses, [h for h in want if h.score > -math.inf])
-    found = greedy_search(
-        joint.scorer(sentences),
-        bos_id=BOS, eos_id=EOS, max_lengths=torch.tensor(bounds), suppressed=FORBIDDEN, scores=True,
-    )  # fmt: skip
+    found = greedy(joint.scorer(sentences), bounds, suppressed=SUPPRESSED)
     best = [h for (h,) in search(joint.scorer(sentences), bounds, beam_size=1)]
     assert [(h.tokens, h.finished) for h in best] == [(h.tokens, h.finished) for h in found]
     assert [h.log_prob for h in best] == pytest.approx([h.log_prob for h in found], rel=1e-12)
@@ -91,14 +86,59 @@ def test_a_narrow_beam_is_the_search_in_lists_and_a_beam_of_one_is_greedy(rng, a
 def test_more_tokens_than_frames_can_hold_never_come(rng):
     """Two frames: attention never ends, and CTC ends it."""
     logits = torch.randn(20, 2, 5, generator=rng, dtype=torch.float64)
-    scorer = JointScorer(
-        LanguageScorer(Language(seed=2), list(range(20))), CTCPrefixScorer(logits, eos_id=EOS), weight=0.1
-    )
+    attention, ctc = LanguageScorer(Language(seed=2), list(range(20))), CTCPrefixScorer(logits, eos_id=EOS)
+    scorer = combined([(0.9, attention), (0.1, ctc)])
     for hypotheses in search(scorer, [30] * 20, beam_size=4, n_best=4):
         assert hypotheses
         for h in hypotheses:
             assert h.finished and len(h.tokens) <= 2 and math.isfinite(h.score)
             assert len(h.tokens) < 2 or h.tokens[0] != h.tokens[1]
+
+
+# Any number of scorers
+
+
+@dataclass
+class Sum:
+    """The weighted sum of several languages' log-probabilities, by the written formula."""
+
+    parts: list[tuple[float, Language]]
+
+    def log_probs(self, sentence: int, prefix: tuple[int, ...]) -> list[float]:
+        columns = zip(*(language.log_probs(sentence, prefix) for _, language in self.parts), strict=True)
+        return [sum(w * x for (w, _), x in zip(self.parts, column, strict=True)) for column in columns]
+
+    def scorer(self, sentences: list[int]) -> Scorer:
+        return combined([(weight, LanguageScorer(language, sentences)) for weight, language in self.parts])
+
+
+WAYS = {
+    "an ensemble of two": Sum([(0.5, Language(seed=1)), (0.5, Language(seed=2))]),
+    "fusion with a third": Sum([(0.5, Language(seed=1)), (0.5, Language(seed=2)), (0.3, Language(seed=3))]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_any_number_of_scorers_is_searched_as_their_sum(way, alpha):
+    sentences, bounds, size = list(range(12)), [1 + i % 4 for i in range(12)], 1 + 2 + 4 + 8 + 16
+    wide = search(WAYS[way].scorer([7, 8]), [4, 4], beam_size=size, n_best=size, alpha=alpha)
+    for sentence, hypotheses in zip([7, 8], wide, strict=True):
+        same(hypotheses, brute_force(WAYS[way], sentence, 4, alpha, SUPPRESSED))
+    narrow = search(WAYS[way].scorer(sentences), bounds, beam_size=3, n_best=3, alpha=alpha)
+    for sentence, hypotheses in enumerate(narrow):
+        want = plain_beam_search(WAYS[way], sentence, bounds[sentence], 3, alpha, SUPPRESSED)
+        same(hypotheses, [h for h in want if h.score > -math.inf])
+
+
+def test_what_has_no_weight_is_not_computed_and_one_scorer_alone_is_itself():
+    attention, idle = LanguageScorer(Language(seed=1), [0, 1]), LanguageScorer(Language(seed=2), [0, 1])
+    assert combined([(0.0, idle), (1.0, attention)]) is attention
+    half = combined([(0.0, idle), (0.5, attention)])
+    got, want = search(half, [5, 5], alpha=0.0), search(LanguageScorer(Language(seed=1), [0, 1]), [5, 5], alpha=0.0)
+    assert [h.tokens for (h,) in got] == [h.tokens for (h,) in want]
+    assert [h.log_prob for (h,) in got] == pytest.approx([0.5 * h.log_prob for (h,) in want], rel=1e-12)
+    assert idle.n_rows == [] and attention.n_rows
 
 
 # A real Transformer
@@ -121,7 +161,7 @@ class Example:
     lengths: Tensor
 
     def search(self, rows: Tensor, weight: float | None, extra: int = 0) -> list[list[Hypothesis]]:
-        """The four best of these rows; `weight` None: without a JointScorer. Behind every source lies garbage."""
+        """The four best of these rows; `weight` None: of attention alone. Behind every source lies garbage."""
         lengths = self.lengths[rows]
         source = torch.full((len(rows), int(lengths.max()) + extra, 5), GARBAGE, dtype=self.source.dtype)
         for i, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
@@ -131,7 +171,7 @@ class Example:
             scorer: Scorer = ModelScorer(self.model, memory)
             if weight is not None:
                 ctc = CTCPrefixScorer(self.model.ctc_logits(memory.states), memory.lengths, eos_id=EOS)
-                scorer = JointScorer(scorer, ctc, weight=weight)
+                scorer = combined([(1 - weight, scorer), (weight, ctc)])
         return search(scorer, (2 * lengths + 3).tolist(), beam_size=4, n_best=4)
 
 
@@ -161,22 +201,47 @@ def test_batch_size_order_and_padding_change_nothing(rng):
                 same(hypotheses, want[row])
 
 
+def test_an_ensemble_of_two_models_and_a_language_model_is_the_sum_of_their_forward_passes(rng):
+    """The language model begins with a BOS of its own."""
+    first, second = example(rng), example(rng).model
+    tokens = StackConfig(input=Tokens(vocab_size=11), n_layers=1)
+    fusing = Transformer(TransformerConfig(decoder=tokens, d_model=12, n_heads=2, d_ff=17)).double().eval()
+    source, lengths, start = first.source[:6, :12], torch.full((6,), 12), torch.full((6, 1), 7)
+    with torch.no_grad():
+        scorers: list[tuple[float, Scorer]] = [
+            (0.5, ModelScorer(model, model.encode(source, lengths))) for model in (first.model, second)
+        ]
+        found = search(combined([*scorers, (0.3, ModelScorer(fusing, prompts=start))]), [9] * 6, beam_size=4, n_best=4)
+        for row, hypotheses in enumerate(found):
+            for h in hypotheses:
+                out = torch.tensor([*h.tokens, *[EOS] * h.finished])
+                begun = torch.tensor([[BOS, *out[:-1]]])
+                logits = [model(source=source[row : row + 1], target_in=begun) for model in (first.model, second)]
+                logits.append(fusing(target_in=torch.cat((start[:1], begun[:, 1:]), dim=1)))
+                each = [x[0].log_softmax(-1).gather(1, out[:, None]).sum().item() for x in logits]
+                assert h.log_prob == pytest.approx(0.5 * each[0] + 0.5 * each[1] + 0.3 * each[2], rel=1e-10)
+
+
 # Errors
 
 
-def scorers(n: int, m: int) -> Callable[[float], JointScorer]:
-    attention, ctc = LanguageScorer(Language(seed=0), list(range(n))), CTCPrefixScorer(torch.zeros(m, 3, 5), eos_id=EOS)
-    return lambda weight: JointScorer(attention, ctc, weight=weight)
-
-
 @pytest.mark.parametrize(
-    ("make", "weight", "message"),
+    ("weights", "sizes", "message"),
     [
-        (scorers(2, 2), -0.1, "weight must lie in [0, 1], but weight=-0.1"),
-        (scorers(2, 2), 1.1, "weight must lie in [0, 1], but weight=1.1"),
-        (scorers(2, 3), 0.5, "two scorers must have the same sentences, but one has 2 and the other 3"),
+        ((0.5, -0.1), (2, 2), "weights of scorers must not be negative, and one at least positive, but they are "
+         "[0.5, -0.1]"),
+        ((0.0, 0.0), (2, 2), "weights of scorers must not be negative, and one at least positive, but they are "
+         "[0.0, 0.0]"),
+        ((0.5, 0.5), (2, 3), "scorers must have the same sentences, but they have [2, 3] sentences"),
     ],
-)
-def test_what_cannot_be_joined_is_refused(make, weight, message):
+)  # fmt: skip
+def test_what_cannot_be_joined_is_refused(weights, sizes, message):
+    scorers = [LanguageScorer(Language(seed=0), list(range(n))) for n in sizes]
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        make(weight)
+        combined(list(zip(weights, scorers, strict=True)))
+
+
+def test_a_model_without_memory_and_prompt_is_refused(rng):
+    message = "a model's scores need its memory, its prompts or both, but memory=None and prompts=None"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        ModelScorer(example(rng).model)

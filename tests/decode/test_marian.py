@@ -16,8 +16,8 @@ from transformers import MarianConfig, MarianMTModel
 from transformers.utils import logging
 
 from transduce.decode.beam import beam_search
-from transduce.decode.greedy import greedy_search
 from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.marian import Marian, import_marian, residual_order
 from transduce.model.positions import sinusoidal
@@ -97,10 +97,11 @@ def pair(tmp_path_factory) -> tuple[MarianMTModel, Marian, Tensor, Tensor, Tenso
 def search(ours: Marian, source: Tensor, lengths: Tensor, beam_size: int | None) -> list[Hypothesis]:
     with torch.no_grad():
         scorer = ModelScorer(ours.model, ours.model.encode(source, lengths))
-    settings = {"bos_id": ours.bos_id, "eos_id": ours.eos_id, "suppressed": [ours.pad_id]}
+    starts = torch.full_like(source[:, :1], ours.bos_id)
+    settings = {"prompts": starts, "eos_id": ours.eos_id, "suppressed": [ours.pad_id]}
     bounds = torch.full_like(lengths, BOUND)
     if beam_size is None:
-        return greedy_search(scorer, **settings, max_lengths=bounds)
+        return Sampler(scorer, **settings, max_lengths=bounds, sampling=Sampling(temperature=0.0)).run()
     return [best for best, *_ in beam_search(scorer, **settings, max_lengths=bounds, beam_size=beam_size, alpha=0.0)]
 
 

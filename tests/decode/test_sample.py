@@ -16,10 +16,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer
-from transduce.decode.greedy import greedy_search
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.sample import Sampling, draw, nucleus, sample
-from transduce.decode.scorer import ModelScorer, PromptScorer
+from transduce.decode.sample import Sampler, Sampling, draw, nucleus
+from transduce.decode.scorer import ModelScorer
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 
@@ -145,12 +144,8 @@ class Remembered(Language):
 def sampled(language: Language, sentences: list[int], bounds: list[int], n: int = 1, **settings) -> list[Hypothesis]:
     prompts = torch.full((len(sentences), 1), BOS)
     settings = {"eos_id": EOS, "rngs": rngs(1, n * len(sentences))} | settings
-    return sample(
-        LanguageScorer(language, sentences),
-        prompts=prompts,
-        max_lengths=torch.tensor(bounds, dtype=torch.long),
-        **settings,
-    )
+    bound = torch.tensor(bounds, dtype=torch.long)
+    return Sampler(LanguageScorer(language, sentences), prompts=prompts, max_lengths=bound, **settings).run()
 
 
 def chi_square_bound(n: int) -> float:
@@ -222,24 +217,41 @@ def test_a_longer_sample_begins_like_the_shorter_one():
     assert {len(h.tokens) for h in long} == {33} and not any(h.finished for h in long)
 
 
-def test_temperature_0_is_greedy_search():
-    bounds = [1 + i % 9 for i in range(50)]
-    got = sampled(Language(seed=5), list(range(50)), bounds, sampling=Sampling(temperature=0.0), suppressed=[PAD])
-    want = greedy_search(
-        LanguageScorer(Language(seed=5), list(range(50))), bos_id=BOS, eos_id=EOS, max_lengths=torch.tensor(bounds),
-        suppressed=[PAD],
-    )  # fmt: skip
-    assert [(h.tokens, h.finished) for h in got] == [(h.tokens, h.finished) for h in want]
+def test_temperature_0_takes_the_likeliest_token_each_time_and_needs_no_generator():
+    language, bounds = Language(seed=5), [1 + i % 9 for i in range(50)]
+    settings = {"sampling": Sampling(temperature=0.0), "suppressed": [PAD], "scores": True}
+    found = sampled(language, list(range(50)), bounds, rngs=[], **settings)
+    for sentence, (h, bound) in enumerate(zip(found, bounds, strict=True)):
+        tokens, log_prob = (), 0.0
+        while len(tokens) < bound and EOS not in tokens:
+            p = language.log_probs(sentence, tokens)
+            best = max((i for i in range(5) if i != PAD), key=lambda i: p[i])
+            tokens, log_prob = (*tokens, best), log_prob + p[best]
+        assert tuple(h.tokens) + (EOS,) * h.finished == tokens
+        assert h.log_prob == pytest.approx(log_prob, rel=1e-12)
+    assert {h.finished for h in found} == {True, False}
 
 
-def test_tokens_are_told_as_they_come():
+def test_log_prob_is_of_the_whole_distribution_whatever_was_drawn_from():
+    language = Language(seed=7)
+    settings = {"sampling": Sampling(top_k=2, temperature=0.7), "suppressed": [PAD], "no_repeat_ngram": 2}
+    for sentence, h in enumerate(sampled(language, list(range(20)), [9] * 20, scores=True, **settings)):
+        tokens = [*h.tokens, *[EOS] * h.finished]
+        want = sum(language.log_probs(sentence, tuple(tokens[:t]))[token] for t, token in enumerate(tokens))
+        assert h.log_prob == pytest.approx(want, rel=1e-12)
+        assert len(set(itertools.pairwise(h.tokens))) == max(0, len(h.tokens) - 1)
+    assert all(math.isnan(h.log_prob) for h in sampled(language, [0, 1], [9, 9]))
+
+
+def test_tokens_come_step_by_step():
     told: dict[int, list[int]] = {i: [] for i in range(12)}
-
-    def tell(running: list[int], new: list[int]) -> None:
-        for row, token in zip(running, new, strict=True):
+    settings = {"prompts": torch.full((6, 1), BOS), "eos_id": EOS, "max_lengths": torch.full((6,), 7)}
+    sampler = Sampler(LanguageScorer(Language(seed=3), list(range(6))), rngs=rngs(1, 12), **settings)
+    while sampler.running:
+        for row, token in zip(sampler.running, sampler.step().tolist(), strict=True):
             told[row].append(token)
-
-    found = sampled(Language(seed=3), list(range(6)), [7] * 6, n=2, on_tokens=tell)
+    found = sampled(Language(seed=3), list(range(6)), [7] * 6, n=2)
+    assert [h.tokens for h in sampler.run()] == [h.tokens for h in found]
     assert [told[i] for i in range(12)] == [h.tokens + [EOS] * h.finished for h in found]
 
 
@@ -257,10 +269,10 @@ def decoder(**changes) -> Transformer:
 
 
 @pytest.mark.parametrize("length", [1, 6])
-def test_a_prompt_scorer_goes_on_where_the_prompt_ends(rng, length):
+def test_a_model_goes_on_where_the_prompt_ends(rng, length):
     model, prompts = decoder(), torch.randint(13, (3, length), generator=rng)
     settings = {"eos_id": 2, "max_lengths": torch.tensor([9, 4, 9])}
-    found = sample(PromptScorer(model, prompts), prompts=prompts, rngs=rngs(0, 6), **settings)
+    found = Sampler(ModelScorer(model, prompts=prompts), prompts=prompts, rngs=rngs(0, 6), **settings).run()
     assert [len(h.tokens) for h in found if not h.finished]
     for row, h in enumerate(found):
         uniforms, tokens = np.random.default_rng((0, row)).random(9), prompts[row // 2].tolist()
@@ -283,7 +295,7 @@ def test_translations_are_sampled_too(rng):
             memory = model.encode(source[rows], lengths[rows])
         prompts = torch.full((len(rows), 1), BOS)
         settings = {"eos_id": EOS, "max_lengths": torch.full((len(rows),), 12), "rngs": rngs(0, n * len(rows))}
-        return [h.tokens for h in sample(ModelScorer(model, memory), prompts=prompts, **settings)]
+        return [h.tokens for h in Sampler(ModelScorer(model, memory), prompts=prompts, **settings).run()]
 
     assert found(torch.tensor([0, 1, 2]), 3) == found(torch.tensor([0] * 3 + [1] * 3 + [2] * 3), 1)
 

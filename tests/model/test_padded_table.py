@@ -129,8 +129,8 @@ def test_beam_search_finds_the_same():
         with torch.no_grad():
             scorer = ModelScorer(model.eval(), model.encode(source))
             beams = beam_search(
-                scorer, bos_id=BOS, eos_id=EOS, max_lengths=torch.tensor([6, 6, 6]), beam_size=4, n_best=4, alpha=0.6,
-                suppressed=(),
+                scorer, prompts=torch.full((3, 1), BOS), eos_id=EOS, max_lengths=torch.tensor([6, 6, 6]),
+                beam_size=4, n_best=4, alpha=0.6,
             )  # fmt: skip
         found.append([[(h.tokens, h.log_prob) for h in hypotheses] for hypotheses in beams])
     assert found[0] == found[1]

@@ -9,8 +9,9 @@ import torch
 import transduce as td
 from tests.language_runs import TEXT, any_tokenizer, language_model, language_run
 from tests.runs import random_run
+from transduce.decode.sample import Sampler, Sampling
 from transduce.run import load_run
-from transduce.tasks.generate import GenerationConfig, Generator, _Stream
+from transduce.tasks.generate import GenerationConfig, Generator
 from transduce.tasks.load import load_as
 
 KINDS = ["characters", "bytes", "pieces"]
@@ -92,31 +93,34 @@ def test_beams_are_n_best_and_likelier_than_greedy():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("beam_size", [1, 3])
-def test_a_stream_tells_the_whole_text_and_no_half_character(kind, beam_size):
-    g, told = generator(kind), {}
-
-    def tell(i: int, k: int, text: str) -> None:
-        told[i, k] = told.get((i, k), "") + text
-        pieces.append(text)
-
-    pieces: list[str] = []
-    x = GenerationConfig(max_length=15, n=2, beam_size=beam_size)
-    found = g.generate(PROMPTS, x, on_text=tell)
-    assert told == {(i, k): text.text for i, texts in enumerate(found) for k, text in enumerate(texts)}
-    if beam_size == 1:
-        assert len(pieces) > 3 * len(told)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_stream_gives_the_whole_text_piece_by_piece(kind, temperature):
+    g, x = generator(kind), GenerationConfig(max_length=15, n=2 if temperature else 1, temperature=temperature)
+    n_pieces = 0
+    for i, texts in enumerate(g.generate(PROMPTS, x)):
+        for k, text in enumerate(texts):
+            pieces = list(g.stream(PROMPTS[i], x, prompt_number=i, text_number=k))
+            assert "".join(pieces) == text.text and all(pieces)
+            n_pieces += len(pieces)
+    assert n_pieces > 3 * x.n * len(PROMPTS)
+    assert not torch.is_inference_mode_enabled()
 
 
-def test_a_character_of_four_bytes_comes_in_one_piece():
-    g, told = generator("bytes"), []
+def test_a_character_of_four_bytes_comes_in_one_piece(monkeypatch):
+    g = generator("bytes")
     (ids,) = g.tokenizer.encode(["a🙂b"])
     assert len(ids) > 3  # the bytes are tokens of their own
-    stream = _Stream(g, g.encode("x"), 0, 0, lambda i, k, text: told.append(text))
-    for token in ids:
-        stream.add(token)
-    stream.end()
-    assert told == ["", "a", "🙂", "b"]
+    coming = iter(ids)
+    monkeypatch.setattr(Sampling, "next", lambda *_: torch.tensor([next(coming)]))
+    assert list(g.stream("x", GenerationConfig(max_length=len(ids)))) == ["a", "🙂", "b"]
+
+
+def test_whoever_stops_asking_stops_the_search(monkeypatch):
+    g, steps, step = generator("characters"), [], Sampler.step
+    monkeypatch.setattr(Sampler, "step", lambda self: steps.append(1) or step(self))
+    stream = g.stream("All", GenerationConfig(max_length=30))
+    assert "".join(next(stream) for _ in range(5)) == g(["All"], GenerationConfig(max_length=5))[0]
+    assert len(steps) == 10
 
 
 # Prompts
@@ -144,6 +148,11 @@ def test_long_prompts_keep_their_end_and_text_stops_where_positions_end(caplog):
         "a prompt of 81 tokens was cut to its last 30 (max_positions=40)",
         "a prompt of 81 tokens was cut to its last 20 (max_positions=40)",
         "text stopped after 2 of 3 prompts, where the model's positions end (max_positions=40)",
+    ]
+    caplog.clear()
+    assert len("".join(g.stream(prompt[:33], GenerationConfig(max_length=20)))) == 8
+    assert [record.getMessage() for record in caplog.records] == [
+        "text stopped after 1 of 1 prompts, where the model's positions end (max_positions=40)"
     ]
     endless = generator("characters")  # sinusoidal positions have no end
     assert [len(t[0].tokens) for t in endless.generate([prompt], GenerationConfig(max_length=50))] == [50]
@@ -229,3 +238,8 @@ def test_what_cannot_generate_is_refused(tmp_path):
         Generator(language_model(9), any_tokenizer("characters"))
     with pytest.raises(ValueError, match=r"^generate takes a list of prompts, but got one string; use \['ROMEO:'\]$"):
         generator("characters").generate("ROMEO:")
+    with pytest.raises(ValueError) as caught:
+        next(generator("characters").stream("ROMEO:", GenerationConfig(beam_size=3)))
+    assert str(caught.value) == (
+        "a text comes piece by piece if it is sampled, but beam_size=3; set it to 1, or use generate"
+    )

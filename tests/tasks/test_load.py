@@ -10,7 +10,7 @@ import torch
 import transduce as td
 from tests.runs import ENGLISH, random_run
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
-from transduce.tasks.search import GREEDY
+from transduce.tasks.search import GREEDY, Output
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7)
 
@@ -85,11 +85,23 @@ def test_every_line_stays_one_line_even_if_bytes_spell_a_line_break(translator, 
     assert translator([ENGLISH[0]], SHORT) == ["two lines "]
 
 
-def test_progress_counts_every_line_that_is_not_blank(translator):
+def test_a_stream_gives_every_line_once_and_blank_ones_before_any_search(translator):
+    lines, config = [*ENGLISH[:5], ""], replace(SHORT, batch_tokens=20, n_best=2)
+    stream = translator.stream(lines, config)
+    assert next(stream) == (5, [Output("")] * 2)
+    found = list(stream)
+    assert [i for i, _ in found] != sorted(i for i, _ in found) == [0, 1, 2, 3, 4]
+    assert [dict(found)[i] for i in range(5)] == translator.translate(lines, config)[:5]
+    assert not torch.is_inference_mode_enabled()
+    with pytest.raises(ValueError) as caught:
+        next(translator.stream("one"))
+    assert str(caught.value) == "translate takes a list of lines, but got one string; use ['one']"
+
+
+def test_progress_counts_every_line(translator):
     counts = []
     translator.translate([*ENGLISH[:5], ""], replace(SHORT, batch_tokens=20), progress=counts.append)
-    assert sum(counts) == 5
-    assert len(counts) > 1
+    assert counts == [1] * 6
 
 
 @pytest.mark.parametrize(
@@ -99,9 +111,9 @@ def test_progress_counts_every_line_that_is_not_blank(translator):
         ({"n_best": 6}, "a beam holds at most beam_size hypotheses, but n_best=6 and beam_size=5"),
         (
             {"alpha": -1.0},
-            "alpha and length_ratio must not be negative and length_extra at least 1, but "
-            "alpha=-1.0, length_ratio=2.0, length_extra=20",
+            "alpha and length_ratio must not be negative, but alpha=-1.0 and length_ratio=2.0",
         ),
+        ({"length_extra": 0}, "length_extra must be at least 1, but length_extra=0"),
     ],
 )
 def test_decoding_checks_itself(fields, message):

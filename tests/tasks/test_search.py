@@ -11,7 +11,7 @@ from transduce.data.speech.audio import read_audio
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
 from transduce.decode.beam import beam_search
 from transduce.decode.ctc import CTCPrefixScorer
-from transduce.decode.joint import JointScorer
+from transduce.decode.joint import combined
 from transduce.decode.scorer import ModelScorer, Scorer
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # no second search
@@ -34,17 +34,15 @@ def searched(transcriber, path, *, beam_size=5, alpha=0.6, ctc_weight=0.0) -> tu
         scorer: Scorer = ModelScorer(model, memory)
         if ctc_weight:
             ctc = CTCPrefixScorer(model.ctc_logits(memory.states), eos_id=EOS, blank_id=PAD)
-            scorer = JointScorer(scorer, ctc, weight=ctc_weight)
+            scorer = combined([(1 - ctc_weight, scorer), (ctc_weight, ctc)])
         settings = {
             "beam_size": beam_size,
             "alpha": alpha if beam_size > 1 else 0.0,
             "n_best": 1,
             "suppressed": (PAD, UNK, BOS),
         }
-        bound = torch.tensor([SHORT.length_extra])
-        ((best,),) = beam_search(
-            scorer, bos_id=BOS, eos_id=EOS, max_lengths=bound, no_repeat_ngram=SHORT.no_repeat_ngram, **settings
-        )
+        settings |= {"prompts": torch.tensor([[BOS]]), "max_lengths": torch.tensor([SHORT.length_extra])}
+        ((best,),) = beam_search(scorer, eos_id=EOS, no_repeat_ngram=SHORT.no_repeat_ngram, **settings)
     return transcriber.tokenizer.decode([best.tokens])[0].strip(), best.score
 
 
@@ -72,7 +70,7 @@ def test_greedy_settings_are_the_same_but_for_the_beam():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0 (0 = off), but no_repeat_ngram=-1"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0, but no_repeat_ngram=-1"),
         (
             {"ctc_weight": -0.1},
             "ctc_weight must lie in [0, 1] and max_seconds be at least 1, but ctc_weight=-0.1 and max_seconds=20.0",

@@ -19,7 +19,8 @@ from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.decode.hypothesis import Hypothesis
 from transduce.run import load_run
 from transduce.tasks.load import load_as
-from transduce.tasks.transcribe import loops
+from transduce.tasks.search import Output
+from transduce.tasks.transcribe import Segment, loops
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # no second search
 
@@ -85,10 +86,58 @@ def test_files_come_back_in_order_and_bad_ones_alone_are_refused(transcriber, re
     assert transcriber([], SHORT) == []
 
 
+def test_a_stream_gives_every_segment_once(transcriber, recordings, tmp_path):
+    soundfile.write(tmp_path / "silent.wav", np.zeros(RATE), RATE)
+    soundfile.write(tmp_path / "long.wav", np.concatenate([sound("red blue green", seed=i) for i in range(4)]), RATE)
+    paths = [tmp_path / "long.wav", tmp_path / "none.wav", tmp_path / "silent.wav", *(r.audio for r in recordings[:3])]
+    config = replace(SHORT, n_best=2, batch_tokens=20)
+    found = list(transcriber.stream(list(transcriber.read(paths, 1.0)), config))
+    whole = transcriber.transcribe(paths, replace(config, max_seconds=1.0))
+    assert found[0] == (2, Segment(0.0, 1.0, [Output("")] * 2))
+    for i, transcript in enumerate(whole):
+        segments = sorted((segment for j, segment in found if j == i), key=lambda segment: segment.start)
+        assert segments == transcript.segments
+    assert max(len(transcript.segments) for transcript in whole) > 1
+
+
+def test_samples_are_transcribed_as_a_file_of_them_is(transcriber, tmp_path, caplog):
+    """At the model's own rate, at another one, louder than full scale, as an array or as a tensor."""
+    for rate, gain in ((RATE, 1.0), (2 * RATE, 1.0), (11025, 5.0)):
+        samples = (gain * sound("red blue", rate=rate)).astype(np.float32)
+        soundfile.write(tmp_path / "a.wav", samples, rate, subtype="FLOAT")
+        (want,) = transcriber.transcribe([tmp_path / "a.wav"], SHORT)
+        for given in (samples, torch.from_numpy(samples)):
+            (got,) = transcriber.transcribe([(given, rate)], SHORT)
+            assert (got.path, got.error, got.segments) == ("sound 1", "", want.segments)
+    assert transcriber([(np.zeros(RATE), RATE)], SHORT) == [""]
+    assert [r.getMessage() for r in caplog.records] == [
+        "sound 1 is silent, every sample being 0, so its text is blank; if its channels cancel out, take one"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate", "message"),
+    [
+        (np.zeros((2, 9)), RATE, "samples must be floats of shape (n,), but they are torch.float64 of shape (2, 9); "
+         "average the channels, and divide 16-bit integers by 32768"),
+        (np.zeros(9, np.int16), RATE, "samples must be floats of shape (n,), but they are torch.int16 of shape (9,); "
+         "average the channels, and divide 16-bit integers by 32768"),
+        (torch.zeros(0), RATE, "samples must be floats of shape (n,), but they are torch.float32 of shape (0,); "
+         "average the channels, and divide 16-bit integers by 32768"),
+        (np.zeros(RATE), 8, "a sample rate must lie in 1000 ... 768000 Hz, but it is 8; give (samples, rate)"),
+        (np.full(RATE, np.inf), RATE, "it has NaN or infinite samples; leave it out"),
+    ],
+    ids=["channels", "integers", "nothing", "rate", "infinite"],
+)  # fmt: skip
+def test_samples_that_cannot_be_used_are_refused_alone(transcriber, recordings, samples, rate, message):
+    got = transcriber.transcribe([recordings[0].audio, (samples, rate)], SHORT)
+    assert [t.error for t in got] == ["", f"sound 2 cannot be used: {message}"]
+
+
 def test_one_name_is_no_list(transcriber):
     with pytest.raises(ValueError) as error:
         transcriber("a.wav")
-    assert str(error.value) == "transcribe takes a list of files, but got one name; use ['a.wav']"
+    assert str(error.value) == "transcribe takes a list of files, but got one string; use ['a.wav']"
 
 
 def test_a_long_file_is_cut_into_pieces_that_cover_it(transcriber, tmp_path):
@@ -119,7 +168,7 @@ def test_digital_silence_is_blank_and_named(transcriber, recordings, tmp_path, c
     first, last = transcriber([paths[0], paths[3]], SHORT)
     assert [t.text for t in got] == [first, "", "", last] and first and last
     assert [t.error for t in got] == [""] * 4 and {len(t.segments[0].outputs) for t in got} == {2}
-    assert sum(n for n, _ in done) == 2 and {total for _, total in done} == {2}
+    assert done == [(1, 4)] * 4
     assert [r.getMessage() for r in caplog.records] == [
         f"{path} is silent, every sample being 0, so its text is blank; if its channels cancel out, take one"
         for path in silent
@@ -281,6 +330,8 @@ def test_vectors_instead_of_sound(tmp_path):
     soundfile.write(tmp_path / "a.wav", sound("red"), RATE)
     (transcript,) = transcriber.transcribe([tmp_path / "a.wav"], SHORT)
     assert transcript.error.startswith(f"{tmp_path / 'a.wav'} cannot be read as vectors: ")
+    (transcript,) = transcriber.transcribe([(sound("red"), RATE)], SHORT)
+    assert transcript.error == "sound 1 cannot be used: this model takes vectors, not sound; name files (.npy)"
 
 
 def test_what_learned_positions_do_not_reach_is_refused_alone(transcriber, recordings):

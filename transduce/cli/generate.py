@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -45,10 +44,15 @@ def generate(
     write = _Writer()
     done = 0
     for some in chunks(prompts, size):
-        on_text = partial(write.add, some) if stream else None
-        found = generator.generate(some, generation, on_text=on_text, first_prompt=done)
-        for i, k in [(i, k) for i, texts in enumerate(found) for k in range(len(texts)) if not stream]:
-            write.add(some, i, k, found[i][k].text)
+        if stream and generation.beam_size == 1:
+            for k in range(generation.n):
+                write.add(some, 0, k, "")
+                for text in generator.stream(some[0], generation, prompt_number=done, text_number=k):
+                    write.add(some, 0, k, text)
+        else:
+            found = generator.generate(some, generation, first_prompt=done)
+            for i, k in [(i, k) for i, texts in enumerate(found) for k in range(len(texts))]:
+                write.add(some, i, k, found[i][k].text)
         done += len(some)
         write.end()
 

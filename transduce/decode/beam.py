@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decode.constraints import check_no_repeat_ngram, rule_out
-from transduce.decode.hypothesis import Hypothesis, check_bounds, ids_tensor, length_penalty
+from transduce.decode.constraints import check_constraints, ids_tensor, rule_out
+from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.scorer import Scorer, log_probs
 
 
@@ -23,13 +23,13 @@ class Beams:
     score: Float[Tensor, "A K"]
 
     def best(self, k: int) -> tuple["Beams", Int[Tensor, "A k"]]:
-        """The k best by score, and which they were."""
+        """The k best hypotheses by score, and which of all they were."""
         score, index = self.score.topk(k)
         tokens = self.tokens.gather(1, index[:, :, None].expand(-1, -1, self.tokens.size(2)))
         return Beams(tokens, self.log_prob.gather(1, index), score), index
 
     def rows(self, sentences: Int[Tensor, " M"]) -> "Beams":
-        """Those of some sentences."""
+        """The beams of some sentences."""
         return Beams(self.tokens[sentences], self.log_prob[sentences], self.score[sentences])
 
 
@@ -37,8 +37,8 @@ class Beams:
 def beam_search(
     scorer: Scorer,
     *,
-    bos_id: int,
-    eos_id: int,
+    prompts: Int[Tensor, "B P"],
+    eos_id: int | None,
     max_lengths: Int[Tensor, " B"],
     beam_size: int = 5,
     alpha: float = 0.6,
@@ -54,25 +54,26 @@ def beam_search(
     its own bound, where live hypotheses fill the places that finished ones left free. Done sentences leave the batch.
 
     Args:
-        scorer: begins with one row per sentence; its tensors live where `max_lengths` does.
-        max_lengths: bound on the tokens of each sentence, EOS included.
+        scorer: begins with one row per sentence, and has seen all of the prompt but the last token.
+        prompts: what came before, at least BOS, on the device of the search.
+        eos_id: None: nothing ends before its bound.
+        max_lengths: bound on the new tokens of each sentence, EOS included.
         alpha: exponent of the length penalty; 0 ranks by log-probability.
-        forbidden: ids never produced. They keep their share of the probability.
-        no_repeat_ngram: no n-gram of this many tokens occurs twice in a hypothesis (see decode/ngram.py); 0 = off.
+        suppressed: ids never produced. They keep their share of the probability.
+        no_repeat_ngram: no n-gram of this many tokens occurs twice in a hypothesis (see decode/constraints.py); 0 = off.
 
     Raises:
         ValueError: n_best is not in 1 ... beam_size, max_lengths not one bound of at least 1 per sentence, or
-            no_repeat_ngram negative.
+            no_repeat_ngram is negative or needs an EOS.
     Source: Wu et al. (2016), section 7, for the penalty; the rule to stop is that of transformers' generate.
     """
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best must lie in 1 ... beam_size, but n_best={n_best} and beam_size={beam_size}")
-    check_bounds(scorer.n_sentences, max_lengths)
-    check_no_repeat_ngram(no_repeat_ngram)
-    device, suppressed_ids = max_lengths.device, ids_tensor(suppressed, max_lengths.device)
-    running = list(range(scorer.n_sentences))
+    check_constraints(scorer.n_sentences, max_lengths, no_repeat_ngram=no_repeat_ngram, eos_id=eos_id)
+    device, suppressed_ids = prompts.device, ids_tensor(suppressed, prompts.device)
+    end = -1 if eos_id is None else eos_id  # no token is -1
+    running, last = list(range(scorer.n_sentences)), prompts[:, -1]
     live, kept = _start(len(running), beam_size, device)
-    last = torch.full((len(running),), bos_id, device=device)
     results: list[tuple[list[int], Beams, Beams]] = []
     step = 0
     while running:
@@ -86,7 +87,7 @@ def beam_search(
             eos_id=eos_id,
         )
         continuations = _continuations(scores, live.log_prob, 2 * beam_size)
-        live, kept, parent = _advance(live, kept, continuations, eos_id, length_penalty(step, alpha))
+        live, kept, parent = _advance(live, kept, continuations, end, length_penalty(step, alpha))
         done = (live.score[:, 0] <= kept.score[:, -1]) | (max_lengths <= step)
         flags: list[bool] = done.tolist()  # the one host sync of a step
         if any(flags):
@@ -99,11 +100,11 @@ def beam_search(
         if any(flags):
             scorer.keep(rest)
         last = live.tokens[:, :, -1].flatten()
-    return _collect(results, eos_id, n_best)
+    return _collect(results, end, n_best)
 
 
 def _start(n_sentences: int, beam_size: int, device: torch.device) -> tuple[Beams, Beams]:
-    """One empty live hypothesis a sentence, and no kept one."""
+    """One empty live hypothesis per sentence, and no kept one."""
     nothing = torch.empty(n_sentences, beam_size, 0, dtype=torch.long, device=device)
     zero, nowhere = torch.zeros(n_sentences, 1, device=device), torch.full(nothing.shape[:2], -math.inf, device=device)
     return Beams(nothing[:, :1], zero, zero), Beams(nothing, nowhere, nowhere)
@@ -112,7 +113,7 @@ def _start(n_sentences: int, beam_size: int, device: torch.device) -> tuple[Beam
 def _continuations(
     log_prob: Float[Tensor, "N V"], live: Float[Tensor, "A k"], n: int
 ) -> tuple[Float[Tensor, "A n"], Int[Tensor, "A n"], Int[Tensor, "A n"]]:
-    """The n likeliest ways to go on of every sentence: log-probability, token, and which of its k rows it goes on from."""
+    """The n likeliest continuations of every sentence: log-probability, token, and which of its k rows it continues."""
     vocab_size = log_prob.size(1)
     total = log_prob.view(*live.shape, vocab_size).add_(live[:, :, None]).flatten(1)
     if total.size(1) < n:  # in the first steps with a tiny vocabulary
@@ -128,7 +129,7 @@ def _advance(
     eos_id: int,
     penalty: float,
 ) -> tuple[Beams, Beams, Int[Tensor, "A K"]]:
-    """One token further: the new live and kept hypotheses, and the row that each live one goes on from."""
+    """Go one token further: the new live and kept hypotheses, and the row that each live one continues."""
     log_prob, token, parent = continuations
     beam_size = kept.score.size(1)
     past = live.tokens.gather(1, parent[:, :, None].expand(-1, -1, live.tokens.size(2)))
@@ -142,7 +143,7 @@ def _advance(
 
 
 def _joined(kept: Beams, ended: Beams, eos_id: int) -> Beams:
-    """Both; what ended earlier is filled up with EOS."""
+    """Kept hypotheses and those that ended now, side by side; what ended earlier is filled up with EOS."""
     tokens = F.pad(kept.tokens, (0, 1), value=eos_id)
     return Beams(
         torch.cat((tokens, ended.tokens), dim=1),
@@ -152,7 +153,7 @@ def _joined(kept: Beams, ended: Beams, eos_id: int) -> Beams:
 
 
 def _collect(results: list[tuple[list[int], Beams, Beams]], eos_id: int, n_best: int) -> list[list[Hypothesis]]:
-    """Finished hypotheses, then live ones in the places left free; sorted, and in the order of the batch."""
+    """Per sentence, in the order of the batch: finished hypotheses, then live ones in the places left free; sorted."""
     found: dict[int, list[Hypothesis]] = {}
     for sentences, kept, live in results:
         beam_size = kept.score.size(1)
@@ -163,7 +164,7 @@ def _collect(results: list[tuple[list[int], Beams, Beams]], eos_id: int, n_best:
 
 
 def _lists(beams: Beams, eos_id: int) -> list[list[Hypothesis]]:
-    """Tensors to Hypotheses, without those that do not exist."""
+    """Turn tensors into hypotheses, leaving out those that do not exist."""
     columns = zip(beams.tokens.tolist(), beams.log_prob.tolist(), beams.score.tolist(), strict=True)
     return [
         [

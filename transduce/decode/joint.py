@@ -1,4 +1,6 @@
-"""Two Scorers as one: joint CTC/attention search, or a model and any other judge of the same tokens."""
+"""Several scorers as one: ensembles of models, joint CTC/attention search, a language model beside (shallow fusion)."""
+
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -7,27 +9,38 @@ from torch import Tensor
 from transduce.decode.scorer import Scorer, log_probs
 
 
-class JointScorer:
-    """(1 - weight) * one's log-probabilities + weight * the other's. A share of 0 is not computed at all.
+def combined(scorers: Sequence[tuple[float, Scorer]]) -> Scorer:
+    """The weighted sum of the scorers' log-probabilities as one scorer. What has weight 0 is not computed at all.
 
-    With CTC, attention's freedom to skip and repeat is checked against the frames.
+    Equal weights that sum to 1 make the ensemble whose probability is the geometric mean of its members'; 1 - w for
+    attention and w for CTC is joint CTC/attention search, where the frames check attention's freedom to skip and
+    repeat; a model at 1 and a language model at less is shallow fusion. One scorer at 1 is returned as it is.
+
+    Args:
+        scorers: pairs of weight and scorer, of one vocabulary and of the same sentences.
 
     Raises:
-        ValueError: weight is not in [0, 1], or the two have not the same number of sentences.
-    Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition.
+        ValueError: a weight is negative, all are 0, or the scorers have not the same number of sentences.
+    Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition; Gulcehre et
+    al. (2015), On using monolingual corpora in neural machine translation, section 4.1, for shallow fusion.
     """
+    weights, sizes = [weight for weight, _ in scorers], [scorer.n_sentences for _, scorer in scorers]
+    if not any(weights) or min(weights) < 0:
+        raise ValueError(f"weights of scorers must not be negative, and one at least positive, but they are {weights}")
+    if len(set(sizes)) > 1:
+        raise ValueError(f"scorers must have the same sentences, but they have {sizes} sentences")
+    parts = [(weight, scorer) for weight, scorer in scorers if weight]
+    weight, scorer = parts[0]
+    return scorer if len(parts) == 1 and weight == 1 else JointScorer(parts)
+
+
+class JointScorer:
+    """The weighted sum of several scorers; `combined` makes it and checks its parts."""
 
     additive = True
 
-    def __init__(self, scorer: Scorer, other: Scorer, *, weight: float) -> None:
-        if not 0 <= weight <= 1:
-            raise ValueError(f"weight must lie in [0, 1], but weight={weight}")
-        if scorer.n_sentences != other.n_sentences:
-            raise ValueError(
-                "two scorers must have the same sentences, "
-                f"but one has {scorer.n_sentences} and the other {other.n_sentences}"
-            )
-        self.parts = [(share, part) for share, part in ((1 - weight, scorer), (weight, other)) if share]
+    def __init__(self, parts: Sequence[tuple[float, Scorer]]) -> None:
+        self.parts = parts
 
     @property
     def n_sentences(self) -> int:
@@ -35,13 +48,13 @@ class JointScorer:
         return self.parts[0][1].n_sentences
 
     def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
-        """Append one token to every row; the weighted sum of what the next would add."""
-        return torch.stack([share * log_probs(part, tokens) for share, part in self.parts]).sum(dim=0)
+        """Append one token to every row; return the weighted sum of what each next token would add."""
+        return torch.stack([weight * log_probs(scorer, tokens) for weight, scorer in self.parts]).sum(dim=0)
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
-        for _, part in self.parts:
-            part.reorder(rows)
+        for _, scorer in self.parts:
+            scorer.reorder(rows)
 
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
-        for _, part in self.parts:
-            part.keep(sentences)
+        for _, scorer in self.parts:
+            scorer.keep(sentences)

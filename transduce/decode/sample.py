@@ -1,7 +1,7 @@
-"""Sampling: the next token drawn from the model's distribution, or from the likeliest part of it."""
+"""Sampling: the next token drawn from the model's distribution, or from its likeliest part, or the likeliest alone."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decode.hypothesis import Hypothesis, check_bounds, ids_tensor
-from transduce.decode.scorer import Scorer
+from transduce.decode.constraints import check_constraints, ids_tensor, rule_out
+from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.scorer import Scorer, at_least_float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Sampling:
 
     def probs(self, logits: Float[Tensor, "N V"], before: Int[Tensor, "N L"]) -> Float[Tensor, "N V"]:
         """What to draw from, in float32 or wider; `before` is every token so far. At temperature 0, all on one token."""
-        logits = self._penalised(logits.to(torch.promote_types(logits.dtype, torch.float32)), before)
+        logits = self._penalised(at_least_float32(logits), before)
         if not self.temperature:
             return torch.zeros_like(logits).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
         logits = logits / self.temperature
@@ -59,7 +60,7 @@ class Sampling:
         """One token a row, by that row's number in [0, 1)."""
         if self.temperature:
             return draw(self.probs(logits, before), uniform)
-        return self._penalised(logits.to(torch.promote_types(logits.dtype, torch.float32)), before).argmax(-1)
+        return self._penalised(at_least_float32(logits), before).argmax(-1)
 
     def _penalised(self, logits: Float[Tensor, "N V"], before: Int[Tensor, "N L"]) -> Float[Tensor, "N V"]:
         if self.repetition_penalty == 1:
@@ -87,77 +88,109 @@ def draw(probs: Float[Tensor, "N V"], uniform: Float[Tensor, " N"]) -> Int[Tenso
     return torch.searchsorted(up_to, level, right=True)[:, 0]
 
 
-@torch.inference_mode()
-def sample(
-    scorer: Scorer,
-    *,
-    prompts: Int[Tensor, "B P"],
-    eos_id: int | None,
-    max_lengths: Int[Tensor, " B"],
-    rngs: Sequence[np.random.Generator],
-    sampling: Sampling = Sampling(),
-    suppressed: Sequence[int] = (),
-    on_tokens: Callable[[list[int], list[int]], object] | None = None,
-) -> list[Hypothesis]:
-    """n samples of every sentence, n = len(rngs) / B: sample k of sentence b is number b * n + k of what is returned.
+class Sampler:
+    """n hypotheses of every sentence, token by token; at temperature 0 it is greedy search, and n = 1.
+
+    `run` gives them all. One that wants tokens as they come calls `step` while any hypothesis is `running`.
 
     A sample's random numbers are the first ones of its own generator, one a token: it knows nothing of its neighbours,
-    and a longer one begins like the shorter one. Samples that have ended leave the batch.
+    and a longer one begins like the shorter one. Hypotheses that have ended leave the batch.
 
     Args:
         scorer: one row per sentence; it has seen all of the prompt but the last token.
         prompts: what came before, at least BOS; the repetition penalty counts it.
         eos_id: None: nothing ends before its bound, and no step waits for the device.
         max_lengths: bound on the new tokens of each sentence, EOS included.
-        forbidden: ids never produced; the others share their probability.
-        on_tokens: called at every step with the numbers of the samples that still run, and the new token of each.
-
-    Returns:
-        Hypotheses without scores (nan).
+        rngs: n for every sentence: hypothesis k of sentence b is number b * n + k. None is needed at temperature 0.
+        suppressed: ids never produced; the others share their probability.
+        no_repeat_ngram: no n-gram of this many new tokens occurs twice in a hypothesis; 0 = off.
+        scores: also compute log_prob, of the scorer's own distribution; it costs one pass over the vocabulary a step.
 
     Raises:
-        ValueError: rngs are not n for each sentence, or max_lengths not one bound of at least 1 per sentence.
+        ValueError: rngs are not n for each sentence, max_lengths not one bound of at least 1 per sentence, or
+            no_repeat_ngram is negative or needs an EOS.
     """
-    check_bounds(scorer.n_sentences, max_lengths)
-    if len(rngs) < len(prompts) or len(rngs) % max(len(prompts), 1):
-        raise ValueError(f"rngs must be n for every sentence, but there are {len(rngs)} for {len(prompts)} sentences")
-    if not rngs:
-        return []
-    device, suppressed_ids = prompts.device, ids_tensor(suppressed, prompts.device)
-    origin = ids_tensor([row * len(prompts) // len(rngs) for row in range(len(rngs))], device)
-    bounds: list[int] = max_lengths[origin].tolist()
-    uniforms = torch.from_numpy(np.stack([rng.random(max(bounds)) for rng in rngs])).to(device)
-    running, found = list(range(len(rngs))), dict[int, Hypothesis]()
-    logits, tokens = scorer.step(prompts[:, -1]), prompts
-    if len(rngs) > len(prompts):  # the prompt is read once for all of its samples
-        _go_on(scorer, origin)
-        logits, tokens = logits[origin], tokens[origin]
-    for step in range(max(bounds)):
-        token = sampling.next(logits.index_fill(1, suppressed_ids, -math.inf), tokens, uniforms[:, step])
-        tokens = torch.cat((tokens, token[:, None]), dim=1)
-        new = token.tolist() if eos_id is not None or on_tokens else [-1] * len(running)  # the one host sync of a step
-        if on_tokens:
-            on_tokens(running, new)
-        on = [i for i, row in enumerate(running) if new[i] != eos_id and step + 1 < bounds[row]]
-        if len(on) < len(running):
-            over = sorted(set(range(len(running))) - set(on))
-            rows = tokens[ids_tensor(over, device), prompts.size(1) :].tolist()
-            found |= {running[i]: _hypothesis(row, eos_id) for i, row in zip(over, rows, strict=True)}
-            rest, running = ids_tensor(on, device), [running[i] for i in on]
-            tokens, uniforms = tokens[rest], uniforms[rest]
-            _go_on(scorer, rest)
-        if not running:
-            break
-        logits = scorer.step(tokens[:, -1])
-    return [found[row] for row in range(len(rngs))]
 
+    def __init__(
+        self,
+        scorer: Scorer,
+        *,
+        prompts: Int[Tensor, "B P"],
+        eos_id: int | None,
+        max_lengths: Int[Tensor, " B"],
+        sampling: Sampling = Sampling(),
+        rngs: Sequence[np.random.Generator] = (),
+        suppressed: Sequence[int] = (),
+        no_repeat_ngram: int = 0,
+        scores: bool = False,
+    ) -> None:
+        check_constraints(scorer.n_sentences, max_lengths, no_repeat_ngram=no_repeat_ngram, eos_id=eos_id)
+        rows = range(len(rngs) if sampling.temperature else len(prompts))
+        if len(rows) < len(prompts) or len(rows) % max(len(prompts), 1):
+            raise ValueError(
+                f"rngs must be n for every sentence, but there are {len(rngs)} for {len(prompts)} sentences"
+            )
+        self.scorer, self.eos_id, self.sampling = scorer, eos_id, sampling
+        self.no_repeat_ngram, self.scores = no_repeat_ngram, scores
+        self.device, self.tokens, self.n_given = prompts.device, prompts, prompts.size(1)
+        self.suppressed_ids = ids_tensor(suppressed, self.device)
+        self.origin = ids_tensor([row * len(prompts) // len(rows) for row in rows], self.device)
+        self.bounds: list[int] = max_lengths[self.origin].tolist()
+        longest = max(self.bounds, default=0)
+        numbers = [rng.random(longest) for rng in rngs] if sampling.temperature else np.zeros((len(rows), longest))
+        self.uniforms = torch.from_numpy(np.array(numbers)).to(self.device)
+        self.log_prob = torch.full((len(rows),), 0.0 if scores else math.nan, device=self.device)
+        self.running = list(rows)
+        """The numbers of the hypotheses that go on."""
+        self.ended: list[tuple[list[int], Tensor, Tensor]] = []
 
-def _go_on(scorer: Scorer, rows: Int[Tensor, " M"]) -> None:
-    """With these rows, each a sentence of its own."""
-    scorer.reorder(rows)
-    scorer.keep(rows)
+    @torch.inference_mode()
+    def step(self) -> Int[Tensor, " A"]:
+        """One more token of every hypothesis that was `running` before this call."""
+        logits = self.scorer.step(self.tokens[:, -1])
+        if len(logits) < len(self.running):  # the prompt is read once for all of its samples
+            self._go_on(self.origin)
+            logits, self.tokens = logits[self.origin], self.tokens[self.origin]
+        total = at_least_float32(logits).logsumexp(-1) if self.scores and not self.scorer.additive else 0.0
+        rule_out(
+            logits,
+            self.tokens[:, self.n_given :],
+            suppressed_ids=self.suppressed_ids,
+            no_repeat_ngram=self.no_repeat_ngram,
+            eos_id=self.eos_id,
+        )
+        n_new = self.tokens.size(1) - self.n_given
+        token = self.sampling.next(logits, self.tokens, self.uniforms[:, n_new])
+        self.tokens = torch.cat((self.tokens, token[:, None]), dim=1)
+        if self.scores:
+            self.log_prob = self.log_prob + (logits.gather(1, token[:, None])[:, 0] - total)
+        ended = [False] * len(token) if self.eos_id is None else (token == self.eos_id).tolist()  # the one host sync
+        self._end([end or n_new + 1 == self.bounds[row] for end, row in zip(ended, self.running, strict=True)])
+        return token
 
+    def _end(self, over: list[bool]) -> None:
+        """Let the hypotheses that are over leave the batch."""
+        if not any(over):
+            return
+        out, on = ([i for i, flag in enumerate(over) if flag is want] for want in (True, False))
+        rows, rest = ids_tensor(out, self.device), ids_tensor(on, self.device)
+        self.ended.append(([self.running[i] for i in out], self.tokens[rows, self.n_given :], self.log_prob[rows]))
+        self.running, self.tokens = [self.running[i] for i in on], self.tokens[rest]
+        self.log_prob, self.uniforms = self.log_prob[rest], self.uniforms[rest]
+        self._go_on(rest)
 
-def _hypothesis(tokens: list[int], eos_id: int | None) -> Hypothesis:
-    finished = tokens[-1] == eos_id
-    return Hypothesis(tokens[:-1] if finished else tokens, math.nan, math.nan, finished)
+    def _go_on(self, rows: Int[Tensor, " M"]) -> None:
+        """Go on with these rows of the scorer, each as a sentence of its own."""
+        self.scorer.reorder(rows)
+        self.scorer.keep(rows)
+
+    def run(self) -> list[Hypothesis]:
+        """Step until all have ended; hypotheses in order, without scores (nan) where none were asked for."""
+        while self.running:
+            self.step()
+        found: dict[int, Hypothesis] = {}
+        for rows, tokens, log_prob in self.ended:
+            for row, ids, value in zip(rows, tokens.tolist(), log_prob.tolist(), strict=True):
+                finished = ids[-1] == self.eos_id
+                found[row] = Hypothesis(ids[:-1] if finished else ids, value, value, finished)
+        return [found[row] for row in sorted(found)]

@@ -37,93 +37,56 @@ class Scorer(Protocol):
         ...
 
 
+def at_least_float32(scores: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
+    """The same scores in float32 or wider."""
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
 def log_probs(scorer: Scorer, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
-    """Append one token to every row; what each next one adds to a hypothesis, in float32 or wider."""
-    scores = scorer.step(tokens)
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    """Append one token to every row; return what each next one adds to a hypothesis, in float32 or wider."""
+    scores = at_least_float32(scorer.step(tokens))
     return scores if scorer.additive else scores.log_softmax(-1)
 
 
 @runtime_checkable
-class Past(Protocol):
-    """What a decoder remembers between steps; transduce.model.cache.Cache is one."""
-
-    def reorder(self, rows: Int[Tensor, " M"]) -> None: ...
-
-    def keep(self, sentences: Int[Tensor, " M"]) -> None: ...
-
-
-@runtime_checkable
-class States(Protocol):
-    """The encoder's output; transduce.model.transformer.Memory is one."""
-
-    @property
-    def states(self) -> Float[Tensor, "B S D"]: ...
-
-
-@runtime_checkable
 class Decoder(Protocol):
-    """A model that continues rows; transduce.model.transformer.Transformer is one."""
+    """A model that continues rows of tokens; transduce.model.transformer.Transformer is one."""
 
     def new_cache(self) -> Any: ...
 
-    def decode(self, target_in: Int[Tensor, "N T"], *, memory: Any, cache: Any) -> Float[Tensor, "N T V"]: ...
-
-
-@runtime_checkable
-class LanguageModel(Protocol):
-    """A decoder alone; transduce.model.transformer.Transformer without an encoder is one."""
-
-    def new_cache(self) -> Any: ...
-
-    def decoder_states(self, target_in: Int[Tensor, "N T"], *, cache: Any) -> Float[Tensor, "N T D"]: ...
+    def decoder_states(self, target_in: Int[Tensor, "N T"], *, memory: Any, cache: Any) -> Float[Tensor, "N T D"]: ...
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]: ...
 
 
 class ModelScorer:
-    """The Scorer of one encoder-decoder model and the memory of B sentences; a step costs one position."""
+    """The scorer of one model; a step costs one position.
 
-    additive = False
+    Args:
+        memory: the encoder's output for B sentences, for a model with an encoder. The first step projects it into the
+            cache and lets go of it.
+        prompts: what B rows of one length go on from. The first step reads them, whatever tokens it is given; without
+            them, it reads what search begins with. A language model beside a translation model gets its own BOS so.
 
-    def __init__(self, model: Decoder, memory: States) -> None:
-        self.model = model
-        self.memory: States | None = memory
-        self.cache: Past = model.new_cache()
-        self.n_sentences = memory.states.size(0)
-
-    def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
-        """Logits after `tokens`. The first step projects the memory into the cache and lets go of it."""
-        logits = self.model.decode(tokens[:, None], memory=self.memory, cache=self.cache)
-        self.memory = None
-        return logits[:, -1]
-
-    def reorder(self, rows: Int[Tensor, " M"]) -> None:
-        self.cache.reorder(rows)
-
-    def keep(self, sentences: Int[Tensor, " M"]) -> None:
-        self.cache.keep(sentences)
-        self.n_sentences = len(sentences)
-
-
-class PromptScorer:
-    """The Scorer of a decoder alone that goes on from B prompts of one length.
-
-    The first step reads the prompts, whatever tokens it is given: they stand where other searches begin with BOS.
+    Raises:
+        ValueError: there is neither a memory nor a prompt.
     """
 
     additive = False
 
-    def __init__(self, model: LanguageModel, prompts: Int[Tensor, "B P"]) -> None:
-        self.model = model
-        self.prompts: Tensor | None = prompts
-        self.cache: Past = model.new_cache()
-        self.n_sentences = len(prompts)
+    def __init__(self, model: Decoder, memory: Any = None, *, prompts: Int[Tensor, "B P"] | None = None) -> None:
+        if memory is None and prompts is None:
+            raise ValueError("a model's scores need its memory, its prompts or both, but memory=None and prompts=None")
+        self.model, self.memory, self.prompts = model, memory, prompts
+        self.cache = model.new_cache()
+        self.n_sentences = len(memory.states if prompts is None else prompts)
 
     def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
-        """Logits of what follows; only the last position is projected to the vocabulary."""
-        new, self.prompts = tokens[:, None] if self.prompts is None else self.prompts, None
-        return self.model.project(self.model.decoder_states(new, cache=self.cache)[:, -1])
+        """Logits of the next token; only the last position is projected to the vocabulary."""
+        new = tokens[:, None] if self.prompts is None else self.prompts
+        states = self.model.decoder_states(new, memory=self.memory, cache=self.cache)
+        self.memory = self.prompts = None
+        return self.model.project(states[:, -1])
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
         self.cache.reorder(rows)

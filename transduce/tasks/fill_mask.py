@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from transduce.data.batch import bucket, pad
+from transduce.data.batch import pad
 from transduce.data.text.masking import encode_masked, mask_id
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
+from transduce.tasks.search import check_list, in_batches, one_line
 
 
 class FillMask:
@@ -38,19 +38,19 @@ class FillMask:
 
         Text around the gaps comes out as the tokenizer writes it: SentencePiece's in NFKC, with single spaces.
         """
-        if isinstance(lines, str):
-            raise ValueError(f"gaps are filled in a list of lines, but got one string; use [{lines[:20]!r}]")
+        check_list(lines, "gaps are filled in a list of lines")
         outputs = list(lines)
-        numbers = np.array([i for i, line in enumerate(lines) if mask_word in line], dtype=np.int64)
-        if len(numbers):
-            rows = [encode_masked(self.tokenizer, lines[i], mask_word) for i in numbers]
-            for batch in bucket(np.array([[len(row)] for row in rows]), batch_tokens):
-                ids, lengths = (t.to(self.model.device) for t in pad([rows[b] for b in batch], 0))
-                gaps = ids == mask_id(self.tokenizer)
-                ids[gaps] = self.likeliest(ids, lengths, gaps)
-                found = [row[:n] for row, n in zip(ids.tolist(), lengths.tolist(), strict=True)]
-                for i, text in zip(numbers[batch], self.tokenizer.decode(found), strict=True):
-                    outputs[i] = text.replace("\n", " ").replace("\r", " ")  # one line in, one line out
+        numbers = [i for i, line in enumerate(lines) if mask_word in line]
+        rows = [encode_masked(self.tokenizer, lines[i], mask_word) for i in numbers]
+
+        def filled(batch: list[int]) -> list[str]:
+            ids, lengths = (t.to(self.model.device) for t in pad([rows[row] for row in batch], 0))
+            gaps = ids == mask_id(self.tokenizer)
+            ids[gaps] = self.likeliest(ids, lengths, gaps)
+            return self.tokenizer.decode([row[:n] for row, n in zip(ids.tolist(), lengths.tolist(), strict=True)])
+
+        for row, text in in_batches([len(row) for row in rows], batch_tokens, filled):
+            outputs[numbers[row]] = one_line(text)
         return outputs
 
     @torch.no_grad()

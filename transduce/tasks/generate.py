@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,17 +11,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from transduce.data.text.tokenizers import Tokenizer
-from transduce.decode.beam import beam_search
-from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.sample import Sampling, sample
-from transduce.decode.scorer import PromptScorer
-from transduce.model.config import Tokens
+from transduce.decode.sample import Sampler, Sampling
+from transduce.decode.scorer import ModelScorer
+from transduce.model.config import Tokens, at_least
 from transduce.model.transformer import Transformer
+from transduce.tasks.search import Output, SearchConfig, check_list, last_position, search
 
 logger = logging.getLogger("transduce")
-
-OnText = Callable[[int, int, str], object]
-"""Called with the number of a prompt, the number of one of its texts, and some more of that text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +46,7 @@ class GenerationConfig:
     """Texts at a time, or beams. It changes speed and memory, never the output."""
 
     def __post_init__(self) -> None:
-        for name in ("max_length", "beam_size", "n", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, but {name}={getattr(self, name)}")
+        at_least(1, max_length=self.max_length, beam_size=self.beam_size, n=self.n, batch_size=self.batch_size)
         if self.alpha < 0 or self.seed < 0:
             raise ValueError(f"alpha and seed must not be negative, but alpha={self.alpha} and seed={self.seed}")
         sampling = self.sampling
@@ -77,18 +71,14 @@ class GenerationConfig:
             repetition_penalty=self.repetition_penalty,
         )
 
+    @property
+    def search(self) -> SearchConfig:
+        """The part that is beam search."""
+        return SearchConfig(beam_size=self.beam_size, alpha=self.alpha, n_best=min(self.n, self.beam_size))
 
-@dataclass(frozen=True)
-class Generated:
-    """What followed a prompt."""
-
-    text: str
-    """Without the prompt."""
-    tokens: list[int]
-    finished: bool
-    """False: cut at max_length, or where the model's positions end."""
-    log_prob: float
-    """Natural; nan unless a beam search found it."""
+    def rng(self, i: int, k: int) -> np.random.Generator:
+        """What text k of prompt i is drawn with."""
+        return np.random.default_rng((self.seed, i, k))
 
 
 class Generator:
@@ -113,54 +103,98 @@ class Generator:
         return [texts[0].text for texts in self.generate(prompts, config)]
 
     def generate(
-        self,
-        prompts: Sequence[str],
-        config: GenerationConfig | None = None,
-        *,
-        on_text: OnText | None = None,
-        first_prompt: int = 0,
-    ) -> list[list[Generated]]:
-        """n texts of every prompt. Text k of prompt i is a function of (model, prompt, seed, i, k) alone.
+        self, prompts: Sequence[str], config: GenerationConfig | None = None, *, first_prompt: int = 0
+    ) -> list[list[Output]]:
+        """n texts of every prompt, without the prompt. Text k of prompt i depends on (model, prompt, seed, i, k) alone.
 
         An empty prompt is a beginning: BOS, or, where the vocabulary has none, a line break. A prompt that learned
         positions cannot hold together with max_length new tokens keeps its last ones, if by itself it fills more than
         all positions, and half of them at least; where the positions end, so does the text. Both with a warning.
 
         Args:
-            on_text: told of text as it comes, of every text at least once, even if it is empty; by beam search only
-                when all of it is there.
             first_prompt: the number of prompts[0], where these are a part of all prompts.
+
+        Returns:
+            Outputs whose log-probability and score are nan unless a beam search found them.
         """
-        if isinstance(prompts, str):
-            raise ValueError(f"generate takes a list of prompts, but got one string; use [{prompts[:20]!r}]")
+        check_list(prompts, "generate takes a list of prompts")
         config = config or GenerationConfig()
         rows = [self.encode(prompt, config.max_length) for prompt in prompts]
-        outputs: list[list[Generated]] = [[] for _ in prompts]
-        n_stopped = 0
+        outputs: list[list[Output]] = [[] for _ in prompts]
         for numbers, samples in _batches([len(row) for row in rows], config):
             ids = torch.tensor([rows[i] for i in numbers], device=self.model.device)
-            bound = min(config.max_length, self._room(ids.size(1)))
-            if config.beam_size > 1:
-                found = self._beams(ids, bound, config)
-            else:
-                streams = [_Stream(self, rows[i], i, k, on_text) for i in numbers for k in samples]
-                rngs = [np.random.default_rng((config.seed, first_prompt + i, k)) for i in numbers for k in samples]
-                found = self._samples(ids, bound, config, rngs, streams if on_text else [])
-            width = len(found) // len(numbers)
-            for i, hypotheses in zip(numbers, (found[j : j + width] for j in range(0, len(found), width)), strict=True):
-                outputs[i] += [self._generated(rows[i], hypothesis) for hypothesis in hypotheses]
-                n_stopped += bound < config.max_length and not all(h.finished for h in hypotheses)
-                if on_text and config.beam_size > 1:
-                    for k, output in enumerate(outputs[i]):
-                        on_text(i, k, output.text)
+            hypotheses = search(
+                [(1.0, ModelScorer(self.model, prompts=ids))],
+                ids,
+                self._bounds(ids, config),
+                config.search,
+                eos_id=self.tokenizer.eos_id,
+                suppressed=self.suppressed,
+                sampling=config.sampling,
+                rngs=[config.rng(first_prompt + i, k) for i in numbers for k in samples],
+            )
+            for i, found in zip(numbers, hypotheses, strict=True):
+                for h in found:
+                    text = self.continuation(rows[i], h.tokens)
+                    outputs[i].append(Output(text, h.log_prob, h.score, h.tokens, h.finished))
+        stopped = [
+            any(not output.finished and len(output.tokens) < config.max_length for output in found) for found in outputs
+        ]
+        self._warn(sum(stopped), len(prompts))
+        return outputs
+
+    def stream(
+        self, prompt: str, config: GenerationConfig | None = None, *, prompt_number: int = 0, text_number: int = 0
+    ) -> Iterator[str]:
+        """One text that follows a prompt, piece by piece as it comes; together they are what `generate` gives.
+
+        Bytes that are no character yet are held back. Whoever stops asking stops the search.
+
+        Args:
+            prompt_number: i of (model, prompt, seed, i, k), which the text depends on.
+            text_number: its k.
+
+        Raises:
+            ValueError: beam search, which knows no text before its end.
+        """
+        config = config or GenerationConfig()
+        if config.beam_size > 1:
+            raise ValueError(
+                f"a text comes piece by piece if it is sampled, but beam_size={config.beam_size}; set it to 1, or use "
+                "generate"
+            )
+        row, tokens, told = self.encode(prompt, config.max_length), list[int](), 0
+        ids = torch.tensor([row], device=self.model.device)
+        sampler = Sampler(
+            ModelScorer(self.model, prompts=ids),
+            prompts=ids,
+            eos_id=self.tokenizer.eos_id,
+            max_lengths=self._bounds(ids, config),
+            sampling=config.sampling,
+            rngs=[config.rng(prompt_number, text_number)],
+            suppressed=self.suppressed,
+        )
+        while sampler.running:
+            tokens += sampler.step().tolist()
+            end = tokens[-1] == self.tokenizer.eos_id
+            text = self.continuation(row, tokens[:-1] if end else tokens)
+            if len(text) > told and not (sampler.running and text.endswith("\ufffd")):
+                yield text[told:]
+                told = len(text)
+        self._warn(int(not end and len(tokens) < config.max_length), 1)
+
+    def _bounds(self, ids: Int[Tensor, "B P"], config: GenerationConfig) -> Int[Tensor, " B"]:
+        """New tokens that may follow these prompts."""
+        return ids.new_full((len(ids),), min(config.max_length, self._room(ids.size(1))))
+
+    def _warn(self, n_stopped: int, n: int) -> None:
         if n_stopped:
             logger.warning(
                 "text stopped after %d of %d prompts, where the model's positions end (max_positions=%d)",
                 n_stopped,
-                len(prompts),
+                n,
                 self.model.config.max_positions,
             )
-        return outputs
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
         """Ids to go on from: at least one, with BOS where every text begins with it, and as many as there is room."""
@@ -183,78 +217,7 @@ class Generator:
 
     def _room(self, length: int) -> int:
         """New tokens that fit behind so many: the last one needs no position."""
-        config = self.model.config
-        return config.max_positions + 1 - length if config.positions == "learned" else 1 << 40
-
-    def _samples(
-        self,
-        ids: Int[Tensor, "B P"],
-        bound: int,
-        config: GenerationConfig,
-        rngs: Sequence[np.random.Generator],
-        streams: Sequence["_Stream"],
-    ) -> list[Hypothesis]:
-        def tell(running: list[int], new: list[int]) -> None:
-            for i, token in zip(running, new, strict=True):
-                streams[i].add(token)
-
-        found = sample(
-            PromptScorer(self.model, ids),
-            prompts=ids,
-            eos_id=self.tokenizer.eos_id,
-            max_lengths=ids.new_full((len(ids),), bound),
-            rngs=rngs,
-            sampling=config.sampling,
-            suppressed=self.suppressed,
-            on_tokens=tell if streams else None,
-        )
-        for stream in streams:
-            stream.end()
-        return found
-
-    def _beams(self, ids: Int[Tensor, "B P"], bound: int, config: GenerationConfig) -> list[Hypothesis]:
-        end = self.tokenizer.eos_id
-        found = beam_search(
-            PromptScorer(self.model, ids),
-            bos_id=0,  # not looked at: the prompt stands in its place
-            eos_id=-1 if end is None else end,  # no token is -1, so nothing ends before its bound
-            max_lengths=ids.new_full((len(ids),), bound),
-            beam_size=config.beam_size,
-            alpha=config.alpha,
-            n_best=config.n,
-            suppressed=self.suppressed,
-        )
-        return [hypothesis for hypotheses in found for hypothesis in hypotheses]
-
-    def _generated(self, prompt: list[int], found: Hypothesis) -> Generated:
-        return Generated(self.continuation(prompt, found.tokens), found.tokens, found.finished, found.log_prob)
-
-
-class _Stream:
-    """One text as it comes: tells what is new of it, and waits with bytes that are no character yet."""
-
-    def __init__(self, generator: Generator, prompt: list[int], i: int, k: int, on_text: OnText | None) -> None:
-        self.generator, self.prompt, self.i, self.k, self.on_text = generator, prompt, i, k, on_text
-        self.tokens: list[int] = []
-        self.told = 0
-        if on_text:
-            on_text(i, k, "")
-
-    def add(self, token: int) -> None:
-        """One more; the end has no text."""
-        if token != self.generator.tokenizer.eos_id:
-            self.tokens.append(token)
-            self._tell(whole=False)
-
-    def end(self) -> None:
-        """Nothing follows: tell the rest."""
-        self._tell(whole=True)
-
-    def _tell(self, *, whole: bool) -> None:
-        text = self.generator.continuation(self.prompt, self.tokens)
-        if self.on_text and len(text) > self.told and (whole or not text.endswith("\ufffd")):
-            self.on_text(self.i, self.k, text[self.told :])
-            self.told = len(text)
+        return last_position(self.model) + 1 - length
 
 
 def _batches(lengths: Sequence[int], config: GenerationConfig) -> Iterator[tuple[list[int], range]]:

@@ -1,20 +1,30 @@
 """How to search, and the search itself: from what flows into a model to the token ids that come out."""
 
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK, SentencePieceTokenizer
+from transduce.data.batch import bucket
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
+from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.beam import beam_search
-from transduce.decode.constraints import check_no_repeat_ngram
+from transduce.decode.constraints import length_bounds
 from transduce.decode.ctc import CTCPrefixScorer
-from transduce.decode.greedy import greedy_search
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.joint import JointScorer
+from transduce.decode.joint import combined
+from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer, Scorer
-from transduce.model.transformer import Transformer
+from transduce.model.config import at_least
+from transduce.model.transformer import Memory, Transformer
+
+FoundT = TypeVar("FoundT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,24 +53,23 @@ class SearchConfig:
     """No n-gram of this many tokens comes out twice; 0 = off."""
 
     def __post_init__(self) -> None:
-        for name in ("beam_size", "n_best", "batch_tokens", "max_source_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, but {name}={getattr(self, name)}")
+        at_least(1, beam_size=self.beam_size, n_best=self.n_best, batch_tokens=self.batch_tokens)
+        at_least(1, max_source_length=self.max_source_length, length_extra=self.length_extra)
+        at_least(0, no_repeat_ngram=self.no_repeat_ngram)
         if self.n_best > self.beam_size:
             raise ValueError(
                 f"a beam holds at most beam_size hypotheses, but n_best={self.n_best} and beam_size={self.beam_size}"
             )
-        if self.alpha < 0 or self.length_ratio < 0 or self.length_extra < 1:
+        if self.alpha < 0 or self.length_ratio < 0:
             raise ValueError(
-                "alpha and length_ratio must not be negative and length_extra at least 1, but "
-                f"alpha={self.alpha}, length_ratio={self.length_ratio}, length_extra={self.length_extra}"
+                "alpha and length_ratio must not be negative, but "
+                f"alpha={self.alpha} and length_ratio={self.length_ratio}"
             )
         if not 0 <= self.ctc_weight <= 1 or self.max_seconds < 1:
             raise ValueError(
                 "ctc_weight must lie in [0, 1] and max_seconds be at least 1, but "
                 f"ctc_weight={self.ctc_weight} and max_seconds={self.max_seconds}"
             )
-        check_no_repeat_ngram(self.no_repeat_ngram)
 
     def greedy(self) -> "SearchConfig":
         """The same, but searched greedily."""
@@ -72,61 +81,139 @@ GREEDY = SearchConfig(beam_size=1)
 
 @dataclass(frozen=True)
 class Output:
-    """One text that came out, with its natural log-probability and the score that ranked it."""
+    """One text that came out."""
 
     text: str
     log_prob: float = 0.0
+    """Natural; nan where the search did not compute it."""
     score: float = 0.0
+    """What ranked it."""
+    tokens: list[int] = field(default_factory=list)
+    finished: bool = True
+    """False: cut at the bound on its length."""
+
+
+def model_scorers(model: Transformer, memory: Memory, ctc_weight: float = 0.0) -> list[tuple[float, Scorer]]:
+    """What judges the outputs of one encoder-decoder model, with weights that sum to 1: attention, and CTC beside it.
+
+    An ensemble is the lists of several models, each weight divided by their number, as one list.
+
+    Raises:
+        ValueError: ctc_weight is not 0, but the model has no CTC head.
+    """
+    found: list[tuple[float, Scorer]] = [(1 - ctc_weight, ModelScorer(model, memory))]
+    if ctc_weight:
+        ctc = CTCPrefixScorer(model.ctc_logits(memory.states), memory.lengths, eos_id=EOS, blank_id=PAD)
+        found.append((ctc_weight, ctc))
+    return found
 
 
 @torch.inference_mode()
 def search(
-    model: Transformer, source: Shaped[Tensor, "B S *F"], lengths: Int[Tensor, " B"], decoding: SearchConfig
+    scorers: Sequence[tuple[float, Scorer]],
+    prompts: Int[Tensor, "B P"],
+    max_lengths: Int[Tensor, " B"],
+    config: SearchConfig,
+    *,
+    eos_id: int | None,
+    suppressed: Sequence[int],
+    sampling: Sampling | None = None,
+    rngs: Sequence[np.random.Generator] = (),
 ) -> list[list[Hypothesis]]:
-    """The n best hypotheses of every source, best first.
+    """The n hypotheses of every sentence that follow its prompt, best first in beam search.
+
+    Args:
+        scorers: pairs of weight and scorer (see decode/joint.py), all with B sentences.
+        max_lengths: bound on the new tokens of each sentence, EOS included.
+        config: its beam, length penalty and n-gram rule; not its bounds.
+        eos_id: None: nothing ends before its bound.
+        suppressed: ids never produced.
+        sampling: how to draw, where beam_size is 1, and without log-probabilities; without it, the likeliest token is
+            taken each time.
+        rngs: n for every sentence, to draw with.
+    """
+    scorer = combined(scorers)
+    if config.beam_size > 1:
+        return beam_search(
+            scorer,
+            prompts=prompts,
+            eos_id=eos_id,
+            max_lengths=max_lengths,
+            beam_size=config.beam_size,
+            alpha=config.alpha,
+            n_best=config.n_best,
+            suppressed=suppressed,
+            no_repeat_ngram=config.no_repeat_ngram,
+        )
+    found = Sampler(
+        scorer,
+        prompts=prompts,
+        eos_id=eos_id,
+        max_lengths=max_lengths,
+        sampling=sampling or Sampling(temperature=0.0),
+        rngs=rngs,
+        suppressed=suppressed,
+        no_repeat_ngram=config.no_repeat_ngram,
+        scores=sampling is None,
+    ).run()
+    n = max(1, len(found) // max(1, len(prompts)))
+    return [found[start : start + n] for start in range(0, len(found), n)]
+
+
+@torch.inference_mode()
+def search_sources(
+    model: Transformer, source: Shaped[Tensor, "B S *F"], lengths: Int[Tensor, " B"], config: SearchConfig
+) -> list[list[Hypothesis]]:
+    """The n best hypotheses that an encoder-decoder model has for every source, best first.
 
     Raises:
         ValueError: CTC is to be heard, but the model has no CTC head.
     """
     memory = model.encode(source.to(model.device), lengths.to(model.device))
     assert memory.lengths is not None
-    bounds = (memory.lengths * decoding.length_ratio).long() + decoding.length_extra
-    if model.config.positions == "learned":
-        bounds = bounds.clamp(max=model.config.max_positions)
-    scorer: Scorer = ModelScorer(model, memory)
-    if decoding.ctc_weight:
-        ctc = CTCPrefixScorer(model.ctc_logits(memory.states), memory.lengths, eos_id=EOS, blank_id=PAD)
-        scorer = JointScorer(scorer, ctc, weight=decoding.ctc_weight)
-    suppressed = (PAD, UNK, BOS)
-    if decoding.beam_size == 1:
-        found = greedy_search(
-            scorer,
-            bos_id=BOS,
-            eos_id=EOS,
-            max_lengths=bounds,
-            suppressed=suppressed,
-            scores=True,
-            no_repeat_ngram=decoding.no_repeat_ngram,
-        )
-        return [[hypothesis] for hypothesis in found]
-    return beam_search(
-        scorer,
-        bos_id=BOS,
-        eos_id=EOS,
-        max_lengths=bounds,
-        beam_size=decoding.beam_size,
-        alpha=decoding.alpha,
-        n_best=decoding.n_best,
-        suppressed=suppressed,
-        no_repeat_ngram=decoding.no_repeat_ngram,
+    bounds = length_bounds(
+        memory.lengths, ratio=config.length_ratio, extra=config.length_extra, limit=last_position(model)
     )
+    starts = bounds.new_full((len(bounds), 1), BOS)
+    scorers = model_scorers(model, memory, config.ctc_weight)
+    return search(scorers, starts, bounds, config, eos_id=EOS, suppressed=(PAD, UNK, BOS))
 
 
-def outputs_of(tokenizer: SentencePieceTokenizer, hypotheses: list[Hypothesis], n_best: int) -> list[Output]:
-    """Texts of one line each: byte pieces could spell a line break. Always n_best, the last one repeated."""
-    texts = tokenizer.decode([hypothesis.tokens for hypothesis in hypotheses])
+def last_position(model: Transformer) -> int:
+    """How many positions a sequence may have: learned ones end, others do not."""
+    return model.config.max_positions if model.config.positions == "learned" else sys.maxsize
+
+
+def in_batches(
+    lengths: Sequence[int], batch_tokens: int, work: Callable[[list[int]], Sequence[FoundT]]
+) -> Iterator[tuple[int, FoundT]]:
+    """Do some work for rows of different lengths, batch by batch; yield each row's number and what was found for it.
+
+    Args:
+        batch_tokens: bound on rows * longest of a batch.
+        work: from the numbers of the rows of a batch to what is found for them, in that order.
+    """
+    if lengths:
+        for batch in reversed(bucket(np.array(lengths)[:, None], batch_tokens)):  # longest first: memory peaks early
+            rows: list[int] = batch.tolist()
+            yield from zip(rows, work(rows), strict=True)
+
+
+def outputs_of(tokenizer: Tokenizer, hypotheses: list[Hypothesis], n_best: int) -> list[Output]:
+    """Texts of one line each. There are always n_best, the last one repeated: n lines in, n * n_best lines out."""
     found = [
-        Output(text.replace("\n", " ").replace("\r", " "), hypothesis.log_prob, hypothesis.score)
-        for text, hypothesis in zip(texts, hypotheses, strict=True)
+        Output(one_line(text), h.log_prob, h.score, h.tokens, h.finished)
+        for text, h in zip(tokenizer.decode([h.tokens for h in hypotheses]), hypotheses, strict=True)
     ]
-    return found + [replace(found[-1])] * (n_best - len(found))  # n lines in, n * n_best lines out
+    return found + found[-1:] * (n_best - len(found))
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks, which bytes could spell."""
+    return text.replace("\n", " ").replace("\r", " ")
+
+
+def check_list(given: object, rule: str) -> None:
+    """Raise ValueError where one string or path was given instead of a list; `rule` says who takes a list of what."""
+    if isinstance(given, str | Path):
+        raise ValueError(f"{rule}, but got one string; use [{str(given)[:20]!r}]")

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.data.batch import bucket, pad_frames
-from transduce.data.speech.audio import read_audio, segments
+from transduce.data.batch import pad_frames
+from transduce.data.speech.audio import RATES, change_rate, read_audio, segments
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.decode.hypothesis import Hypothesis
-from transduce.model.config import Frames
 from transduce.model.transformer import Transformer
-from transduce.tasks.search import Output, SearchConfig, outputs_of, search
+from transduce.tasks.search import (
+    Output,
+    SearchConfig,
+    check_list,
+    in_batches,
+    last_position,
+    outputs_of,
+    search_sources,
+)
 
 logger = logging.getLogger("transduce")
 
@@ -28,15 +36,19 @@ LOOP = 24
 BLOCK = 4
 """What looped is searched again without any n-gram of so many tokens coming twice."""
 
+Audio = Path | str | tuple[np.ndarray | Tensor, int]
+"""A file, or samples with their rate in Hz: floats of shape (n,), one channel, full scale being -1 ... 1."""
+
 
 @dataclass(frozen=True)
 class Sound:
-    """A file that was read: start and stop in seconds, and the frames, of every segment; `error` tells why there is none.
+    """Sound that was read: start and stop in seconds, and the frames, of every segment; `error` tells why there is none.
 
     A segment of digital silence has no frames: in constant ones a model hears whatever it likes.
     """
 
-    path: Path
+    path: Path | str
+    """The file; of samples, what messages call them."""
     segments: list[tuple[float, float, Float[Tensor, "_ F"]]]
     error: str = ""
 
@@ -57,20 +69,20 @@ class Segment:
 
 @dataclass(frozen=True)
 class Transcript:
-    """A file as text; `error` tells why there is none."""
+    """A sound as text; `error` tells why there is none."""
 
-    path: Path
+    path: Path | str
     segments: list[Segment]
     error: str = ""
 
     @property
     def text(self) -> str:
         """The best text of every segment, joined by spaces."""
-        return " ".join(text for piece in self.segments if (text := piece.outputs[0].text.strip()))
+        return " ".join(text for segment in self.segments if (text := segment.outputs[0].text.strip()))
 
 
 class Transcriber:
-    """A list of sound files in, as many texts out, in the same order."""
+    """A list of sounds in, as many texts out, in the same order: files, or samples with their rate."""
 
     def __init__(
         self,
@@ -83,13 +95,13 @@ class Transcriber:
         self.decoding = decoding or SearchConfig()
         """How to search where nothing else is said."""
 
-    def __call__(self, paths: Sequence[Path | str], decoding: SearchConfig | None = None) -> list[str]:
-        """What is said in every file.
+    def __call__(self, sounds: Sequence[Audio], decoding: SearchConfig | None = None) -> list[str]:
+        """What is said in every sound.
 
         Raises:
             ValueError: one of them cannot be used; `transcribe` goes on with the others.
         """
-        transcripts = self.transcribe(paths, decoding)
+        transcripts = self.transcribe(sounds, decoding)
         for transcript in transcripts:
             if transcript.error:
                 raise ValueError(transcript.error)
@@ -97,29 +109,29 @@ class Transcriber:
 
     def transcribe(
         self,
-        paths: Sequence[Path | str],
+        sounds: Sequence[Audio],
         decoding: SearchConfig | None = None,
         *,
         progress: Callable[[int, int], object] | None = None,
     ) -> list[Transcript]:
-        """Every file with its segments; a file that cannot be used has an error instead.
+        """Every sound with its segments; one that cannot be used has an error instead.
 
         Args:
-            progress: called with the number of segments each batch has finished, and of all there are.
+            progress: called with 1 for every segment that is done, and the number of all segments.
         """
-        if isinstance(paths, str | Path):
-            raise ValueError(f"transcribe takes a list of files, but got one name; use [{str(paths)!r}]")
-        decoding = decoding or self.decoding
-        return self.transcripts(list(self.read(paths, decoding.max_seconds)), decoding, progress=progress)
+        check_list(sounds, "transcribe takes a list of files")
+        config = decoding or self.decoding
+        return self.transcripts(list(self.read(sounds, config.max_seconds)), config, progress=progress)
 
-    def read(self, paths: Sequence[Path | str], max_seconds: float) -> Iterator[Sound]:
-        """One file after the other, each when it is asked for, cut into segments of at most `max_seconds`.
+    def read(self, sounds: Sequence[Audio], max_seconds: float) -> Iterator[Sound]:
+        """One sound after the other, each when it is asked for, cut into segments of at most `max_seconds`.
 
-        A file of nothing but digital silence is named by a warning.
+        A sound of nothing but digital silence is named by a warning.
         """
-        for path in map(Path, paths):
+        for number, audio in enumerate(sounds, start=1):
+            path = f"sound {number}" if isinstance(audio, tuple) else Path(audio)
             try:
-                sound = Sound(path, self._frames(path, max_seconds))
+                sound = Sound(path, self._frames(audio, path, max_seconds))
             except ValueError as error:
                 sound = Sound(path, [], str(error))
             if sound.segments and not any(len(frames) for _, _, frames in sound.segments):
@@ -130,54 +142,67 @@ class Transcriber:
     def transcripts(
         self, sounds: Sequence[Sound], decoding: SearchConfig, *, progress: Callable[[int, int], object] | None = None
     ) -> list[Transcript]:
-        """What `transcribe` makes of files that were read; the text of a silent segment is blank."""
-        heard = [(sound.path, start, frames) for sound in sounds for start, _, frames in sound.segments if len(frames)]
-        names = [f"{path} from {start:.1f} s" for path, start, _ in heard]
-        tell = (lambda n: progress(n, len(heard))) if progress else None
-        outputs = iter(self.decode([frames for _, _, frames in heard], decoding, names=names, progress=tell))
-        blank = [Output("")] * decoding.n_best
-        transcripts = []
-        for sound in sounds:
-            found = [Segment(start, stop, next(outputs) if len(f) else blank) for start, stop, f in sound.segments]
-            transcripts.append(Transcript(sound.path, found, sound.error))
-        return transcripts
+        """What `transcribe` makes of sounds that were read."""
+        found: list[list[Segment]] = [[] for _ in sounds]
+        n_segments = sum(len(sound.segments) for sound in sounds)
+        for i, segment in self.stream(sounds, decoding):
+            found[i].append(segment)
+            if progress:
+                progress(1, n_segments)
+        return [
+            Transcript(sound.path, sorted(segments, key=lambda segment: segment.start), sound.error)
+            for sound, segments in zip(sounds, found, strict=True)
+        ]
 
-    def decode(
-        self,
-        frames: Sequence[Float[Tensor, "_ F"]],
-        decoding: SearchConfig,
-        *,
-        names: Sequence[str] = (),
-        progress: Callable[[int], object] | None = None,
-    ) -> list[list[Output]]:
-        """The n best texts of every utterance, in order.
+    def stream(self, sounds: Sequence[Sound], decoding: SearchConfig | None = None) -> Iterator[tuple[int, Segment]]:
+        """The index of a sound that was read and a segment of it, as batches finish.
+
+        Silent segments, whose text is blank, come first, then long ones. A sound with an error has no segment.
+        """
+        config = decoding or self.decoding
+        heard: list[tuple[int, float, float, Tensor]] = []
+        for i, sound in enumerate(sounds):
+            for start, stop, frames in sound.segments:
+                if len(frames):
+                    heard.append((i, start, stop, frames))
+                else:
+                    yield i, Segment(start, stop, [Output("")] * config.n_best)
+        names = [f"{sounds[i].path} from {start:.1f} s" for i, start, _, _ in heard]
+        for row, outputs in self._decode([frames for *_, frames in heard], config, names):
+            i, start, stop, _ = heard[row]
+            yield i, Segment(start, stop, outputs)
+
+    def decode(self, frames: Sequence[Float[Tensor, "_ F"]], decoding: SearchConfig) -> list[list[Output]]:
+        """The n best texts of every utterance, in order; what loops is searched again, and a warning tells how many."""
+        found = dict(self._decode(frames, decoding, []))
+        return [found[row] for row in range(len(frames))]
+
+    def _decode(
+        self, frames: Sequence[Float[Tensor, "_ F"]], config: SearchConfig, names: Sequence[str]
+    ) -> Iterator[tuple[int, list[Output]]]:
+        """The number of an utterance and its n best texts, as batches finish.
 
         What loops, or does not end before the length bound, is searched once more with repetition blocked; a warning
         tells how many, and which.
 
         Args:
-            names: of the utterances, for the warning.
+            names: of the utterances, for the warning; or none.
         """
-        outputs: list[list[Output]] = [[] for _ in frames]
         looped: list[int] = []
-        if not frames:
-            return outputs
-        encoder = self.model.config.encoder
-        assert encoder is not None and isinstance(encoder.input, Frames)
-        lengths = np.array([len(each) for each in frames])
-        for batch in reversed(bucket(lengths[:, None], decoding.batch_tokens * encoder.input.stack)):
-            rows = batch.tolist()
-            found = self._search([frames[row] for row in rows], decoding)
-            looping = [i for i, hypotheses in enumerate(found) if not decoding.no_repeat_ngram and loops(hypotheses[0])]
-            if looping:
-                again = self._search([frames[rows[i]] for i in looping], replace(decoding, no_repeat_ngram=BLOCK))
-                for i, hypotheses in zip(looping, again, strict=True):
-                    found[i] = hypotheses
-                    looped.append(rows[i])
-            for row, hypotheses in zip(rows, found, strict=True):
-                outputs[row] = outputs_of(self.tokenizer, hypotheses, decoding.n_best)
-            if progress:
-                progress(len(rows))
+
+        def search(rows: list[int]) -> list[list[Hypothesis]]:
+            found = self._search([frames[row] for row in rows], config)
+            again = [i for i, hypotheses in enumerate(found) if not config.no_repeat_ngram and loops(hypotheses[0])]
+            looped.extend(rows[i] for i in again)
+            blocked = replace(config, no_repeat_ngram=BLOCK)
+            better = self._search([frames[rows[i]] for i in again], blocked) if again else []
+            for i, hypotheses in zip(again, better, strict=True):
+                found[i] = hypotheses
+            return found
+
+        budget = config.batch_tokens * self.model.config.frames.stack
+        for row, hypotheses in in_batches([len(each) for each in frames], budget, search):
+            yield row, outputs_of(self.tokenizer, hypotheses, config.n_best)
         if looped:
             which = ", ".join([names[i] for i in sorted(looped)][:5]) if names else ""
             logger.warning(
@@ -188,53 +213,81 @@ class Transcriber:
                 ": " * bool(which) + which,
                 ", ..." * (len(looped) > 5),
             )
-        return outputs
 
-    def _search(self, frames: list[Float[Tensor, "_ F"]], decoding: SearchConfig) -> list[list[Hypothesis]]:
+    def _search(self, frames: list[Float[Tensor, "_ F"]], config: SearchConfig) -> list[list[Hypothesis]]:
         source, lengths = pad_frames(frames)
-        return search(self.model, source.to(self.model.device, self.dtype), lengths, decoding)
+        return search_sources(self.model, source.to(self.model.device, self.dtype), lengths, config)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """The type of the weights."""
         return next(self.model.parameters()).dtype
 
-    def _frames(self, path: Path, longest: float) -> list[tuple[float, float, Float[Tensor, "S F"]]]:
-        """Start and stop in seconds, and the frames, of every segment of a file; no frames of digital silence.
+    def _frames(
+        self, audio: Audio, path: Path | str, longest: float
+    ) -> list[tuple[float, float, Float[Tensor, "S F"]]]:
+        """Start and stop in seconds, and the frames, of every segment of a sound; no frames of digital silence.
 
         Raises:
-            ValueError: the file cannot be used; the message names it.
+            ValueError: the sound cannot be used; the message names it.
         """
         if isinstance(self.feature_extractor, VectorReader):
+            if isinstance(path, str):
+                raise ValueError(f"{path} cannot be used: this model takes vectors, not sound; name files (.npy)")
             vectors = self.feature_extractor(path)
-            found = [(0.0, len(vectors) * self.feature_extractor.config.hop, vectors)]
+            found = [(0.0, self.feature_extractor.config.seconds(len(vectors)), vectors)]
         else:
             rate = self.feature_extractor.config.sample_rate
-            waveform = read_audio(path, rate)
+            waveform = (
+                read_samples(*audio, rate, str(path)) if isinstance(audio, tuple) else read_audio(Path(audio), rate)
+            )
             try:
-                found = [
-                    (start / rate, stop / rate, _heard(self.feature_extractor, waveform[start:stop]))
-                    for start, stop in segments(waveform, rate, longest)
-                ]
+                found = []
+                for start, stop in segments(waveform, rate, longest):
+                    frames = self.feature_extractor(waveform[start:stop])
+                    silent = not waveform[start:stop].any()
+                    found.append((start / rate, stop / rate, frames[:0] if silent else frames))
             except ValueError as error:
                 raise ValueError(f"{path} cannot be transcribed: {error}") from error
-        self._check_length(path, max(len(vectors) for _, _, vectors in found))
-        return found
-
-    def _check_length(self, path: Path, n_frames: int) -> None:
-        config = self.model.config
-        assert config.encoder is not None and isinstance(config.encoder.input, Frames)
-        n_positions = -(-n_frames // config.encoder.input.stack)
-        if config.positions == "learned" and n_positions > config.max_positions:
+        n_frames = max(len(frames) for _, _, frames in found)
+        n_positions, limit = self.model.config.frames.out_lengths(n_frames), last_position(self.model)
+        if n_positions > limit:
             raise ValueError(
-                f"{path} cannot be transcribed: the model's learned positions end at {config.max_positions}, but "
+                f"{path} cannot be transcribed: the model's learned positions end at {limit}, but "
                 f"{n_frames} frames need {n_positions}; cut it into shorter segments (max_seconds)"
             )
+        return found
 
 
-def _heard(feature_extractor: FeatureExtractor, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S F"]:
-    frames = feature_extractor(waveform)
-    return frames if waveform.any() else frames[:0]
+def read_samples(samples: np.ndarray | Tensor, rate: int, sample_rate: int, name: str) -> Float[Tensor, " n"]:
+    """Samples at another rate, as `read_audio` makes them of a file; what is louder than full scale is scaled down.
+
+    Args:
+        samples: floats of shape (n,), one channel.
+        rate: of the samples, in Hz.
+        sample_rate: in Hz, of what comes out.
+        name: what messages call the samples.
+
+    Raises:
+        ValueError: samples or rate are something else, or samples are NaN or infinite.
+    """
+    waveform = torch.as_tensor(samples)
+    if waveform.shape != (waveform.numel(),) or not len(waveform) or not waveform.is_floating_point():
+        raise ValueError(
+            f"{name} cannot be used: samples must be floats of shape (n,), but they are {waveform.dtype} of shape "
+            f"{tuple(waveform.shape)}; average the channels, and divide 16-bit integers by 32768"
+        )
+    low, high = RATES
+    if not low <= rate <= high:
+        raise ValueError(
+            f"{name} cannot be used: a sample rate must lie in {low} ... {high} Hz, but it is {rate}; "
+            "give (samples, rate)"
+        )
+    waveform = change_rate(waveform.detach().cpu().float(), Fraction(sample_rate, int(rate)))
+    loudest = waveform.abs().max()
+    if not loudest.isfinite():
+        raise ValueError(f"{name} cannot be used: it has NaN or infinite samples; leave it out")
+    return waveform / loudest.clamp_min(1.0)
 
 
 def loops(hypothesis: Hypothesis) -> bool:

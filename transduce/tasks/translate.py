@@ -1,14 +1,21 @@
 """Text in, its translation out."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-
-from transduce.data.batch import bucket, pad
+from transduce.data.batch import pad
 from transduce.data.text.sentencepiece_bpe import EOS, PAD, SentencePieceTokenizer
+from transduce.decode.hypothesis import Hypothesis
 from transduce.model.transformer import Transformer
-from transduce.tasks.search import Output, SearchConfig, outputs_of, search
+from transduce.tasks.search import (
+    Output,
+    SearchConfig,
+    check_list,
+    in_batches,
+    last_position,
+    outputs_of,
+    search_sources,
+)
 
 logger = logging.getLogger("transduce")
 
@@ -43,31 +50,38 @@ class Translator:
 
         Args:
             first_line: the number of lines[0], for warnings.
-            progress: called with the number of lines each batch has finished.
+            progress: called with 1 for every line that is done.
         """
-        if isinstance(lines, str):
-            raise ValueError(f"translate takes a list of lines, but got one string; use [{lines[:20]!r}]")
-        decoding = decoding or self.decoding
-        outputs = [[Output("")] * decoding.n_best for _ in lines]
-        sources = self._encode(lines, decoding, first_line)
-        numbers = np.array(list(sources), dtype=np.int64)
-        if len(numbers):
-            lengths = np.array([len(ids) for ids in sources.values()])
-            for batch in reversed(bucket(lengths[:, None], decoding.batch_tokens)):  # longest first: memory peaks early
-                rows = numbers[batch].tolist()
-                for row, hypotheses in zip(
-                    rows, search(self.model, *pad([sources[r] for r in rows], PAD), decoding), strict=True
-                ):
-                    outputs[row] = outputs_of(self.tokenizer, hypotheses, decoding.n_best)
-                if progress:
-                    progress(len(rows))
-        return outputs
+        outputs: dict[int, list[Output]] = {}
+        for i, found in self.stream(lines, decoding, first_line=first_line):
+            outputs[i] = found
+            if progress:
+                progress(1)
+        return [outputs[i] for i in range(len(lines))]
 
-    def _encode(self, lines: Sequence[str], decoding: SearchConfig, first_line: int) -> dict[int, list[int]]:
+    def stream(
+        self, lines: Sequence[str], decoding: SearchConfig | None = None, *, first_line: int = 1
+    ) -> Iterator[tuple[int, list[Output]]]:
+        """The index of a line and its n best translations, as batches finish: blank lines first, then long lines.
+
+        Args:
+            first_line: the number of lines[0], for warnings.
+        """
+        check_list(lines, "translate takes a list of lines")
+        config = decoding or self.decoding
+        sources = self._encode(lines, config, first_line)
+        yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in sources)
+        numbers, rows = list(sources), list(sources.values())
+
+        def found(batch: list[int]) -> list[list[Hypothesis]]:
+            return search_sources(self.model, *pad([rows[row] for row in batch], PAD), config)
+
+        for row, hypotheses in in_batches([len(ids) for ids in rows], config.batch_tokens, found):
+            yield numbers[row], outputs_of(self.tokenizer, hypotheses, config.n_best)
+
+    def _encode(self, lines: Sequence[str], config: SearchConfig, first_line: int) -> dict[int, list[int]]:
         """Ids of the lines that are not blank."""
-        limit = decoding.max_source_length
-        if self.model.config.positions == "learned":
-            limit = min(limit, self.model.config.max_positions)
+        limit = min(config.max_source_length, last_position(self.model))
         spoken = [i for i, line in enumerate(lines) if line.strip()]
         sources = {}
         for i, ids in zip(spoken, self.source_tokenizer.encode([lines[i] for i in spoken]), strict=True):
