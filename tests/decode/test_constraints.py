@@ -8,8 +8,7 @@ import torch
 from transformers import NoRepeatNGramLogitsProcessor
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force
-from tests.decode.test_beam import greedy as greedily
-from tests.decode.test_beam import same, search, starts
+from tests.decode.test_beam import greedy as greedily, same, search, starts
 from transduce.decode.beam import beam_search
 from transduce.decode.constraints import suppress_repeats
 from transduce.decode.hypothesis import Hypothesis

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, and the only place with boolean masks: `visible`, True = may look."""
+"""Scaled dot-product attention: the only place with boolean masks, which are named `visible` (True = may look)."""
 
 import torch
 import torch.nn.functional as F
@@ -20,21 +20,26 @@ def attend(
     window: int | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H T E"]:
-    """softmax(Q K^T / sqrt(E)) V, where H / K heads of queries in a row share one head of keys and values.
+    """softmax(Q K^T / sqrt(E)) V, where H / K consecutive heads of queries share one head of keys and values.
 
-    `key_lengths` hides the keys at and after each row's length. `causal` aligns the last query with the last key:
-    query t sees the keys up to t + S - T, so that one new query sees everything cached. `window` hides, on both sides,
-    the keys that are `window` or more positions away from t + S - T.
+    Args:
+        key_lengths: hides the keys at and after each row's length.
+        causal: aligns the last query with the last key: query t sees the keys up to t + S - T. So one new query sees
+            everything that is cached.
+        window: hides the keys that are `window` or more positions away from t + S - T, on both sides.
+        dropout: probability with which each attention weight is dropped.
 
     Source: Vaswani et al. (2017), sections 3.2.1 and 3.2.3; shared keys and values are Ainslie et al. (2023).
     """
     n_queries, groups = query.size(2), query.size(1) // key.size(1)
     on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
     if on_cpu and training and query.dtype == torch.bfloat16:
-        with torch.autocast("cpu", enabled=False):  # in bf16 the kernel is slower, and the queries' gradient is noise
+        with torch.autocast(
+            "cpu", enabled=False
+        ):  # in bf16 the kernel is slower, and the queries' gradient is mostly noise
             wide = (x.float() for x in (query, key, value))
             return attend(*wide, key_lengths=key_lengths, causal=causal, window=window, dropout=dropout).to(query.dtype)
-    if window is not None and causal and key_lengths is None:  # nobody sees the keys before these
+    if window is not None and causal and key_lengths is None:  # no query sees earlier keys
         key, value = (x[:, :, -(n_queries + window - 1) :] for x in (key, value))
     n_keys = key.size(2)
     if window is not None and n_keys <= window:
@@ -45,7 +50,7 @@ def attend(
             query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=groups > 1
         )
     visible = _visible(n_queries, n_keys, key_lengths, causal and n_queries > 1, window, query.device)
-    if groups > 1:  # heads that share keys fold into the query axis: nothing is copied, and every kernel can do it
+    if groups > 1:  # heads that share keys fold into the query axis, which copies nothing and suits every kernel
         query = query.reshape(query.size(0), key.size(1), groups * n_queries, -1)
         if visible is not None and visible.size(-2) > 1:
             visible = torch.cat([visible] * groups, dim=-2)
@@ -62,17 +67,18 @@ def _attend_few(
     value: Float[Tensor, "B K S E"],
     visible: Bool[Tensor, "..."] | None,
 ) -> Float[Tensor, "B K T E"]:
-    """The same, written out: for the few queries of a search, in large batches, it is faster than PyTorch's CPU kernel.
+    """The formula of `attend` written out: for the few queries of a search it is faster than PyTorch's CPU kernel.
 
-    In batches of two sentences, or with a single thread and a hundred keys, it is not; nor with a gradient.
+    That holds for large batches. It is slower for two sentences, for a single thread and a hundred keys, and with a
+    gradient.
     """
-    if query.dtype == torch.bfloat16 and key.numel() <= 1 << 21:  # more than that float32 would leave the caches
+    if query.dtype == torch.bfloat16 and key.numel() <= 1 << 21:  # larger ones would not fit into the caches as float32
         return _attend_few(query.float(), key.float(), value.float(), visible).to(query.dtype)
     weights = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)
     if visible is None:
         return weights.softmax(-1) @ value
     weights = weights.masked_fill(~visible, -torch.inf).softmax(-1)
-    return weights.masked_fill(~visible, 0.0) @ value  # a query that sees nothing gets zeros, as from the kernel
+    return weights.masked_fill(~visible, 0.0) @ value  # zeros for a query that sees nothing, as from the kernel
 
 
 def _visible(
@@ -83,8 +89,8 @@ def _visible(
     window: int | None,
     device: torch.device,
 ) -> Bool[Tensor, "..."] | None:
-    """True where a query may look, of a shape that broadcasts to (B, H, T, S); None where it may look everywhere."""
-    visible, here = None, n_keys - n_queries  # query t stands at key t + here
+    """True where a query may look, in a shape that broadcasts to (B, H, T, S); None if every query sees every key."""
+    visible, here = None, n_keys - n_queries  # query t is at the position of key t + here
     if causal or window is not None:
         visible = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
         if window is not None:
@@ -97,14 +103,14 @@ def _visible(
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMSNorm of vectors that autocast has made narrower than its weight: in their type, where kernels are fused."""
+    """RMSNorm in the type of its input, which autocast may have made narrower than the weight, by a fused kernel."""
 
     def forward(self, x: Float[Tensor, "*B E"]) -> Float[Tensor, "*B E"]:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class QueryKeyNorm(nn.Module):
-    """RMSNorm over every head of the queries, and over every head of the keys, with weights that the heads share.
+    """RMSNorm over every head of the queries and every head of the keys; all heads share the weights.
 
     Source: Henry et al. (2020), Query-key normalization for Transformers, with the norm of Zhang and Sennrich (2019).
     """
@@ -116,7 +122,7 @@ class QueryKeyNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence to itself; one matrix product makes queries, keys and values."""
+    """Multi-head attention of a sequence to itself; one matrix product gives queries, keys and values."""
 
     def __init__(self, config: TransformerConfig, *, causal: bool) -> None:
         super().__init__()
@@ -134,10 +140,12 @@ class SelfAttention(nn.Module):
         cache: LayerCache | None = None,
         rotation: Float[Tensor, "2 T P"] | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """Attend within each row; `lengths` hides padding, `cache` holds the positions before `x` and takes its own.
+        """Attend within each row.
 
-        `rotation` are the angles of the positions of `x`, where positions are rotary: the cache holds rotated keys.
-        A causal stack needs no lengths: padding lies to the right, in the future.
+        Args:
+            lengths: hides padding. A causal stack needs none, as padding lies to the right, in the future.
+            cache: holds the positions before `x`, and those of `x` are added to it. Its keys are rotated.
+            rotation: the angles of the positions of `x`, where positions are rotary.
         """
         query, key, value = (_split(part, self.d_head) for part in self.qkv(x).split(self.widths, dim=-1))
         if self.norm is not None:
@@ -152,7 +160,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of the decoder to the memory, all of it: no window, and no rotation between two texts."""
+    """Multi-head attention of the decoder to the whole memory, without window and without rotary positions."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -164,9 +172,9 @@ class CrossAttention(nn.Module):
         self.output = nn.Linear(config.n_heads * self.d_head, config.d_model, bias=config.bias)
 
     def project(self, memory: Float[Tensor, "B S D"]) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S E"]]:
-        """Keys and values of the memory: computed once per sentence, whatever the number of beams and steps.
+        """Keys and values of the memory, computed once per sentence for all beams and steps.
 
-        They are laid out head by head, as every step reads them.
+        They are contiguous by head, as every step reads them.
         """
         key, value = (_split(part, self.d_head).contiguous() for part in self.kv(memory).chunk(2, dim=-1))
         return key if self.norm is None else self.norm.key(key), value
@@ -178,7 +186,7 @@ class CrossAttention(nn.Module):
         value: Float[Tensor, "B K S E"],
         lengths: Int[Tensor, " B"] | None,
     ) -> Float[Tensor, "N T D"]:
-        """Attend to projected memory. N = B * beams: the beams of a sentence fold into the query axis."""
+        """Attend to the projected memory. N = B * beams: the beams of a sentence fold into the query axis."""
         n_rows, n_steps, _ = x.shape
         query = self._query(x, key.size(0))  # (B, H, beams * T, E)
         dropout = self.dropout if self.training else 0.0
@@ -193,7 +201,7 @@ class CrossAttention(nn.Module):
     def weights(
         self, x: Float[Tensor, "B T D"], key: Float[Tensor, "B K S E"], lengths: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B H T S"]:
-        """How much each position of `x` looks at each of the memory: what `forward` does not keep."""
+        """The attention weights of each position of `x` over the memory, which `forward` does not keep."""
         query = self._query(x, key.size(0))
         key = key.repeat_interleave(query.size(1) // key.size(1), dim=1)
         scores = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)

@@ -1,4 +1,4 @@
-"""Where a decoder looks: cross-attention as numbers one can draw."""
+"""Cross-attention weights, to be drawn or measured."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from transduce.model.transformer import Memory, Transformer
 
 @torch.no_grad()
 def cross_attention(model: Transformer, memory: Memory, target_in: Int[Tensor, "B T"]) -> Float[Tensor, "L B H T S"]:
-    """The weights of every layer and head; those on padding are 0.
+    """The cross-attention weights of every layer and head; weights on padding are 0.
 
     Raises:
         ValueError: the model has no encoder or no decoder.
@@ -38,9 +38,9 @@ def cross_attention(model: Transformer, memory: Memory, target_in: Int[Tensor, "
 
 
 def diagonality(weights: Float[Tensor, "T S"]) -> float:
-    """Correlation of a step with the mean position it looks at: 1 is one line through time, 0 none.
+    """The correlation of a step with the mean position it attends to: 1 is a straight line through time.
 
-    0 too where there are fewer than two steps, or where all look at the same place.
+    It is 0 where there are fewer than two steps, or where all steps attend to the same place.
     """
     steps = torch.arange(weights.size(0), dtype=torch.float64)
     places = weights.double().cpu() @ torch.arange(weights.size(1), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Keys and values of what was decoded so far, so that a step costs one position and not all of them."""
+"""Keys and values of the positions decoded so far, so that a step computes one position and not all of them."""
 
 import torch
 from jaxtyping import Float, Int
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class LayerCache:
-    """One layer's share: its own past, in buffers that double when full, and the memory it attends to."""
+    """The cache of one layer: keys and values of its past, in buffers that double when full, and of the memory."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -17,7 +17,7 @@ class LayerCache:
     def append(
         self, key: Float[Tensor, "N H T E"], value: Float[Tensor, "N H T E"]
     ) -> tuple[Float[Tensor, "N H L E"], Float[Tensor, "N H L E"]]:
-        """Write T new positions in place; return all L of them."""
+        """Write T new positions in place, and return all L positions."""
         end = self.length + key.size(2)
         if self.buffers is None or end > self.buffers[0].size(2):
             self.buffers = (self._grown(0, key, end), self._grown(1, value, end))
@@ -35,7 +35,7 @@ class LayerCache:
 
     @torch.no_grad()
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
-        """Let row m go on from the past of row rows[m]; rows may repeat and be left out."""
+        """Let row m continue from the past of row rows[m]; rows may repeat or be left out."""
         if self.buffers is None:
             return
         keys, values = self.buffers
@@ -54,7 +54,7 @@ class LayerCache:
 
 
 class Cache:
-    """One LayerCache per decoder layer, and the memory's lengths. It begins empty; the decoder fills it."""
+    """One LayerCache per decoder layer, and the lengths of the memory. It starts empty, and the decoder fills it."""
 
     def __init__(self, n_layers: int) -> None:
         self.layers = [LayerCache() for _ in range(n_layers)]
@@ -66,7 +66,7 @@ class Cache:
         return self.layers[0].length
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
-        """Choose which rows go on. The memory stays: it belongs to sentences, not to beams."""
+        """Choose which rows continue. The memory stays, as it belongs to sentences and not to beams."""
         for layer in self.layers:
             layer.reorder(rows)
 

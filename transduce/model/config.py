@@ -1,4 +1,4 @@
-"""What a Transformer is made of: frozen dataclasses that check themselves."""
+"""The configuration of a Transformer: frozen dataclasses that check themselves."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -19,35 +19,36 @@ LengthsT = TypeVar("LengthsT", int, np.ndarray, Tensor)
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Ids flow in; an embedding table makes them vectors."""
+    """The input is token ids; an embedding table turns them into vectors."""
 
     vocab_size: int
-    """A recipe puts here what its tokenizer has."""
+    """A recipe puts the size of its tokenizer here."""
     multiple: int = 1
-    """The table gets rows until this divides their number. They stand for nothing and change no result, but a GPU
-    multiplies matrices faster whose sizes are multiples of 64 or 128."""
+    """The table is padded with rows until this divides their number. Padding rows stand for no token and change no
+    result, but a GPU multiplies matrices faster if their sizes are multiples of 64 or 128."""
 
     def __post_init__(self) -> None:
         at_least(1, vocab_size=self.vocab_size, multiple=self.multiple)
 
     @property
     def padded_size(self) -> int:
-        """Of the table: one per token, and those that fill it up."""
+        """Rows of the table: one per token, and padding rows."""
         return -(-self.vocab_size // self.multiple) * self.multiple
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frames:
-    """Vectors flow in, `stack` consecutive ones per position.
+    """The input is vectors, `stack` consecutive ones per position.
 
-    Where n_features * stack == d_model they are the embeddings, with no weight in between; otherwise one linear map.
+    Where n_features * stack == d_model they are the embeddings, without a weight in between. Otherwise one linear map
+    gives them the width d_model.
     """
 
     n_features: int
-    """A recipe puts here what its features have."""
+    """Numbers per frame. A recipe puts those of its feature extractor here."""
     stack: int = 1
     project: bool = False
-    """A linear map even where none is needed."""
+    """Whether there is a linear map even where none is needed."""
 
     def __post_init__(self) -> None:
         at_least(1, n_features=self.n_features, stack=self.stack)
@@ -58,13 +59,13 @@ class Frames:
         return self.n_features * self.stack
 
     def out_lengths(self, lengths: LengthsT) -> LengthsT:
-        """How many positions the encoder sees of so many frames: ceil(lengths / stack), of one number or of many."""
+        """How many positions so many frames become: ceil(lengths / stack), for one number, an array or a tensor."""
         return -(-lengths // self.stack)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
-    """One half of the Transformer: what flows in, and how many layers it passes."""
+    """One half of the Transformer: its input and its number of layers."""
 
     input: Tokens | Frames
     n_layers: int = 6
@@ -77,8 +78,8 @@ class StackConfig:
 class TransformerConfig:
     """The defaults are the base model of Vaswani et al. (2017), table 3.
 
-    What flows in decides what exists: with both halves the decoder has cross-attention; a decoder alone is a language
-    model; an encoder alone, a model of masked tokens.
+    The halves that exist decide what the model is: with both, the decoder has cross-attention; a decoder alone is a
+    language model; an encoder alone is for masked language modelling.
 
     Raises:
         ValueError: a field is out of its range, or two fields contradict each other.
@@ -96,7 +97,7 @@ class TransformerConfig:
     qk_norm: bool = False
     """RMSNorm over every head of the queries and keys, before rotation (Henry et al. 2020; as Qwen3 has it)."""
     window: int | None = None
-    """In self-attention a position sees `window` - 1 others on each side, in a decoder before itself; None: all.
+    """In self-attention a position sees `window` - 1 positions on each side, in a decoder before it; None: all.
     Source: Beltagy et al. (2020), Longformer; Jiang et al. (2023), Mistral 7B."""
     d_ff: int = 2048
     dropout: float = 0.1
@@ -107,10 +108,10 @@ class TransformerConfig:
     gated: bool = False
     """W2 (activation(W1 x) * V x) in the feed-forward; with silu it is SwiGLU (Shazeer 2020)."""
     n_experts: int = 0
-    """Feed-forwards of a layer among which a router chooses for every position; 0: one, and no router."""
+    """Feed-forwards of a layer, among which a router chooses for every position; 0: one feed-forward and no router."""
     experts_per_token: int = 2
     balance_weight: float = 0.01
-    """Of the loss that keeps experts equally busy, beside cross-entropy in nats per token (Fedus et al. 2021)."""
+    """Weight of the loss that keeps experts equally busy, beside cross-entropy per token (Fedus et al. 2021)."""
     bias: bool = True
     """False: no linear map and no norm has a bias."""
     norm: Norm = "layer"
@@ -122,21 +123,22 @@ class TransformerConfig:
     max_positions: int = 1024
     """Rows of the learned table; sinusoidal and rotary positions have no end."""
     rotary_theta: float = 10000.0
-    """The slowest pair of a head turns by about 1 / rotary_theta radians a position."""
+    """The slowest pair of a head turns by about 1 / rotary_theta radians per position."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (paper, section 3.4)."""
     tie: Tie = "output"
-    """Which tables are one: encoder, decoder and output; decoder and output; none."""
+    """Which tables are shared: all (encoder, decoder and output), output (decoder and output), or none."""
     ctc: bool = False
     """A linear map from the memory to the decoder's vocabulary, for a CTC loss beside cross-entropy."""
     init: Init = "xavier"
-    """xavier: see init_gain; gpt2: normal with deviation 0.02, in the maps that end a sublayer divided by sqrt(sublayers of the stack)."""
+    """xavier: uniform, scaled by the sizes of each matrix and by init_gain; gpt2: normal with deviation 0.02, in the
+    maps that end a sublayer divided by sqrt(sublayers of the stack)."""
     init_gain: float = 1.0
-    """What xavier's matrices inside the layers are multiplied by. Below 1 a residual begins nearly as the identity, and
-    a post-norm stack bears a higher learning rate (Zhang et al. 2019, Fixup; Wang et al. 2022, DeepNet)."""
+    """A factor on xavier's matrices inside the layers. Below 1, every layer begins close to the identity, and a
+    post-norm stack can take a higher learning rate (Zhang et al. 2019, Fixup; Wang et al. 2022, DeepNet)."""
     recompute: bool = False
-    """In training keep only what enters a layer, and compute the layer again for its gradients: the same numbers with
-    less memory in more time (Chen et al. 2016)."""
+    """Activation checkpointing: training keeps only the input of each layer and computes the layer again for its
+    gradients. The numbers are the same, with less memory and in more time (Chen et al. 2016)."""
 
     def __post_init__(self) -> None:
         at_least(1, d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff, max_positions=self.max_positions)
@@ -211,16 +213,16 @@ class TransformerConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that logits are over: those of the decoder, or of an encoder alone; 0 where only frames flow in."""
+        """Tokens that have a logit: those of the decoder, or of an encoder alone; 0 where the only input is frames."""
         stack = self.decoder or self.encoder
         return stack.input.vocab_size if stack is not None and isinstance(stack.input, Tokens) else 0
 
     @property
     def frames(self) -> Frames:
-        """What flows into the encoder of a speech model.
+        """The input of a speech model's encoder.
 
         Raises:
-            ValueError: there is no encoder, or it takes something else.
+            ValueError: there is no encoder, or its input is not frames.
         """
         if self.encoder is None or not isinstance(self.encoder.input, Frames):
             raise ValueError(f"speech needs an encoder that takes Frames, but encoder={self.encoder}")
@@ -228,7 +230,7 @@ class TransformerConfig:
 
     @property
     def flow(self) -> str:
-        """In words: how frames become the encoder's vectors, and which d_model would need no map for it."""
+        """In words: how frames become the encoder's vectors, and which d_model would need no linear map."""
         frames = self.frames
         told = f"{frames.n_features} features x {frames.stack} frames = {frames.width} numbers per position"
         if frames.width == self.d_model and not frames.project:

@@ -1,4 +1,4 @@
-"""Every initial value in one place."""
+"""The initial values of all weights."""
 
 import torch
 from torch import nn
@@ -10,15 +10,16 @@ from transduce.model.positions import Positions
 
 @torch.no_grad()
 def initialize(module: nn.Module, config: TransformerConfig) -> None:
-    """Zero biases, and matrices as config.init says; norms begin at one by themselves.
+    """Set biases to zero and matrices as config.init says; norms are one from the start.
 
-    xavier: every matrix on its own, where several are fused, those of the layers times config.init_gain; embeddings
-    with variance 1 / d_model, which makes them unit vectors after the paper's scaling, and good output weights without.
+    With xavier, matrices that are fused into one are initialized each by itself, and those of the layers are multiplied
+    by config.init_gain. Embeddings get variance 1 / d_model: the paper's scaling turns them into unit variance, and
+    unscaled they are good output weights. For gpt2 see `_as_gpt2`.
 
     Args:
         module: a Transformer; its output table is the parameter named "output".
 
-    Source: Glorot and Bengio (2010); embeddings as in tensor2tensor. For gpt2 see `_as_gpt2`.
+    Source: Glorot and Bengio (2010); embeddings as in tensor2tensor.
     """
     for part in module.modules():
         if isinstance(part, nn.Linear) and part.bias is not None:
@@ -51,7 +52,7 @@ def _fill(weight: nn.Parameter, vocab_size: int, *, std: float) -> None:
 
 
 def _as_gpt2(module: nn.Module, tables: dict[nn.Parameter, int]) -> None:
-    """Normal with deviation 0.02; maps that end in a residual are divided by sqrt(residuals that their stack adds up).
+    """Normal with deviation 0.02; maps that end a sublayer are divided by sqrt(number of sublayers of their stack).
 
     Source: Radford et al. (2019), Language models are unsupervised multitask learners, section 2.3.
     """

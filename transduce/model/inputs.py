@@ -1,4 +1,4 @@
-"""Ids or frames in, vectors out."""
+"""Front-ends: ids or frames to vectors. Each says how many positions a row has after it."""
 
 import math
 
@@ -22,14 +22,14 @@ class TokenInput(nn.Module):
     def forward(
         self, ids: Int[Tensor, "N T"], lengths: Int[Tensor, " N"] | None = None
     ) -> tuple[Float[Tensor, "N T D"], Int[Tensor, " N"] | None]:
-        """Vectors, and the lengths as they were."""
+        """The vectors, and the lengths unchanged."""
         return F.embedding(ids, self.weight) * self.scale, lengths
 
 
 class FrameInput(nn.Module):
-    """Stacks frames; where the stacked width is d_model they go straight in, otherwise through one linear map.
+    """Stacked frames, straight in where their width is d_model, otherwise through one linear map.
 
-    Padding beyond a row's length is zeroed first, so that it cannot enter the last stack.
+    Padding is set to zero first, so that it cannot enter a row's last stack.
     """
 
     def __init__(self, frames: Frames, d_model: int, *, bias: bool = True) -> None:
@@ -41,7 +41,7 @@ class FrameInput(nn.Module):
     def forward(
         self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None
     ) -> tuple[Float[Tensor, "N U D"], Int[Tensor, " N"] | None]:
-        """Vectors, U = frames.out_lengths(T) per row, and their lengths."""
+        """The vectors, U = frames.out_lengths(T) per row, and their lengths."""
         if lengths is not None:
             outside = torch.arange(frames.size(1), device=frames.device) >= lengths[:, None]
             frames = frames.masked_fill(outside[:, :, None], 0.0)

@@ -1,4 +1,4 @@
-"""Feed-forward and the layer: attention and feed-forward, each with residual, norm and dropout."""
+"""The feed-forward, and the layer: attention and feed-forward, each with residual, norm and dropout."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,8 +30,8 @@ def norm(config: TransformerConfig) -> nn.Module:
 class Dropout(nn.Module):
     """Zero each value with probability p while training, and scale the others by 1 / (1 - p).
 
-    On a CPU one random byte decides over one value, so p is rounded to 256ths (and the scale with it): PyTorch draws a
-    Bernoulli number each, one after the other, which took an eighth of a small model's training time.
+    On a CPU, one random byte decides about each value, so p is rounded to 256ths (and the scale with it). PyTorch draws
+    its Bernoulli numbers one after the other, which took an eighth of a small model's training time.
 
     Source: Srivastava et al. (2014).
     """
@@ -52,9 +52,9 @@ class Dropout(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation in between, at every position alike (paper, section 3.3).
+    """Two linear maps with an activation in between, the same at every position (paper, section 3.3).
 
-    Gated, a third map multiplies what the activation lets through; one matrix product makes both.
+    If it is gated, the output of the activation is multiplied by a third map; one matrix product computes both.
 
     Source: Shazeer (2020), GLU variants improve Transformer.
     """
@@ -76,7 +76,7 @@ class FeedForward(nn.Module):
 class Experts(nn.Module):
     """Several feed-forwards; a router chooses a few for every position and mixes them by their probabilities.
 
-    No position is ever dropped, so what becomes of one does not depend on the others.
+    No position is ever dropped, so the result of one position does not depend on the others.
 
     Source: Shazeer et al. (2017), Outrageously large neural networks; softmax over the chosen, as in Jiang et al.
     (2024), Mixtral of experts.
@@ -89,8 +89,8 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.n_experts))
 
     def forward(self, x: Float[Tensor, "N T D"], routing: list[Tensor] | None = None) -> Float[Tensor, "N T D"]:
-        """Every position through its experts. `routing` takes the router's scores (N, T, X), for `balance_loss`."""
-        with torch.autocast(x.device.type, enabled=False):  # which expert is best should not hang on rounding
+        """Every position through its experts. The router's scores (N, T, X), for `balance_loss`, go into `routing`."""
+        with torch.autocast(x.device.type, enabled=False):  # rounding should not decide which expert is best
             scores = self.router(x.to(self.router.weight.dtype))
         if routing is not None:
             routing.append(scores)
@@ -107,9 +107,9 @@ class Experts(nn.Module):
 def balance_loss(
     scores: Float[Tensor, "N T X"], n_chosen: int, lengths: Int[Tensor, " N"] | None = None
 ) -> Float[Tensor, ""]:
-    """X * sum_x f_x P_x: f_x the share of positions that chose expert x, P_x its mean probability; no less than n_chosen.
+    """X * sum_x f_x P_x, with f_x the share of positions that chose expert x, and P_x the mean probability of x.
 
-    `lengths` leaves out padding.
+    Its minimum is n_chosen. With `lengths`, padding does not count.
 
     Source: Fedus et al. (2021), Switch Transformers, equations 4 to 6.
     """
@@ -141,7 +141,7 @@ class Sublayer(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention where there is a memory, feed-forward."""
+    """Self-attention, cross-attention if there is a memory, and feed-forward."""
 
     def __init__(self, config: TransformerConfig, *, causal: bool, cross: bool) -> None:
         super().__init__()
@@ -163,9 +163,15 @@ class Layer(nn.Module):
         rotation: Float[Tensor, "2 T P"] | None = None,
         routing: list[Tensor] | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """`lengths` hides padding of `x`, `memory_lengths` that of the memory; a cache remembers both pasts.
+        """One layer.
 
-        `rotation` are the angles of rotary positions; `routing` takes the scores of a router of experts.
+        Args:
+            lengths: hides the padding of `x`.
+            memory: what cross-attention attends to; with a cache, only the first call reads it.
+            memory_lengths: hides the padding of the memory.
+            cache: keys and values of the positions before `x` and of the memory.
+            rotation: the angles of rotary positions.
+            routing: the scores of a router of experts are appended to it.
         """
         x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, cache, rotation))
         if self.cross is not None and self.cross_sublayer is not None:

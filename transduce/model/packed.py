@@ -1,4 +1,4 @@
-"""Weights laid out once for the CPU's matrix kernels: a frozen model decodes faster, with the same numbers."""
+"""Weights packed once for the CPU's matrix kernels: inference is faster and gives the same numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from transduce.model.transformer import Transformer
 
 SMALLEST = 1 << 17
-"""Numbers in a weight from which on packing pays: for one row through fewer, the call takes longer than the product."""
+"""Smallest number of elements for which packing pays: below it, calling the operator takes longer than the product."""
 
 
 class PackedWeight:
-    """W of x W^T, in blocks as oneDNN reads them. PyTorch hands W to MKL or oneDNN as it lies, for every product anew.
+    """W of x W^T, in the blocked layout of oneDNN. Without it, W is packed anew for every product.
 
-    The operators are those of torch.compile's frozen graphs, which need a C++ compiler where this does not.
+    The operators are those of torch.compile's frozen graphs; used directly, they need no C++ compiler.
     """
 
     def __init__(self, weight: Float[Tensor, "O I"]) -> None:
@@ -27,11 +27,11 @@ class PackedWeight:
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PackedWeight":
-        return self  # nobody writes to it
+        return self  # it never changes
 
 
 class PackedLinear(nn.Module):
-    """What was an nn.Linear, without a gradient, and is one in a state_dict."""
+    """A packed nn.Linear for inference; its state_dict is that of the nn.Linear."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "O I"]:
-        """The packed one; `to_dense` gives what it was."""
+        """The packed weight; `to_dense` gives the original."""
         return self.product.packed
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
@@ -51,12 +51,12 @@ class PackedLinear(nn.Module):
 
 
 class PackedTransformer(Transformer):
-    """What was a Transformer: to be used as it is, where it is. Its state_dict is what it was."""
+    """A Transformer with packed weights. Inference only; device and dtype are fixed. Its state_dict is unchanged."""
 
     logits: PackedWeight | None
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """As the Transformer's."""
+        """States to logits, as in Transformer."""
         return super().project(states) if self.logits is None else self.logits(states)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
@@ -70,7 +70,7 @@ class PackedTransformer(Transformer):
 
 
 def pack(model: Transformer) -> Transformer:
-    """The model, changed in place: packed where it is on a CPU that can, in float32 or bfloat16; else as it was."""
+    """Pack a model in place if it is on a CPU, in float32 or bfloat16, and the CPU has the kernels; else leave it."""
     if not can_pack(model.device, next(model.parameters()).dtype):
         return model
     model.eval().requires_grad_(False)
@@ -88,7 +88,7 @@ def pack(model: Transformer) -> Transformer:
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this PyTorch and this machine have the kernels."""
+    """Whether this PyTorch and this machine have the kernels for packed weights."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):

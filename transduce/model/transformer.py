@@ -19,14 +19,14 @@ from transduce.model.positions import Positions
 
 
 class Memory(NamedTuple):
-    """What the encoder understood: one vector per source position, and how many of them are real."""
+    """The output of the encoder: one vector per source position, and how many of them are not padding."""
 
     states: Float[Tensor, "B S D"]
     lengths: Int[Tensor, " B"] | None
 
 
 class Stack(nn.Module):
-    """Positions, dropout, then the layers one after the other."""
+    """Positions, dropout, then the layers, and in pre-norm a last norm."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, causal: bool, cross: bool) -> None:
         super().__init__()
@@ -48,8 +48,11 @@ class Stack(nn.Module):
     ) -> Float[Tensor, "N T D"]:
         """Vectors to states. With a cache, `x` is only what follows the cached positions.
 
-        A causal stack hides no padding, which lies in the future. `balance` takes every layer's balance loss, weighted,
-        per position; layers without experts have none.
+        Args:
+            lengths: hides padding. In a causal stack padding lies in the future, and only the balance losses use it.
+            memory: what cross-attention attends to.
+            cache: keys and values of the positions before `x`, to which those of `x` are added.
+            balance: the weighted balance loss of every layer with experts is appended to it.
         """
         states, memory_lengths = memory if memory is not None else (None, None)
         if cache is not None and cache.memory_lengths is not None:
@@ -87,7 +90,7 @@ class Stack(nn.Module):
 
 
 class Transformer(nn.Module):
-    """One Transformer, many transductions: what flows in decides which half exists (see TransformerConfig).
+    """One Transformer, many transductions: the config decides which halves exist (see TransformerConfig).
 
     Source: Vaswani et al. (2017), "Attention Is All You Need".
     """
@@ -141,9 +144,12 @@ class Transformer(nn.Module):
         target_lengths: Int[Tensor, " B"] | None = None,
         balance: list[Tensor] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """What `forward` projects to logits. Padding lies to the right, so a causal decoder needs no target_lengths.
+        """The states that `forward` projects to logits.
 
-        `balance` takes the balance losses of layers with experts, weighted: nats per token, to be added in training.
+        Args:
+            target_lengths: for the balance losses only, as padding lies to the right of what a causal decoder sees.
+            balance: the weighted balance losses of layers with experts are appended to it. They are in nats per token,
+                and training adds them to its loss.
         """
         memory = None
         if self.encoder is None and source is not None:
@@ -166,7 +172,7 @@ class Transformer(nn.Module):
         *,
         balance: list[Tensor] | None = None,
     ) -> Memory:
-        """Ids (B, S) or frames (B, S, F) to memory. Without lengths, every position is real; `balance` as in `states`.
+        """Ids (B, S) or frames (B, S, F) to memory. Without lengths there is no padding; `balance` as in `states`.
 
         Raises:
             ValueError: this model has no encoder.
@@ -181,8 +187,8 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "N T V"]:
         """Logits at every position of `target_in`.
 
-        With a cache, `target_in` is only what follows the cached positions, and the memory is read on the first call
-        only. N may be B * beams: rows b * beams ... (b + 1) * beams - 1 look at sentence b.
+        With a cache, `target_in` is only what follows the cached positions, and only the first call reads the memory.
+        N may be B * beams: rows b * beams ... (b + 1) * beams - 1 attend to sentence b.
         """
         return self.project(self.decoder_states(target_in, memory=memory, cache=cache))
 
@@ -195,26 +201,26 @@ class Transformer(nn.Module):
         lengths: Int[Tensor, " N"] | None = None,
         balance: list[Tensor] | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """What `decode` projects to logits. `balance` as in `states`; `lengths` leaves padding out of it."""
+        """The states that `decode` projects to logits. `balance` as in `states`; `lengths` leaves padding out of it."""
         if self.decoder is None or self.target_input is None:
             raise ValueError("decode() needs a decoder, but this model was built with decoder=None")
         vectors, _ = self.target_input(target_in)
         return self.decoder(vectors, lengths=lengths, memory=memory, cache=cache, balance=balance)
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """States to logits of the vocabulary, without the rows that only fill the table up.
+        """States to logits of the vocabulary, without the padding rows of the table.
 
         Raises:
-            ValueError: an encoder alone over frames has no vocabulary to project to.
+            ValueError: the model is an encoder alone over frames, which has no vocabulary.
         """
         if self.output is None:
             raise ValueError("logits need a vocabulary, but this model has only an encoder over frames; use states()")
         return F.linear(states, self.output[: self.vocab_size])
 
     def ctc_logits(self, memory_states: Float[Tensor, "B S D"]) -> Float[Tensor, "B S V"]:
-        """The memory's states to logits of one token, or of the blank symbol, at every source position.
+        """The memory's states to logits of the tokens and the blank symbol at every source position.
 
-        Computed in the type of the weights, autocast or not.
+        They are computed in the type of the weights, also under autocast.
 
         Raises:
             ValueError: this model has no CTC head.
@@ -226,12 +232,12 @@ class Transformer(nn.Module):
             return self.ctc(memory_states.to(self.ctc.weight.dtype))
 
     def new_cache(self) -> Cache:
-        """An empty cache for `decode`."""
+        """A new, empty cache for `decode`."""
         if self.decoder is None:
             raise ValueError("a cache belongs to a decoder, but this model was built with decoder=None")
         return Cache(len(self.decoder.layers))
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device

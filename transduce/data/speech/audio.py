@@ -1,4 +1,4 @@
-"""Recordings of any libsndfile format to one channel at one rate; what cannot be used is refused by its name."""
+"""Recordings of any libsndfile format as one channel at one rate; errors name the file that cannot be used."""
 
 import logging
 import math
@@ -20,36 +20,36 @@ from torchaudio.functional import resample
 logger = logging.getLogger("transduce")
 
 BLOCK = 2**20
-"""Numbers decoded at once. A header may promise any length, so memory is taken for what is there, block by block."""
+"""Samples decoded at once. A header may promise any length, so memory is taken block by block for what is there."""
 
 LONGEST_RATIO = 1000
-"""The filters for a ratio of a : b have about a * b weights, so b above this is rounded: 16000 : 44099 as 283 : 780."""
+"""The largest b of a ratio a : b, as its filters have about a * b weights. 16000 : 44099 is rounded to 283 : 780."""
 
 RATES = (1000, 768_000)
 """Sample rates that a header may claim, in Hz."""
 
 PAUSE = 0.1
-"""Seconds over which `segments` measures how quiet a place is: longer than the closure of a [t], shorter than a pause."""
+"""Seconds over which `segments` measures the energy: longer than the closure of a [t], shorter than a pause."""
 
 MISSING = 0.1
-"""Seconds by which a file may fall short of its header before it is said to be cut; the length of an MP3 is a guess."""
+"""Seconds that may be missing from a file before a warning says so, as the header of an MP3 is only an estimate."""
 
 STREAMED = 0x7FFF_0000
-"""Bytes of samples, or more, in a header: its writer had a pipe, and could not know how many there would be."""
+"""A header that promises so many bytes or more was written to a pipe, when the length was not known."""
 
 CUT = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)")
-"""What libsndfile notes of a WAV, AIFF or AU that holds another number of bytes than its header says."""
+"""What libsndfile logs about a WAV, AIFF or AU file that holds another number of bytes than its header says."""
 
 
 def read_audio(path: Path, sample_rate: int) -> Float[Tensor, " n"]:
     """The waveform of a file, its channels averaged, at `sample_rate` Hz, in [-1, 1].
 
-    What is louder than full scale (floats may be, and resampling overshoots) is scaled down to it as a whole. A file
-    that ends before its header says gives the samples that are there, and a warning, where its format can be decoded
-    up to the cut (WAV, AIFF, AU, MP3); a cut Ogg looks whole.
+    A waveform that is louder than full scale (floats may be, and resampling overshoots) is scaled down as a whole. If a
+    file ends before its header says, the samples that are there are used, with a warning. That holds for WAV, AIFF, AU
+    and MP3; a cut Ogg file looks whole.
 
     Raises:
-        ValueError: the file is missing, a directory, empty, not sound, damaged, without samples, or has NaN or
+        ValueError: the file is missing, a directory, empty, not sound or damaged, or it has no samples, or NaN or
             infinite ones; the message names it.
     """
     with _opened(path) as file:
@@ -73,16 +73,16 @@ def read_audio(path: Path, sample_rate: int) -> Float[Tensor, " n"]:
             there,
         )
     waveform = torch.cat(blocks)
-    del blocks  # of an hour at 48 kHz they are 700 MB
+    del blocks  # an hour at 48 kHz takes 700 MB
     waveform = change_rate(waveform, ratio)
     loudest = waveform.abs().max()
-    if not loudest.isfinite():  # resampling passes both on
+    if not loudest.isfinite():  # resampling keeps NaN and infinity
         raise ValueError(f"{path} cannot be used: it has NaN or infinite samples; convert it again or leave it out")
     return waveform / loudest.clamp_min(1.0)
 
 
 def duration(path: Path) -> float:
-    """Seconds that the header of a file promises.
+    """The seconds that the header of a file promises.
 
     Raises:
         ValueError: the file is missing, a directory, empty or not sound; the message names it.
@@ -92,10 +92,10 @@ def duration(path: Path) -> float:
 
 
 def sound_status(path: Path) -> os.stat_result:
-    """Size and time of a file that is there and is not empty.
+    """Size and time of a file that exists and is not empty.
 
     Raises:
-        ValueError: it is missing, not a regular file, or empty.
+        ValueError: the file is missing, not a regular file, or empty.
     """
     try:
         status = path.stat()
@@ -110,11 +110,11 @@ def sound_status(path: Path) -> os.stat_result:
 
 
 def segments(waveform: Float[Tensor, " n"], sample_rate: int, longest: float) -> list[tuple[int, int]]:
-    """Where to cut a long recording: start and stop samples of windows that cover it, one after the other.
+    """Cut a long recording: the start and stop samples of segments that cover it one after the other.
 
-    Each lasts at most `longest` seconds and, unless it is the only one, at least about a quarter of that. A cut is at
-    the quietest place (the least energy within 0.1 s) in the second half of the longest window possible; of several
-    equally quiet ones, at the middle one.
+    A segment lasts at most `longest` seconds and, unless it is the only one, at least about a quarter of that. A cut is
+    at the quietest place (the least energy within 0.1 s) in the second half of the longest segment possible; of several
+    equally quiet places, at the middle one.
 
     Raises:
         ValueError: `longest` is below one second.
@@ -125,7 +125,7 @@ def segments(waveform: Float[Tensor, " n"], sample_rate: int, longest: float) ->
     found, start = [], 0
     while len(waveform) - start > limit:
         first = start + limit // 2
-        last = min(start + limit, len(waveform) - limit // 4)  # or the last piece might be shorter than a frame
+        last = min(start + limit, len(waveform) - limit // 4)  # so that the last segment is not shorter than a frame
         stop = first + _quietest(waveform[first:last], pause)
         found.append((start, stop))
         start = stop
@@ -135,7 +135,7 @@ def segments(waveform: Float[Tensor, " n"], sample_rate: int, longest: float) ->
 def change_rate(waveform: Float[Tensor, " n"], ratio: Fraction) -> Float[Tensor, " m"]:
     """The same sound in m = ceil(ratio * n) samples, by a windowed sinc (see LONGEST_RATIO).
 
-    Works block by block: all at once, an hour at 48 kHz takes 5 GB.
+    It is resampled block by block, as an hour at 48 kHz would take 5 GB at once.
     """
     ratio = ratio.limit_denominator(LONGEST_RATIO)
     if ratio == 1:
@@ -152,7 +152,7 @@ def change_rate(waveform: Float[Tensor, " n"], ratio: Fraction) -> Float[Tensor,
 
 
 def _quietest(waveform: Float[Tensor, " n"], pause: int) -> int:
-    """The middle of the window of `pause` samples that has the least energy."""
+    """The middle of the `pause` consecutive samples that have the least energy."""
     total = torch.nn.functional.pad(waveform.double().square().cumsum(0), (1, 0))
     energy = total[pause:] - total[:-pause]
     least = (energy == energy.min()).nonzero()[:, 0]
@@ -161,12 +161,12 @@ def _quietest(waveform: Float[Tensor, " n"], pause: int) -> int:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[soundfile.SoundFile]:
-    """An open sound file; what libsndfile says against it, now or while it is read, becomes a ValueError."""
+    """An open sound file. Errors of libsndfile, now or while it is read, become a ValueError."""
     sound_status(path)
     try:
         with soundfile.SoundFile(path) as file:
             yield file
-    except (soundfile.SoundFileError, TypeError) as error:  # TypeError: headerless, by the ending of its name
+    except (soundfile.SoundFileError, TypeError) as error:  # TypeError: a format without header, such as .raw
         told = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
         raise ValueError(
             f"{path} cannot be read as sound: it is damaged or of an unknown format (libsndfile: "
@@ -175,7 +175,7 @@ def _opened(path: Path) -> Iterator[soundfile.SoundFile]:
 
 
 def _promised(file: soundfile.SoundFile) -> float:
-    """Seconds that the header speaks of; libsndfile's own count is of those that are there, in a WAV."""
+    """The seconds that the header promises. Of a WAV, libsndfile itself counts only what is there."""
     found = CUT.search(file.extra_info)
     said, there = map(int, found.groups()) if found else (0, 0)
     return file.frames / file.samplerate * (said / there if there and said < STREAMED else 1)

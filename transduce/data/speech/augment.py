@@ -33,7 +33,7 @@ class Augmentation:
     frequency_mask_width: int = 15
     """The most bands in one frequency mask (F)."""
     token_dropout: float = 0.0
-    """The share of target tokens that are hidden from the decoder in training, so that it listens and does not guess."""
+    """The share of target tokens that training hides from the decoder, so that it listens and does not guess."""
     vtlp: float = 0.1
     """Frequencies are stretched by a factor drawn from 1 - vtlp ... 1 + vtlp, as by another vocal tract; 0: never."""
 

@@ -112,9 +112,9 @@ class FeatureConfig:
 class FeatureExtractor:
     """Waveforms to MFCC, as a FeatureConfig describes them.
 
-    The steps are a periodic Hann window, |DFT|², triangles that are equally wide in HTK mels and 1 high, log(x + FLOOR),
-    an orthonormal DCT-II, deltas, and normalization. There is no pre-emphasis, dither or liftering, and no padding at
-    the ends.
+    The steps are a periodic Hann window, |DFT|², triangles that are equally wide in HTK mels and 1 high,
+    log(x + FLOOR), an orthonormal DCT-II, deltas, and normalization. There is no pre-emphasis, dither or liftering, and
+    no padding at the ends.
 
     Args:
         mean: mean of every feature; for normalize="global" only.

@@ -1,4 +1,4 @@
-"""Manifests: a TSV that names recordings, with what is said in each."""
+"""Manifests: TSV files that name recordings and what is said in each."""
 
 import hashlib
 import math
@@ -14,16 +14,15 @@ from transduce.data.text.corpus import read_lines, split_table
 from transduce.files import write_file
 
 NEEDED = ("id", "audio", "seconds", "speaker")
-"""Columns of every manifest; the target column comes on top, and any others may."""
+"""Columns of every manifest. The target column is needed as well, and there may be others."""
 
 
 @dataclass(frozen=True)
 class Recording:
     """One utterance.
 
-    audio: a file of sound, or a .npy of floats (frames, features).
-    text: what is to be written for it. It may be blank: such a recording can be transcribed, but not trained on or
-        scored, and whoever uses the list decides.
+    audio: a sound file, or a .npy file of floats (frames, features).
+    text: the reference. It may be blank: such a recording can be transcribed, but neither trained on nor scored.
     columns: the cells of the other columns, by name.
     """
 
@@ -94,14 +93,14 @@ def _positive(cell: str, where: str) -> float:
 def write_manifest(
     path: Path | str, recordings: Sequence[Recording], target_column: str = "text", *, root: Path | None = None
 ) -> None:
-    """What `read_manifest` reads back: `audio` relative to the manifest where it lies inside `root`, else absolute.
+    """Write a manifest that `read_manifest` reads back. Paths inside `root` are relative, others absolute.
 
     Args:
-        root: the folder that can be moved as a whole; None: the manifest's own.
+        root: the folder that can be moved as a whole; None: the manifest's own folder.
 
     Raises:
-        ValueError: the recordings have different columns, one is named like a column of every manifest, or a cell holds
-            a tab or the end of a line.
+        ValueError: the recordings have different columns, one of them has the name of a column of every manifest, or a
+            cell holds a tab or a line break.
     """
     path = Path(path)
     others = list(recordings[0].columns) if recordings else []
@@ -119,7 +118,7 @@ def write_manifest(
         audio = Path(os.path.abspath(r.audio))
         if audio.is_relative_to(os.path.abspath(root or folder)):
             audio = Path(os.path.relpath(audio, folder))
-        seconds = str(round(r.seconds, 3) or r.seconds)  # less than half a millisecond is not nothing
+        seconds = str(round(r.seconds, 3) or r.seconds)  # less than half a millisecond does not become 0
         rows.append([r.id, audio.as_posix(), seconds, r.speaker, r.text, *r.columns.values()])
     for row in rows:
         if bad := [cell for cell in row if any(end in cell for end in "\t\n\r")]:
@@ -132,12 +131,12 @@ def write_manifest(
 def split_by_speaker(
     recordings: Sequence[Recording], share: float, seed: int
 ) -> tuple[list[Recording], list[Recording]]:
-    """The recordings of most speakers, and those of the few held out for validation; both keep their order.
+    """The recordings of most speakers, and those of the speakers held out for validation; both keep their order.
 
-    Who is held out is a function of the set of speakers, `share` and `seed`.
+    Which speakers are held out is a function of the set of speakers, `share` and `seed`.
 
     Args:
-        share: of the speakers, rounded; at least one speaker is held out, and at least one stays.
+        share: the share of speakers held out, rounded; at least one speaker is held out, and at least one stays.
 
     Raises:
         ValueError: there is one speaker only, or `share` is not between 0 and 1.
@@ -160,27 +159,27 @@ class Manifests:
     """Recordings for training, validation and test, each in a manifest."""
 
     data: Path | None = None
-    """Folder that the manifests' names are relative to."""
+    """The folder to which the manifests' names are relative."""
     train: Path = Path("train.tsv")
     valid: Path | None = None
-    """None: taken out of the training recordings, see hold_out."""
+    """None: validation is taken out of the training recordings, see hold_out."""
     test: Path | None = Path("test.tsv")
     target_column: str = "text"
-    """What is to come out: any column, for example a translation."""
+    """The column that the model writes: any column, for example a translation."""
     hold_out: Literal["speakers", "recordings"] = "speakers"
     """What validation takes out of the training recordings where it has no manifest: whole speakers, if there are
     many, or some recordings of every speaker."""
     share: float = 0.1
-    """How much of it."""
+    """The share of speakers or recordings that validation takes."""
     leave_out: str = ""
-    """A speaker who is the test, and the only one: all of this speaker's recordings, in training as in test."""
+    """Test on this speaker alone: all recordings of the speaker, from both manifests, and train on none of them."""
 
     def read(self, seed: int) -> tuple[list[Recording], list[Recording], list[Recording]]:
         """Training, validation and test recordings; `seed` decides what validation takes.
 
         Raises:
-            ValueError: a manifest is missing or wrong, leave_out is nobody, nothing is left to train or validate
-                on, or the test has no texts.
+            ValueError: a manifest is missing or wrong, leave_out is not a speaker, no recording is left for training or
+                for validation, or the test has no texts.
         """
         train = self._read(self.train)
         test = self._read(self.test) if self.test else []
@@ -224,7 +223,7 @@ class Manifests:
 
 
 def recordings_fingerprint(*splits: Sequence[Recording]) -> str:
-    """SHA-256 of ids, lengths and texts: what the recordings are, wherever they lie."""
+    """SHA-256 of ids, lengths and texts, which does not depend on where the recordings are."""
     digest = hashlib.sha256()
     for r in (r for split in splits for r in split):
         digest.update(f"{r.id}\t{r.seconds}\t{r.text}\n".encode())

@@ -1,4 +1,4 @@
-"""One id a character: the smallest vocabulary that loses nothing."""
+"""One id per character: the smallest vocabulary that loses nothing."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Text from files, line by line, with nothing shifted and nothing lost without a word."""
+"""Text from files, line by line. Lines of parallel files stay aligned, and nothing is left out silently."""
 
 import gzip
 import os
@@ -10,7 +10,7 @@ from typing import Literal
 
 
 def check_text(path: Path) -> None:
-    """Raises ValueError where a text is to be read and there is none."""
+    """Raise ValueError if `path` is a directory or does not exist."""
     if path.is_dir() or not path.exists():
         raise ValueError(
             f"a text must be a file, plain or .gz, but {path} {'is a directory' if path.is_dir() else 'does not exist'}"
@@ -35,7 +35,7 @@ def read_lines(path: Path | str) -> list[str]:
 
 
 def decode_lines(raw: bytes, name: str) -> list[str]:
-    """`read_lines` of bytes; `name` is what an error calls them."""
+    """The lines of bytes, as in `read_lines`; `name` is what an error calls them."""
     lines = raw.removesuffix(b"\n").split(b"\n") if raw else []
     return [decode_line(line, name, number) for number, line in enumerate(lines, start=1)]
 
@@ -44,7 +44,7 @@ def decode_line(line: bytes, name: str, number: int) -> str:
     """One line without its \\n.
 
     Raises:
-        ValueError: it is not UTF-8.
+        ValueError: the line is not UTF-8.
     """
     try:
         text = line.removesuffix(b"\r").decode("utf-8")
@@ -89,7 +89,7 @@ def split_table(
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Sentence pairs: source[i] means target[i]. `n_blank` pairs were left out, one side or both being blank."""
+    """Sentence pairs: target[i] translates source[i]. `n_blank` pairs were left out, as a side was blank."""
 
     source: list[str]
     target: list[str]
@@ -100,7 +100,7 @@ class ParallelText:
 
 
 def read_parallel(source: Path | str, target: Path | str) -> ParallelText:
-    """Two files whose lines belong together.
+    """Two files: line i of one translates line i of the other.
 
     Raises:
         ValueError: their line counts differ, or no pair is left.
@@ -132,7 +132,7 @@ def _without_blanks(sources: list[str], targets: list[str], name: str) -> Parall
 
 
 def corpus_folder(name: str) -> Path | None:
-    """The folder `name` inside the one that the environment's TRANSDUCE_DATA names; None where it names none."""
+    """The folder `name` inside the one that the environment variable TRANSDUCE_DATA names; None if it is not set."""
     root = os.environ.get("TRANSDUCE_DATA")
     return Path(root) / name if root else None
 
@@ -184,7 +184,7 @@ class Files:
     test_tsv: Path | None = None
 
     def read(self, split: Literal["train", "valid", "test"]) -> ParallelText | None:
-        """One split; None where there is no test split.
+        """One split; None if there is no test split.
 
         Raises:
             ValueError: a side is missing, or files and TSV are both given.

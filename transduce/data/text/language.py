@@ -1,4 +1,4 @@
-"""Where the text of a language model comes from: files, one text cut in two, or shards; and its tokenizer."""
+"""Text for language models, from files, from one text that is cut in two, or from shards; and its tokenizer."""
 
 import re
 from collections.abc import Iterator
@@ -13,16 +13,17 @@ from transduce.data.text.stream import Stream, open_shards, smallest_type
 from transduce.data.text.tokenizers import Tokenizer, TokenizerKind, load_tokenizer, train_tokenizer
 
 PART = 1 << 20
-"""Characters encoded at a time: tokenizers take some hundred bytes for each."""
+"""How many characters are encoded at a time: tokenizers take some hundred bytes for each."""
 
 CUT = re.compile(r"\S\n(?=\S)")
-"""A text may be cut behind it: byte-level BPE takes spaces and line breaks in a row together, but for the last."""
+"""A text may be cut after this. Byte-level BPE joins white space in a row, except for its last character."""
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> Integer[np.ndarray, " n"]:
-    """All ids of a text. Where texts begin and end with different ids, every line that is not blank is one.
+    """All ids of a text.
 
-    Where nothing or the same id marks both, the text is one as it stands, line breaks and all, behind that id.
+    If texts begin and end with different ids (SentencePiece), every line that is not blank is a text. If one id marks
+    both (byte-level BPE), or none does (characters), the file is one text with its line breaks, after that id.
     """
     start, end, kind = tokenizer.bos_id, tokenizer.eos_id, smallest_type(tokenizer.vocab_size)
     found = [np.array([] if start is None or start != end else [start], dtype=kind)]
@@ -37,7 +38,7 @@ def encode_text(tokenizer: Tokenizer, text: str) -> Integer[np.ndarray, " n"]:
 
 
 def parts_of(text: str, size: int) -> Iterator[str]:
-    """A text in parts of at least `size` characters, cut where no tokenizer can tell."""
+    """A text in parts of at least `size` characters, cut where that changes no token."""
     start = 0
     while start < len(text):
         cut = CUT.search(text, start + size - 1)
@@ -47,7 +48,7 @@ def parts_of(text: str, size: int) -> Iterator[str]:
 
 
 def read_text(path: Path) -> str:
-    """A whole UTF-8 file, plain or .gz; its last line ends like the others.
+    """A whole UTF-8 file, plain or .gz. Every line ends in a line break, the last one too.
 
     Raises:
         ValueError: there is no such file, or it is not UTF-8.
@@ -58,20 +59,20 @@ def read_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Language:
-    """A tokenizer and the two streams it made."""
+    """A tokenizer and the streams of ids that it made of the training and the validation text."""
 
     tokenizer: Tokenizer
     train: Stream
     valid: Stream
 
     def fingerprints(self) -> dict[str, str]:
-        """What the data is, wherever it lies."""
+        """Hashes of both streams, which do not depend on where the files are."""
         return {"train": self.train.fingerprint(), "valid": self.valid.fingerprint()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextFiles:
-    """Any text in files."""
+    """Text in files of any name."""
 
     train: tuple[Path, ...] = ()
     valid: tuple[Path, ...] = ()
@@ -80,12 +81,12 @@ class TextFiles:
         """Train the tokenizer, unless there is one, and encode both sides, each file by itself.
 
         Raises:
-            ValueError: a side or a file is missing.
+            ValueError: there is no training or no validation file, or a file is missing.
         """
         if not self.train or not self.valid:
             raise ValueError(
-                "a language model needs text to train on and text to validate on: give --train FILES and --valid FILES, "
-                f"but there are {len(self.train)} and {len(self.valid)}"
+                "a language model needs text to train on and text to validate on: give --train FILES and "
+                f"--valid FILES, but there are {len(self.train)} and {len(self.valid)}"
             )
         return _encode(
             tokenizer, kind, vocab_size, [read_text(p) for p in self.train], [read_text(p) for p in self.valid]
@@ -94,7 +95,7 @@ class TextFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class OneText:
-    """One text, whose end is held out."""
+    """One text, whose end is the validation text."""
 
     data: Path | None = None
     name: str = "input.txt"
@@ -115,17 +116,17 @@ class OneText:
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """Ids on a disk, as scripts/make_shards.py writes them: train-*.bin, valid-*.bin and the tokenizer."""
+    """A folder of shards, as scripts/make_shards.py writes it: train-*.bin, valid-*.bin and the tokenizer."""
 
     data: Path | None = None
     verify: bool = False
-    """Compare all bytes with their checksums first."""
+    """Whether to compare all bytes with their checksums first."""
 
     def read(self, kind: TokenizerKind, vocab_size: int, tokenizer: Tokenizer | None = None) -> Language:
-        """Map both sides. The tokenizer is the shards' own, whatever the arguments say.
+        """Map the shards into memory. The tokenizer is the shards' own, and the arguments are not used.
 
         Raises:
-            ValueError: no folder is named, or it lacks a part.
+            ValueError: no folder is named, or it lacks shards or the tokenizer.
         """
         if self.data is None:
             raise ValueError("shards lie in a folder: use --data DIR; scripts/make_shards.py makes them from text")
@@ -141,7 +142,7 @@ def _encode(
     tokenizer: Tokenizer | None, kind: TokenizerKind, vocab_size: int, train: list[str], valid: list[str]
 ) -> Language:
     if tokenizer is None:
-        seen = [*train, *valid] if kind == "characters" else train  # which characters there are is no secret
+        seen = [*train, *valid] if kind == "characters" else train  # which characters occur gives nothing away
         tokenizer = train_tokenizer(kind, seen, vocab_size=vocab_size)
     sides = [Stream([encode_text(tokenizer, text) for text in texts]) for texts in (train, valid)]
     return Language(tokenizer, *sides)

@@ -1,4 +1,4 @@
-"""Masked language modelling: which tokens are to be found again, what stands in their place, and text with gaps."""
+"""Masked language modelling: which tokens are chosen, what stands in their place, and text with mask words."""
 
 import re
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ from transduce.data.text.tokenizers import Tokenizer
 
 
 def mask_id(tokenizer: Tokenizer) -> int:
-    """The mask symbol, which no text holds: the id behind the tokenizer's last, one more row in the model's table."""
+    """The id of the mask symbol: one more than the tokenizer's last id, so the model's table has one more row."""
     return tokenizer.vocab_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
-    """How a text is corrupted: of the chosen tokens, 1 - hidden - random stay as they are.
+    """How a text is corrupted. Of the chosen tokens, a share of 1 - hidden - random stays unchanged.
 
     Source: Devlin et al. (2019), BERT, section 3.1.
     """
 
     share: float = 0.15
-    """Of a row's tokens, rounded, but one at least. What marks beginnings and ends is never chosen."""
+    """The share of a row's tokens that is chosen, at least one token. BOS and EOS are never chosen."""
     hidden: float = 0.8
-    """Of the chosen: replaced by the mask symbol."""
+    """The share of the chosen tokens that is replaced by the mask symbol."""
     random: float = 0.1
-    """Of the chosen: replaced by any token of the vocabulary, each as likely, the right one too."""
+    """The share of the chosen tokens that is replaced by a random token; all tokens have the same probability."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -44,9 +44,9 @@ class MaskingConfig:
             )
 
     def batch(self, text: Batch, tokenizer: Tokenizer, rng: np.random.Generator) -> Batch:
-        """The corrupted target_out of `text` as a source; of the target_out, the chosen tokens.
+        """A batch whose source is the corrupted target_out of `text`, and whose target_out is the chosen tokens.
 
-        target_in stays: an encoder alone does not read it.
+        target_in stays unchanged, as an encoder alone does not read it.
         """
         ids = text.target_out.numpy()
         real = ids != IGNORE
@@ -85,7 +85,7 @@ class MaskedBatches(Batches):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedWindows:
-    """Training data: windows of a text, corrupted anew in every batch of every epoch."""
+    """Training data: windows of a text, corrupted differently in every batch of every epoch."""
 
     windows: Windows
     masking: MaskingConfig
@@ -120,7 +120,7 @@ def encode_masked(tokenizer: Tokenizer, line: str, mask_word: str) -> list[int]:
 
 
 def decode_masked(tokenizer: Tokenizer, ids: Sequence[int], mask_word: str) -> str:
-    """Text of ids, with the mask word for every mask symbol: what `encode_masked` takes back, but for marks and blanks."""
+    """The text of ids, with the mask word for every mask symbol; `encode_masked` turns it into ids again."""
     space = "" if isinstance(tokenizer, CharTokenizer) else " "
     text = ""
     for hidden, run in groupby(ids, lambda i: i == mask_id(tokenizer)):

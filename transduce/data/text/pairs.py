@@ -1,4 +1,4 @@
-"""Parallel text as training data: encoded, filtered by length, batched anew for every epoch."""
+"""Parallel text as training data: encoded, filtered by length, and in other batches in every epoch."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from transduce.data.text.sentencepiece_bpe import BOS, EOS, SentencePieceTokeniz
 
 @dataclass(frozen=True)
 class TextPairs:
-    """What the trainer asks for: `epoch(n)` gives batches, the same ones for the same (seed, n).
+    """Training data for the trainer: the batches of `epoch(n)` are a function of (seed, n).
 
-    `n_long` pairs were left out, one side having more than max_length tokens, EOS included.
+    `n_long` pairs were left out, as one side has more than max_length tokens, EOS included.
     """
 
     text: ParallelText
@@ -37,10 +37,10 @@ class TextPairs:
         bpe_dropout: float = 0.0,
         seed: int = 0,
     ) -> "TextPairs":
-        """Encode once; leave out what is too long and count it.
+        """Encode every pair once. Pairs that are too long are left out and counted.
 
         Raises:
-            ValueError: nothing is left.
+            ValueError: no pair is left.
         """
         source = _with_eos(source_tokenizer.encode(text.source))
         target = _with_eos(target_tokenizer.encode(text.target))
@@ -78,7 +78,7 @@ class TextPairs:
         return pair_epoch(source, target, tokens_per_batch=self.tokens_per_batch, seed=self.seed, epoch=n, bos=BOS)
 
     def ids(self, n: int) -> tuple[list[list[int]], list[list[int]]]:
-        """Both sides in epoch n, each row ending in EOS: segmented anew where there is BPE-dropout."""
+        """The ids of both sides in epoch n, each row ending in EOS; with BPE-dropout they differ between epochs."""
         if not self.bpe_dropout:
             return self.source, self.target
         sides = ((self.source_tokenizer, self.text.source), (self.target_tokenizer, self.text.target))
@@ -97,7 +97,7 @@ def _with_eos(rows: list[list[int]]) -> list[list[int]]:
 
 
 def fingerprint(*texts: ParallelText) -> str:
-    """SHA-256 of the sentences: what the data is, wherever it lies."""
+    """SHA-256 of the sentences, which does not depend on where the files are."""
     digest = hashlib.sha256()
     for side in (side for text in texts for side in (text.source, text.target)):
         for line in side:

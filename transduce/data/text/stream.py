@@ -198,8 +198,8 @@ def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False
         header = read_header(path)
         if header.tokenizer != wanted:
             raise ValueError(
-                f"shards must be made with the tokenizer they are read with, but {path} has {header.tokenizer[:12]} and "
-                f"the tokenizer is {wanted[:12]}; make the shards again"
+                f"shards must be made with the tokenizer they are read with, but {path} has {header.tokenizer[:12]} "
+                f"and the tokenizer is {wanted[:12]}; make the shards again"
             )
         kind = np.dtype(header.dtype).newbyteorder("<")
         size, expected = path.stat().st_size, header.count * kind.itemsize
@@ -209,7 +209,8 @@ def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False
         ids = np.memmap(path, dtype=kind, mode="r") if size else np.empty(0, dtype=kind)
         if verify and (found := hashlib.sha256(ids.data).hexdigest()) != header.sha256:
             raise ValueError(
-                f"{path} must have the checksum of its header, {header.sha256[:12]}, but has {found[:12]}; make it again"
+                f"{path} must have the checksum of its header, {header.sha256[:12]}, but has {found[:12]}; "
+                "make it again"
             )
         checksums.append(header.sha256)
         parts.append(ids)

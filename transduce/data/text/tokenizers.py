@@ -15,11 +15,11 @@ FILES: dict[str, type[Tokenizer]] = {
     "tokenizer.json": ByteBPE,
     "tokenizer.model": SentencePieceTokenizer,
 }
-"""What a tokenizer's file is called, as in a run directory."""
+"""The names of tokenizer files, as in a run directory, and the class of each."""
 
 
 def train_tokenizer(kind: TokenizerKind, texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
-    """A new tokenizer; characters are as many as there are."""
+    """A new tokenizer; vocab_size does not apply to characters."""
     if kind == "characters":
         return CharTokenizer.train(texts)
     if kind == "byte_bpe":
@@ -28,10 +28,10 @@ def train_tokenizer(kind: TokenizerKind, texts: Sequence[str], *, vocab_size: in
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """A tokenizer's file, or the folder that has it: a run, shards, or vocab.json and merges.txt of GPT-2.
+    """The tokenizer of a file, or of a folder: a run, shards, or vocab.json and merges.txt of GPT-2.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no tokenizer.
     """
     folder, names = (path.parent, [path.name]) if path.is_file() else (path, list(FILES))
     for name in names:
@@ -43,6 +43,6 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def tokenizer_file(tokenizer: Tokenizer) -> str:
-    """What `load_tokenizer` calls the file of this one."""
+    """The name that `load_tokenizer` expects of this tokenizer's file."""
     (name,) = (name for name, kind in FILES.items() if isinstance(tokenizer, kind))
     return name
