@@ -28,10 +28,11 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from jaxtyping import Float, Int16
+from make_manifest import write_manifest
 from tqdm import tqdm
 
 from transduce.config import differences
-from transduce.data.speech.manifest import Recording, read_manifest, recordings_fingerprint, write_manifest
+from transduce.data.speech.manifest import Recording, read_manifest, recordings_fingerprint
 from transduce.experiment.command import exit_code
 from transduce.files import write_file
 

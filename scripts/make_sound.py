@@ -29,9 +29,10 @@ from random import Random
 import numpy as np
 import soundfile
 import torch
+from make_manifest import write_manifest
 from torchaudio.functional import resample
 
-from transduce.data.speech.manifest import Recording, write_manifest
+from transduce.data.speech.manifest import Recording
 from transduce.data.text.corpus import read_lines
 
 TEXT = Path(__file__).resolve().parents[1] / "recipes" / "data" / "commands"

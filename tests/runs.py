@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import soundfile
 import torch
+from make_manifest import write_manifest
 
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
-from transduce.data.speech.manifest import Recording, write_manifest
+from transduce.data.speech.manifest import Recording
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, tokenizers
 from transduce.experiment.run import with_frames, with_vocabularies

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from make_shards import write_shard
 from safetensors.numpy import load_file
 
 import transduce as td
@@ -14,7 +15,6 @@ from recipes.language_model import GPT2, SETTINGS, SHAKESPEARE_CPU, run
 from tests.recipes.interrupt import interrupt
 from transduce.cli.generate import generate, score_perplexity
 from transduce.data.text.language import OneText, Shards, TextFiles, encode_text
-from transduce.data.text.stream import write_shard
 from transduce.data.text.tokenizers import load_tokenizer, train_tokenizer
 from transduce.experiment.run import with_vocabularies
 

@@ -8,6 +8,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from make_manifest import write_manifest
 from safetensors.torch import load_file
 
 import transduce as td
@@ -17,7 +18,7 @@ from tests.runs import FEATURES, RATE, SPEECH, record, sentences
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import Augmentation
 from transduce.data.speech.features import FeatureExtractor
-from transduce.data.speech.manifest import Manifests, Recording, write_manifest
+from transduce.data.speech.manifest import Manifests, Recording
 from transduce.data.speech.vectors import VectorConfig
 from transduce.experiment.run import with_frames
 from transduce.train.optim import OptimConfig

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from make_manifest import write_manifest
 
 from scripts import make_digits
-from transduce.data.speech.manifest import Recording, read_manifest, write_manifest
+from transduce.data.speech.manifest import Recording, read_manifest
 
 WORDS = ("zero", "one", "two")
 SIZES = "--train", "30", "--valid", "6", "--test", "12"

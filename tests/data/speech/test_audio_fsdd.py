@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from transduce.data.speech.audio import duration, read_audio
+from transduce.data.speech.audio import read_audio
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 from transduce.data.speech.manifest import Recording, read_manifest
 
@@ -54,7 +54,7 @@ def test_they_last_as_long_and_have_nearly_nothing_above_4_khz(recordings):
         samples, rate = soundfile.read(r.audio)
         got = read_audio(r.audio, 16000).numpy().astype(np.float64)
         assert rate == 8000 and len(got) == 2 * len(samples)
-        assert duration(r.audio) == len(got) / 16000 == pytest.approx(r.seconds, abs=1e-3)
+        assert len(got) / 16000 == pytest.approx(r.seconds, abs=1e-3)
         below = band(got, 0, 4000)
         assert band(got, 4000, 8001) < 0.002 * below
         assert band(got, 4800, 8001) < 2e-5 * below

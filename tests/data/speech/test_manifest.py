@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from make_manifest import write_manifest
 
-from transduce.data.speech.manifest import Recording, read_manifest, split_by_speaker, write_manifest
+from transduce.data.speech.manifest import Recording, read_manifest, split_by_speaker
 
 GOOD = "id\taudio\tseconds\tspeaker\ttext\tgerman\na\tx/a.wav\t1.5\tAnn\tgood day\tguten Tag\nb\t/y/b.npy\t2\tBob\t\t\n"
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from make_manifest import write_manifest
 
-from transduce.data.speech.manifest import Manifests, Recording, recordings_fingerprint, write_manifest
+from transduce.data.speech.manifest import Manifests, Recording, recordings_fingerprint
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from make_shards import write_shard
 
 from recipes.baselines import bigram_cross_entropy
 from transduce.data.text import stream as module
-from transduce.data.text.stream import HeldOut, Stream, Windows, open_shards, read_header, write_shard
+from transduce.data.text.stream import HeldOut, Stream, Windows, open_shards, read_header
 
 
 def split(ids, *places):

@@ -81,16 +81,6 @@ def read_audio(path: Path, sample_rate: int) -> Float[Tensor, " n"]:
     return waveform / loudest.clamp_min(1.0)
 
 
-def duration(path: Path) -> float:
-    """The seconds that the header of a file promises.
-
-    Raises:
-        ValueError: the file is missing, a directory, empty or not sound; the message names it.
-    """
-    with _opened(path) as file:
-        return file.frames / file.samplerate
-
-
 def sound_status(path: Path) -> os.stat_result:
     """Size and time of a file that exists and is not empty.
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Literal
 import numpy as np
 
 from transduce.data.text.corpus import read_lines, split_table
-from transduce.files import write_file
 
 NEEDED = ("id", "audio", "seconds", "speaker")
 """Columns of every manifest. The target column is needed as well, and there may be others."""
@@ -88,44 +86,6 @@ def _positive(cell: str, where: str) -> float:
             f"seconds must be a positive number, but {where} has {cell!r}; write the length of the sound, such as 2.5"
         )
     return seconds
-
-
-def write_manifest(
-    path: Path | str, recordings: Sequence[Recording], target_column: str = "text", *, root: Path | None = None
-) -> None:
-    """Write a manifest that `read_manifest` reads back. Paths inside `root` are relative, others absolute.
-
-    Args:
-        root: the folder that can be moved as a whole; None: the manifest's own folder.
-
-    Raises:
-        ValueError: the recordings have different columns, one of them has the name of a column of every manifest, or a
-            cell holds a tab or a line break.
-    """
-    path = Path(path)
-    others = list(recordings[0].columns) if recordings else []
-    header = [*NEEDED, target_column, *others]
-    if len(set(header)) < len(header):
-        raise ValueError(f"a manifest must name every column once, but it is to have {', '.join(header)}; rename one")
-    folder = os.path.abspath(path.parent)
-    rows = [header]
-    for r in recordings:
-        if list(r.columns) != others:
-            raise ValueError(
-                f"recordings of one manifest must have the same columns, but {recordings[0].id} has "
-                f"{', '.join(others) or 'none'} and {r.id} has {', '.join(r.columns) or 'none'}; fill in the others"
-            )
-        audio = Path(os.path.abspath(r.audio))
-        if audio.is_relative_to(os.path.abspath(root or folder)):
-            audio = Path(os.path.relpath(audio, folder))
-        seconds = str(round(r.seconds, 3) or r.seconds)  # less than half a millisecond does not become 0
-        rows.append([r.id, audio.as_posix(), seconds, r.speaker, r.text, *r.columns.values()])
-    for row in rows:
-        if bad := [cell for cell in row if any(end in cell for end in "\t\n\r")]:
-            raise ValueError(
-                f"a cell must not hold a tab or the end of a line, but {row[0]} has {bad[0]!r}; use spaces"
-            )
-    write_file(path, "".join("\t".join(row) + "\n" for row in rows))
 
 
 def split_by_speaker(
