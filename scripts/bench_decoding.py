@@ -29,6 +29,7 @@ from turns import compare
 
 from transduce.data.text.corpus import corpus_folder, read_lines
 from transduce.decode.beam import beam_search
+from transduce.decode.constraints import Constraints
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.marian import Marian, import_marian
@@ -77,11 +78,11 @@ def our_search(marian: Marian) -> Search:
         scorer = ModelScorer(marian.model, marian.model.encode(source, lengths))
         bounds = torch.full_like(lengths, n_tokens)
         starts = torch.full_like(source[:, :1], marian.bos_id)
-        ids = {"prompts": starts, "eos_id": marian.eos_id, "max_lengths": bounds, "suppressed": [marian.eos_id]}
+        constraints = Constraints(bounds, eos_id=marian.eos_id, suppressed=[marian.eos_id])
         if beam_size == 1:
-            found = Sampler(scorer, **ids, sampling=Sampling(temperature=0.0)).run()
+            found = Sampler(scorer, starts, constraints, sampling=Sampling(temperature=0.0)).run()
             return [hypothesis.tokens for hypothesis in found]
-        return [best[0].tokens for best in beam_search(scorer, **ids, beam_size=beam_size, alpha=0.0)]
+        return [best.tokens for best, *_ in beam_search(scorer, starts, constraints, beam_size=beam_size, alpha=0.0)]
 
     return search
 

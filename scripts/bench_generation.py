@@ -23,6 +23,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 from turns import compare
 
+from transduce.decode.constraints import Constraints
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.gpt2 import import_gpt2
@@ -57,13 +58,9 @@ def our_generate(model: Transformer) -> Generate:
     """Sampler at temperature 0."""
 
     def generate(prompts: Tensor, n_tokens: int) -> list[list[int]]:
-        found = Sampler(
-            ModelScorer(model, prompts=prompts),
-            prompts=prompts,
-            eos_id=None,
-            max_lengths=prompts.new_full((len(prompts),), n_tokens),
-            sampling=Sampling(temperature=0.0),
-        ).run()
+        constraints = Constraints(prompts.new_full((len(prompts),), n_tokens), eos_id=None)
+        greedy = Sampling(temperature=0.0)
+        found = Sampler(ModelScorer(model, prompts=prompts), prompts, constraints, sampling=greedy).run()
         return [hypothesis.tokens for hypothesis in found]
 
     return generate

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force, plain_beam_search
 from transduce.decode.beam import beam_search
+from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer, Scorer
@@ -24,15 +25,21 @@ def starts(n: int) -> Tensor:
     return torch.full((n, 1), BOS)
 
 
-def search(language: Language, sentences: list[int], bounds: list[int], **settings) -> list[list[Hypothesis]]:
-    settings |= {"prompts": starts(len(bounds)), "max_lengths": torch.tensor(bounds, dtype=torch.long)}
-    return beam_search(LanguageScorer(language, sentences), eos_id=EOS, **settings)
+def constrained(bounds: list[int], **rules) -> Constraints:
+    return Constraints(torch.tensor(bounds, dtype=torch.long), **({"eos_id": EOS} | rules))
 
 
-def greedy(scorer: Scorer, bounds: list[int], *, scores: bool = True, **settings) -> list[Hypothesis]:
+def search(
+    language: Language, sentences: list[int], bounds: list[int], *, suppressed=(), no_repeat_ngram=0, **settings
+) -> list[list[Hypothesis]]:
+    constraints = constrained(bounds, suppressed=suppressed, no_repeat_ngram=no_repeat_ngram)
+    return beam_search(LanguageScorer(language, sentences), starts(len(bounds)), constraints, **settings)
+
+
+def greedy(scorer: Scorer, bounds: list[int], *, scores: bool = True, **rules) -> list[Hypothesis]:
     """The case of sampling that takes the likeliest token each time."""
-    settings |= {"prompts": starts(len(bounds)), "max_lengths": torch.tensor(bounds, dtype=torch.long)}
-    return Sampler(scorer, eos_id=EOS, sampling=Sampling(temperature=0.0), scores=scores, **settings).run()
+    how = {"sampling": Sampling(temperature=0.0), "scores": scores}
+    return Sampler(scorer, starts(len(bounds)), constrained(bounds, **rules), **how).run()
 
 
 def same(got: list[Hypothesis], want: list[Hypothesis]) -> None:
@@ -112,8 +119,7 @@ def test_the_first_step_has_no_beams_and_done_sentences_leave_at_once(beam_size)
     if beam_size == 1:
         greedy(scorer, [2, 5, 3, 5], suppressed=[EOS])
     else:
-        settings = {"prompts": starts(4), "max_lengths": torch.tensor([2, 5, 3, 5]), "suppressed": [EOS]}
-        beam_search(scorer, eos_id=EOS, **settings, beam_size=beam_size)
+        beam_search(scorer, starts(4), constrained([2, 5, 3, 5], suppressed=[EOS]), beam_size=beam_size)
     assert scorer.n_rows == [4, 4 * beam_size, 3 * beam_size, 2 * beam_size, 2 * beam_size]
     assert scorer.n_sentences == 0
 
@@ -175,8 +181,8 @@ class Example:
         source = torch.cat((self.source[rows, : int(lengths.max())], garbage), dim=1)
         with torch.no_grad():
             scored = scorer(self.model, self.model.encode(source, lengths))
-        settings = {"prompts": starts(len(rows)), "max_lengths": self.bounds[rows], "suppressed": [PAD, BOS]}
-        return beam_search(scored, eos_id=EOS, **settings, beam_size=4, n_best=4)
+        constraints = Constraints(self.bounds[rows], eos_id=EOS, suppressed=[PAD, BOS])
+        return beam_search(scored, starts(len(rows)), constraints, beam_size=4, n_best=4)
 
 
 @pytest.fixture(scope="module")
@@ -226,8 +232,8 @@ def test_half_precision_logits_are_summed_in_float32(example):
     with torch.no_grad():
         model = deepcopy(example.model).bfloat16()
         memory = model.encode(example.source, example.lengths)
-    settings = {"prompts": starts(24), "eos_id": EOS, "max_lengths": example.bounds}
-    found = [best for (best,) in beam_search(ModelScorer(model, memory), **settings)]
+    constraints = Constraints(example.bounds, eos_id=EOS)
+    found = [best for (best,) in beam_search(ModelScorer(model, memory), starts(24), constraints)]
     found += greedy(ModelScorer(model, memory), example.bounds.tolist())
     log_prob = torch.tensor([hypothesis.log_prob for hypothesis in found])
     assert (log_prob.bfloat16().float() != log_prob).all()
@@ -242,13 +248,9 @@ def test_n_best_must_fit_into_the_beam(n_best):
         search(Language(seed=0), [0], [3], beam_size=3, n_best=n_best)
 
 
-@pytest.mark.parametrize(
-    ("bounds", "message"),
-    [
-        ([3], "max_lengths must hold one bound per sentence, but it holds 1 for 2 sentences"),
-        ([3, 0], "max_lengths must be at least 1, but the least is 0; leave empty sentences out of the batch"),
-    ],
-)
-def test_there_must_be_one_bound_of_at_least_one_per_sentence(bounds, message):
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        search(Language(seed=0), [0, 1], bounds)
+def test_every_bound_must_be_at_least_one():
+    with pytest.raises(ValueError) as caught:
+        search(Language(seed=0), [0, 1], [3, 0])
+    assert str(caught.value) == (
+        "max_lengths must be at least 1, but the least is 0; leave empty sentences out of the batch"
+    )

@@ -8,11 +8,9 @@ import torch
 from transformers import NoRepeatNGramLogitsProcessor
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force
-from tests.decode.test_beam import greedy as greedily, same, search, starts
-from transduce.decode.beam import beam_search
-from transduce.decode.constraints import suppress_repeats
+from tests.decode.test_beam import greedy as greedily, same, search
+from transduce.decode.constraints import Constraints, suppress_repeats
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.sample import Sampler
 
 
 def repeats(tokens: list[int], n: int) -> bool:
@@ -90,8 +88,6 @@ def test_an_n_gram_rule_that_cannot_be_kept_is_refused(n, eos_id):
         "no_repeat_ngram must be at least 0 (0 = off), and off where no EOS can end what has no token left, "
         f"but no_repeat_ngram={n} and eos_id={eos_id}"
     )
-    settings = {"prompts": starts(1), "max_lengths": torch.tensor([3]), "eos_id": eos_id, "no_repeat_ngram": n}
-    for find in (beam_search, Sampler):
-        with pytest.raises(ValueError) as caught:
-            find(LanguageScorer(Language(seed=0), [0]), **settings)
-        assert str(caught.value) == message
+    with pytest.raises(ValueError) as caught:
+        Constraints(torch.tensor([3]), eos_id=eos_id, no_repeat_ngram=n)
+    assert str(caught.value) == message

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.contract import GARBAGE
 from tests.decode.ctc_paths import next_log_probs, transcripts
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force, plain_beam_search
-from tests.decode.test_beam import greedy, same, starts
+from tests.decode.test_beam import constrained, greedy, same, starts
 from transduce.decode.beam import beam_search
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.hypothesis import Hypothesis
@@ -45,8 +45,7 @@ class JointLanguage:
 
 
 def search(scorer: Scorer, bounds: list[int], **settings) -> list[list[Hypothesis]]:
-    settings |= {"prompts": starts(len(bounds)), "max_lengths": torch.tensor(bounds), "suppressed": SUPPRESSED}
-    return beam_search(scorer, eos_id=EOS, **settings)
+    return beam_search(scorer, starts(len(bounds)), constrained(bounds, suppressed=SUPPRESSED), **settings)
 
 
 @pytest.mark.parametrize("weight", [0.3, 1.0])

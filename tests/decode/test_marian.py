@@ -16,6 +16,7 @@ from transformers import MarianConfig, MarianMTModel
 from transformers.utils import logging
 
 from transduce.decode.beam import beam_search
+from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
@@ -98,11 +99,10 @@ def search(ours: Marian, source: Tensor, lengths: Tensor, beam_size: int | None)
     with torch.no_grad():
         scorer = ModelScorer(ours.model, ours.model.encode(source, lengths))
     starts = torch.full_like(source[:, :1], ours.bos_id)
-    settings = {"prompts": starts, "eos_id": ours.eos_id, "suppressed": [ours.pad_id]}
-    bounds = torch.full_like(lengths, BOUND)
+    constraints = Constraints(torch.full_like(lengths, BOUND), eos_id=ours.eos_id, suppressed=[ours.pad_id])
     if beam_size is None:
-        return Sampler(scorer, **settings, max_lengths=bounds, sampling=Sampling(temperature=0.0)).run()
-    return [best for best, *_ in beam_search(scorer, **settings, max_lengths=bounds, beam_size=beam_size, alpha=0.0)]
+        return Sampler(scorer, starts, constraints, sampling=Sampling(temperature=0.0)).run()
+    return [best for best, *_ in beam_search(scorer, starts, constraints, beam_size=beam_size, alpha=0.0)]
 
 
 @pytest.mark.parametrize("beam_size", [None, 4, 5])

@@ -16,6 +16,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer
+from tests.decode.test_beam import constrained, starts
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.sample import Sampler, Sampling, draw, nucleus
 from transduce.decode.scorer import ModelScorer
@@ -104,10 +105,9 @@ def test_the_repetition_penalty_is_that_of_transformers(rng, penalty):
     assert torch.equal(Sampling(repetition_penalty=penalty).probs(logits, before), want)
 
 
-def test_temperature_0_is_all_on_the_likeliest_after_the_penalty():
+def test_temperature_0_takes_the_likeliest_after_the_penalty():
     x, logits = Sampling(temperature=0.0, repetition_penalty=2.0), torch.tensor([[1.0, 3.0, 2.0]])
     before = torch.tensor([[1]])
-    assert x.probs(logits, before).tolist() == [[0.0, 0.0, 1.0]]
     assert x.next(logits, before, torch.tensor([0.0])).tolist() == [2]
 
 
@@ -142,10 +142,10 @@ class Remembered(Language):
 
 
 def sampled(language: Language, sentences: list[int], bounds: list[int], n: int = 1, **settings) -> list[Hypothesis]:
-    prompts = torch.full((len(sentences), 1), BOS)
-    settings = {"eos_id": EOS, "rngs": rngs(1, n * len(sentences))} | settings
-    bound = torch.tensor(bounds, dtype=torch.long)
-    return Sampler(LanguageScorer(language, sentences), prompts=prompts, max_lengths=bound, **settings).run()
+    rules = {name: settings.pop(name) for name in ("eos_id", "suppressed", "no_repeat_ngram") if name in settings}
+    settings = {"rngs": rngs(1, n * len(sentences))} | settings
+    scorer, constraints = LanguageScorer(language, sentences), constrained(bounds, **rules)
+    return Sampler(scorer, starts(len(sentences)), constraints, **settings).run()
 
 
 def chi_square_bound(n: int) -> float:
@@ -245,8 +245,8 @@ def test_log_prob_is_of_the_whole_distribution_whatever_was_drawn_from():
 
 def test_tokens_come_step_by_step():
     told: dict[int, list[int]] = {i: [] for i in range(12)}
-    settings = {"prompts": torch.full((6, 1), BOS), "eos_id": EOS, "max_lengths": torch.full((6,), 7)}
-    sampler = Sampler(LanguageScorer(Language(seed=3), list(range(6))), rngs=rngs(1, 12), **settings)
+    scorer = LanguageScorer(Language(seed=3), list(range(6)))
+    sampler = Sampler(scorer, starts(6), constrained([7] * 6), rngs=rngs(1, 12))
     while sampler.running:
         for row, token in zip(sampler.running, sampler.step().tolist(), strict=True):
             told[row].append(token)
@@ -271,8 +271,8 @@ def decoder(**changes) -> Transformer:
 @pytest.mark.parametrize("length", [1, 6])
 def test_a_model_goes_on_where_the_prompt_ends(rng, length):
     model, prompts = decoder(), torch.randint(13, (3, length), generator=rng)
-    settings = {"eos_id": 2, "max_lengths": torch.tensor([9, 4, 9])}
-    found = Sampler(ModelScorer(model, prompts=prompts), prompts=prompts, rngs=rngs(0, 6), **settings).run()
+    scorer, constraints = ModelScorer(model, prompts=prompts), constrained([9, 4, 9], eos_id=2)
+    found = Sampler(scorer, prompts, constraints, rngs=rngs(0, 6)).run()
     assert [len(h.tokens) for h in found if not h.finished]
     for row, h in enumerate(found):
         uniforms, tokens = np.random.default_rng((0, row)).random(9), prompts[row // 2].tolist()
@@ -293,9 +293,8 @@ def test_translations_are_sampled_too(rng):
     def found(rows: Tensor, n: int) -> list[list[int]]:
         with torch.no_grad():
             memory = model.encode(source[rows], lengths[rows])
-        prompts = torch.full((len(rows), 1), BOS)
-        settings = {"eos_id": EOS, "max_lengths": torch.full((len(rows),), 12), "rngs": rngs(0, n * len(rows))}
-        return [h.tokens for h in Sampler(ModelScorer(model, memory), prompts=prompts, **settings).run()]
+        scorer, constraints = ModelScorer(model, memory), constrained([12] * len(rows))
+        return [h.tokens for h in Sampler(scorer, starts(len(rows)), constraints, rngs=rngs(0, n * len(rows))).run()]
 
     assert found(torch.tensor([0, 1, 2]), 3) == found(torch.tensor([0] * 3 + [1] * 3 + [2] * 3), 1)
 

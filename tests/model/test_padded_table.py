@@ -14,6 +14,7 @@ from transduce.data.batch import IGNORE, pair_batch
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.data.text.stream import window_batch
 from transduce.decode.beam import beam_search
+from transduce.decode.constraints import Constraints
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.gpt2 import export_gpt2, import_gpt2
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
@@ -128,10 +129,8 @@ def test_beam_search_finds_the_same():
         source = torch.randint(3, V, (3, 5), generator=torch.Generator().manual_seed(4))
         with torch.no_grad():
             scorer = ModelScorer(model.eval(), model.encode(source))
-            beams = beam_search(
-                scorer, prompts=torch.full((3, 1), BOS), eos_id=EOS, max_lengths=torch.tensor([6, 6, 6]),
-                beam_size=4, n_best=4, alpha=0.6,
-            )  # fmt: skip
+            constraints = Constraints(torch.tensor([6, 6, 6]), eos_id=EOS)
+            beams = beam_search(scorer, torch.full((3, 1), BOS), constraints, beam_size=4, n_best=4, alpha=0.6)
         found.append([[(h.tokens, h.log_prob) for h in hypotheses] for hypotheses in beams])
     assert found[0] == found[1]
 

@@ -10,6 +10,7 @@ from tests.runs import RATE, random_speech_run, record, sentences
 from transduce.data.speech.audio import read_audio
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
 from transduce.decode.beam import beam_search
+from transduce.decode.constraints import Constraints
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.joint import combined
 from transduce.decode.scorer import ModelScorer, Scorer
@@ -35,14 +36,10 @@ def searched(transcriber, path, *, beam_size=5, alpha=0.6, ctc_weight=0.0) -> tu
         if ctc_weight:
             ctc = CTCPrefixScorer(model.ctc_logits(memory.states), eos_id=EOS, blank_id=PAD)
             scorer = combined([(1 - ctc_weight, scorer), (ctc_weight, ctc)])
-        settings = {
-            "beam_size": beam_size,
-            "alpha": alpha if beam_size > 1 else 0.0,
-            "n_best": 1,
-            "suppressed": (PAD, UNK, BOS),
-        }
-        settings |= {"prompts": torch.tensor([[BOS]]), "max_lengths": torch.tensor([SHORT.length_extra])}
-        ((best,),) = beam_search(scorer, eos_id=EOS, no_repeat_ngram=SHORT.no_repeat_ngram, **settings)
+        settings = {"beam_size": beam_size, "alpha": alpha if beam_size > 1 else 0.0}
+        rules = {"suppressed": (PAD, UNK, BOS), "no_repeat_ngram": SHORT.no_repeat_ngram}
+        constraints = Constraints(torch.tensor([SHORT.length_extra]), eos_id=EOS, **rules)
+        ((best,),) = beam_search(scorer, torch.tensor([[BOS]]), constraints, **settings)
     return transcriber.tokenizer.decode([best.tokens])[0].strip(), best.score
 
 

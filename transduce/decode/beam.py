@@ -1,7 +1,6 @@
 """Beam search over a Scorer: the likeliest whole sequences, as far as a beam can see."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decode.constraints import check_constraints, ids_tensor, rule_out
+from transduce.decode.constraints import Constraints, ids_tensor
 from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.scorer import Scorer, log_probs
 
@@ -32,19 +31,21 @@ class Beams:
         """The beams of some sentences."""
         return Beams(self.tokens[sentences], self.log_prob[sentences], self.score[sentences])
 
+    def beside(self, other: "Beams") -> "Beams":
+        """Both, in one row per sentence."""
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Beams(*(torch.cat(pair, dim=1) for pair in pairs))
+
 
 @torch.inference_mode()
 def beam_search(
     scorer: Scorer,
-    *,
     prompts: Int[Tensor, "B P"],
-    eos_id: int | None,
-    max_lengths: Int[Tensor, " B"],
+    constraints: Constraints,
+    *,
     beam_size: int = 5,
     alpha: float = 0.6,
     n_best: int = 1,
-    suppressed: Sequence[int] = (),
-    no_repeat_ngram: int = 0,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of every sentence, best score first.
 
@@ -56,22 +57,16 @@ def beam_search(
     Args:
         scorer: begins with one row per sentence, and has seen all of the prompt but the last token.
         prompts: what came before, at least BOS, on the device of the search.
-        eos_id: None: nothing ends before its bound.
-        max_lengths: bound on the new tokens of each sentence, EOS included.
         alpha: exponent of the length penalty; 0 ranks by log-probability.
-        suppressed: ids never produced. They keep their share of the probability.
-        no_repeat_ngram: no n-gram of this many tokens occurs twice in a hypothesis (see decode/constraints.py); 0 = off.
 
     Raises:
-        ValueError: n_best is not in 1 ... beam_size, max_lengths not one bound of at least 1 per sentence, or
-            no_repeat_ngram is negative or needs an EOS.
+        ValueError: n_best is not in 1 ... beam_size.
     Source: Wu et al. (2016), section 7, for the penalty; the rule to stop is that of transformers' generate.
     """
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best must lie in 1 ... beam_size, but n_best={n_best} and beam_size={beam_size}")
-    check_constraints(scorer.n_sentences, max_lengths, no_repeat_ngram=no_repeat_ngram, eos_id=eos_id)
-    device, suppressed_ids = prompts.device, ids_tensor(suppressed, prompts.device)
-    end = -1 if eos_id is None else eos_id  # no token is -1
+    device, max_lengths = prompts.device, constraints.max_lengths
+    end = -1 if constraints.eos_id is None else constraints.eos_id  # no token is -1
     running, last = list(range(scorer.n_sentences)), prompts[:, -1]
     live, kept = _start(len(running), beam_size, device)
     results: list[tuple[list[int], Beams, Beams]] = []
@@ -79,13 +74,7 @@ def beam_search(
     while running:
         step += 1
         scores = log_probs(scorer, last)
-        rule_out(
-            scores,
-            live.tokens.flatten(0, 1),
-            suppressed_ids=suppressed_ids,
-            no_repeat_ngram=no_repeat_ngram,
-            eos_id=eos_id,
-        )
+        constraints.rule_out(scores, live.tokens.flatten(0, 1))
         continuations = _continuations(scores, live.log_prob, 2 * beam_size)
         live, kept, parent = _advance(live, kept, continuations, end, length_penalty(step, alpha))
         done = (live.score[:, 0] <= kept.score[:, -1]) | (max_lengths <= step)
@@ -136,20 +125,11 @@ def _advance(
     tokens = torch.cat((past, token[:, :, None]), dim=2)
     on, over = log_prob.masked_fill(token == eos_id, -math.inf), log_prob.masked_fill(token != eos_id, -math.inf)
     ended = Beams(tokens[:, :beam_size], over[:, :beam_size], over[:, :beam_size] / penalty)
-    kept, _ = _joined(kept, ended, eos_id).best(beam_size)
+    earlier = Beams(F.pad(kept.tokens, (0, 1), value=eos_id), kept.log_prob, kept.score)
+    kept, _ = earlier.beside(ended).best(beam_size)
     first_row = live.score.size(1) * torch.arange(len(parent), device=parent.device)[:, None]
     live, chosen = Beams(tokens, on, on / penalty).best(beam_size)
     return live, kept, first_row + parent.gather(1, chosen)
-
-
-def _joined(kept: Beams, ended: Beams, eos_id: int) -> Beams:
-    """Kept hypotheses and those that ended now, side by side; what ended earlier is filled up with EOS."""
-    tokens = F.pad(kept.tokens, (0, 1), value=eos_id)
-    return Beams(
-        torch.cat((tokens, ended.tokens), dim=1),
-        torch.cat((kept.log_prob, ended.log_prob), dim=1),
-        torch.cat((kept.score, ended.score), dim=1),
-    )
 
 
 def _collect(results: list[tuple[list[int], Beams, Beams]], eos_id: int, n_best: int) -> list[list[Hypothesis]]:

@@ -41,11 +41,7 @@ class JointScorer:
 
     def __init__(self, parts: Sequence[tuple[float, Scorer]]) -> None:
         self.parts = parts
-
-    @property
-    def n_sentences(self) -> int:
-        """B, the sentences still being searched."""
-        return self.parts[0][1].n_sentences
+        self.n_sentences = parts[0][1].n_sentences
 
     def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
         """Append one token to every row; return the weighted sum of what each next token would add."""
@@ -58,3 +54,4 @@ class JointScorer:
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
         for _, scorer in self.parts:
             scorer.keep(sentences)
+        self.n_sentences = len(sentences)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decode.constraints import check_constraints, ids_tensor, rule_out
+from transduce.decode.constraints import Constraints, ids_tensor
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.scorer import Scorer, at_least_float32
 
@@ -44,11 +44,8 @@ class Sampling:
             )
 
     def probs(self, logits: Float[Tensor, "N V"], before: Int[Tensor, "N L"]) -> Float[Tensor, "N V"]:
-        """What to draw from, in float32 or wider; `before` is every token so far. At temperature 0, all on one token."""
-        logits = self._penalised(at_least_float32(logits), before)
-        if not self.temperature:
-            return torch.zeros_like(logits).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
-        logits = logits / self.temperature
+        """What to draw from at a temperature above 0, in float32 or wider; `before` is every token so far."""
+        logits = self._penalized(logits, before) / self.temperature
         if 0 < self.top_k < logits.size(1):
             logits = logits.masked_fill(logits < logits.topk(self.top_k).values[:, -1:], -math.inf)
         probs = logits.softmax(-1)
@@ -60,15 +57,14 @@ class Sampling:
         """One token a row, by that row's number in [0, 1)."""
         if self.temperature:
             return draw(self.probs(logits, before), uniform)
-        return self._penalised(at_least_float32(logits), before).argmax(-1)
+        return self._penalized(logits, before).argmax(-1)
 
-    def _penalised(self, logits: Float[Tensor, "N V"], before: Int[Tensor, "N L"]) -> Float[Tensor, "N V"]:
-        if self.repetition_penalty == 1:
+    def _penalized(self, logits: Float[Tensor, "N V"], before: Int[Tensor, "N L"]) -> Float[Tensor, "N V"]:
+        logits, penalty = at_least_float32(logits), self.repetition_penalty
+        if penalty == 1:
             return logits
         old = logits.gather(1, before)
-        return logits.scatter(
-            1, before, torch.where(old < 0, old * self.repetition_penalty, old / self.repetition_penalty)
-        )
+        return logits.scatter(1, before, torch.where(old < 0, old * penalty, old / penalty))
 
 
 def nucleus(probs: Float[Tensor, "N V"], top_p: float) -> Float[Tensor, "N V"]:
@@ -99,43 +95,33 @@ class Sampler:
     Args:
         scorer: one row per sentence; it has seen all of the prompt but the last token.
         prompts: what came before, at least BOS; the repetition penalty counts it.
-        eos_id: None: nothing ends before its bound, and no step waits for the device.
-        max_lengths: bound on the new tokens of each sentence, EOS included.
+        constraints: suppressed tokens leave their probability to the others; without an EOS no step waits for the device.
         rngs: n for every sentence: hypothesis k of sentence b is number b * n + k. None is needed at temperature 0.
-        suppressed: ids never produced; the others share their probability.
-        no_repeat_ngram: no n-gram of this many new tokens occurs twice in a hypothesis; 0 = off.
         scores: also compute log_prob, of the scorer's own distribution; it costs one pass over the vocabulary a step.
 
     Raises:
-        ValueError: rngs are not n for each sentence, max_lengths not one bound of at least 1 per sentence, or
-            no_repeat_ngram is negative or needs an EOS.
+        ValueError: rngs are not n for each sentence.
     """
 
     def __init__(
         self,
         scorer: Scorer,
-        *,
         prompts: Int[Tensor, "B P"],
-        eos_id: int | None,
-        max_lengths: Int[Tensor, " B"],
+        constraints: Constraints,
+        *,
         sampling: Sampling = Sampling(),
         rngs: Sequence[np.random.Generator] = (),
-        suppressed: Sequence[int] = (),
-        no_repeat_ngram: int = 0,
         scores: bool = False,
     ) -> None:
-        check_constraints(scorer.n_sentences, max_lengths, no_repeat_ngram=no_repeat_ngram, eos_id=eos_id)
         rows = range(len(rngs) if sampling.temperature else len(prompts))
         if len(rows) < len(prompts) or len(rows) % max(len(prompts), 1):
             raise ValueError(
                 f"rngs must be n for every sentence, but there are {len(rngs)} for {len(prompts)} sentences"
             )
-        self.scorer, self.eos_id, self.sampling = scorer, eos_id, sampling
-        self.no_repeat_ngram, self.scores = no_repeat_ngram, scores
+        self.scorer, self.constraints, self.sampling, self.scores = scorer, constraints, sampling, scores
         self.device, self.tokens, self.n_given = prompts.device, prompts, prompts.size(1)
-        self.suppressed_ids = ids_tensor(suppressed, self.device)
         self.origin = ids_tensor([row * len(prompts) // len(rows) for row in rows], self.device)
-        self.bounds: list[int] = max_lengths[self.origin].tolist()
+        self.bounds: list[int] = constraints.max_lengths[self.origin].tolist()
         longest = max(self.bounds, default=0)
         numbers = [rng.random(longest) for rng in rngs] if sampling.temperature else np.zeros((len(rows), longest))
         self.uniforms = torch.from_numpy(np.array(numbers)).to(self.device)
@@ -152,19 +138,14 @@ class Sampler:
             self._go_on(self.origin)
             logits, self.tokens = logits[self.origin], self.tokens[self.origin]
         total = at_least_float32(logits).logsumexp(-1) if self.scores and not self.scorer.additive else 0.0
-        rule_out(
-            logits,
-            self.tokens[:, self.n_given :],
-            suppressed_ids=self.suppressed_ids,
-            no_repeat_ngram=self.no_repeat_ngram,
-            eos_id=self.eos_id,
-        )
+        self.constraints.rule_out(logits, self.tokens[:, self.n_given :])
         n_new = self.tokens.size(1) - self.n_given
         token = self.sampling.next(logits, self.tokens, self.uniforms[:, n_new])
         self.tokens = torch.cat((self.tokens, token[:, None]), dim=1)
         if self.scores:
             self.log_prob = self.log_prob + (logits.gather(1, token[:, None])[:, 0] - total)
-        ended = [False] * len(token) if self.eos_id is None else (token == self.eos_id).tolist()  # the one host sync
+        eos_id = self.constraints.eos_id
+        ended = [False] * len(token) if eos_id is None else (token == eos_id).tolist()  # the one host sync
         self._end([end or n_new + 1 == self.bounds[row] for end, row in zip(ended, self.running, strict=True)])
         return token
 
@@ -191,6 +172,6 @@ class Sampler:
         found: dict[int, Hypothesis] = {}
         for rows, tokens, log_prob in self.ended:
             for row, ids, value in zip(rows, tokens.tolist(), log_prob.tolist(), strict=True):
-                finished = ids[-1] == self.eos_id
+                finished = ids[-1] == self.constraints.eos_id
                 found[row] = Hypothesis(ids[:-1] if finished else ids, value, value, finished)
         return [found[row] for row in sorted(found)]

@@ -14,27 +14,19 @@ class Scorer(Protocol):
     Search begins with one row per sentence, N = B, and widens to beams with its first `reorder`.
     """
 
-    @property
-    def n_sentences(self) -> int:
-        """B, the sentences still being searched."""
-        ...
-
-    @property
-    def additive(self) -> bool:
-        """True: a hypothesis scores the sum of what `step` returned. False: those are logits, and search normalizes."""
-        ...
+    n_sentences: int
+    """B, the sentences still being searched."""
+    additive: bool
+    """True: a hypothesis scores the sum of what `step` returned. False: those are logits, and search normalizes."""
 
     def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
         """Append one token to every row; return the scores of the next. Search may overwrite what it gets."""
-        ...
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
         """Let row m go on from the past of row rows[m]; rows may repeat and be left out."""
-        ...
 
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
         """Go on with these sentences only. Their rows were already chosen by `reorder`."""
-        ...
 
 
 def at_least_float32(scores: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:

@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from transduce.data.text.tokenizers import Tokenizer
+from transduce.decode.constraints import Constraints
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
 from transduce.model.config import Tokens, at_least
@@ -65,10 +66,7 @@ class GenerationConfig:
     def sampling(self) -> Sampling:
         """The part that chooses a token."""
         return Sampling(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            repetition_penalty=self.repetition_penalty,
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, repetition_penalty=self.repetition_penalty
         )
 
     @property
@@ -123,24 +121,14 @@ class Generator:
         outputs: list[list[Output]] = [[] for _ in prompts]
         for numbers, samples in _batches([len(row) for row in rows], config):
             ids = torch.tensor([rows[i] for i in numbers], device=self.model.device)
-            hypotheses = search(
-                [(1.0, ModelScorer(self.model, prompts=ids))],
-                ids,
-                self._bounds(ids, config),
-                config.search,
-                eos_id=self.tokenizer.eos_id,
-                suppressed=self.suppressed,
-                sampling=config.sampling,
-                rngs=[config.rng(first_prompt + i, k) for i in numbers for k in samples],
-            )
+            scorer, constraints = ModelScorer(self.model, prompts=ids), self._constraints(ids, config)
+            rngs = [config.rng(first_prompt + i, k) for i in numbers for k in samples]
+            hypotheses = search([(1.0, scorer)], ids, constraints, config.search, sampling=config.sampling, rngs=rngs)
             for i, found in zip(numbers, hypotheses, strict=True):
                 for h in found:
                     text = self.continuation(rows[i], h.tokens)
                     outputs[i].append(Output(text, h.log_prob, h.score, h.tokens, h.finished))
-        stopped = [
-            any(not output.finished and len(output.tokens) < config.max_length for output in found) for found in outputs
-        ]
-        self._warn(sum(stopped), len(prompts))
+        self._warn(outputs, config)
         return outputs
 
     def stream(
@@ -165,15 +153,9 @@ class Generator:
             )
         row, tokens, told = self.encode(prompt, config.max_length), list[int](), 0
         ids = torch.tensor([row], device=self.model.device)
-        sampler = Sampler(
-            ModelScorer(self.model, prompts=ids),
-            prompts=ids,
-            eos_id=self.tokenizer.eos_id,
-            max_lengths=self._bounds(ids, config),
-            sampling=config.sampling,
-            rngs=[config.rng(prompt_number, text_number)],
-            suppressed=self.suppressed,
-        )
+        scorer, constraints = ModelScorer(self.model, prompts=ids), self._constraints(ids, config)
+        rngs = [config.rng(prompt_number, text_number)]
+        sampler = Sampler(scorer, ids, constraints, sampling=config.sampling, rngs=rngs)
         while sampler.running:
             tokens += sampler.step().tolist()
             end = tokens[-1] == self.tokenizer.eos_id
@@ -181,20 +163,19 @@ class Generator:
             if len(text) > told and not (sampler.running and text.endswith("\ufffd")):
                 yield text[told:]
                 told = len(text)
-        self._warn(int(not end and len(tokens) < config.max_length), 1)
+        self._warn([[Output("", tokens=tokens, finished=end)]], config)
 
-    def _bounds(self, ids: Int[Tensor, "B P"], config: GenerationConfig) -> Int[Tensor, " B"]:
-        """New tokens that may follow these prompts."""
-        return ids.new_full((len(ids),), min(config.max_length, self._room(ids.size(1))))
+    def _constraints(self, ids: Int[Tensor, "B P"], config: GenerationConfig) -> Constraints:
+        """What may follow these prompts; the last new token needs no position."""
+        bound = min(config.max_length, last_position(self.model) + 1 - ids.size(1))
+        return Constraints(ids.new_full((len(ids),), bound), eos_id=self.tokenizer.eos_id, suppressed=self.suppressed)
 
-    def _warn(self, n_stopped: int, n: int) -> None:
-        if n_stopped:
-            logger.warning(
-                "text stopped after %d of %d prompts, where the model's positions end (max_positions=%d)",
-                n_stopped,
-                n,
-                self.model.config.max_positions,
-            )
+    def _warn(self, outputs: list[list[Output]], config: GenerationConfig) -> None:
+        """Say how many prompts have a text that neither ended nor reached max_length."""
+        short = [any(not o.finished and len(o.tokens) < config.max_length for o in texts) for texts in outputs]
+        if any(short):
+            told = "text stopped after %d of %d prompts, where the model's positions end (max_positions=%d)"
+            logger.warning(told, sum(short), len(outputs), last_position(self.model))
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
         """Ids to go on from: at least one, with BOS where every text begins with it, and as many as there is room."""
@@ -203,10 +184,10 @@ class Generator:
             ids = [start, *ids]
         if not ids:
             (ids,) = self.tokenizer.encode(["\n"])
-        room = self._room(0)
-        if len(ids) >= room:
-            kept = max((room - 1) // 2, room - max_length, 1)
-            logger.warning("a prompt of %d tokens was cut to its last %d (max_positions=%d)", len(ids), kept, room - 1)
+        limit = last_position(self.model)
+        if len(ids) > limit:
+            kept = max(limit // 2, limit + 1 - max_length, 1)
+            logger.warning("a prompt of %d tokens was cut to its last %d (max_positions=%d)", len(ids), kept, limit)
             ids = ids[-kept:]
         return ids
 
@@ -214,10 +195,6 @@ class Generator:
         """The text of `tokens` as they follow a prompt: a piece may begin with a space that it has only there."""
         before, whole = self.tokenizer.decode([prompt, [*prompt, *tokens]])
         return whole[len(before) :]
-
-    def _room(self, length: int) -> int:
-        """New tokens that fit behind so many: the last one needs no position."""
-        return last_position(self.model) + 1 - length
 
 
 def _batches(lengths: Sequence[int], config: GenerationConfig) -> Iterator[tuple[list[int], range]]:

@@ -22,10 +22,10 @@ KindT = TypeVar("KindT", Translator, Transcriber, Generator, FillMask)
 def load(
     directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Translator | Transcriber | Generator | FillMask:
-    """A run directory as what it was trained to be; it searches as the run's own configuration says.
+    """Load a run directory as what it was trained to be; it searches as the run's own configuration says.
 
-    Its weights are as `dtype`: bfloat16 is faster and not quite the same. They cannot be trained: load_model gives
-    those that can.
+    The weights are converted to `dtype`: bfloat16 is faster, and its outputs differ a little. They cannot be trained;
+    `load_model` gives weights that can.
 
     Raises:
         ValueError: the directory is not a whole run.
@@ -57,30 +57,27 @@ def _sentencepiece(tokenizer: Tokenizer, directory: Path) -> SentencePieceTokeni
     return tokenizer
 
 
-WANTS: dict[type, str] = {
-    Translator: "translating takes a run of text to text",
-    Transcriber: "transcribing takes a run of speech to text",
-    Generator: "generating takes a run of a language model",
-    FillMask: "filling gaps takes a run of masked language modelling",
+KINDS: dict[type, tuple[str, str]] = {
+    Translator: ("translating takes a run of text to text", "translates; use transduce translate"),
+    Transcriber: ("transcribing takes a run of speech to text", "transcribes; use transduce transcribe"),
+    Generator: ("generating takes a run of a language model", "is a language model; use transduce generate"),
+    FillMask: (
+        "filling gaps takes a run of masked language modelling",
+        "fills gaps; use td.load(RUN)(['a line with a _']) in Python",
+    ),
 }
-DOES: dict[type, str] = {
-    Translator: "translates; use transduce translate",
-    Transcriber: "transcribes; use transduce transcribe",
-    Generator: "is a language model; use transduce generate",
-    FillMask: "fills gaps; use td.load(RUN)(['a line with a _']) in Python",
-}
-"""What a message says of the wrong kind of run."""
+"""What a message says of the wrong kind of run: what was wanted, and what the run does."""
 
 
 def load_as(
     kind: type[KindT], directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> KindT:
-    """`load`, where only one kind of run will do.
+    """Load a run directory where only one kind of run will do.
 
     Raises:
         ValueError: something else was trained there.
     """
     found = load(directory, device, dtype)
     if not isinstance(found, kind):
-        raise ValueError(f"{WANTS[kind]}, but {directory} {DOES[type(found)]}")
+        raise ValueError(f"{KINDS[kind][0]}, but {directory} {KINDS[type(found)][1]}")
     return found

@@ -15,7 +15,7 @@ from transduce.data.batch import bucket
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.beam import beam_search
-from transduce.decode.constraints import length_bounds
+from transduce.decode.constraints import Constraints, length_bounds
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.joint import combined
@@ -108,15 +108,12 @@ def model_scorers(model: Transformer, memory: Memory, ctc_weight: float = 0.0) -
     return found
 
 
-@torch.inference_mode()
 def search(
     scorers: Sequence[tuple[float, Scorer]],
     prompts: Int[Tensor, "B P"],
-    max_lengths: Int[Tensor, " B"],
+    constraints: Constraints,
     config: SearchConfig,
     *,
-    eos_id: int | None,
-    suppressed: Sequence[int],
     sampling: Sampling | None = None,
     rngs: Sequence[np.random.Generator] = (),
 ) -> list[list[Hypothesis]]:
@@ -124,38 +121,17 @@ def search(
 
     Args:
         scorers: pairs of weight and scorer (see decode/joint.py), all with B sentences.
-        max_lengths: bound on the new tokens of each sentence, EOS included.
-        config: its beam, length penalty and n-gram rule; not its bounds.
-        eos_id: None: nothing ends before its bound.
-        suppressed: ids never produced.
+        config: its beam and length penalty; not what `constraints` says.
         sampling: how to draw, where beam_size is 1, and without log-probabilities; without it, the likeliest token is
             taken each time.
         rngs: n for every sentence, to draw with.
     """
     scorer = combined(scorers)
     if config.beam_size > 1:
-        return beam_search(
-            scorer,
-            prompts=prompts,
-            eos_id=eos_id,
-            max_lengths=max_lengths,
-            beam_size=config.beam_size,
-            alpha=config.alpha,
-            n_best=config.n_best,
-            suppressed=suppressed,
-            no_repeat_ngram=config.no_repeat_ngram,
-        )
-    found = Sampler(
-        scorer,
-        prompts=prompts,
-        eos_id=eos_id,
-        max_lengths=max_lengths,
-        sampling=sampling or Sampling(temperature=0.0),
-        rngs=rngs,
-        suppressed=suppressed,
-        no_repeat_ngram=config.no_repeat_ngram,
-        scores=sampling is None,
-    ).run()
+        size, n_best = config.beam_size, config.n_best
+        return beam_search(scorer, prompts, constraints, beam_size=size, alpha=config.alpha, n_best=n_best)
+    how, scores = sampling or Sampling(temperature=0.0), sampling is None
+    found = Sampler(scorer, prompts, constraints, sampling=how, rngs=rngs, scores=scores).run()
     n = max(1, len(found) // max(1, len(prompts)))
     return [found[start : start + n] for start in range(0, len(found), n)]
 
@@ -171,12 +147,10 @@ def search_sources(
     """
     memory = model.encode(source.to(model.device), lengths.to(model.device))
     assert memory.lengths is not None
-    bounds = length_bounds(
-        memory.lengths, ratio=config.length_ratio, extra=config.length_extra, limit=last_position(model)
-    )
-    starts = bounds.new_full((len(bounds), 1), BOS)
-    scorers = model_scorers(model, memory, config.ctc_weight)
-    return search(scorers, starts, bounds, config, eos_id=EOS, suppressed=(PAD, UNK, BOS))
+    bounds = length_bounds(memory.lengths, config.length_ratio, config.length_extra, limit=last_position(model))
+    starts, ngram = bounds.new_full((len(bounds), 1), BOS), config.no_repeat_ngram
+    constraints = Constraints(bounds, eos_id=EOS, suppressed=(PAD, UNK, BOS), no_repeat_ngram=ngram)
+    return search(model_scorers(model, memory, config.ctc_weight), starts, constraints, config)
 
 
 def last_position(model: Transformer) -> int:

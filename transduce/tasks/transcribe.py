@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transduce.data.batch import pad_frames
-from transduce.data.speech.audio import RATES, change_rate, read_audio, segments
+from transduce.data.speech.audio import read_audio, read_samples, segments
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
@@ -173,8 +172,8 @@ class Transcriber:
             yield i, Segment(start, stop, outputs)
 
     def decode(self, frames: Sequence[Float[Tensor, "_ F"]], decoding: SearchConfig) -> list[list[Output]]:
-        """The n best texts of every utterance, in order; what loops is searched again, and a warning tells how many."""
-        found = dict(self._decode(frames, decoding, []))
+        """The n best texts of every utterance, in order; what loops is searched again, as a warning tells."""
+        found = dict(self._decode(frames, decoding, [f"utterance {i}" for i in range(len(frames))]))
         return [found[row] for row in range(len(frames))]
 
     def _decode(
@@ -183,36 +182,27 @@ class Transcriber:
         """The number of an utterance and its n best texts, as batches finish.
 
         What loops, or does not end before the length bound, is searched once more with repetition blocked; a warning
-        tells how many, and which.
-
-        Args:
-            names: of the utterances, for the warning; or none.
+        tells how many, and names some.
         """
         looped: list[int] = []
 
         def search(rows: list[int]) -> list[list[Hypothesis]]:
             found = self._search([frames[row] for row in rows], config)
             again = [i for i, hypotheses in enumerate(found) if not config.no_repeat_ngram and loops(hypotheses[0])]
-            looped.extend(rows[i] for i in again)
-            blocked = replace(config, no_repeat_ngram=BLOCK)
-            better = self._search([frames[rows[i]] for i in again], blocked) if again else []
-            for i, hypotheses in zip(again, better, strict=True):
-                found[i] = hypotheses
+            if again:
+                looped.extend(rows[i] for i in again)
+                blocked = self._search([frames[rows[i]] for i in again], replace(config, no_repeat_ngram=BLOCK))
+                for i, hypotheses in zip(again, blocked, strict=True):
+                    found[i] = hypotheses
             return found
 
         budget = config.batch_tokens * self.model.config.frames.stack
         for row, hypotheses in in_batches([len(each) for each in frames], budget, search):
             yield row, outputs_of(self.tokenizer, hypotheses, config.n_best)
         if looped:
-            which = ", ".join([names[i] for i in sorted(looped)][:5]) if names else ""
-            logger.warning(
-                "%d of %d utterances came out as a loop, or without an end, and were searched again with repetition "
-                "blocked%s%s",
-                len(looped),
-                len(frames),
-                ": " * bool(which) + which,
-                ", ..." * (len(looped) > 5),
-            )
+            which = ", ".join(names[i] for i in sorted(looped)[:5]) + ", ..." * (len(looped) > 5)
+            told = "came out as a loop, or without an end, and were searched again with repetition blocked"
+            logger.warning("%d of %d utterances %s: %s", len(looped), len(frames), told, which)
 
     def _search(self, frames: list[Float[Tensor, "_ F"]], config: SearchConfig) -> list[list[Hypothesis]]:
         source, lengths = pad_frames(frames)
@@ -232,21 +222,19 @@ class Transcriber:
             ValueError: the sound cannot be used; the message names it.
         """
         if isinstance(self.feature_extractor, VectorReader):
-            if isinstance(path, str):
+            if isinstance(audio, tuple):
                 raise ValueError(f"{path} cannot be used: this model takes vectors, not sound; name files (.npy)")
-            vectors = self.feature_extractor(path)
+            vectors = self.feature_extractor(Path(audio))
             found = [(0.0, self.feature_extractor.config.seconds(len(vectors)), vectors)]
         else:
             rate = self.feature_extractor.config.sample_rate
-            waveform = (
-                read_samples(*audio, rate, str(path)) if isinstance(audio, tuple) else read_audio(Path(audio), rate)
-            )
+            if isinstance(audio, tuple):
+                waveform = read_samples(*audio, rate, name=str(path))
+            else:
+                waveform = read_audio(Path(audio), rate)
             try:
-                found = []
-                for start, stop in segments(waveform, rate, longest):
-                    frames = self.feature_extractor(waveform[start:stop])
-                    silent = not waveform[start:stop].any()
-                    found.append((start / rate, stop / rate, frames[:0] if silent else frames))
+                cuts = segments(waveform, rate, longest)
+                found = [(a / rate, b / rate, self._heard(waveform[a:b])) for a, b in cuts]
             except ValueError as error:
                 raise ValueError(f"{path} cannot be transcribed: {error}") from error
         n_frames = max(len(frames) for _, _, frames in found)
@@ -258,36 +246,11 @@ class Transcriber:
             )
         return found
 
-
-def read_samples(samples: np.ndarray | Tensor, rate: int, sample_rate: int, name: str) -> Float[Tensor, " n"]:
-    """Samples at another rate, as `read_audio` makes them of a file; what is louder than full scale is scaled down.
-
-    Args:
-        samples: floats of shape (n,), one channel.
-        rate: of the samples, in Hz.
-        sample_rate: in Hz, of what comes out.
-        name: what messages call the samples.
-
-    Raises:
-        ValueError: samples or rate are something else, or samples are NaN or infinite.
-    """
-    waveform = torch.as_tensor(samples)
-    if waveform.shape != (waveform.numel(),) or not len(waveform) or not waveform.is_floating_point():
-        raise ValueError(
-            f"{name} cannot be used: samples must be floats of shape (n,), but they are {waveform.dtype} of shape "
-            f"{tuple(waveform.shape)}; average the channels, and divide 16-bit integers by 32768"
-        )
-    low, high = RATES
-    if not low <= rate <= high:
-        raise ValueError(
-            f"{name} cannot be used: a sample rate must lie in {low} ... {high} Hz, but it is {rate}; "
-            "give (samples, rate)"
-        )
-    waveform = change_rate(waveform.detach().cpu().float(), Fraction(sample_rate, int(rate)))
-    loudest = waveform.abs().max()
-    if not loudest.isfinite():
-        raise ValueError(f"{name} cannot be used: it has NaN or infinite samples; leave it out")
-    return waveform / loudest.clamp_min(1.0)
+    def _heard(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S F"]:
+        """The frames of a segment; none of digital silence."""
+        assert isinstance(self.feature_extractor, FeatureExtractor)
+        frames = self.feature_extractor(waveform)
+        return frames if waveform.any() else frames[:0]
 
 
 def loops(hypothesis: Hypothesis) -> bool:

@@ -75,9 +75,39 @@ def read_audio(path: Path, sample_rate: int) -> Float[Tensor, " n"]:
     waveform = torch.cat(blocks)
     del blocks  # an hour at 48 kHz takes 700 MB
     waveform = change_rate(waveform, ratio)
+    return _scaled(waveform, str(path))
+
+
+def read_samples(samples: np.ndarray | Tensor, rate: int, sample_rate: int, *, name: str) -> Float[Tensor, " n"]:
+    """Samples of one channel, at `rate` Hz, as `read_audio` would read them from a file.
+
+    Args:
+        samples: floats of shape (n,).
+        name: what messages call them.
+
+    Raises:
+        ValueError: samples or rate are something else, or samples are NaN or infinite.
+    """
+    waveform = torch.as_tensor(samples)
+    if waveform.shape != (waveform.numel(),) or not len(waveform) or not waveform.is_floating_point():
+        raise ValueError(
+            f"{name} cannot be used: samples must be floats of shape (n,), but they are {waveform.dtype} of shape "
+            f"{tuple(waveform.shape)}; average the channels, and divide 16-bit integers by 32768"
+        )
+    low, high = RATES
+    if not low <= rate <= high:
+        raise ValueError(
+            f"{name} cannot be used: a sample rate must lie in {low} ... {high} Hz, but it is {rate}; "
+            "give (samples, rate)"
+        )
+    return _scaled(change_rate(waveform.detach().cpu().float(), Fraction(sample_rate, int(rate))), name)
+
+
+def _scaled(waveform: Float[Tensor, " n"], name: str) -> Float[Tensor, " n"]:
+    """The same sound, scaled down where it is louder than full scale."""
     loudest = waveform.abs().max()
-    if not loudest.isfinite():  # resampling keeps NaN and infinity
-        raise ValueError(f"{path} cannot be used: it has NaN or infinite samples; convert it again or leave it out")
+    if not loudest.isfinite():  # resampling passes both on
+        raise ValueError(f"{name} cannot be used: it has NaN or infinite samples; convert it again or leave it out")
     return waveform / loudest.clamp_min(1.0)
 
 
