@@ -136,7 +136,11 @@ def run(x: Experiment) -> dict[str, float]:
     )
 
     # Decoding and score
-    return ex.translation_report(x.run, test, x.decoding, x.device) if test else {}
+    if test is None:
+        return {}
+    translator, pairs = td.load(x.run, x.device), list(zip(test.source, test.target, strict=True))
+    measures = ["bleu", "bleu.lowercase", "chrf"]
+    return ex.search_report(x.run, lambda how: translator(test.source, how), pairs, x.decoding, measures)
 
 
 if __name__ == "__main__":

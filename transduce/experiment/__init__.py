@@ -44,8 +44,8 @@ from transduce.device import default_device as default_device
 from transduce.experiment.command import main as main
 from transduce.experiment.report import (
     held_out_report as held_out_report,
+    search_report as search_report,
     speech_report as speech_report,
-    translation_report as translation_report,
 )
 from transduce.experiment.run import (
     new_model as new_model,

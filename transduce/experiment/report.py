@@ -9,7 +9,6 @@ from pathlib import Path
 
 from transduce.data.batch import Batch
 from transduce.data.speech.manifest import Recording
-from transduce.data.text.corpus import ParallelText
 from transduce.data.text.masking import MaskedBatches
 from transduce.experiment.validation import held_out_loss, masked_accuracy
 from transduce.files import write_file
@@ -19,30 +18,6 @@ from transduce.tasks.generate import Generator
 from transduce.tasks.load import load, load_as
 from transduce.tasks.search import SearchConfig
 from transduce.tasks.transcribe import Transcriber
-from transduce.tasks.translate import Translator
-
-
-def translation_report(
-    directory: Path,
-    test: ParallelText,
-    search: SearchConfig,
-    device: str,
-    *,
-    measures: Sequence[str] = ("bleu", "bleu.lowercase", "chrf"),
-) -> dict[str, float]:
-    """Translate `test` greedily and with the beam, print every score with its signature, keep test.* in the run.
-
-    Returns:
-        Scores by name, for example "bleu.lowercase.beam5".
-    """
-    translator = load_as(Translator, directory, device)
-    return _search_report(
-        directory,
-        _searches(search),
-        lambda how: translator(test.source, how),
-        list(zip(test.source, test.target, strict=True)),
-        measures,
-    )
 
 
 def speech_report(
@@ -69,14 +44,13 @@ def speech_report(
     reading = time.monotonic() - started
     for error in filter(None, (sound.error for sound in sounds)):
         print(f"  {error}")
-    return _search_report(
+    return search_report(
         directory,
-        _searches(search),
         lambda how: [transcript.text for transcript in transcriber.transcripts(sounds, how)],
         [(recording.id, recording.text) for recording in spoken],
+        search,
         measures,
-        sound_seconds=sum(recording.seconds for recording in spoken),
-        reading=reading,
+        sound=(sum(recording.seconds for recording in spoken), reading),
     )
 
 
@@ -88,34 +62,39 @@ def _searches(search: SearchConfig) -> dict[str, SearchConfig]:
     return {"greedy": plain.greedy(), beam: plain, **with_ctc}
 
 
-def _search_report(
+def search_report(
     directory: Path,
-    searches: Mapping[str, SearchConfig],
     decode: Callable[[SearchConfig], list[str]],
     pairs: Sequence[tuple[str, str]],
+    search: SearchConfig,
     measures: Sequence[str],
     *,
-    sound_seconds: float | None = None,
-    reading: float = 0.0,
+    sound: tuple[float, float] | None = None,
 ) -> dict[str, float]:
-    """Search in every way, print and keep outputs and scores, and show the first few outputs of the last search.
+    """Decode test data greedily and as `search` says; print every score with its signature, and keep test.* in the run.
 
     Args:
-        decode: gives one output for every pair.
+        decode: gives one output for every pair, searched in this way.
         pairs: what went in and what should come out.
-        sound_seconds: how long the sound lasts, where sound went in; reading: seconds that came before every search.
+        measures: their names, such as "bleu".
+        sound: where sound went in, the seconds it lasts, and the seconds that reading it took before every search.
+
+    Returns:
+        Scores by name, for example "bleu.lowercase.beam5".
     """
     values: dict[str, float] = {}
     kept: list[dict[str, object]] = []
     outputs: list[str] = []
-    for name, search in searches.items():
+    lasts, reading = sound or (None, 0.0)
+    for name, how in _searches(search).items():
         started = time.monotonic()
-        outputs = decode(search)
+        outputs = decode(how)
         seconds = reading + time.monotonic() - started
         write_file(directory / f"test.{name}.txt", "".join(line + "\n" for line in outputs))
-        factor = "" if sound_seconds is None else f", real-time factor {seconds / sound_seconds:.4f}"
-        what = "lines" if sound_seconds is None else "recordings"
-        print(f"test, {name}: {len(outputs)} {what} in {seconds:.1f} s{factor}")
+        told = f" lines in {seconds:.1f} s"
+        if lasts is not None:
+            told = f" recordings in {seconds:.1f} s, real-time factor {seconds / lasts:.4f}"
+        print(f"test, {name}: {len(outputs)}{told}")
         for measure in map(get_measure, measures):
             score = measure(outputs, [reference for _, reference in pairs])
             print(f"  {score}")
