@@ -61,6 +61,8 @@ def test_every_metric_takes_more_references_and_ignores_case_when_told(files, me
     assert line.startswith(beginning)
     assert "nrefs:2|" in line
     assert "case:lc" in line
+    run(measure, "hyp", "ref", "ref")
+    assert "nrefs:2|" in capsys.readouterr().out
 
 
 def test_a_paired_run_prints_both_the_difference_and_how_to_read_p(files, capsys):

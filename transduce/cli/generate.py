@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.conf import Positional, arg
 
 from transduce.cli.common import STDIN, Count, Machine, Run, chunks, read_side, standard_input
 from transduce.data.text.corpus import check_text
@@ -25,8 +25,8 @@ def generate(
     *,
     prompt: tuple[str, ...] = (),
     stream: bool = False,
-    generation: OmitArgPrefixes[GenerationConfig],
-    machine: OmitArgPrefixes[Machine],
+    generation: GenerationConfig,
+    machine: Machine,
 ) -> None:
     """Go on from prompts: each is printed with what follows it, a rule between any two.
 
@@ -86,7 +86,7 @@ def score_perplexity(
     window: Count = None,
     stride: Count = None,
     batch_tokens: int = 4096,
-    machine: OmitArgPrefixes[Machine],
+    machine: Machine,
 ) -> None:
     """Perplexity per token, nats per token and bits per byte of a text, lower is better.
 
@@ -99,8 +99,5 @@ def score_perplexity(
         check_text(file)
     text = "".join(f"{line}\n" for line in read_side(file))
     generator = machine.load(Generator, run)
-    print(
-        measure_perplexity(
-            generator.model, generator.tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens
-        )
-    )
+    model, tokenizer = generator.model, generator.tokenizer
+    print(measure_perplexity(model, tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens))

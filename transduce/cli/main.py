@@ -43,7 +43,7 @@ def app() -> SubcommandApp:
 
 
 def _help(measure: Measure) -> str:
-    return f"{measure.description}; {measure.better} is better."
+    return f"{measure.title}, {measure.description}; {measure.better} is better."
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
             prog="transduce",
             description="One Transformer, many transductions.",
             args=arguments,
-            config=(tyro.conf.FlagCreatePairsOff,),
+            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
         ),
         prefix="transduce",
         interrupted="transduce: stopped; every line written so far is whole",

@@ -5,36 +5,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.conf import Positional, arg
 
-from transduce.cli.common import STDIN, read_side, side_name
+from transduce.cli.common import STDIN, OptionalFile, read_side, side_name
 from transduce.data.text.corpus import split_table
-from transduce.score.alignment import NOUN, error_report
+from transduce.score.alignment import NOUN, all_errors, error_report
 from transduce.score.bleu import TranslationMeasure
-from transduce.score.score import Comparison, Measure, Score, check_lines
-from transduce.score.wer import ErrorRate, ErrorRateMeasure, Group
+from transduce.score.score import Comparison, Lines, Measure, Score, check_lines
+from transduce.score.wer import ErrorRate, ErrorRateMeasure
 
 TEXT = "text"
 
 Table = dict[str, list[str]]
 """Columns by their names."""
 
-Hypotheses = Annotated[
-    Positional[Path],
-    arg(metavar="HYP", help="What is to be scored, one sentence or utterance a line: a file, plain or .gz, or -."),
-]
-References = Annotated[
-    Positional[tuple[Path, ...]],
-    arg(
-        metavar="REF [REF2 ...]",
-        help="The right translations, line by line; more files are more references.",
-        help_behavior_hint="(required)",
-    ),
-]
-Reference = Annotated[
-    Positional[Path],
-    arg(metavar="REF", help="What was said, line by line: a text file, or a manifest (.tsv or .tsv.gz with a header)."),
-]
+Hypotheses = Annotated[Positional[Path], arg(metavar="HYP")]
+References = Annotated[Positional[tuple[Path, ...]], arg(metavar="REF [REF2 ...]", help_behavior_hint="(required)")]
+Reference = Annotated[Positional[Path], arg(metavar="REF")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,31 +55,35 @@ class TranscriptOptions(Options):
     """Where --by finds its column, if REF is a text file."""
     column: str = TEXT
     """The column of REF that has the text, if REF is a manifest."""
-    report: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    report: OptionalFile = None
     """Write there every utterance with errors, aligned, the worst first, and the frequent errors."""
 
 
 def score_translations(
-    measure: TranslationMeasure,
-    hypotheses: Hypotheses,
-    references: References,
-    scoring: OmitArgPrefixes[TranslationOptions],
+    measure: TranslationMeasure, hypotheses: Hypotheses, references: References, scoring: TranslationOptions
 ) -> None:
-    """Print a score of sacrebleu with its signature."""
+    """Print a score of sacrebleu with its signature.
+
+    Args:
+        hypotheses: Translations to score, one a line: a file, plain or .gz, or - for standard input.
+        references: The right translations, line by line; more files are more references.
+    """
     if not references:
         raise ValueError(f"a score needs a reference, but only {hypotheses} was given; write HYP REF [REF2 ...]")
     systems = _systems(hypotheses, scoring, references)
     measure = replace(measure, lowercase=scoring.lowercase)
-    _print_score(measure, systems, {path: read_side(path) for path in references}, scoring.resamples)
+    _print_score(measure, systems, references, [read_side(path) for path in references], scoring.resamples)
 
 
 def score_transcripts(
-    measure: ErrorRateMeasure,
-    hypotheses: Hypotheses,
-    reference: Reference,
-    scoring: OmitArgPrefixes[TranscriptOptions],
+    measure: ErrorRateMeasure, hypotheses: Hypotheses, reference: Reference, scoring: TranscriptOptions
 ) -> None:
-    """Print an error rate with its signature and its counts, and what else the options ask for."""
+    """Print an error rate with its signature and its counts, and what else the options ask for.
+
+    Args:
+        hypotheses: Transcripts to score, one utterance a line: a file, plain or .gz, or - for standard input.
+        reference: What was said, line by line: a text file, or a manifest (.tsv or .tsv.gz with a header).
+    """
     systems = _systems(hypotheses, scoring, [reference, *([scoring.manifest] if scoring.manifest else [])])
     right, table = _read_reference(reference, scoring.column)
     if scoring.manifest is not None:
@@ -100,7 +91,7 @@ def score_transcripts(
         check_lines({side_name(reference): right, side_name(scoring.manifest): next(iter(table.values()))})
     labels = [] if scoring.by is None else _labels(table, scoring.by, scoring.manifest or reference)
     measure = replace(measure, normalize=scoring.normalize)
-    rate = _print_score(measure, systems, {reference: right}, scoring.resamples)
+    rate = _print_score(measure, systems, [reference], [right], scoring.resamples)
     assert isinstance(rate, ErrorRate)
     if scoring.by is not None:
         print("\n" + _groups(scoring.by, rate, labels))
@@ -108,9 +99,8 @@ def score_transcripts(
         ids = [f", {key}" for key in table.get("id", [])] or [""] * rate.n
         names = [f"line {i}{key}" for i, key in enumerate(ids, start=1)]
         found = error_report(rate.aligned, names, unit=rate.unit)
-        scoring.report.write_text(
-            f"{rate}\n{_extent(rate, scoring.resamples)}\n\n{found}", encoding="utf-8", newline="\n"
-        )
+        beginning = f"{rate}\n{_extent(rate, scoring.resamples)}\n\n"
+        scoring.report.write_text(beginning + found, encoding="utf-8", newline="\n")
 
 
 def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list[Path]:
@@ -133,16 +123,17 @@ def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list
     return systems
 
 
-def _print_score(measure: Measure, systems: Sequence[Path], references: dict[Path, list[str]], resamples: int) -> Score:
+def _print_score(
+    measure: Measure, systems: Sequence[Path], references: Sequence[Path], rights: Sequence[Lines], resamples: int
+) -> Score:
     """Score one system, or compare two, and print what was found; the score of the first system comes back."""
-    sides = {side_name(path): lines for path, lines in references.items()}
-    texts = [read_side(path) for path in systems]
-    check_lines(dict(zip(map(side_name, systems), texts, strict=True)) | sides)
+    sides = [*map(read_side, systems), *rights]
+    check_lines(dict(zip(map(side_name, [*systems, *references]), sides, strict=True)))
     if len(systems) == 1:
-        score = measure(*texts, *references.values(), resamples=resamples)
+        score = measure(*sides, resamples=resamples)
         print(f"{score}\n{_extent(score, resamples)}")
         return score
-    found = measure.compare(*texts, *references.values(), resamples=resamples)
+    found = measure.compare(*sides, resamples=resamples)
     for score, path in zip((found.system, found.other), systems, strict=True):
         print(f"{score}  {side_name(path)}")
     print(f"{_extent(found.system, resamples)}\n{_verdict(found, measure)}")
@@ -199,24 +190,24 @@ def _labels(table: Table, by: str, path: Path) -> list[str]:
 
 
 def _span(cell: str, width: int, column: str) -> str:
+    if not cell:
+        return "(blank)"
     try:
-        low = int(float(cell) // width) * width if cell else None
+        low = int(float(cell) // width) * width
     except (ValueError, OverflowError) as error:
         raise ValueError(
             f"--by {column}:{width} needs numbers in that column, but one cell is {cell!r}; use --by {column}"
         ) from error
-    if low is None:
-        return "(blank)"
     return str(low) if width == 1 else f"{low}-{low + width - 1}"
 
 
 def _groups(by: str, rate: ErrorRate, labels: Sequence[str]) -> str:
     """A table of the groups, the worst first, and all together last."""
     rows: list[tuple[str, ...]] = [(by, "utterances", f"{NOUN[rate.unit]}s", rate.name, "S", "I", "D")]
-    for group in [*rate.by_group(labels), Group("all", rate.n, rate.errors)]:
-        e = group.errors
-        counts = (group.n, e.n_reference, f"{e.rate:.2f}", e.substitutions, e.insertions, e.deletions)
-        rows.append((group.label, *map(str, counts)))
+    for label, members in [*rate.by_group(labels).items(), ("all", rate.utterances)]:
+        e = all_errors(members)
+        counts = (len(members), e.n_reference, f"{e.rate:.2f}", e.substitutions, e.insertions, e.deletions)
+        rows.append((label, *map(str, counts)))
     first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         f"{label:<{first}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))

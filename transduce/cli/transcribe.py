@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tqdm import tqdm
-from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.conf import Positional, arg
 
-from transduce.cli.common import STDIN, Machine, OutputFile, Run, search_options, with_options, writing
+from transduce.cli.common import STDIN, Machine, OptionalFile, Run, search_options, with_options, writing
 from transduce.tasks.transcribe import Sound, Transcriber, Transcript
 
 CHUNK = 600.0
@@ -27,9 +27,9 @@ def transcribe(
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="FILE [FILE ...]", help_behavior_hint="(required)")]],
     *,
     format: Format = "text",
-    output: OutputFile = None,
-    search: OmitArgPrefixes[Annotated[Any, arg(constructor=Search)]],
-    machine: OmitArgPrefixes[Machine],
+    output: OptionalFile = None,
+    search: Annotated[Any, arg(constructor=Search)],
+    machine: Machine,
 ) -> None:
     """Transcribe sound files: a text for each, in the same order.
 
@@ -40,6 +40,7 @@ def transcribe(
         files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, or .npy of vectors; - reads names from standard input, one a line.
         format: text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment, none for a
             file that cannot be used. json: an object per file and line. srt: subtitles of one file.
+        output: Where transcripts go; standard output if not given.
     """
     if not files:
         raise ValueError("name the files to transcribe, or - to read their names from standard input")

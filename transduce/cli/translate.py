@@ -5,9 +5,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.conf import Positional, arg
 
-from transduce.cli.common import Machine, OutputFile, Run, chunks, search_options, standard_input, with_options, writing
+from transduce.cli.common import (
+    Machine,
+    OptionalFile,
+    Run,
+    chunks,
+    search_options,
+    standard_input,
+    with_options,
+    writing,
+)
 from transduce.data.text.corpus import read_lines
 from transduce.tasks.search import Output
 from transduce.tasks.translate import Translator
@@ -22,15 +31,16 @@ def translate(
     run: Positional[Run],
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
     *,
-    output: OutputFile = None,
+    output: OptionalFile = None,
     scores: bool = False,
-    search: OmitArgPrefixes[Annotated[Any, arg(constructor=Search)]],
-    machine: OmitArgPrefixes[Machine],
+    search: Annotated[Any, arg(constructor=Search)],
+    machine: Machine,
 ) -> None:
     """Translate lines: as many out as in, in the same order, a blank line for a blank line.
 
     Args:
         files: Text to translate, plain or .gz, one after the other; standard input if none.
+        output: Where translations go; standard output if not given.
         scores: Put the score (log-probability over length penalty) and a tab before each translation.
     """
     translator = machine.load(Translator, run)

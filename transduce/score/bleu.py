@@ -7,7 +7,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest, Result
 
-from transduce.score.score import Comparison, Measure, Score, check_lines, check_resamples
+from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,7 @@ class TranslationMeasure(Measure):
     """Makes sacrebleu's metric; called with `lowercase`."""
     lowercase: bool = False
 
-    def __call__(
-        self, hypotheses: Sequence[str], references: Sequence[str], *more: Sequence[str], resamples: int = 1000
-    ) -> Score:
+    def __call__(self, hypotheses: Lines, references: Lines, *more: Lines, resamples: int = 1000) -> Score:
         """The score of all lines together, with its 95 % interval."""
         check_lines({"hypotheses": hypotheses} | _numbered(references, *more))
         check_resamples(resamples, compared=False)
@@ -39,12 +37,7 @@ class TranslationMeasure(Measure):
         return Score(got.name, got.score, str(metric.get_signature()), len(hypotheses))
 
     def compare(
-        self,
-        hypotheses: Sequence[str],
-        other: Sequence[str],
-        references: Sequence[str],
-        *more: Sequence[str],
-        resamples: int = 1000,
+        self, hypotheses: Lines, other: Lines, references: Lines, *more: Lines, resamples: int = 1000
     ) -> Comparison:
         """Tell whether two systems differ by more than the choice of lines explains: paired bootstrap."""
         check_lines({"hypotheses": hypotheses, "other": other} | _numbered(references, *more))
@@ -55,7 +48,7 @@ class TranslationMeasure(Measure):
         return Comparison(system, baseline, 1.0 if system.value == baseline.value else p_value)
 
     def _bootstrap(
-        self, systems: Sequence[Sequence[str]], references: Sequence[Sequence[str]], resamples: int
+        self, systems: Sequence[Lines], references: Sequence[Lines], resamples: int
     ) -> list[tuple[Score, float]]:
         """Each system's score with its interval, and the p-value of its difference from the first (1 for the first)."""
         named = [(str(i), system) for i, system in enumerate(systems)]
@@ -71,7 +64,7 @@ class TranslationMeasure(Measure):
         return found
 
 
-def _numbered(*references: Sequence[str]) -> dict[str, Sequence[str]]:
+def _numbered(*references: Lines) -> dict[str, Lines]:
     return {f"reference {i}": lines for i, lines in enumerate(references, start=1)}
 
 
@@ -80,8 +73,8 @@ def _ter(*, lowercase: bool) -> TER:
     return TER(case_sensitive=not lowercase)
 
 
-bleu = TranslationMeasure(name="bleu", title="BLEU", description="BLEU, 0 to 100", higher_is_better=True, metric=BLEU)
-"""Corpus BLEU, 0 to 100: 13a tokens, exponential smoothing.
+bleu = TranslationMeasure(name="bleu", title="BLEU", description="matching word n-grams, 0 to 100", metric=BLEU)
+"""Corpus BLEU: 13a tokens, exponential smoothing.
 
 Source: Papineni et al. (2002), BLEU.
 """
@@ -90,25 +83,11 @@ bleu_lowercase = replace(bleu, name="bleu.lowercase", title="BLEU, lowercase", l
 """BLEU of texts in lower case."""
 
 chrf = TranslationMeasure(
-    name="chrf",
-    title="chrF2",
-    description="chrF2, the F-score of character n-grams, 0 to 100",
-    higher_is_better=True,
-    metric=CHRF,
+    name="chrf", title="chrF2", description="F-score of character 1- to 6-grams, 0 to 100", metric=CHRF
 )
-"""chrF2, 0 to 100: the F-score of character 1- to 6-grams.
-
-Source: Popović (2015), chrF.
-"""
+"""Source: Popović (2015), chrF."""
 
 ter = TranslationMeasure(
-    name="ter",
-    title="TER",
-    description="Translation edit rate, edits per 100 words of the reference",
-    higher_is_better=False,
-    metric=_ter,
+    name="ter", title="TER", description="edits per 100 reference words", higher_is_better=False, metric=_ter
 )
-"""Translation edit rate: edits per 100 words of the reference.
-
-Source: Snover et al. (2006), A study of translation edit rate.
-"""
+"""Source: Snover et al. (2006), A study of translation edit rate."""

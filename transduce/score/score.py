@@ -4,6 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+Lines = Sequence[str]
+"""One text per line."""
+
 
 @dataclass(frozen=True)
 class Score:
@@ -50,7 +53,7 @@ class Measure(ABC):
     """How it is printed, such as "BLEU"."""
     description: str
     """What is counted, in a few words."""
-    higher_is_better: bool
+    higher_is_better: bool = True
 
     @property
     def better(self) -> str:
@@ -58,7 +61,7 @@ class Measure(ABC):
         return "higher" if self.higher_is_better else "lower"
 
     @abstractmethod
-    def __call__(self, hypotheses: Sequence[str], references: Sequence[str], *, resamples: int = 1000) -> Score:
+    def __call__(self, hypotheses: Lines, references: Lines, *, resamples: int = 1000) -> Score:
         """The score of all lines together, with its 95 % interval.
 
         Args:
@@ -71,9 +74,7 @@ class Measure(ABC):
         """
 
     @abstractmethod
-    def compare(
-        self, hypotheses: Sequence[str], other: Sequence[str], references: Sequence[str], *, resamples: int = 1000
-    ) -> Comparison:
+    def compare(self, hypotheses: Lines, other: Lines, references: Lines, *, resamples: int = 1000) -> Comparison:
         """Tell whether `hypotheses` and `other` differ by more than the choice of lines explains: paired bootstrap.
 
         Raises:
@@ -87,7 +88,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def check_lines(sides: Mapping[str, Sequence[str]]) -> None:
+def check_lines(sides: Mapping[str, Lines]) -> None:
     """Check that line k of one side can belong to line k of every other; the keys name the sides in the error.
 
     Raises:

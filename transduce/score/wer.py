@@ -11,7 +11,7 @@ from jaxtyping import Float
 from jiwer import CharacterOutput, WordOutput
 
 from transduce.score.alignment import NOUN, Errors, Unit, align, all_errors, count_errors
-from transduce.score.score import Comparison, Measure, Score, check_lines, check_resamples, counted
+from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples, counted
 
 SEED = 12345
 """The seed of every bootstrap here, so that a score comes out the same twice; it stands in the signature."""
@@ -19,25 +19,22 @@ SEED = 12345
 APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ`´", "'"))
 
 
-@dataclass(frozen=True)
-class Group:
-    """The `n` utterances that share a label, and their errors together."""
-
-    label: str
-    n: int
-    errors: Errors
-
-
 @dataclass(frozen=True, kw_only=True)
 class ErrorRate(Score):
     """Errors in percent of the reference, over `n` utterances; lower is better, and more than 100 is possible."""
 
     unit: Unit
-    errors: Errors
-    """Of all utterances together."""
-    utterances: list[Errors] = field(repr=False)
-    """Of each utterance."""
     aligned: WordOutput | CharacterOutput = field(repr=False)
+
+    @property
+    def utterances(self) -> list[Errors]:
+        """The errors of each utterance."""
+        return [count_errors(chunks) for chunks in self.aligned.alignments]
+
+    @property
+    def errors(self) -> Errors:
+        """The errors of all utterances together."""
+        return all_errors(self.utterances)
 
     @property
     def n_right(self) -> int:
@@ -52,19 +49,16 @@ class ErrorRate(Score):
             f"over {counted(self.n, 'utterance')}, {self.n_right} ({100 * self.n_right / self.n:.1f} %) wholly right"
         )
 
-    def by_group(self, labels: Sequence[str]) -> list[Group]:
-        """The utterances sorted into groups by their labels, one for each, and the groups by their rates, worst first.
+    def by_group(self, labels: Sequence[str]) -> dict[str, list[Errors]]:
+        """The errors of the utterances, by the label that each has; the group with the highest rate stands first.
 
         Raises:
             ValueError: there are more labels than utterances, or fewer.
         """
-        if len(labels) != self.n:
-            raise ValueError(f"every utterance needs a label, but there are {self.n} utterances, {len(labels)} labels")
-        members: dict[str, list[Errors]] = defaultdict(list)
+        groups: dict[str, list[Errors]] = defaultdict(list)
         for label, errors in zip(labels, self.utterances, strict=True):
-            members[label].append(errors)
-        groups = [Group(label, len(each), all_errors(each)) for label, each in members.items()]
-        return sorted(groups, key=lambda group: (-group.errors.rate, group.label))
+            groups[label].append(errors)
+        return dict(sorted(groups.items(), key=lambda group: (-all_errors(group[1]).rate, group[0])))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +77,7 @@ class ErrorRateMeasure(Measure):
     normalize: bool = False
     """Both sides pass through `normalized` first."""
 
-    def __call__(self, hypotheses: Sequence[str], references: Sequence[str], *, resamples: int = 1000) -> ErrorRate:
+    def __call__(self, hypotheses: Lines, references: Lines, *, resamples: int = 1000) -> ErrorRate:
         """The rate of all utterances together, with its 95 % interval.
 
         Raises:
@@ -102,25 +96,13 @@ class ErrorRateMeasure(Measure):
                 f"an error rate needs at least one {NOUN[self.unit]} in the references, "
                 f"but all {len(references)} are blank{after}; look for a wrong file or column"
             )
-        low, high = (None, None)
-        if resamples:
-            low, high = np.quantile(_resampled(utterances, resamples), (0.025, 0.975)).tolist()
+        interval = np.quantile(_resampled(utterances, resamples), (0.025, 0.975)).tolist() if resamples else ()
+        signature = self._signature(resamples)
         return ErrorRate(
-            name=self.title,
-            value=errors.rate,
-            signature=self._signature(resamples),
-            n=len(utterances),
-            low=low,
-            high=high,
-            unit=self.unit,
-            errors=errors,
-            utterances=utterances,
-            aligned=aligned,
+            self.title, errors.rate, signature, len(utterances), *interval, unit=self.unit, aligned=aligned
         )
 
-    def compare(
-        self, hypotheses: Sequence[str], other: Sequence[str], references: Sequence[str], *, resamples: int = 1000
-    ) -> Comparison:
+    def compare(self, hypotheses: Lines, other: Lines, references: Lines, *, resamples: int = 1000) -> Comparison:
         """Tell whether two systems differ by more than the choice of utterances explains: paired bootstrap.
 
         The p-value is one-sided: the share of draws whose lead exceeds the mean lead of all draws by at least the lead
@@ -170,18 +152,11 @@ def normalized(text: str) -> str:
     return " ".join(filter(None, (word.strip("'") for word in spoken.split())))
 
 
-wer = ErrorRateMeasure(name="wer", title="WER", description="Word error rate in percent", unit="word")
-"""Word error rate: what white space separates is a word."""
+wer = ErrorRateMeasure(name="wer", title="WER", description="word error rate in percent", unit="word")
+"""What white space separates is a word."""
 
-cer = ErrorRateMeasure(
-    name="cer",
-    title="CER",
-    description="Character error rate in percent, spaces between words included",
-    unit="char",
-)
-"""Character error rate over Unicode code points; one space between words counts as a character."""
+cer = ErrorRateMeasure(name="cer", title="CER", description="character error rate in percent", unit="char")
+"""Characters are Unicode code points; one space between words counts as a character."""
 
-per = ErrorRateMeasure(
-    name="per", title="PER", description="Phone error rate in percent of phones between spaces", unit="phone"
-)
-"""Phone error rate: what white space separates is a phone."""
+per = ErrorRateMeasure(name="per", title="PER", description="phone error rate in percent", unit="phone")
+"""What white space separates is a phone."""
