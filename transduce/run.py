@@ -91,16 +91,11 @@ def save_run(directory: Path, run: Run) -> None:
             write_file(directory / name, tokenizer.model)
     plain = {"format": FORMAT, "transduce": version("transduce")}
     plain |= {"model": to_dict(run.model), "experiment": run.experiment}
-    if run.feature_extractor is not None:
-        plain["features"] = to_dict(run.feature_extractor.config)
-    if (
-        isinstance(run.feature_extractor, FeatureExtractor)
-        and run.feature_extractor.mean is not None
-        and run.feature_extractor.std is not None
-    ):
-        write_file(
-            directory / STATISTICS, serialize({"mean": run.feature_extractor.mean, "std": run.feature_extractor.std})
-        )
+    extractor = run.feature_extractor
+    if extractor is not None:
+        plain["features"] = to_dict(extractor.config)
+    if isinstance(extractor, FeatureExtractor) and extractor.mean is not None and extractor.std is not None:
+        write_file(directory / STATISTICS, serialize({"mean": extractor.mean, "std": extractor.std}))
     write_file(directory / CONFIG, json.dumps(plain, indent=2) + "\n")
 
 
