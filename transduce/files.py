@@ -73,12 +73,20 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def set_weights(module: nn.Module, weights: dict[str, Tensor], name: str) -> None:
-    """Copy weights into a module; `name` is what an error calls their origin.
+    """Copy weights into a module; `name` says in errors where they come from.
 
     Raises:
-        ValueError: a name or shape that the module does not have, or one that is missing.
+        ValueError: a name is missing or unknown, or a shape differs.
     """
-    own = weights_of(module)
+    copy_weights(weights_of(module), weights, name)
+
+
+def copy_weights(own: dict[str, Tensor], weights: dict[str, Tensor], name: str) -> None:
+    """Copy `weights` into the tensors `own` of the same names; `name` says in errors where they come from.
+
+    Raises:
+        ValueError: a name is missing or unknown, or a shape differs.
+    """
     wrong = [f"{n} is missing" for n in own if n not in weights]
     wrong += [f"{n} is unknown" for n in weights if n not in own]
     wrong += [

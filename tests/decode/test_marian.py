@@ -134,7 +134,7 @@ def test_the_residual_order_turns_their_positions_into_ours(pair):
         (
             "activation_function",
             "swish",
-            "activation_function must be one of relu, gelu, gelu_new, but in {} it is 'swish'",
+            "activation_function must be 'gelu_new' or 'gelu_pytorch_tanh' or 'gelu' or 'relu', but in {} it is 'swish'",
         ),
         (
             "decoder_attention_heads",
@@ -142,6 +142,21 @@ def test_the_residual_order_turns_their_positions_into_ours(pair):
             "encoder_attention_heads must equal decoder_attention_heads, but in {} they are 2 and 4",
         ),
         ("decoder_ffn_dim", 19, "encoder_ffn_dim must equal decoder_ffn_dim, but in {} they are 23 and 19"),
+        (
+            "decoder_layers",
+            4,
+            "weights must fit the configuration, but in {} model.decoder.layers.3.self_attn.q_proj.weight is missing; "
+            "model.decoder.layers.3.self_attn.k_proj.weight is missing; "
+            "model.decoder.layers.3.self_attn.v_proj.weight is missing; "
+            "model.decoder.layers.3.self_attn.q_proj.bias is missing; "
+            "model.decoder.layers.3.self_attn.k_proj.bias is missing",
+        ),
+        (
+            "vocab_size",
+            30,
+            "weights must fit the configuration, but in {} "
+            "model.decoder.embed_tokens.weight is (29, 16) instead of (30, 16)",
+        ),
     ],
 )
 def test_a_model_of_another_make_is_refused(tmp_path, name, value, message):
@@ -160,6 +175,18 @@ def test_an_output_bias_is_refused(tmp_path):
     message = (
         "final_logits_bias must be zero, for output logits have no bias here, "
         f"but in {tmp_path} its largest absolute value is 2.5"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        import_marian(tmp_path)
+
+
+def test_a_pickle_is_refused(tmp_path):
+    rival(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    message = (
+        f"weights are read from model.safetensors, but {tmp_path} has pytorch_model.bin, which can run any code when it "
+        "is read; if you trust it, convert it with transformers: "
+        "MarianMTModel.from_pretrained(DIRECTORY).save_pretrained(OTHER)"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         import_marian(tmp_path)

@@ -281,7 +281,7 @@ def changed(directory: Path, **values) -> None:
         ({"add_cross_attention": True}, "add_cross_attention must be False, but in {} it is True"),
         (
             {"activation_function": "swish"},
-            "activation_function must be one of gelu_new, gelu_pytorch_tanh, gelu, relu, but in {} it is 'swish'",
+            "activation_function must be 'gelu_new' or 'gelu_pytorch_tanh' or 'gelu' or 'relu', but in {} it is 'swish'",
         ),
         (
             {"embd_pdrop": 0.2},
@@ -291,17 +291,17 @@ def changed(directory: Path, **values) -> None:
         ({"eos_token_id": [0, 1]}, "eos_token_id must be one id or null, but in {} it is [0, 1]"),
         (
             {"n_layer": 1},
-            "a GPT-2 holds the weights of its config.json, but in {} h.1.attn.c_attn.bias is unknown; "
+            "weights must fit the configuration, but in {} h.1.attn.c_attn.bias is unknown; "
             "h.1.attn.c_attn.weight is unknown; h.1.attn.c_proj.bias is unknown; h.1.attn.c_proj.weight is unknown; "
             "h.1.ln_1.bias is unknown",
         ),
         (
             {"tie_word_embeddings": False},
-            "a GPT-2 holds the weights of its config.json, but in {} lm_head.weight is missing",
+            "weights must fit the configuration, but in {} lm_head.weight is missing",
         ),
         (
             {"n_positions": 38},
-            "weights must fit config.json, but in {} wpe.weight makes (37, 16) where it needs (38, 16)",
+            "weights must fit the configuration, but in {} wpe.weight is (37, 16) instead of (38, 16)",
         ),
     ],
 )
@@ -319,9 +319,9 @@ def test_a_pickle_is_refused(tmp_path, pickled):
     told = "has none"
     if pickled:
         (tmp_path / "pytorch_model.bin").write_bytes(b"")
-        told = "has pytorch_model.bin, which may run anything when it is read"
+        told = "has pytorch_model.bin, which can run any code when it is read"
     message = (
-        f"weights are read from model.safetensors, but {tmp_path} {told}; where you trust it, convert it with "
+        f"weights are read from model.safetensors, but {tmp_path} {told}; if you trust it, convert it with "
         "transformers: GPT2LMHeadModel.from_pretrained(DIRECTORY).save_pretrained(OTHER)"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

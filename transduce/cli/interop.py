@@ -1,4 +1,4 @@
-"""`transduce import gpt2 HF_DIRECTORY RUN` and `transduce export RUN HF_DIRECTORY`: weights from and to transformers."""
+"""`transduce import gpt2 HF_DIRECTORY RUN` and `transduce export RUN HF_DIRECTORY`: models from and to transformers."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ Ours = Annotated[Path, arg(metavar="RUN", help="A run directory.")]
 
 
 def import_gpt2_run(directory: Positional[Theirs], run: Positional[Ours]) -> None:
-    """Make a run of a GPT-2: config.json, model.safetensors and its tokenizer."""
+    """Make a run directory from a GPT-2 as transformers saves it: config.json, model.safetensors and its tokenizer."""
     _check_new(run)
     found = import_gpt2(directory)
     tokenizer = ByteBPE.load(directory)
@@ -32,10 +32,10 @@ def import_gpt2_run(directory: Positional[Theirs], run: Positional[Ours]) -> Non
 
 
 def export(run: Positional[Ours], directory: Positional[Theirs], *, to: Literal["gpt2"]) -> None:
-    """Write a run's model for transformers.
+    """Write the model of a run as a directory that transformers can read.
 
     Args:
-        to: What its from_pretrained shall take it for.
+        to: The kind of model in transformers whose from_pretrained will read the directory.
     """
     _check_new(directory)
     tokenizer = load_run(run).target_tokenizer

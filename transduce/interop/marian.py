@@ -1,77 +1,98 @@
-"""Marian translation models, as transformers saves them, become Transformers: the same numbers under other names.
+"""Read Marian translation models as transformers saves them. The numbers stay the same; names and order change.
 
-One thing differs. Marian's positions are [all sines | all cosines], the paper's and ours take turns. The order of the
-d_model dimensions is a convention, though: reorder what reads from and writes to the residual stream, and the outputs
-stay the same. So nothing in the model knows about it.
+Marian's position vectors are all sines, then all cosines, while in the paper and here sines and cosines alternate. But
+the order of the d_model dimensions is only a convention: when everything that reads from the residual stream or writes
+to it is reordered, the outputs stay the same. So the import reorders the weights, and the model needs no change.
 """
 
-import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
-from safetensors.torch import load_file
+from jaxtyping import Int
 from torch import Tensor
 
-from transduce.model.config import Activation, StackConfig, Tokens, TransformerConfig
+from transduce.interop.pretrained import ACTIVATIONS, fill, read_settings, read_tensors, require_equal
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 
-ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh"}
-"""Theirs to ours."""
+READERS = {
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "cross.q": ("encoder_attn.q_proj",),
+    "cross.kv": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "feed_forward.wide": ("fc1",),
+}
+"""The linear maps of a layer that read from the residual stream, by our names. Some of ours are several of Marian's in
+one matrix, stacked in this order."""
+
+WRITERS = {
+    "attention.output": ("self_attn.out_proj",),
+    "attention_sublayer.norm": ("self_attn_layer_norm",),
+    "cross.output": ("encoder_attn.out_proj",),
+    "cross_sublayer.norm": ("encoder_attn_layer_norm",),
+    "feed_forward.narrow": ("fc2",),
+    "feed_forward_sublayer.norm": ("final_layer_norm",),
+}
+"""The modules of a layer whose outputs lie in the residual stream, by our names."""
+
+UNNEEDED = ("embed_positions.weight", "embed_tokens.weight", "lm_head.weight", "final_logits_bias")
+"""Endings of the names of tensors that a file may hold although a model here does not need them.
+
+They are the tables of sinusoids, further copies of a table that is tied, and a bias of the logits, which must be zero.
+"""
 
 
 class Marian(NamedTuple):
-    """A model, and the ids that its search needs."""
+    """A model in evaluation mode, and the ids that its search needs."""
 
     model: Transformer
     bos_id: int
-    """What target_in begins with; in Marian's models the padding id."""
+    """The first id of target_in; in Marian's models it is the padding id."""
     eos_id: int
     pad_id: int
 
 
 def import_marian(directory: Path) -> Marian:
-    """Read config.json and model.safetensors of a MarianMTModel. The model is in evaluation mode.
+    """Read config.json and model.safetensors, in one file or in shards, of a MarianMTModel.
 
     Raises:
-        ValueError: the directory holds another kind of model, or one with parts that a Transformer here lacks.
+        ValueError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
+            safetensors.
     Source: Junczys-Dowmunt et al. (2018), Marian; file format of transformers' save_pretrained.
     """
-    theirs = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    _check(theirs, directory)
-    weights = load_file(directory / "model.safetensors")
+    defaults = {"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True}
+    theirs = read_settings(directory, fixed={"model_type": "marian"}, defaults=defaults)
+    for one, other in (("encoder_attention_heads", "decoder_attention_heads"), ("encoder_ffn_dim", "decoder_ffn_dim")):
+        require_equal(theirs, one, other, directory)
+    weights = read_tensors(directory, "MarianMTModel")
     bias = weights.get("final_logits_bias")
     if bias is not None and bias.any():
         raise ValueError(
             f"final_logits_bias must be zero, for output logits have no bias here, "
             f"but in {directory} its largest absolute value is {bias.abs().max().item():.4g}"
         )
-    config = _config(theirs)
-    model = Transformer(config)
-    model.load_state_dict(_renamed(weights, config))
+    if (shared := weights.pop("model.shared.weight", None)) is not None:
+        weights = {f"model.{half}.embed_tokens.weight": shared for half in ("encoder", "decoder")} | weights
+    model = Transformer(_config(theirs))
+    own = _their_weights(model)
+    fill({name: weight for name, (weight, _) in own.items()}, weights, directory, unneeded=UNNEEDED)
+    order = residual_order(model.config.d_model)
+    for weight, dimension in own.values():
+        if dimension is not None:
+            weight.copy_(weight.index_select(dimension, order))
     return Marian(model.eval(), theirs["decoder_start_token_id"], theirs["eos_token_id"], theirs["pad_token_id"])
 
 
-def _check(theirs: dict[str, Any], directory: Path) -> None:
-    """Raise ValueError for whatever would silently give other numbers."""
-    if theirs.get("model_type") != "marian":
-        raise ValueError(f"model_type must be 'marian', but in {directory} it is {theirs.get('model_type')!r}")
-    if theirs["activation_function"] not in ACTIVATIONS:
-        raise ValueError(
-            f"activation_function must be one of {', '.join(ACTIVATIONS)}, "
-            f"but in {directory} it is {theirs['activation_function']!r}"
-        )
-    for one, other in (("encoder_attention_heads", "decoder_attention_heads"), ("encoder_ffn_dim", "decoder_ffn_dim")):
-        if theirs[one] != theirs[other]:
-            raise ValueError(f"{one} must equal {other}, but in {directory} they are {theirs[one]} and {theirs[other]}")
+def residual_order(d_model: int) -> Int[Tensor, " D"]:
+    """Our dimension i of the residual stream is Marian's dimension order[i]: sine 0, cosine 0, sine 1, cosine 1, ..."""
+    return torch.arange(d_model).view(2, -1).T.flatten()
 
 
 def _config(theirs: dict[str, Any]) -> TransformerConfig:
-    shared = theirs.get("share_encoder_decoder_embeddings", True)
+    shared, tied = theirs["share_encoder_decoder_embeddings"], theirs["tie_word_embeddings"]
     source = Tokens(vocab_size=theirs["vocab_size"])
     target = source if shared else Tokens(vocab_size=theirs["decoder_vocab_size"])
-    tied = theirs.get("tie_word_embeddings", True)
     return TransformerConfig(
         encoder=StackConfig(input=source, n_layers=theirs["encoder_layers"]),
         decoder=StackConfig(input=target, n_layers=theirs["decoder_layers"]),
@@ -87,56 +108,23 @@ def _config(theirs: dict[str, Any]) -> TransformerConfig:
     )
 
 
-def residual_order(d_model: int) -> Int[Tensor, " D"]:
-    """Our dimension i of the residual stream is Marian's dimension order[i]: sine 0, cosine 0, sine 1, cosine 1, ..."""
-    return torch.arange(d_model).view(2, -1).T.flatten()
+def _their_weights(model: Transformer) -> dict[str, tuple[Tensor, int | None]]:
+    """The model's parameters under Marian's names, and which dimension of each, if any, is the residual stream's.
 
-
-def _renamed(theirs: dict[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
-    """The weights under our names, and in our order."""
-    order = residual_order(config.d_model)
-    table = {"source": "encoder.embed_tokens", "target": "decoder.embed_tokens"}
-    ours = {}
-    for side, name in table.items():
-        weight = theirs.get(f"model.{name}.weight", theirs.get("model.shared.weight"))
-        assert weight is not None
-        ours[f"{side}_input.weight"] = weight[:, order]
-    ours["output"] = theirs["lm_head.weight"][:, order] if config.tie == "none" else ours["target_input.weight"]
-    for half, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
-        assert stack is not None
-        for i in range(stack.n_layers):
-            layer = _layer(theirs, f"model.{half}.layers.{i}.", order)
-            ours |= {f"{half}.layers.{i}.{name}": weight for name, weight in layer.items()}
-    return ours
-
-
-def _layer(theirs: dict[str, Tensor], prefix: str, order: Int[Tensor, " D"]) -> dict[str, Tensor]:
-    """One layer: cross-attention too, where there is one."""
-
-    def reads(*names: str) -> dict[str, Float[Tensor, "..."]]:
-        """Linear maps from the residual stream, stacked into one."""
-        return {
-            "weight": torch.cat([theirs[f"{prefix}{name}.weight"][:, order] for name in names]),
-            "bias": torch.cat([theirs[f"{prefix}{name}.bias"] for name in names]),
-        }
-
-    def writes(name: str) -> dict[str, Float[Tensor, "..."]]:
-        """A linear map into the residual stream, or its norm."""
-        return {kind: theirs[f"{prefix}{name}.{kind}"][order] for kind in ("weight", "bias")}
-
-    parts = {
-        "attention.qkv": reads("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "attention.output": writes("self_attn.out_proj"),
-        "attention_sublayer.norm": writes("self_attn_layer_norm"),
-        "feed_forward.wide": reads("fc1"),
-        "feed_forward.narrow": writes("fc2"),
-        "feed_forward_sublayer.norm": writes("final_layer_norm"),
-    }
-    if f"{prefix}encoder_attn.q_proj.weight" in theirs:
-        parts |= {
-            "cross.q": reads("encoder_attn.q_proj"),
-            "cross.kv": reads("encoder_attn.k_proj", "encoder_attn.v_proj"),
-            "cross.output": writes("encoder_attn.out_proj"),
-            "cross_sublayer.norm": writes("encoder_attn_layer_norm"),
-        }
-    return {f"{part}.{kind}": weight for part, pair in parts.items() for kind, weight in pair.items()}
+    They share memory with the model's, and a table that is tied stands once.
+    """
+    own = {name: parameter.detach() for name, parameter in model.named_parameters(remove_duplicate=False)}
+    theirs: dict[str, tuple[Tensor, int | None]] = {}
+    theirs["model.decoder.embed_tokens.weight"] = own["target_input.weight"], 1
+    if model.config.tie != "all":
+        theirs["model.encoder.embed_tokens.weight"] = own["source_input.weight"], 1
+    if model.config.tie == "none":
+        theirs["lm_head.weight"] = own["output"], 1
+    for name, parameter in own.items():
+        if found := re.fullmatch(r"(.+\.layers\.\d+\.)(.+)\.(weight|bias)", name):
+            prefix, module, kind = found.groups()
+            dimension = 0 if module in WRITERS else 1 if kind == "weight" else None
+            names = (READERS | WRITERS)[module]
+            for their_name, part in zip(names, parameter.chunk(len(names)), strict=True):
+                theirs[f"model.{prefix}{their_name}.{kind}"] = part, dimension
+    return theirs
