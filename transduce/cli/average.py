@@ -1,7 +1,5 @@
 """`transduce average RUN`: the mean of checkpoints as the finished model."""
 
-from pathlib import Path
-
 from tyro.conf import Positional
 
 from transduce.cli.common import Count, OptionalFile, Run

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -78,48 +79,33 @@ def held_out_loss(model: Transformer, batches: Sequence[Batch]) -> float:
 
 
 def translation_validator(
-    translator: Translator,
-    text: ParallelText,
-    batches: Sequence[Batch],
-    *,
-    by: str = "bleu",
-    search: SearchConfig = GREEDY,
-    n_samples: int = 3,
+    translator: Translator, text: ParallelText, batches: Sequence[Batch], *, by: str = "bleu", n_samples: int = 3
 ) -> Validator:
-    """Loss and BLEU on held-out pairs, and `by` where it is another measure."""
+    """Loss and BLEU (greedy search) on held-out pairs, and `by` where it is another measure."""
     measures = _measures(["bleu"], by)
 
     def look(model: Transformer) -> Look:
-        outputs = translator(text.source, search)
-        chosen = _spread(len(outputs), n_samples)
-        return Look(
-            {measure.name: measure(outputs, text.target, resamples=0).value for measure in measures},
-            [(text.source[i], text.target[i], outputs[i]) for i in chosen],
-        )
+        outputs = translator(text.source, GREEDY)
+        metrics = {measure.name: measure(outputs, text.target, resamples=0).value for measure in measures}
+        return Look(metrics, [(text.source[i], text.target[i], outputs[i]) for i in _spread(len(outputs), n_samples)])
 
     return Validator(batches=batches, look=look, by=by, perplexity=True)
 
 
 def speech_validator(
-    transcriber: Transcriber,
-    pairs: SpeechPairs,
-    *,
-    by: str = "wer",
-    search: SearchConfig = GREEDY,
-    n_samples: int = 3,
+    transcriber: Transcriber, pairs: SpeechPairs, *, search: SearchConfig = GREEDY, by: str = "wer", n_samples: int = 3
 ) -> Validator:
     """Loss and error rates (BLEU, if BLEU or chrF decide) on held-out recordings, and how straight attention is."""
     measures = _measures(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by)
 
     def look(model: Transformer) -> Look:
-        recordings = pairs.recordings
-        frames = [pairs.reader(recording.audio) for recording in recordings]
-        references = [recording.text for recording in recordings]
+        references = [recording.text for recording in pairs.recordings]
+        frames = [pairs.reader(recording.audio) for recording in pairs.recordings]
         outputs = [found[0].text for found in transcriber.decode(frames, search)]
         metrics = {measure.name: measure(outputs, references, resamples=0).value for measure in measures}
-        chosen = _spread(len(recordings), n_samples)
+        chosen = _spread(len(references), n_samples)
         metrics["diagonality"], draw = _alignment(transcriber, pairs, [frames[i] for i in chosen], chosen)
-        samples = [(recordings[i].id, references[i], outputs[i]) for i in chosen]
+        samples = [(pairs.recordings[i].id, references[i], outputs[i]) for i in chosen]
         return Look(metrics, samples, {"attention": draw})
 
     return Validator(batches=pairs.epoch(0), look=look, by=by)
@@ -133,17 +119,15 @@ def _alignment(
     source, lengths = pad_frames(frames)
     target_in, target_lengths = pad([[BOS, *row[:-1]] for row in targets], 0)
     memory = model.encode(source.to(model.device), lengths.to(model.device))
-    weights = cross_attention(model, memory, target_in.to(model.device)).float().cpu()
     assert memory.lengths is not None
+    weights = cross_attention(model, memory, target_in.to(model.device)).float().cpu()
     sizes = list(zip(target_lengths.tolist(), memory.lengths.tolist(), strict=True))
-    heads: dict[tuple[int, int], float] = {}
-    for layer in range(weights.size(0)):
-        for head in range(weights.size(2)):
-            values = [diagonality(weights[layer, b, head, :t, :s]) for b, (t, s) in enumerate(sizes)]
-            heads[layer, head] = sum(values) / len(values)
+    heads = {
+        head: sum(diagonality(weights[head[0], b, head[1], :t, :s]) for b, (t, s) in enumerate(sizes)) / len(sizes)
+        for head in product(range(weights.size(0)), range(weights.size(2)))
+    }
     layer, head = max(heads, key=heads.__getitem__)
-    n_steps, n_places = sizes[0]
-    picture = weights[layer, 0, head, :n_steps, :n_places]
+    picture = weights[layer, 0, head, : sizes[0][0], : sizes[0][1]]
     seconds = pairs.reader.feature_extractor.config.hop * model.config.frames.stack
     title = f"{pairs.recordings[chosen[0]].id}: layer {layer + 1}, head {head + 1}"
     tokens = transcriber.tokenizer.tokens(targets[0])
@@ -151,12 +135,7 @@ def _alignment(
 
 
 def language_validator(
-    generator: Generator,
-    valid: Stream,
-    batches: Sequence[Batch],
-    generation: GenerationConfig,
-    *,
-    n_samples: int = 2,
+    generator: Generator, valid: Stream, batches: Sequence[Batch], generation: GenerationConfig, n_samples: int = 2
 ) -> Validator:
     """Loss on held-out text, and how the model goes on from places in it."""
 
@@ -165,9 +144,10 @@ def language_validator(
         length = max(1, min(generation.max_length, half, len(valid) // 2))
         step = max(1, (len(valid) - 2 * length) // max(1, n_samples - 1))
         starts = range(0, len(valid) - 2 * length + 1, step)[:n_samples]
-        decode = generator.tokenizer.decode
-        before = decode([valid.read(start, start + length).tolist() for start in starts])
-        after = decode([valid.read(start + length, start + 2 * length).tolist() for start in starts])
+        before, after = (
+            generator.tokenizer.decode([valid.read(start + i, start + i + length).tolist() for start in starts])
+            for i in (0, length)
+        )
         drawn = generator(before, replace(generation, max_length=length))
         return Look(
             {}, [(_one_line(b), _one_line(a), _one_line(d)) for b, a, d in zip(before, after, drawn, strict=True)]
