@@ -158,7 +158,7 @@ def run(x: Experiment) -> dict[str, float]:
     )
     config = ex.with_frames(x.model, reader.n_features, tokenizer.vocab_size)
     pairs, held_out = (
-        ex.SpeechPairs.encode(
+        ex.SpeechPairs(
             split,
             reader,
             tokenizer,

@@ -105,7 +105,7 @@ def run(x: Experiment) -> dict[str, float]:
         text.source, text.target, vocab_size=x.vocab_size, joint=x.joint
     )
     pairs, held_out = (
-        ex.TextPairs.encode(
+        ex.TextPairs(
             side,
             source,
             target,

@@ -232,7 +232,7 @@ def read_corpus(x: argparse.Namespace) -> Corpus:
     if folder:
         text = Folder(data=folder).read("train")
         both = tokenizers(text.source, text.target, vocab_size=vocabulary(x), joint=True)
-        pairs = TextPairs.encode(text, *both, tokens_per_batch=budget)
+        pairs = TextPairs(text, *both, tokens_per_batch=budget)
         return Corpus(pairs.source, pairs.target, budget)
     rng = np.random.default_rng(1)
     lengths = rng.integers(6, 31, 300 if x.tiny else 29000)

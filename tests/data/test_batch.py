@@ -171,7 +171,7 @@ TEXT = ParallelText([f"a {'b ' * (i % 9)}c{i}" for i in range(90)], [f"d{i} {'e 
 
 
 def text_pairs(**settings) -> TextPairs:
-    return TextPairs.encode(TEXT, *tokenizers(TEXT.source, TEXT.target, vocab_size=300, joint=True), **settings)
+    return TextPairs(TEXT, *tokenizers(TEXT.source, TEXT.target, vocab_size=300, joint=True), **settings)
 
 
 def test_pairs_too_long_are_left_out_and_counted():
@@ -199,7 +199,7 @@ def test_dropout_segments_anew_in_every_epoch_and_differently_on_either_side():
     assert texts[0] == texts[1] == TEXT.target
     assert pairs.ids(0) == pairs.ids(0) != pairs.ids(1)
     assert all(row[-1] == EOS for side in pairs.ids(0) for row in side)
-    same = TextPairs.encode(
+    same = TextPairs(
         ParallelText(TEXT.source, TEXT.source), pairs.source_tokenizer, pairs.source_tokenizer,
         tokens_per_batch=64, bpe_dropout=0.5,
     )  # fmt: skip
@@ -226,6 +226,6 @@ def test_multi30k_at_4096_tokens_is_at_most_a_tenth_padding():
     text = Folder(data=folder).read("train")
     assert len(text) + text.n_blank == 29_000  # Elliott et al. (2016), table 1
     source, target = tokenizers(text.source, text.target, vocab_size=8000, joint=True)
-    epoch = TextPairs.encode(text, source, target, tokens_per_batch=4096).epoch(0)
+    epoch = TextPairs(text, source, target, tokens_per_batch=4096).epoch(0)
     real = sum(int(b.source_lengths.sum() + b.target_lengths.sum()) for b in epoch)
     assert 1 - real / sum(b.source.numel() + b.target_in.numel() for b in epoch) <= 0.10

@@ -34,7 +34,7 @@ def translator(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pairs(translator):
     text = ParallelText(ENGLISH[:6], GERMAN[:6])
-    return TextPairs.encode(text, translator.source_tokenizer, translator.tokenizer, tokens_per_batch=60)
+    return TextPairs(text, translator.source_tokenizer, translator.tokenizer, tokens_per_batch=60)
 
 
 def test_held_out_loss_is_the_mean_over_tokens_each_sentence_alone(translator, pairs):
@@ -88,7 +88,7 @@ def speech(tmp_path_factory):
     transcriber = td.load(random_speech_run(folder / "run"))
     recordings = record(folder, sentences(5))
     reader = FrameReader(transcriber.feature_extractor, FeatureCache(folder / "cache"))
-    return transcriber, SpeechPairs.encode(recordings, reader, transcriber.tokenizer, frames_per_batch=300)
+    return transcriber, SpeechPairs(recordings, reader, transcriber.tokenizer, frames_per_batch=300)
 
 
 def test_speech_validation_is_loss_error_rates_and_samples(speech):

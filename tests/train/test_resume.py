@@ -55,7 +55,7 @@ def lean_log():
 def data() -> TextPairs:
     lines = [f"{'the cat sat on a mat '[: 5 + i % 11]} number {i}" for i in range(40)]
     text = ParallelText(lines, [line[::-1] for line in lines])
-    pairs = TextPairs.encode(
+    pairs = TextPairs(
         text, *tokenizers(lines, text.target, vocab_size=300, joint=True), tokens_per_batch=170, bpe_dropout=0.3
     )
     sizes = [len(pairs.epoch(n)) for n in range(8)]

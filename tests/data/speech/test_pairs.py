@@ -46,7 +46,7 @@ def rows(pairs: SpeechPairs, epoch: int) -> list[tuple[torch.Tensor, list[int], 
 
 @pytest.mark.parametrize("epoch", [0, 1, 4])
 def test_every_recording_comes_once_with_its_own_text(recordings, reader, tokenizer, epoch):
-    pairs = SpeechPairs.encode(recordings, reader, tokenizer, frames_per_batch=200)
+    pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200)
     want = {}
     for r in recordings:
         frames = reader.feature_extractor(read_audio(r.audio, RATE))
@@ -60,9 +60,7 @@ def test_every_recording_comes_once_with_its_own_text(recordings, reader, tokeni
 
 def test_batches_are_a_function_of_seed_and_epoch(recordings, reader, tokenizer):
     def batches(seed: int, epoch: int) -> list[torch.Tensor]:
-        pairs = SpeechPairs.encode(
-            recordings, reader, tokenizer, frames_per_batch=200, augmentation=Augmentation(), seed=seed
-        )
+        pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=Augmentation(), seed=seed)
         return [batch.source for batch in pairs.epoch(epoch)]
 
     def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
@@ -74,14 +72,14 @@ def test_batches_are_a_function_of_seed_and_epoch(recordings, reader, tokenizer)
 
 
 def test_the_first_epoch_goes_from_short_to_long_and_no_other(recordings, reader, tokenizer):
-    pairs = SpeechPairs.encode(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
+    pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
     longest = [[int(batch.source_lengths.max()) for batch in pairs.epoch(n)] for n in range(4)]
     assert all(len(batches) > 4 for batches in longest)
     assert [all(a <= b for a, b in pairwise(batches)) for batches in longest] == [True, False, False, False]
 
 
 def test_budget_and_lengths_agree_with_what_is_made(recordings, reader, tokenizer):
-    pairs = SpeechPairs.encode(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
+    pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
     for n in range(2):
         epoch = pairs.epoch(n)
         for batch, chosen in zip(epoch, epoch.batches, strict=True):
@@ -94,7 +92,7 @@ def test_budget_and_lengths_agree_with_what_is_made(recordings, reader, tokenize
 
 
 def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader, tokenizer):
-    pairs = SpeechPairs.encode(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
+    pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
     made = {s: {len(reader(r.audio, speed=s)): i for i, r in enumerate(recordings)} for s in (0.9, 1.1)}
     lengths = [Counter(len(frames) for frames, _, _ in rows(pairs, n)) for n in range(3)]
     assert len({tuple(sorted(each.items())) for each in lengths}) == 3
@@ -105,7 +103,7 @@ def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader
 def test_sound_that_vanishes_after_the_first_look_ends_nothing(tmp_path, tokenizer):
     made = record(tmp_path, TEXTS[:6])
     reader = FrameReader(FeatureExtractor(FEATURES), FeatureCache(tmp_path / "cache"))
-    pairs = SpeechPairs.encode(made, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
+    pairs = SpeechPairs(made, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
     want = [rows(pairs, n) for n in range(2)]
     for r in made:
         r.audio.unlink()
@@ -127,7 +125,7 @@ def test_half_a_recording_does_not_learn_the_whole_text(tmp_path, reader, tokeni
     assert 0.3 * promised < there < 0.55 * promised
     caplog.clear()
     cut = Recording("cut", path, promised, "A", text)
-    pairs = SpeechPairs.encode([*good, cut], reader, tokenizer, frames_per_batch=900)
+    pairs = SpeechPairs([*good, cut], reader, tokenizer, frames_per_batch=900)
     assert pairs.recordings == good and pairs.skipped["shorter than its manifest says"] == 1
     assert sum(pairs.skipped.values()) == 1
     frames = FEATURES.n_frames(round(there * RATE))
@@ -138,11 +136,11 @@ def test_half_a_recording_does_not_learn_the_whole_text(tmp_path, reader, tokeni
     )
     assert len(told(caplog)) == (1 if ending == "opus" else 2)  # the header of the others tells as well
     with pytest.raises(ValueError) as error:
-        SpeechPairs.encode([cut], reader, tokenizer, frames_per_batch=900)
+        SpeechPairs([cut], reader, tokenizer, frames_per_batch=900)
     assert str(error.value).endswith(told(caplog)[-1])
     for seconds in (there, 0.0):  # 0: unknown
         shorter = replace(cut, seconds=seconds)
-        assert SpeechPairs.encode([shorter], reader, tokenizer, frames_per_batch=900).recordings == [shorter]
+        assert SpeechPairs([shorter], reader, tokenizer, frames_per_batch=900).recordings == [shorter]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +158,7 @@ def test_a_tenth_of_a_recording_and_a_tenth_of_a_second_may_lack(tmp_path, token
         Recording("a", tmp_path / "a.npy", seconds, "A", "red"),
         Recording("b", tmp_path / "b.npy", 0.2, "A", "red"),
     ]
-    pairs = SpeechPairs.encode(both, reader, tokenizer, frames_per_batch=900)
+    pairs = SpeechPairs(both, reader, tokenizer, frames_per_batch=900)
     assert pairs.recordings == (both if fits else both[1:])
 
 
@@ -180,7 +178,7 @@ def test_what_cannot_be_used_is_left_out_counted_and_named(tmp_path, reader, tok
         *(Recording(name, tmp_path / f"{name}.wav", 1.0, "A", "red") for name in ("text", "empty", "none", "short")),
     ]
     with caplog.at_level(logging.WARNING):
-        pairs = SpeechPairs.encode(
+        pairs = SpeechPairs(
             [*bad[:3], *good, *bad[3:]],
             reader,
             tokenizer,
@@ -210,7 +208,7 @@ def test_what_cannot_be_used_is_left_out_counted_and_named(tmp_path, reader, tok
 def test_nothing_left_is_told_with_the_reason(tmp_path, reader, tokenizer):
     bad = [Recording(str(i), tmp_path / "none.wav", 1.0, "A", "red") for i in range(2)]
     with pytest.raises(ValueError) as error:
-        SpeechPairs.encode(bad, reader, tokenizer, frames_per_batch=300)
+        SpeechPairs(bad, reader, tokenizer, frames_per_batch=300)
     assert str(error.value) == (
         "training needs recordings, but of 2 none is left: 0 blank text, 0 longer than 30 s, 0 shorter than its "
         "manifest says, 2 unusable sound, "
@@ -218,7 +216,7 @@ def test_nothing_left_is_told_with_the_reason(tmp_path, reader, tokenizer):
         "check the path"
     )
     with pytest.raises(ValueError) as error:
-        SpeechPairs.encode([], reader, tokenizer, frames_per_batch=300)
+        SpeechPairs([], reader, tokenizer, frames_per_batch=300)
     assert str(error.value).endswith("; look at the manifest")
 
 
@@ -286,7 +284,7 @@ def test_vectors_take_the_same_way(tmp_path, tokenizer, caplog):
     reader = FrameReader(make_feature_extractor(config, recordings, cache, 0), cache)
     assert isinstance(reader.feature_extractor, VectorReader) and reader.n_features == 3
     with caplog.at_level(logging.WARNING):
-        pairs = SpeechPairs.encode(
+        pairs = SpeechPairs(
             [*recordings, wide], reader, tokenizer, frames_per_batch=60, augmentation=SPEEDS, max_seconds=0.23
         )
     assert told(caplog) == [

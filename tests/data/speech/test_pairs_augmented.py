@@ -79,7 +79,7 @@ def test_each_augmentation_does_what_its_formula_says_and_nothing_else(recording
     """Drawn from (seed + 1, epoch, recording) and, for tokens, (seed + 2, epoch, first recording of the batch)."""
     tokenizer = SentencePieceTokenizer.train(TEXTS, vocab_size=290)
     plain, augmented = (
-        SpeechPairs.encode(recordings, reader, tokenizer, frames_per_batch=200, augmentation=a, seed=5)
+        SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=a, seed=5)
         for a in (PLAIN, replace(PLAIN, **switched_on))
     )
     a, epoch = augmented.augmentation, augmented.epoch(3)

@@ -109,24 +109,25 @@ class FrameReader:
         return self.cache.get(path, self.feature_extractor, speed)
 
 
-@dataclass(frozen=True)
 class SpeechPairs:
-    """Training data for the trainer: the batches of `epoch(n)` are a function of (seed, n)."""
+    """Training data for the trainer: the batches of `epoch(n)` are a function of (seed, n).
 
-    recordings: list[Recording]
-    reader: FrameReader
-    target: list[list[int]]
-    n_frames: dict[float, Int[np.ndarray, " n"]]
-    """The number of frames of every recording, by speed."""
-    augmentation: Augmentation
-    frames_per_batch: int
-    seed: int
-    skipped: dict[str, int]
-    """How many recordings were left out, by reason."""
+    Every recording is read once. Those that cannot be used are left out, counted in `skipped` by reason, and named in a
+    warning. `recordings` and `target` are what is left; `n_frames` has their numbers of frames, by speed.
 
-    @classmethod
-    def encode(
-        cls,
+    Args:
+        frames_per_batch: a bound on rows times the longest recording of a batch.
+        max_seconds: longer recordings are left out.
+        out_lengths: how many positions the encoder sees of so many frames, as the model's `Frames.out_lengths` says it.
+            No text can have more tokens than positions.
+        workers: processes that fill the cache of log-mels; 0: this one.
+
+    Raises:
+        ValueError: no recording is left.
+    """
+
+    def __init__(
+        self,
         recordings: Sequence[Recording],
         reader: FrameReader,
         tokenizer: SentencePieceTokenizer,
@@ -137,35 +138,19 @@ class SpeechPairs:
         out_lengths: Callable[[np.ndarray], np.ndarray] = lambda n_frames: n_frames,
         workers: int = 0,
         seed: int = 0,
-    ) -> "SpeechPairs":
-        """Read every recording once. Those that cannot be used are left out, counted, and named in a warning.
-
-        Args:
-            out_lengths: how many positions the encoder sees of so many frames, as the model's `Frames.out_lengths`
-                says it. No text can have more tokens than positions.
-
-        Raises:
-            ValueError: no recording is left.
-        """
+    ) -> None:
+        self.reader, self.augmentation, self.frames_per_batch, self.seed = reader, augmentation, frames_per_batch, seed
         speeds = reader.speeds(augmentation)
-        usable, n_frames, skipped, told = _usable(recordings, reader, speeds, max_seconds, workers)
+        usable, n_frames, self.skipped, told = _usable(recordings, reader, speeds, max_seconds, workers)
         target = [[*row, EOS] for row in tokenizer.encode([r.text for r in usable])]
         n_positions = out_lengths(n_frames.min(axis=0))
         kept = [i for i, row in enumerate(target) if n_positions[i] >= positions_needed(row)]
-        skipped["fewer positions than tokens"] = len(usable) - len(kept)
+        self.skipped["fewer positions than tokens"] = len(usable) - len(kept)
         if not kept:
-            counts = ", ".join(f"{n} {reason}" for reason, n in skipped.items())
+            counts = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items())
             raise ValueError(f"training needs recordings, but of {len(recordings)} none is left: {counts}; {told}")
-        return cls(
-            [usable[i] for i in kept],
-            reader,
-            [target[i] for i in kept],
-            dict(zip(speeds, n_frames[:, kept], strict=True)),
-            augmentation,
-            frames_per_batch,
-            seed,
-            skipped,
-        )
+        self.recordings, self.target = [usable[i] for i in kept], [target[i] for i in kept]
+        self.n_frames = dict(zip(speeds, n_frames[:, kept], strict=True))
 
     def __str__(self) -> str:
         first = self.epoch(0)

@@ -1,33 +1,28 @@
 """Parallel text as training data: encoded, filtered by length, and in other batches in every epoch."""
 
 import hashlib
-from dataclasses import dataclass
 
 from transduce.data.batch import Epoch, pair_epoch
 from transduce.data.text.corpus import ParallelText
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, SentencePieceTokenizer
 
 
-@dataclass(frozen=True)
 class TextPairs:
     """Training data for the trainer: the batches of `epoch(n)` are a function of (seed, n).
 
-    `n_long` pairs were left out, as one side has more than max_length tokens, EOS included.
+    Every pair is encoded once. `n_long` pairs are left out, as one side has more than max_length tokens, EOS included;
+    `text`, `source` and `target` are what is left.
+
+    Args:
+        tokens_per_batch: a bound on rows times the longest row, on either side of a batch.
+        bpe_dropout: the probability of skipping a merge, which gives another segmentation in every epoch.
+
+    Raises:
+        ValueError: no pair is left.
     """
 
-    text: ParallelText
-    source_tokenizer: SentencePieceTokenizer
-    target_tokenizer: SentencePieceTokenizer
-    source: list[list[int]]
-    target: list[list[int]]
-    n_long: int
-    tokens_per_batch: int
-    bpe_dropout: float
-    seed: int
-
-    @classmethod
-    def encode(
-        cls,
+    def __init__(
+        self,
         text: ParallelText,
         source_tokenizer: SentencePieceTokenizer,
         target_tokenizer: SentencePieceTokenizer,
@@ -36,12 +31,9 @@ class TextPairs:
         max_length: int = 256,
         bpe_dropout: float = 0.0,
         seed: int = 0,
-    ) -> "TextPairs":
-        """Encode every pair once. Pairs that are too long are left out and counted.
-
-        Raises:
-            ValueError: no pair is left.
-        """
+    ) -> None:
+        self.source_tokenizer, self.target_tokenizer = source_tokenizer, target_tokenizer
+        self.tokens_per_batch, self.bpe_dropout, self.seed = tokens_per_batch, bpe_dropout, seed
         source = _with_eos(source_tokenizer.encode(text.source))
         target = _with_eos(target_tokenizer.encode(text.target))
         kept = [i for i in range(len(text)) if max(len(source[i]), len(target[i])) <= max_length]
@@ -51,17 +43,9 @@ class TextPairs:
                 f"max_length must leave something to train on, but max_length={max_length} and the shortest of "
                 f"{len(text)} pairs has {shortest} tokens"
             )
-        return cls(
-            ParallelText([text.source[i] for i in kept], [text.target[i] for i in kept], text.n_blank),
-            source_tokenizer,
-            target_tokenizer,
-            [source[i] for i in kept],
-            [target[i] for i in kept],
-            len(text) - len(kept),
-            tokens_per_batch,
-            bpe_dropout,
-            seed,
-        )
+        self.text = ParallelText([text.source[i] for i in kept], [text.target[i] for i in kept], text.n_blank)
+        self.source, self.target = [source[i] for i in kept], [target[i] for i in kept]
+        self.n_long = len(text) - len(kept)
 
     def __str__(self) -> str:
         first = self.epoch(0)
