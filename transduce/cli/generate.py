@@ -1,8 +1,7 @@
 """`transduce generate RUN` and `transduce score perplexity RUN FILE`: what a decoder alone is asked."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -36,47 +35,29 @@ def generate(
         prompt: Texts to go on from; without, every line of standard input is one. "" begins from nothing.
         stream: Print text as it comes, one text after the other.
     """
-    if stream:
-        generation = replace(generation, batch_size=1)
     generator = machine.load(Generator, run)
     prompts: Iterator[str] = iter(prompt) if prompt else standard_input()
     size = 1 if stream or (not prompt and sys.stdin.isatty()) else CHUNK
-    write = _Writer()
+    for number, (asked, pieces) in enumerate(_texts(generator, prompts, generation, size, stream=stream)):
+        print(f"{RULE}\n" * (number > 0) + asked, end="", flush=True)
+        for piece in pieces:
+            print(piece, end="", flush=True)
+        print(flush=True)
+
+
+def _texts(
+    generator: Generator, prompts: Iterable[str], config: GenerationConfig, size: int, *, stream: bool
+) -> Iterator[tuple[str, Iterable[str]]]:
+    """Every prompt with a text that follows it: in pieces as they come if `stream`, else in one piece."""
     done = 0
     for some in chunks(prompts, size):
-        if stream and generation.beam_size == 1:
-            for k in range(generation.n):
-                write.add(some, 0, k, "")
-                for text in generator.stream(some[0], generation, prompt_number=done, text_number=k):
-                    write.add(some, 0, k, text)
+        if stream and config.beam_size == 1:
+            for k in range(config.n):
+                yield some[0], generator.stream(some[0], config, prompt_number=done, text_number=k)
         else:
-            found = generator.generate(some, generation, first_prompt=done)
-            for i, k in [(i, k) for i, texts in enumerate(found) for k in range(len(texts))]:
-                write.add(some, i, k, found[i][k].text)
+            for asked, found in zip(some, generator.generate(some, config, first_prompt=done), strict=True):
+                yield from ((asked, [output.text]) for output in found)
         done += len(some)
-        write.end()
-
-
-class _Writer:
-    """Prints every text behind its prompt, and a rule between any two, however many pieces they come in."""
-
-    def __init__(self) -> None:
-        self.now: tuple[int, int] | None = None
-        self.any = False
-
-    def add(self, prompts: Sequence[str], i: int, k: int, text: str) -> None:
-        """Text k of prompt i, or more of it."""
-        if self.now != (i, k):
-            self.end()
-            print(f"{RULE}\n" * self.any + prompts[i], end="")
-            self.now, self.any = (i, k), True
-        print(text, end="", flush=True)
-
-    def end(self) -> None:
-        """End the line of the text that was begun."""
-        if self.now is not None:
-            print(flush=True)
-        self.now = None
 
 
 def score_perplexity(
