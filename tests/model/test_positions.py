@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
-from transduce.model.positions import Positions, sinusoidal
+from transduce.model.positions import Positions, rotate, sinusoidal
 
 
 def formula(position: int, column: int, d_model: int) -> float:
@@ -23,6 +23,14 @@ def positions(kind: str, max_positions: int) -> Positions:
     decoder = StackConfig(input=Tokens(vocab_size=5))
     return Positions(
         TransformerConfig(decoder=decoder, d_model=14, n_heads=2, positions=kind, max_positions=max_positions)
+    )
+
+
+def rotary_positions(max_positions: int) -> Positions:
+    """Of heads of width 14."""
+    decoder = StackConfig(input=Tokens(vocab_size=5))
+    return Positions(
+        TransformerConfig(decoder=decoder, d_model=28, n_heads=2, positions="rotary", max_positions=max_positions)
     )
 
 
@@ -64,3 +72,42 @@ def test_learned_says_where_it_ends(start, steps, end):
 def test_none_adds_nothing(rng):
     x = torch.randn(2, 11, 14, generator=rng)
     assert torch.equal(positions("none", 7)(x, 3), x)
+
+
+def angles(start: int, stop: int, d_head: int) -> torch.Tensor:
+    """Su et al. (2021), section 3.2.2: pair i turns by position / 10000^(2i / d_head)."""
+    turns = [[t / 10000 ** (2 * i / d_head) for i in range(d_head // 2)] for t in range(start, stop)]
+    return torch.tensor(turns, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("start", "stop"), [(0, 700), (698, 703), (700, 900)])
+def test_rotation_is_exact_whatever_the_type_of_the_weights(start, stop, dtype):
+    """Inside the table of 700 positions, over its end, and beyond it."""
+    layer = rotary_positions(700).to(dtype)
+    got = layer.rotation(start, stop)
+    assert got.dtype == torch.float32
+    turns = angles(start, stop, 14)
+    torch.testing.assert_close(got, torch.stack((turns.cos(), turns.sin())).float(), rtol=0, atol=1e-6)
+    back = layer.to(torch.float32).rotation(start, stop)
+    assert torch.equal(back, rotary_positions(700).rotation(start, stop))
+
+
+def test_a_bf16_query_is_rotated_to_the_nearest_bf16_number(rng):
+    """Not to one that a rounded cosine moves it to: the formula in float64, rounded once."""
+    x = torch.randn(1, 2, 600, 14, generator=rng).to(torch.bfloat16)
+    first, second = x.double().chunk(2, dim=-1)
+    turns = angles(0, 600, 14)
+    want = torch.cat((first * turns.cos() - second * turns.sin(), second * turns.cos() + first * turns.sin()), dim=-1)
+    got = rotate(x, rotary_positions(600).to(torch.bfloat16).rotation(0, 600))
+    assert got.dtype == torch.bfloat16
+    error = (got.double() - want).abs() / want.abs().clamp_min(0.1)
+    assert error.max() < 2**-8 * 1.01  # half a step of 8 bits
+
+
+def test_the_sinusoidal_table_is_rounded_once(rng):
+    """In a bf16 model a position is the float32 one, rounded, inside the table as beyond it."""
+    layer = positions("sinusoidal", 50).to(torch.bfloat16)
+    x = torch.zeros(1, 100, 14, dtype=torch.bfloat16)
+    assert torch.equal(layer(x)[0, :50], sinusoidal(0, 50, 14).to(torch.bfloat16))
+    assert torch.equal(layer(x)[0], torch.cat([layer(x[:, :50], t)[0] for t in (0, 50)]))

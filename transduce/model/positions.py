@@ -1,4 +1,6 @@
-"""Where in the sequence a vector stands."""
+"""Positions: added to the vectors, or by rotation of queries and keys."""
+
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -30,9 +32,9 @@ def rotary(
 
 
 def rotate(x: Float[Tensor, "N H T E"], rotation: Float[Tensor, "2 T P"]) -> Float[Tensor, "N H T E"]:
-    """Turn the pairs (i, i + E/2) of every head by their position's angles, in float32 or wider.
+    """Rotate the pairs (i, i + E/2) of every head by the angles of their position, in float32 or wider.
 
-    Which numbers are a pair is a convention, as linear maps learn any; this one is that of Llama's weights.
+    Which numbers form a pair is a convention, as linear maps learn any; this is the convention of Llama's weights.
     """
     cos, sin = rotation
     first, second = x.chunk(2, dim=-1)
@@ -42,7 +44,8 @@ def rotate(x: Float[Tensor, "N H T E"], rotation: Float[Tensor, "2 T P"]) -> Flo
 class Positions(nn.Module):
     """Adds a position to every vector: sinusoidal (without end), learned (a table that ends), or none.
 
-    Rotary positions are not added: attention rotates its queries and keys by `rotation`.
+    Rotary positions are not added: attention rotates its queries and keys by `rotation`. The table of sinusoidal and
+    rotary positions stays in float32 whatever the type of the weights: bfloat16 would move cosines by up to 0.002.
     """
 
     table: Tensor
@@ -58,6 +61,13 @@ class Positions(nn.Module):
         if self.kind == "rotary":
             self.d_head, self.theta = config.d_head, config.rotary_theta
             self.register_buffer("table", rotary(0, config.max_positions, self.d_head, self.theta), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        table = self._buffers.get("table")
+        super()._apply(fn, recurse)
+        if table is not None and self.table.dtype != table.dtype:
+            self.table = table.to(self.table.device)
+        return self
 
     def forward(self, x: Float[Tensor, "N T D"], start: int = 0) -> Float[Tensor, "N T D"]:
         """x plus the positions start ... start + T - 1.
@@ -79,7 +89,7 @@ class Positions(nn.Module):
         return x + sinusoidal(start, stop, x.size(-1), x.device).to(x.dtype)
 
     def rotation(self, start: int, stop: int) -> Float[Tensor, "2 T P"] | None:
-        """What `rotate` wants for the positions start ... stop - 1; None where positions are not rotary."""
+        """The argument of `rotate` for the positions start ... stop - 1; None if positions are not rotary."""
         if self.kind != "rotary":
             return None
         if stop <= self.table.size(1):
