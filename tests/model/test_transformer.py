@@ -14,7 +14,7 @@ from tests.model.test_contract import CASES
 from tests.reference import Reference
 from transduce.config import one_of
 from transduce.model.config import Frames, StackConfig, Tie, Tokens, TransformerConfig
-from transduce.model.layers import Layer
+from transduce.model.layers import Dropout, Layer
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
 from transduce.model.transformer import Transformer
 
@@ -249,6 +249,17 @@ def test_biases_begin_at_zero_norms_at_one_and_embeddings_as_unit_vectors_once_s
 
 
 # Dropout
+
+
+@pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.99, 0.999, 0.9999])
+def test_dropout_keeps_the_mean_however_much_is_dropped(p):
+    """Within five standard deviations: with a share k kept, scaled by 1 / k, the variance of ones is (1 - k) / k."""
+    torch.manual_seed(7)
+    n, kept = 400_000, 1 - min(max(1, round(p * 256)), 255) / 256
+    got = Dropout(p).train()(torch.ones(n))
+    assert got.isfinite().all()
+    assert abs((got != 0).double().mean() - kept) < 5 * (kept * (1 - kept) / n) ** 0.5
+    assert abs(got.double().mean() - 1) < 5 * ((1 - kept) / kept / n) ** 0.5
 
 
 @pytest.mark.parametrize("where", [{"dropout": 0.5}, {"attention_dropout": 0.5}], ids=lambda where: next(iter(where)))

@@ -30,8 +30,9 @@ def norm(config: TransformerConfig) -> nn.Module:
 class Dropout(nn.Module):
     """Zero each value with probability p while training, and scale the others by 1 / (1 - p).
 
-    On a CPU, one random byte decides about each value, so p is rounded to 256ths (and the scale with it). PyTorch draws
-    its Bernoulli numbers one after the other, which took an eighth of a small model's training time.
+    On a CPU, one random byte decides about each value, so p (and the scale with it) is rounded to a 256th, from 1 / 256
+    to 255 / 256. PyTorch draws its Bernoulli numbers one after the other, which took an eighth of a small model's
+    training time.
 
     Source: Srivastava et al. (2014).
     """
@@ -45,7 +46,7 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.p)
-        dropped = max(1, round(self.p * 256))
+        dropped = min(max(1, round(self.p * 256)), 255)
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(1 << 63), None)
         kept = words.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
         return x * kept.to(x.dtype) * (256 / (256 - dropped))  # torch.where is not vectorized
