@@ -76,7 +76,7 @@ def frames_by_hand(
     ids=lambda fields: "+".join(fields),
 )
 def test_each_augmentation_does_what_its_formula_says_and_nothing_else(recordings, reader, switched_on):
-    """Drawn from (seed + 1, epoch, recording) and, for tokens, (seed + 2, epoch, first recording of the batch)."""
+    """Drawn from (seed + 1, epoch, recording) and, for tokens, (seed + 2, epoch, recording)."""
     tokenizer = SentencePieceTokenizer.train(TEXTS, vocab_size=290)
     plain, augmented = (
         SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=a, seed=5)
@@ -90,13 +90,41 @@ def test_each_augmentation_does_what_its_formula_says_and_nothing_else(recording
             want = frames_by_hand(reader.feature_extractor, recordings[i].audio, a, generator(5 + 1, 3, i))
             np.testing.assert_allclose(source[:length].numpy(), want, rtol=0, atol=1e-3)
             other_frames += int((source - plainly).abs().max() > 0.1)
-        hidden = torch.rand(before.target_in.shape, generator=generator(5 + 2, 3, rows[0])) < a.token_dropout
-        want_in = [
-            [UNK if hide and t else int(token) for t, (hide, token) in enumerate(zip(*pair, strict=True))]
-            for pair in zip(hidden, before.target_in, strict=True)
-        ]
-        assert batch.target_in.tolist() == want_in and torch.equal(batch.target_out, before.target_out)
+        for i, length, got, plainly in zip(rows, batch.target_lengths, batch.target_in, before.target_in, strict=True):
+            hidden = torch.rand(int(length), generator=generator(5 + 2, 3, i)) < a.token_dropout
+            want_in = plainly.tolist()
+            for t in range(1, int(length)):
+                want_in[t] = UNK if hidden[t] else want_in[t]
+            assert got.tolist() == want_in
+        assert torch.equal(batch.target_out, before.target_out)
         other_tokens += int((batch.target_in != before.target_in).sum())
     n = len(TEXTS) // 2
     assert other_frames == 0 if set(switched_on) == {"token_dropout"} else other_frames > n
     assert other_tokens > n if "token_dropout" in switched_on else other_tokens == 0
+
+
+def test_what_happens_to_an_utterance_does_not_depend_on_its_batch(recordings, reader):
+    """Frames and hidden tokens of every utterance are the same in batches of any size."""
+    tokenizer = SentencePieceTokenizer.train(TEXTS, vocab_size=290)
+
+    def heard(frames_per_batch: int) -> tuple[int, dict[int, tuple[list[int], torch.Tensor]]]:
+        pairs = SpeechPairs.encode(
+            recordings,
+            reader,
+            tokenizer,
+            frames_per_batch=frames_per_batch,
+            augmentation=Augmentation(token_dropout=0.4),
+            seed=5,
+        )
+        epoch, found = pairs.epoch(2), {}
+        for batch, chosen in zip(epoch, epoch.batches, strict=True):
+            for row, i in enumerate(chosen.tolist()):
+                ids = batch.target_in[row, : batch.target_lengths[row]].tolist()
+                found[i] = (ids, batch.source[row, : batch.source_lengths[row]])
+        return len(epoch), found
+
+    (few, large), (many, small) = heard(1000), heard(100)
+    assert many > few and large.keys() == small.keys()
+    assert sum(ids.count(UNK) for ids, _ in large.values()) > 10
+    for i, (ids, frames) in large.items():
+        assert ids == small[i][0] and torch.equal(frames, small[i][1])

@@ -115,13 +115,13 @@ def mask_frequency(log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rn
     return hidden
 
 
-def drop_tokens(target_in: Int[Tensor, "B T"], *, share: float, instead: int, rng: Generator) -> Int[Tensor, "B T"]:
+def drop_tokens(target_in: Int[Tensor, " T"], *, share: float, instead: int, rng: Generator) -> Int[Tensor, " T"]:
     """Replace each token by `instead` with probability `share`, except the first, which begins the text.
 
     Source: Bowman et al. (2016), Generating sentences from a continuous space, "word dropout".
     """
     hidden = torch.rand(target_in.shape, generator=rng) < share
-    hidden[:, 0] = False
+    hidden[0] = False
     return torch.where(hidden, instead, target_in)
 
 

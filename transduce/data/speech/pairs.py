@@ -176,10 +176,11 @@ class SpeechPairs:
             ]
             source, source_lengths = pad_frames(frames)
             batch = batch_of(source, source_lengths, [self.target[i] for i in rows], bos=BOS)
-            if not share:
-                return batch
-            rng = generator(self.seed + 2, n, rows[0])
-            return replace(batch, target_in=drop_tokens(batch.target_in, share=share, instead=UNK, rng=rng))
+            if share:
+                for ids, length, i in zip(batch.target_in, batch.target_lengths.tolist(), rows, strict=True):
+                    rng = generator(self.seed + 2, n, i)
+                    ids[:length] = drop_tokens(ids[:length], share=share, instead=UNK, rng=rng)
+            return batch
 
         return Epoch(
             lengths[:, None],
