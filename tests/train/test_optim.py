@@ -59,6 +59,23 @@ def test_a_cooldown_is_a_straight_line_to_zero(schedule):
         assert cold.rate(update, 1000) == pytest.approx(share * hot.rate(update, 1000))
 
 
+@pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "constant"])
+def test_a_limit_that_comes_first_cools_the_training_down_by_its_end(schedule):
+    """After 400 of 1000 updates, 4/5 of the other limit are used up: for cosine and cooldown that is update 800."""
+    config = OptimConfig(peak_rate=2e-3, final_rate=2e-4, warmup_steps=100, schedule=schedule, cooldown=0.25)
+    own = {"inverse_sqrt": 1e-3, "cosine": 2e-4 + 9e-4 * (1 + math.cos(math.pi * 7 / 9)), "constant": 2e-3}
+    assert config.rate(400, 1000, done=0.8) == pytest.approx(own[schedule] * 200 / 250)
+    assert config.rate(400, 1000, done=1.0) == config.rate(400, 1000, done=1.1) == 0
+    for update in (1, 99, 100, 101, 400, 760, 1000):
+        assert config.rate(update, 1000, done=update / 1001) == config.rate(update, 1000)
+
+
+def test_a_cosine_that_ends_within_its_warmup_ends_where_it_should():
+    config = OptimConfig(peak_rate=2e-3, final_rate=2e-4, warmup_steps=100, schedule="cosine")
+    assert config.rate(10, 1000, done=0.5) == 2e-4  # still on the ramp
+    assert config.rate(50, 1000, done=1.0) == pytest.approx(2e-4)
+
+
 def test_a_cooldown_is_a_share():
     with pytest.raises(ValueError, match=r"^cooldown must lie in 0 \.\.\. 1, but cooldown=1.5$"):
         OptimConfig(cooldown=1.5)

@@ -282,6 +282,84 @@ def test_cudnn_attends_only_to_batches_of_one_shape(tmp_path, monkeypatch, stati
     assert seen == {True: {static and before}, False: {False}}
 
 
+class Clock:
+    """A time that the test dictates."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr("transduce.train.trainer.time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def passing(self, call, seconds: float):
+        """The same call, but so many seconds long."""
+
+        def slow(*args, **kwargs):
+            self.now += seconds
+            return call(*args, **kwargs)
+
+        return slow
+
+
+def rates_of(training) -> list[float]:
+    """The learning rates of its steps; the list grows."""
+    rates, own = [], training.optimizer.step
+    training.optimizer.step = lambda: (rates.append(training.optimizer.param_groups[0]["lr"]), own())
+    return rates
+
+
+@pytest.mark.parametrize("how", [{"schedule": "cosine"}, {"schedule": "constant", "cooldown": 0.5}])
+def test_a_training_that_stops_by_the_clock_has_cooled_down(tmp_path, monkeypatch, how):
+    """An update takes a second, so two minutes make 120 of a thousand updates."""
+    clock, objective = Clock(monkeypatch), CrossEntropy(toy.model())
+    objective.forward = clock.passing(objective.forward, 1.0)
+    optim = OptimConfig(peak_rate=1e-2, warmup_steps=5, **how)
+    config = toy.config(optim=optim, max_updates=1000, validate_every=1000, max_minutes=2.0)
+    training = toy.trainer(tmp_path, objective=objective, config=config)
+    rates = rates_of(training)
+    progress = training.run()
+    assert progress.update == 120 and progress.seconds == pytest.approx(120)
+    assert max(rates) == pytest.approx(1e-2, rel=5e-3) and rates[-1] < 0.02 * 1e-2
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+    middle = 1.0 if "cooldown" in how else (1 + math.cos(math.pi * (500 - 5) / (1000 - 5))) / 2
+    assert rates[59] == pytest.approx(1e-2 * middle, rel=1e-6)
+
+
+def test_all_time_of_a_training_counts(tmp_path, monkeypatch):
+    """Waiting for data, validating and saving, also before an interruption."""
+    clock, data = Clock(monkeypatch), toy.Backwards(n=14, tokens_per_batch=12)
+    assert len(data.epoch(0)) == 6
+    monkeypatch.setattr(toy.Backwards, "epoch", clock.passing(toy.Backwards.epoch, 10.0))
+    config = toy.config(max_updates=9, validate_every=5)
+    training = toy.trainer(tmp_path, data=data, config=config, validate=clock.passing(toy.Scores(), 100.0))
+    training.store.save = clock.passing(training.store.save, 1000.0)
+    monkeypatch.setattr("transduce.train.log.EVERY", 1)
+    assert training.run().seconds == 2 * (10 + 100 + 1000)
+    lines = [line["seconds"] for line in read_json_lines(tmp_path / "metrics.jsonl") if line["kind"] == "train"]
+    assert lines == [10] * 5 + [10 + 1100] + [10 + 1100 + 10] * 3  # nine updates in two epochs, one validation amid
+
+
+def test_a_validation_that_would_end_too_late_waits_for_the_end(tmp_path, monkeypatch):
+    """A second an update, twenty a validation: at update 70, of 108 seconds 18 are left."""
+    clock, objective = Clock(monkeypatch), CrossEntropy(toy.model())
+    objective.forward = clock.passing(objective.forward, 1.0)
+    config = toy.config(max_updates=1000, validate_every=35, max_minutes=1.8)
+    validate = clock.passing(toy.Scores(), 20.0)
+    progress = toy.trainer(tmp_path, objective=objective, config=config, validate=validate).run()
+    assert [update for update, _ in progress.validations] == [35, 108 - 20]
+
+
+def test_minutes_that_never_lead_change_nothing(tmp_path, monkeypatch):
+    rates = []
+    for minutes in (None, 1000.0):
+        config = toy.config(optim=OptimConfig(schedule="cosine", warmup_steps=3, cooldown=0.3), max_minutes=minutes)
+        training = toy.trainer(tmp_path / str(minutes), config=config)
+        rates.append(rates_of(training))
+        training.run()
+    assert len(rates[0]) == 30 and rates[0] == rates[1]
+
+
 def test_patience_ends_the_training_after_so_many_looks_without_a_better_score(tmp_path):
     scores = toy.Scores([1.0, 3.0, 2.0, 3.0, 2.9, 9.0])  # an equal score is no better one
     config = toy.config(max_updates=100, validate_every=5, patience=3)

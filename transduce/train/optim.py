@@ -20,11 +20,12 @@ class OptimConfig:
     """Learning rate at the end of the warm-up; the paper's own is (d_model * warmup_steps)^-0.5."""
     warmup_steps: int = 4000
     schedule: Literal["inverse_sqrt", "cosine", "constant"] = "inverse_sqrt"
-    """After the warm-up: fall with 1 / sqrt(update), along half a cosine down to final_rate at max_updates, or stay."""
+    """After the warm-up: fall with 1 / sqrt(update), along half a cosine down to final_rate at the end of the training,
+    or stay."""
     final_rate: float = 0.0
     """Where the cosine ends."""
     cooldown: float = 0.0
-    """Share of max_updates, at the end, over which the rate falls in a straight line to 0, whatever the schedule."""
+    """Share of the training, at its end, over which the rate falls in a straight line to 0, whatever the schedule."""
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
     weight_decay: float = 0.0
@@ -48,26 +49,32 @@ class OptimConfig:
                 f"warmup_steps={self.warmup_steps}, clip_norm={self.clip_norm}, weight_decay={self.weight_decay}"
             )
 
-    def rate(self, update: int, max_updates: int) -> float:
+    def rate(self, update: int, max_updates: int, *, done: float = 0.0) -> float:
         """Learning rate of this update; the first is 1, the last max_updates.
+
+        Cosine and cooldown follow the progress of the training, which is the larger of update / max_updates and `done`:
+        so a training that another limit ends before max_updates has cooled down by then, too. The warm-up and
+        inverse_sqrt follow the update.
+
+        Args:
+            done: the share of that other limit that is used up, such as minutes / max_minutes; 1 is the end.
 
         Source: the cosine is Loshchilov and Hutter (2017), equation 5, without restarts; the cooldown, Zhai et al.
         (2022), Scaling vision transformers.
         """
-        rate = self._scheduled(update, max_updates)
-        left, cooldown = max_updates - update, self.cooldown * max_updates
+        at = max(float(update), min(done, 1.0) * max_updates)  # the update at which the training would be as far
+        rate = self._scheduled(update, at, max_updates)
+        left, cooldown = max_updates - at, self.cooldown * max_updates
         return rate * max(0, left) / cooldown if cooldown and left < cooldown else rate
 
-    def _scheduled(self, update: int, max_updates: int) -> float:
-        warmup = max(1, self.warmup_steps)
-        if update < warmup:
-            return self.peak_rate * update / warmup
+    def _scheduled(self, update: int, at: float, max_updates: int) -> float:
+        warmup, rate = max(1, self.warmup_steps), self.peak_rate
         if self.schedule == "inverse_sqrt":
-            return self.peak_rate * math.sqrt(warmup / update)
-        if self.schedule == "cosine" and max_updates > warmup:
-            done = min(1.0, (update - warmup) / (max_updates - warmup))
-            return self.final_rate + (self.peak_rate - self.final_rate) * (1 + math.cos(math.pi * done)) / 2
-        return self.peak_rate
+            rate *= math.sqrt(warmup / max(update, warmup))
+        elif self.schedule == "cosine" and max_updates > warmup:
+            done = min(1.0, max(0.0, (at - warmup) / (max_updates - warmup)))
+            rate = self.final_rate + (self.peak_rate - self.final_rate) * (1 + math.cos(math.pi * done)) / 2
+        return min(rate, self.peak_rate * update / warmup) if update < warmup else rate
 
 
 def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:

@@ -90,8 +90,10 @@ class TrainingConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     max_updates: int = 100_000
     max_minutes: float | None = None
-    """Stop after this much training, validation included, resumed time added up. The only field that makes a result
-    depend on the machine's speed."""
+    """Stop after this much wall time: updates, waiting for data, validations and checkpoints, summed over all parts of
+    a resumed training. The schedule ends by then (OptimConfig.rate), and a validation that would not end by then waits
+    until the training is over. This is the only field that makes a result depend on the machine's speed, and only
+    where minutes / max_minutes comes to exceed update / max_updates."""
     accumulate: int = 1
     """Batches per update."""
     label_smoothing: float = 0.1
@@ -153,7 +155,9 @@ class Trainer:
         self.optimizer = optimizer(self.model, config.optim)
         self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best)
         self.progress = Progress()
-        self.unread: tuple[int, list[str], HostCopy] | None = None  # the last update's tokens, names and numbers
+        self.unread: tuple[int, float, list[str], HostCopy] | None = None  # of the last update: tokens, rate, losses
+        self.clock = time.monotonic()  # when progress.seconds was counted up to
+        self.validation_seconds = 0.0  # how long the last one took
         peak = peak_flops(self.device)
         full = peak / flops_per_token if peak and flops_per_token else None
         self.log = Log(directory, config.max_updates, full_speed=full)
@@ -164,6 +168,7 @@ class Trainer:
         Raises:
             FloatingPointError: max_skipped updates in a row had no finite loss or gradient.
         """
+        self.clock = time.monotonic()
         self.progress, self.unread = self.store.resume(self.model, self.optimizer) or Progress(), None
         with ExitStack() as stack:
             if not self.config.static_shapes:
@@ -183,16 +188,15 @@ class Trainer:
         batches = self.data.epoch(self.progress.epoch)
         queue = prefetch(lambda i: batches[i].to(self.device), range(self.progress.batch, len(batches)))
         while group := list(islice(queue, self.config.accumulate)):
-            started = time.monotonic()
             self._update(group)
             self.progress.batch += len(group)
-            self.progress.seconds += time.monotonic() - started
-            if self.progress.update % self.config.validate_every == 0 and not self.progress.validated:
+            due = self.progress.update % self.config.validate_every == 0 and not self.progress.validated
+            if due and self._minutes_done(self.validation_seconds) < 1:
                 self._validate()
             if stop.requested:
                 self._read()
                 if not self.progress.validated:  # else this very update is saved already
-                    self.store.save(self.model, self.optimizer, self.progress)
+                    self._save()
                 raise KeyboardInterrupt
             if self._finished():
                 return
@@ -217,17 +221,18 @@ class Trainer:
             sums += [loss.total.detach(), *loss.parts.values()]
         gradient = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip_norm or math.inf)
         numbers = torch.stack([gradient, *sums])
-        step(self.optimizer, rate=self._rate(update), finite=numbers.isfinite().all())
+        rate = self.config.optim.rate(update, self.config.max_updates, done=self._minutes_done())
+        step(self.optimizer, rate=rate, finite=numbers.isfinite().all())
         self.optimizer.zero_grad(set_to_none=True)
         late = HostCopy(numbers)
         self._read()
-        self.progress.update, self.unread = update, (n_tokens, ["loss", *loss.parts], late)
+        self.progress.update, self.unread = update, (n_tokens, rate, ["loss", *loss.parts], late)
 
     def _read(self) -> None:
         """Count and log the last update, where that is still to do."""
         if self.unread is None:
             return
-        (n_tokens, names, late), self.unread = self.unread, None
+        (n_tokens, rate, names, late), self.unread = self.unread, None
         norm, *sums = late.tolist()
         losses = {name: sum(sums[i :: len(names)]) / n_tokens for i, name in enumerate(names)}
         update, loss = self.progress.update, losses["loss"]
@@ -235,10 +240,7 @@ class Trainer:
             self.progress.skipped_in_a_row = 0
         else:
             self._skip(update, loss, norm)
-        self.log.update(self.progress, losses, norm=norm, rate=self._rate(update), n_tokens=n_tokens)
-
-    def _rate(self, update: int) -> float:
-        return self.config.optim.rate(update, self.config.max_updates)
+        self.log.update(self.progress, losses, norm=norm, rate=rate, n_tokens=n_tokens)
 
     def _skip(self, update: int, loss: float, norm: float) -> None:
         self.progress.skipped += 1
@@ -254,18 +256,33 @@ class Trainer:
             )
 
     def _validate(self) -> None:
-        started = time.monotonic()
         self._read()
+        before = self._seconds()
         self.model.eval()
         with torch.no_grad():
             validation = self.validate(self.model)
-        self.progress.seconds += time.monotonic() - started
+        self._seconds()
         self.progress.validations.append((self.progress.update, validation.score))
         self.log.validation(self.progress, validation)  # before the checkpoint: a resumed run takes it back otherwise
+        self._save()
+        self.validation_seconds = self._seconds() - before
+
+    def _save(self) -> None:
+        self._seconds()
         self.store.save(self.model, self.optimizer, self.progress)
+
+    def _seconds(self) -> float:
+        """Count the time until now."""
+        now = time.monotonic()
+        self.progress.seconds, self.clock = self.progress.seconds + now - self.clock, now
+        return self.progress.seconds
+
+    def _minutes_done(self, more_seconds: float = 0.0) -> float:
+        """The share of max_minutes that is used up, now or so many seconds later; 1 is the end."""
+        seconds, limit = self._seconds() + more_seconds, self.config.max_minutes
+        return seconds / (60 * limit) if limit else 0.0
 
     def _finished(self) -> bool:
         progress, config = self.progress, self.config
-        late = config.max_minutes is not None and progress.seconds >= 60 * config.max_minutes
         tired = config.patience is not None and progress.validations_since_best >= config.patience
-        return progress.update >= config.max_updates or late or tired
+        return progress.update >= config.max_updates or tired or self._minutes_done() >= 1
