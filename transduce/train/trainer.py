@@ -119,6 +119,14 @@ class TrainingConfig:
         for name in ("max_updates", "accumulate", "validate_every", "keep_last", "keep_best", "max_skipped"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but {name}={getattr(self, name)}")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(
+                f"patience must be at least 1, but patience={self.patience}; None waits for max_updates or max_minutes"
+            )
+        if self.max_minutes is not None and self.max_minutes <= 0:
+            raise ValueError(
+                f"max_minutes must be positive, but max_minutes={self.max_minutes}; None sets no limit to the time"
+            )
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must lie in [0, 1), but label_smoothing={self.label_smoothing}")
 
