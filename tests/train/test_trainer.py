@@ -410,6 +410,21 @@ def test_validation_sees_evaluation_mode_and_training_goes_on_in_training_mode(t
     assert modes == [True] * 30
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_validation_computes_in_the_numbers_of_the_training(tmp_path, precision):
+    objective, types = CrossEntropy(toy.model()), {True: set(), False: set()}
+    feed_forward = objective.model.decoder.layers[0].feed_forward
+    feed_forward.register_forward_hook(lambda module, _, output: types[module.training].add(output.dtype))
+
+    def validate(model):
+        return Validation({"loss": 0.0}, -objective(toy.Backwards().epoch(0)[0]).total.item())
+
+    config = toy.config(max_updates=2, precision=precision)
+    toy.trainer(tmp_path, objective=objective, validate=validate, config=config).run()
+    want = {torch.bfloat16 if precision == "bf16" else torch.float32}
+    assert types == {True: want, False: want}
+
+
 @pytest.mark.parametrize(
     "name", ["max_updates", "accumulate", "validate_every", "keep_last", "keep_best", "max_skipped"]
 )

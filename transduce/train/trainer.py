@@ -98,7 +98,7 @@ class TrainingConfig:
     """Batches per update."""
     label_smoothing: float = 0.1
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: autocast; weights and optimizer stay in float32."""
+    """bf16: autocast, in updates and validations; weights and optimizer stay in float32."""
     compile: bool = False
     """torch.compile; needs a C++ compiler on a CPU."""
     static_shapes: bool = False
@@ -223,7 +223,7 @@ class Trainer:
         n_tokens = sum(batch.n_tokens for batch in group)
         sums: list[Tensor] = []  # of each batch its loss and then the parts of it
         for batch in group:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+            with self._precision():
                 loss: Loss = self.objective(batch)
             (loss.total / n_tokens).backward()
             sums += [loss.total.detach(), *loss.parts.values()]
@@ -267,13 +267,16 @@ class Trainer:
         self._read()
         before = self._seconds()
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._precision():
             validation = self.validate(self.model)
         self._seconds()
         self.progress.validations.append((self.progress.update, validation.score))
         self.log.validation(self.progress, validation)  # before the checkpoint: a resumed run takes it back otherwise
         self._save()
         self.validation_seconds = self._seconds() - before
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
     def _save(self) -> None:
         self._seconds()
