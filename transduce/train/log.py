@@ -8,7 +8,6 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from transduce.files import read_json_lines, write_file
@@ -29,14 +28,16 @@ class Log:
     def __init__(self, directory: Path, max_updates: int, full_speed: float | None = None) -> None:
         self.full_speed = full_speed
         self.directory, self.path, self.max_updates = directory, directory / "metrics.jsonl", max_updates
-        self.bar: tqdm | None = None
-        self.board: SummaryWriter | None = None
+        self.bar: Any = None
+        self.board: Any = None
         self.recent: deque[tuple[float, int]] = deque(maxlen=EVERY)
         self.losses: list[dict[str, float]] = []
         self.shown: dict[str, str] = {}
 
     def open(self, progress: Progress) -> None:
         """Begin, at update `progress.update`."""
+        from torch.utils.tensorboard import SummaryWriter  # slow to load, so only a training does
+
         if self.path.exists():
             kept = [line for line in read_json_lines(self.path) if line["update"] <= progress.update]
             write_file(self.path, "".join(json.dumps(line) + "\n" for line in kept))
@@ -72,7 +73,6 @@ class Log:
         if math.isfinite(losses["loss"]):  # a skipped update says nothing about the others
             self.losses.append(losses)
         speed = self._tokens_per_second()
-        assert self.bar is not None
         self.bar.update()
         self.shown |= {"loss": f"{losses['loss']:.3f}", "tokens/s": f"{speed:,.0f}"}
         if self.full_speed:
@@ -116,7 +116,6 @@ class Log:
         line |= {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-        assert self.board is not None
         for name, value in values.items():
             self.board.add_scalar(f"{kind}/{name}", value, progress.update)
         self.board.flush()

@@ -1,4 +1,4 @@
-"""Pictures of a training."""
+"""Pictures of a training. Matplotlib is slow to load, so it is loaded when the first one is drawn."""
 
 import warnings
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxtyping import Float
-from matplotlib.figure import Figure
 from torch import Tensor
 
 NAMES = {"bleu": "BLEU", "wer": "WER (%)", "cer": "CER (%)", "loss": "loss (nats per token)"}
@@ -14,6 +13,8 @@ NAMES = {"bleu": "BLEU", "wer": "WER (%)", "cer": "CER (%)", "loss": "loss (nats
 
 def learning_curve(metrics: list[dict[str, Any]], path: Path) -> None:
     """Training and validation loss, and every other validation metric, against updates."""
+    from matplotlib.figure import Figure
+
     train = [line for line in metrics if line["kind"] == "train"]
     valid = [line for line in metrics if line["kind"] == "valid"]
     standard = {"update", "epoch", "kind", "seconds", "skipped", "perplexity"}  # perplexity is the loss again
@@ -33,9 +34,11 @@ def attention_map(weights: Float[Tensor, "T S"], tokens: Sequence[str], seconds:
     """Cross-attention of one head: time across, one row per token that comes out.
 
     Args:
-        tokens: of the T steps, what each of them produced.
+        tokens: what each of the T steps produced.
         seconds: from one source position to the next.
     """
+    from matplotlib.figure import Figure
+
     n_steps, n_places = weights.shape
     figure = Figure(figsize=(min(3 + n_places / 20, 14), min(1.5 + n_steps / 5, 22)), layout="constrained")
     axes = figure.subplots()
