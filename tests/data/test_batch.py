@@ -70,11 +70,13 @@ def test_target_in_is_target_out_shifted_by_one():
     assert torch.nn.CrossEntropyLoss().ignore_index == IGNORE
 
 
-def test_moving_a_batch_moves_every_tensor_and_nothing_else():
-    batch = pair_batch([[7, EOS]], [[5, EOS]], bos=BOS).to(torch.device("meta"))
+def test_moving_a_batch_moves_every_tensor_and_keeps_the_lengths_on_the_host():
+    batch = pair_batch([[7, 8, EOS]], [[5, EOS]], bos=BOS).to(torch.device("meta"))
     tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
     assert len(tensors) == 5 and {t.device.type for t in tensors} == {"meta"}
     assert batch.n_tokens == 2
+    for moved in (batch, batch.to(torch.device("meta"))):
+        assert [lengths.tolist() for lengths in moved.host_lengths] == [[3], [2]]
 
 
 @pytest.mark.parametrize(("device", "pinned"), [("cuda", True), ("cuda:1", True), ("cpu", False)])

@@ -185,6 +185,7 @@ class Rows:
     target_in: torch.Tensor
     target_out: torch.Tensor
     target_lengths: torch.Tensor
+    host_lengths: None = None
 
     @property
     def n_tokens(self) -> int:

@@ -61,6 +61,16 @@ def test_without_padding_nothing_is_looked_for(rng, monkeypatch):
     torch.testing.assert_close(CrossEntropy(model)(batch).total, want, rtol=1e-12, atol=1e-12)
 
 
+def test_counted_targets_are_found_without_counting_them(rng, monkeypatch):
+    """As a GPU should not be waited for."""
+    states, weight, targets = problem(rng, 4, 9)
+    want, n = rival(states, weight, targets, 0.1), int((targets != IGNORE).sum())
+    monkeypatch.setattr(Tensor, "nonzero", None)
+    monkeypatch.setattr(Tensor, "__int__", None)
+    got = projected_cross_entropy(states, weight, targets, label_smoothing=0.1, n_targets=n)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
 def test_the_value_is_the_formula_written_out(rng):
     states, weight, targets = problem(rng, 4)
     smoothing, want = 0.2, 0.0

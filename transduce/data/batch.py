@@ -27,6 +27,8 @@ class Batch:
     source_lengths: Int[Tensor, " B"] | None = None
     n_tokens: int
     """Target tokens to predict, EOS included, padding not."""
+    host_lengths: tuple[Int[Tensor, " B"] | None, Int[Tensor, " B"]] | None = None
+    """source_lengths and target_lengths before `to` moved them, for what reads them on the host, such as CTC."""
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device.
@@ -40,7 +42,7 @@ class Batch:
             name: (t.pin_memory() if pinned and t.device.type == "cpu" else t).to(device, non_blocking=pinned)
             for name, t in tensors.items()
         }
-        return replace(self, **moved)
+        return replace(self, **moved, host_lengths=self.host_lengths or (self.source_lengths, self.target_lengths))
 
 
 def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:

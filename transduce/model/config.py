@@ -35,6 +35,10 @@ class Tokens:
         """Rows of the table: one per token, and padding rows."""
         return -(-self.vocab_size // self.multiple) * self.multiple
 
+    def out_lengths(self, lengths: LengthsT) -> LengthsT:
+        """How many positions the encoder sees of so many ids: as many."""
+        return lengths
+
 
 @dataclass(frozen=True, kw_only=True)
 class Frames:

@@ -6,7 +6,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-@torch.compiler.disable
 def ctc_loss(
     logits: Float[Tensor, "B S V"],
     source_lengths: Int[Tensor, " B"] | None,
@@ -15,13 +14,14 @@ def ctc_loss(
     *,
     blank_id: int = 0,
 ) -> Float[Tensor, ""]:
-    """-log p(target | source) over all alignments, in nats, summed; in float32 or wider, and outside compiled graphs.
+    """-log p(target | source) over all alignments, in nats, summed; in float32 or wider.
 
     A source with too few positions for its target has no alignment and contributes neither loss nor gradient;
     data/speech leaves such recordings out.
 
     Args:
-        source_lengths: real positions of `logits`; without, all are.
+        source_lengths: real positions of `logits`; without, all are. PyTorch reads both lengths on the host, so it
+            waits for a GPU that holds them, and not where they lie on the CPU.
         target_out: ends with EOS, which CTC does without; what follows is not read.
         target_lengths: with EOS.
         blank_id: an id that no target contains, such as that of the padding.

@@ -75,51 +75,52 @@ def projected_cross_entropy(
     n_classes: int | None = None,
     label_smoothing: float = 0.0,
     ignore: int | None = -100,
+    n_targets: int | None = None,
 ) -> Float[Tensor, ""]:
     """Cross-entropy of softmax(states @ weight.T) with smoothed targets, in nats, summed; `ignore` asks for nothing.
 
-    Positions to ignore are left out before the projection, so padding costs nothing here; None says that there are
-    none, so that a GPU need not be waited for to find them, and torch.compile may take this into its graph. Computes
-    in autocast's type where autocast is on, its softmax and sums in float32 or wider.
+    Positions to ignore are left out before the projection, so padding costs nothing here. Computes in autocast's type
+    where autocast is on, its softmax and sums in float32 or wider.
 
     Args:
         n_classes: how many rows of `weight` are classes; those that follow fill the table up, have neither probability
             nor share in the smoothing, and get a gradient of zero. None: all of them.
+        ignore: the target that asks for nothing. None says that there is none, so that torch.compile may take the loss
+            into its graph.
+        n_targets: how many targets are not `ignore`. None: they are counted, for which a GPU is waited.
 
     Source: Szegedy et al. (2016), label smoothing; Vaswani et al. (2017), section 5.4. The gradient p - y of the
     logits is why one pass is enough.
     """
     n_classes = len(weight) if n_classes is None else n_classes
+    states, targets = states.flatten(0, -2), targets.flatten()
     if ignore is not None:
-        return _ragged_cross_entropy(states, weight, targets, n_classes, label_smoothing, ignore)
-    return _cross_entropy(states.flatten(0, -2), weight, targets.flatten(), n_classes, label_smoothing)
+        return _ragged_cross_entropy(states, weight, targets, n_classes, label_smoothing, ignore, n_targets)
+    device = states.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+    with torch.autocast(device, enabled=False):
+        return _ProjectedCrossEntropy.apply(
+            states.to(dtype), weight.to(dtype), targets, n_classes, label_smoothing, torch.is_grad_enabled()
+        )
 
 
 @torch.compiler.disable
 def _ragged_cross_entropy(
-    states: Float[Tensor, "*B D"],
-    weight: Float[Tensor, "rows D"],
-    targets: Int[Tensor, "*B"],
-    n_classes: int,
-    smoothing: float,
-    ignore: int,
-) -> Float[Tensor, ""]:
-    """Of real positions alone. A graph would be compiled anew for every number of them, so this is none's part."""
-    states, targets = states.flatten(0, -2), targets.flatten()
-    real = (targets != ignore).nonzero()[:, 0]
-    return _cross_entropy(states[real], weight, targets[real], n_classes, smoothing)
-
-
-def _cross_entropy(
     states: Float[Tensor, "n D"],
     weight: Float[Tensor, "rows D"],
     targets: Int[Tensor, " n"],
     n_classes: int,
     smoothing: float,
+    ignore: int,
+    n_targets: int | None,
 ) -> Float[Tensor, ""]:
-    device = states.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
-    with torch.autocast(device, enabled=False):
-        return _ProjectedCrossEntropy.apply(
-            states.to(dtype), weight.to(dtype), targets, n_classes, smoothing, torch.is_grad_enabled()
-        )
+    """The cross-entropy at real positions alone.
+
+    It stays outside graphs: each would hold one loop of chunks, so it would be compiled anew for other numbers of them.
+    """
+    real = targets != ignore
+    # unlike nonzero(), whose result has a size that a GPU must tell, this takes the size from the host
+    index = torch.nonzero_static(real, size=int(real.sum()) if n_targets is None else n_targets)[:, 0]
+    return projected_cross_entropy(
+        states[index], weight, targets[index], n_classes=n_classes, label_smoothing=smoothing, ignore=None
+    )

@@ -34,6 +34,8 @@ class Seq2SeqBatch(Protocol):
     def target_lengths(self) -> Tensor: ...
     @property
     def n_tokens(self) -> int: ...
+    @property
+    def host_lengths(self) -> tuple[Tensor | None, Tensor] | None: ...
 
 
 class Objective(nn.Module):
@@ -88,6 +90,7 @@ class CrossEntropy(Objective):
             n_classes=self.model.vocab_size,
             label_smoothing=self.label_smoothing,
             ignore=None if windows else -100,
+            n_targets=batch.n_tokens,
         )
 
 
@@ -124,10 +127,17 @@ class HybridCTC(CrossEntropy):
             batch.target_in, memory=memory, lengths=batch.target_lengths, balance=balance
         )
         entropy = self.cross_entropy(states, batch)
-        logits = self.model.ctc_logits(memory.states)
-        ctc = ctc_loss(logits, memory.lengths, batch.target_out, batch.target_lengths, blank_id=self.blank_id)
+        ctc = self.ctc(self.model.ctc_logits(memory.states), batch)
         total = (1 - self.ctc_weight) * entropy + self.ctc_weight * ctc
         return _balanced(total, {"cross_entropy": entropy, "ctc": ctc}, balance, batch)
+
+    @torch.compiler.disable
+    def ctc(self, logits: Tensor, batch: Seq2SeqBatch) -> Tensor:
+        """CTC of the target, where these are the logits (B, S, V) of the model's CTC head; outside compiled graphs."""
+        source_lengths, target_lengths = batch.host_lengths or (batch.source_lengths, batch.target_lengths)
+        if source_lengths is not None:
+            source_lengths = self.model.config.encoder.input.out_lengths(source_lengths)
+        return ctc_loss(logits, source_lengths, batch.target_out, target_lengths, blank_id=self.blank_id)
 
 
 def _balanced(total: Tensor, parts: dict[str, Tensor], balance: list[Tensor] | None, batch: Seq2SeqBatch) -> Loss:
