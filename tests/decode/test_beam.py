@@ -36,9 +36,9 @@ def search(
     return beam_search(LanguageScorer(language, sentences), starts(len(bounds)), constraints, **settings)
 
 
-def greedy(scorer: Scorer, bounds: list[int], *, scores: bool = True, **rules) -> list[Hypothesis]:
+def greedy(scorer: Scorer, bounds: list[int], *, alpha: float | None = 0.6, **rules) -> list[Hypothesis]:
     """The case of sampling that takes the likeliest token each time."""
-    how = {"sampling": Sampling(temperature=0.0), "scores": scores}
+    how = {"sampling": Sampling(temperature=0.0), "alpha": alpha}
     return Sampler(scorer, starts(len(bounds)), constrained(bounds, **rules), **how).run()
 
 
@@ -78,15 +78,15 @@ def test_a_beam_of_one_is_greedy(alpha):
     sentences, bounds = list(range(200)), [1 + i % 13 for i in range(200)]
     language = Language(seed=5)
     beam = search(language, sentences, bounds, beam_size=1, alpha=alpha, suppressed=[PAD])
-    scored = greedy(LanguageScorer(language, sentences), bounds, suppressed=[PAD])
-    unscored = greedy(LanguageScorer(language, sentences), bounds, suppressed=[PAD], scores=False)
+    scored = greedy(LanguageScorer(language, sentences), bounds, suppressed=[PAD], alpha=alpha)
+    unscored = greedy(LanguageScorer(language, sentences), bounds, suppressed=[PAD], alpha=None)
     for (best,), hypothesis, quick in zip(beam, scored, unscored, strict=True):
         assert (
             (best.tokens, best.finished) == (hypothesis.tokens, hypothesis.finished) == (quick.tokens, quick.finished)
         )
         assert best.log_prob == pytest.approx(hypothesis.log_prob, rel=1e-12)
-        assert hypothesis.score == hypothesis.log_prob
-        assert math.isnan(quick.log_prob)
+        assert best.score == pytest.approx(hypothesis.score, rel=1e-12)
+        assert math.isnan(quick.log_prob) and math.isnan(quick.score)
 
 
 def test_hypotheses_are_sorted_and_distinct_and_keep_their_bounds():

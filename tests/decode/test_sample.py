@@ -219,7 +219,7 @@ def test_a_longer_sample_begins_like_the_shorter_one():
 
 def test_temperature_0_takes_the_likeliest_token_each_time_and_needs_no_generator():
     language, bounds = Language(seed=5), [1 + i % 9 for i in range(50)]
-    settings = {"sampling": Sampling(temperature=0.0), "suppressed": [PAD], "scores": True}
+    settings = {"sampling": Sampling(temperature=0.0), "suppressed": [PAD], "alpha": 0.0}
     found = sampled(language, list(range(50)), bounds, rngs=[], **settings)
     for sentence, (h, bound) in enumerate(zip(found, bounds, strict=True)):
         tokens, log_prob = (), 0.0
@@ -228,14 +228,14 @@ def test_temperature_0_takes_the_likeliest_token_each_time_and_needs_no_generato
             best = max((i for i in range(5) if i != PAD), key=lambda i: p[i])
             tokens, log_prob = (*tokens, best), log_prob + p[best]
         assert tuple(h.tokens) + (EOS,) * h.finished == tokens
-        assert h.log_prob == pytest.approx(log_prob, rel=1e-12)
+        assert h.log_prob == h.score == pytest.approx(log_prob, rel=1e-12)
     assert {h.finished for h in found} == {True, False}
 
 
 def test_log_prob_is_of_the_whole_distribution_whatever_was_drawn_from():
     language = Language(seed=7)
     settings = {"sampling": Sampling(top_k=2, temperature=0.7), "suppressed": [PAD], "no_repeat_ngram": 2}
-    for sentence, h in enumerate(sampled(language, list(range(20)), [9] * 20, scores=True, **settings)):
+    for sentence, h in enumerate(sampled(language, list(range(20)), [9] * 20, alpha=0.0, **settings)):
         tokens = [*h.tokens, *[EOS] * h.finished]
         want = sum(language.log_probs(sentence, tuple(tokens[:t]))[token] for t, token in enumerate(tokens))
         assert h.log_prob == pytest.approx(want, rel=1e-12)

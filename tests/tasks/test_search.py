@@ -25,10 +25,7 @@ def transcriber(tmp_path_factory) -> td.Transcriber:
 
 
 def searched(transcriber, path, *, beam_size=5, alpha=0.6, ctc_weight=0.0) -> tuple[str, float]:
-    """Text and score of one file by the search function itself, as SHORT bounds it.
-
-    Greedy search scores by log-probability.
-    """
+    """Text and score of one file by the search function itself, as SHORT bounds it."""
     model, frames = transcriber.model, transcriber.feature_extractor(read_audio(path, RATE)).to(transcriber.dtype)
     with torch.inference_mode():
         memory = model.encode(frames[None])
@@ -36,7 +33,7 @@ def searched(transcriber, path, *, beam_size=5, alpha=0.6, ctc_weight=0.0) -> tu
         if ctc_weight:
             ctc = CTCPrefixScorer(model.ctc_logits(memory.states), eos_id=EOS, blank_id=PAD)
             scorer = combined([(1 - ctc_weight, scorer), (ctc_weight, ctc)])
-        settings = {"beam_size": beam_size, "alpha": alpha if beam_size > 1 else 0.0}
+        settings = {"beam_size": beam_size, "alpha": alpha}
         rules = {"suppressed": (PAD, UNK, BOS), "no_repeat_ngram": SHORT.no_repeat_ngram}
         constraints = Constraints(torch.tensor([SHORT.length_extra]), eos_id=EOS, **rules)
         ((best,),) = beam_search(scorer, torch.tensor([[BOS]]), constraints, **settings)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decode.constraints import Constraints, ids_tensor
-from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.scorer import Scorer, at_least_float32
 
 
@@ -97,7 +97,8 @@ class Sampler:
         prompts: what came before, at least BOS; the repetition penalty counts it.
         constraints: suppressed tokens leave their probability to the others; without an EOS no step waits for the device.
         rngs: n for every sentence: hypothesis k of sentence b is number b * n + k. None is needed at temperature 0.
-        scores: also compute log_prob, of the scorer's own distribution; it costs one pass over the vocabulary a step.
+        alpha: exponent of the length penalty in the score. None: neither log_prob, which is of the scorer's own
+            distribution, nor score is computed, which saves one pass over the vocabulary a step.
 
     Raises:
         ValueError: rngs are not n for each sentence.
@@ -111,21 +112,21 @@ class Sampler:
         *,
         sampling: Sampling = Sampling(),
         rngs: Sequence[np.random.Generator] = (),
-        scores: bool = False,
+        alpha: float | None = None,
     ) -> None:
         rows = range(len(rngs) if sampling.temperature else len(prompts))
         if len(rows) < len(prompts) or len(rows) % max(len(prompts), 1):
             raise ValueError(
                 f"rngs must be n for every sentence, but there are {len(rngs)} for {len(prompts)} sentences"
             )
-        self.scorer, self.constraints, self.sampling, self.scores = scorer, constraints, sampling, scores
+        self.scorer, self.constraints, self.sampling, self.alpha = scorer, constraints, sampling, alpha
         self.device, self.tokens, self.n_given = prompts.device, prompts, prompts.size(1)
         self.origin = ids_tensor([row * len(prompts) // len(rows) for row in rows], self.device)
         self.bounds: list[int] = constraints.max_lengths[self.origin].tolist()
         longest = max(self.bounds, default=0)
         numbers = [rng.random(longest) for rng in rngs] if sampling.temperature else np.zeros((len(rows), longest))
         self.uniforms = torch.from_numpy(np.array(numbers)).to(self.device)
-        self.log_prob = torch.full((len(rows),), 0.0 if scores else math.nan, device=self.device)
+        self.log_prob = torch.full((len(rows),), math.nan if alpha is None else 0.0, device=self.device)
         self.running = list(rows)
         """The numbers of the hypotheses that go on."""
         self.ended: list[tuple[list[int], Tensor, Tensor]] = []
@@ -137,12 +138,13 @@ class Sampler:
         if len(logits) < len(self.running):  # the prompt is read once for all of its samples
             self._go_on(self.origin)
             logits, self.tokens = logits[self.origin], self.tokens[self.origin]
-        total = at_least_float32(logits).logsumexp(-1) if self.scores and not self.scorer.additive else 0.0
+        scored = self.alpha is not None
+        total = at_least_float32(logits).logsumexp(-1) if scored and not self.scorer.additive else 0.0
         self.constraints.rule_out(logits, self.tokens[:, self.n_given :])
         n_new = self.tokens.size(1) - self.n_given
         token = self.sampling.next(logits, self.tokens, self.uniforms[:, n_new])
         self.tokens = torch.cat((self.tokens, token[:, None]), dim=1)
-        if self.scores:
+        if scored:
             self.log_prob = self.log_prob + (logits.gather(1, token[:, None])[:, 0] - total)
         eos_id = self.constraints.eos_id
         ended = [False] * len(token) if eos_id is None else (token == eos_id).tolist()  # the one host sync
@@ -173,5 +175,6 @@ class Sampler:
         for rows, tokens, log_prob in self.ended:
             for row, ids, value in zip(rows, tokens.tolist(), log_prob.tolist(), strict=True):
                 finished = ids[-1] == self.constraints.eos_id
-                found[row] = Hypothesis(ids[:-1] if finished else ids, value, value, finished)
+                score = value / length_penalty(len(ids), self.alpha or 0.0)
+                found[row] = Hypothesis(ids[:-1] if finished else ids, value, score, finished)
         return [found[row] for row in sorted(found)]

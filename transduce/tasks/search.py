@@ -130,8 +130,10 @@ def search(
     if config.beam_size > 1:
         size, n_best = config.beam_size, config.n_best
         return beam_search(scorer, prompts, constraints, beam_size=size, alpha=config.alpha, n_best=n_best)
-    how, scores = sampling or Sampling(temperature=0.0), sampling is None
-    found = Sampler(scorer, prompts, constraints, sampling=how, rngs=rngs, scores=scores).run()
+    if sampling is None:
+        found = Sampler(scorer, prompts, constraints, sampling=Sampling(temperature=0.0), alpha=config.alpha).run()
+    else:
+        found = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs).run()
     n = max(1, len(found) // max(1, len(prompts)))
     return [found[start : start + n] for start in range(0, len(found), n)]
 
