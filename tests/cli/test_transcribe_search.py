@@ -76,7 +76,9 @@ def test_batch_tokens_bounds_what_is_searched_at_once(random, recordings, monkey
 def test_ten_minutes_of_sound_are_read_and_written_at_a_time(tmp_path, monkeypatch):
     """Vectors of ten seconds each: when a file is read, the texts of the ten minutes before it are there."""
     feature_extractor = VectorReader(VectorConfig(n_features=5, hop=10.0))
-    run = says(random_speech_run(tmp_path / "run", feature_extractor), length_ratio=0.0, length_extra=3)
+    run = says(
+        random_speech_run(tmp_path / "run", feature_extractor), length_ratio=0.0, length_extra=3, max_seconds=1000.0
+    )
     paths, rng = [], np.random.default_rng(1)
     for i, seconds in enumerate((400, 300, 10, 700, 10)):
         paths.append(tmp_path / f"{i}.npy")

@@ -334,6 +334,22 @@ def test_vectors_instead_of_sound(tmp_path):
     assert transcript.error == "sound 1 cannot be used: this model takes vectors, not sound; name files (.npy)"
 
 
+def test_long_vectors_are_cut_into_equal_parts_that_cover_them(tmp_path):
+    """Of 0.02 s each, 131 vectors last 2.62 s: three parts of at most 1 s, and two of at most 1.32 s."""
+    reader = VectorReader(VectorConfig(n_features=5, hop=0.02, normalize="none"))
+    transcriber = td.load(random_speech_run(tmp_path / "run", reader), dtype=torch.float64)
+    array = np.random.default_rng(1).normal(size=(131, 5)).astype(np.float32)
+    np.save(tmp_path / "a.npy", array)
+    for max_seconds, sizes in ((1.0, [43, 44, 44]), (1.32, [65, 66]), (2.62, [131])):
+        (transcript,) = transcriber.transcribe([tmp_path / "a.npy"], replace(SHORT, max_seconds=max_seconds))
+        first = 0
+        for segment, size in zip(transcript.segments, sizes, strict=True):
+            assert (segment.start, segment.stop) == pytest.approx((0.02 * first, 0.02 * (first + size)))
+            (alone,) = transcriber.decode([torch.from_numpy(array[first : first + size])], SHORT)
+            assert [o.text for o in segment.outputs] == [o.text for o in alone]
+            first += size
+
+
 def test_what_learned_positions_do_not_reach_is_refused_alone(transcriber, recordings):
     n = [-(-len(transcriber.feature_extractor(read_audio(r.audio, RATE))) // 2) for r in recordings]
     limit = sorted(n)[4]

@@ -46,7 +46,7 @@ class SearchConfig:
     max_source_length: int = 512
     """Longer texts, in tokens, are cut, with a warning."""
     max_seconds: float = 20.0
-    """Longer recordings are transcribed in segments, cut where they are quietest."""
+    """Longer recordings are transcribed in segments: sound is cut where it is quietest, vectors into equal parts."""
     ctc_weight: float = 0.0
     """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC head."""
     no_repeat_ngram: int = 0

@@ -1,8 +1,10 @@
 """Sound in, text out."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -218,14 +220,19 @@ class Transcriber:
     ) -> list[tuple[float, float, Float[Tensor, "S F"]]]:
         """Start and stop in seconds, and the frames, of every segment of a sound; no frames of digital silence.
 
+        Sound is cut where it is quietest. Vectors do not say how loud they are, so they are cut into equal parts, as few
+        as are no longer than `longest` seconds; they are normalized before.
+
         Raises:
             ValueError: the sound cannot be used; the message names it.
         """
         if isinstance(self.feature_extractor, VectorReader):
             if isinstance(audio, tuple):
                 raise ValueError(f"{path} cannot be used: this model takes vectors, not sound; name files (.npy)")
-            vectors = self.feature_extractor(Path(audio))
-            found = [(0.0, self.feature_extractor.config.seconds(len(vectors)), vectors)]
+            vectors, config = self.feature_extractor(Path(audio)), self.feature_extractor.config
+            n = math.ceil(len(vectors) / max(1, int(round(longest / config.hop, 6))))
+            cuts = pairwise(len(vectors) * i // n for i in range(n + 1))
+            found = [(config.seconds(a), config.seconds(b), vectors[a:b]) for a, b in cuts]
         else:
             rate = self.feature_extractor.config.sample_rate
             if isinstance(audio, tuple):
@@ -233,8 +240,8 @@ class Transcriber:
             else:
                 waveform = read_audio(Path(audio), rate)
             try:
-                cuts = segments(waveform, rate, longest)
-                found = [(a / rate, b / rate, self._heard(waveform[a:b])) for a, b in cuts]
+                quiet = segments(waveform, rate, longest)
+                found = [(a / rate, b / rate, self._heard(waveform[a:b])) for a, b in quiet]
             except ValueError as error:
                 raise ValueError(f"{path} cannot be transcribed: {error}") from error
         n_frames = max(len(frames) for _, _, frames in found)
