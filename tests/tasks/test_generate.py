@@ -11,7 +11,7 @@ from tests.language_runs import TEXT, any_tokenizer, language_model, language_ru
 from tests.runs import random_run
 from transduce.decode.sample import Sampler, Sampling
 from transduce.run import load_run
-from transduce.tasks.generate import GenerationConfig, Generator
+from transduce.tasks.generate import GenerationConfig, Generator, TextStream
 from transduce.tasks.load import load_as
 
 KINDS = ["characters", "bytes", "pieces"]
@@ -113,6 +113,35 @@ def test_a_character_of_four_bytes_comes_in_one_piece(monkeypatch):
     coming = iter(ids)
     monkeypatch.setattr(Sampling, "next", lambda *_: torch.tensor([next(coming)]))
     assert list(g.stream("x", GenerationConfig(max_length=len(ids)))) == ["a", "🙂", "b"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_are_together_the_whole_text_whatever_the_tokens(kind):
+    """Of random ids, bytes that spell nothing, blanks, and characters whose bytes come one by one."""
+    g, rng = generator(kind), np.random.default_rng(4)
+    ids = [i for i in range(g.tokenizer.vocab_size) if i not in g.suppressed and i != g.tokenizer.eos_id]
+    single = [i for i in ids if g.tokenizer.decode([[i]])[0] in ("\ufffd", "", " ")] or ids
+    (known,) = g.tokenizer.encode(["東🙂 ö" if kind == "characters" else "東京 🙂🙂 Größe"])
+    rows = [rng.choice(pool, size=n).tolist() for pool in (ids, single) for n in (1, 2, 3, 7, 90)]
+    for prompt in ("ROMEO:", "", "東京", "a ", " ", *([] if kind == "characters" else ["a\ufffd"])):
+        start = g.encode(prompt)
+        for tokens in (known * 3, *rows):
+            stream = TextStream(g.tokenizer, start)
+            pieces = [stream.add([token], last=i + 1 == len(tokens)) for i, token in enumerate(tokens)]
+            assert "".join(pieces) == g.continuation(start, tokens)
+            assert tokens in rows or not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_decodes_a_bounded_tail_of_the_text(kind, monkeypatch):
+    """Twice the text costs twice the decoding, not four times as much."""
+    g, decoded = generator(kind), []
+    decode = g.tokenizer.decode
+    monkeypatch.setattr(g.tokenizer, "decode", lambda rows: decoded.extend(map(len, rows)) or decode(rows))
+    list(g.stream("All: Speak, speak", GenerationConfig(max_length=100, seed=1)))
+    once = sum(decoded)
+    list(g.stream("All: Speak, speak", GenerationConfig(max_length=200, seed=1)))
+    assert sum(decoded) - once < min(2.5 * once, 20 * 200)
 
 
 def test_whoever_stops_asking_stops_the_search(monkeypatch):

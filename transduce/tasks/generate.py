@@ -20,6 +20,9 @@ from transduce.tasks.search import Output, SearchConfig, check_list, last_positi
 
 logger = logging.getLogger("transduce")
 
+TAIL = 16
+"""Tokens from which on bytes are cut into the same characters, whatever stood before them: at least as many bytes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
@@ -151,19 +154,17 @@ class Generator:
                 f"a text comes piece by piece if it is sampled, but beam_size={config.beam_size}; set it to 1, or use "
                 "generate"
             )
-        row, tokens, told = self.encode(prompt, config.max_length), list[int](), 0
-        ids = torch.tensor([row], device=self.model.device)
+        row, n_tokens = self.encode(prompt, config.max_length), 0
+        text, ids = TextStream(self.tokenizer, row), torch.tensor([row], device=self.model.device)
         scorer, constraints = ModelScorer(self.model, prompts=ids), self._constraints(ids, config)
         rngs = [config.rng(prompt_number, text_number)]
         sampler = Sampler(scorer, ids, constraints, sampling=config.sampling, rngs=rngs)
         while sampler.running:
-            tokens += sampler.step().tolist()
-            end = tokens[-1] == self.tokenizer.eos_id
-            text = self.continuation(row, tokens[:-1] if end else tokens)
-            if len(text) > told and not (sampler.running and text.endswith("\ufffd")):
-                yield text[told:]
-                told = len(text)
-        self._warn([[Output("", tokens=tokens, finished=end)]], config)
+            token, n_tokens = int(sampler.step()), n_tokens + 1
+            finished = token == self.tokenizer.eos_id
+            if piece := text.add([] if finished else [token], last=not sampler.running):
+                yield piece
+        self._warn([[Output("", tokens=[0] * n_tokens, finished=finished)]], config)
 
     def _constraints(self, ids: Int[Tensor, "B P"], config: GenerationConfig) -> Constraints:
         """What may follow these prompts; the last new token needs no position."""
@@ -195,6 +196,54 @@ class Generator:
         """The text of `tokens` as they follow a prompt: a piece may begin with a space that it has only there."""
         before, whole = self.tokenizer.decode([prompt, [*prompt, *tokens]])
         return whole[len(before) :]
+
+
+class TextStream:
+    """The text of tokens as they come behind a prompt; each is decoded a few times, however long the text is.
+
+    What a token adds to a text depends on no more than whether a text comes before it, for SentencePiece leaves out a
+    space at the beginning, and on bytes before it that are no whole character yet. So the tokens since the last whole
+    character are decoded, behind a few tokens that have a text: the anchor.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self.tokenizer = tokenizer
+        self.anchor = self._anchor(prompt)
+        self.tail = [] if self.anchor else list(prompt)
+        self.told = len(self._text())
+        """Characters of the tail's text that need not be told any more."""
+
+    def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
+        """What these tokens add to the text; but what may yet become another character waits, unless they are `last`."""
+        self.tail += tokens
+        text = self._text()
+        settled = text if last else self._settled(text)
+        new, self.told = settled[self.told :], max(self.told, len(settled))
+        if settled == text:
+            self.anchor = self.anchor or self._anchor(self.tail)
+            if self.anchor:
+                self.tail, self.told = [], 0
+        elif self.anchor and len(self.tail) > 2 * TAIL:  # bytes that spell nothing, again and again
+            self.tail = self.tail[-TAIL:]
+            self.told = len(self._settled(self._text()))
+        return new
+
+    def _text(self) -> str:
+        """The text of the tail."""
+        before, text = self.tokenizer.decode([self.anchor, [*self.anchor, *self.tail]])
+        return text[len(before) :]
+
+    def _settled(self, text: str) -> str:
+        """The text without the beginning of a character, of whose four bytes three may have come."""
+        return text[: len(text) - min(3, len(text) - len(text.rstrip("\ufffd")))]
+
+    def _anchor(self, tokens: Sequence[int]) -> list[int]:
+        """The fewest of the last tokens that have a text of whole characters."""
+        for n in range(1, min(len(tokens), TAIL) + 1):
+            (text,) = self.tokenizer.decode([tokens[-n:]])
+            if text and not text.endswith("\ufffd"):
+                return list(tokens[-n:])
+        return []
 
 
 def _batches(lengths: Sequence[int], config: GenerationConfig) -> Iterator[tuple[list[int], range]]:
