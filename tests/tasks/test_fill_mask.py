@@ -66,6 +66,15 @@ def test_order_batch_size_and_padding_change_no_output(fill_mask):
     assert fill_mask([]) == [] and not any("\n" in line for line in alone)
 
 
+def test_a_word_that_holds_the_mask_word_is_no_gap(fill_mask):
+    if not isinstance(fill_mask.tokenizer, CharTokenizer):
+        assert fill_mask(["  foo_bar   stays"]) == ["  foo_bar   stays"]
+        filled, same = fill_mask(["Ay _ me foo_bar"]), fill_mask(["Ay <?> me foo_bar"], mask_word="<?>")
+        assert filled == same and "foo_bar" in filled[0]
+    else:
+        assert fill_mask(["Sp_ak"])[0][:2] == "Sp" and "_" not in fill_mask(["Sp_ak"])[0]
+
+
 def test_one_line_in_is_one_line_out(fill_mask, monkeypatch):
     monkeypatch.setattr(fill_mask.tokenizer, "decode", lambda rows: ["two\nlines\r"] * len(rows))
     assert fill_mask(["Speak _"]) == ["two lines "]

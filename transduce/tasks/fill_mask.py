@@ -36,12 +36,16 @@ class FillMask:
     def __call__(self, lines: Sequence[str], *, mask_word: str = "_", batch_tokens: int = 4096) -> list[str]:
         """Every mask word is one token: the likeliest there, whatever fills the other gaps.
 
+        The mask word counts where it stands alone, so foo_bar stays; a tokenizer of characters takes it everywhere.
         Text around the gaps comes out as the tokenizer writes it: SentencePiece's in NFKC, with single spaces.
         """
         check_list(lines, "gaps are filled in a list of lines")
         outputs = list(lines)
-        numbers = [i for i, line in enumerate(lines) if mask_word in line]
-        rows = [encode_masked(self.tokenizer, lines[i], mask_word) for i in numbers]
+        encoded = {
+            i: encode_masked(self.tokenizer, line, mask_word) for i, line in enumerate(lines) if mask_word in line
+        }
+        numbers = [i for i, row in encoded.items() if mask_id(self.tokenizer) in row]
+        rows = [encoded[i] for i in numbers]
 
         def filled(batch: list[int]) -> list[str]:
             ids, lengths = (t.to(self.model.device) for t in pad([rows[row] for row in batch], 0))

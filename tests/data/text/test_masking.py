@@ -188,6 +188,27 @@ def test_a_line_with_gaps_is_the_line_as_it_is_trained_on_with_tokens_hidden(kin
         assert encode_masked(tokenizer, decode_masked(tokenizer, hidden, "_"), "_") == hidden
 
 
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+@pytest.mark.parametrize(
+    ("line", "n"),
+    [("Ay_me", 0), ("_me", 0), ("Ay_", 0), ("__", 0), ("Ay_me _", 1), ("Ay _, (_) '_'!", 3), ("_", 1), ("Ay\t_-_", 2)],
+)
+def test_a_mask_word_counts_where_it_stands_alone(kind, line, n):
+    tokenizer = any_tokenizer(kind)
+    ids = encode_masked(tokenizer, line, "_")
+    assert ids.count(mask_id(tokenizer)) == n
+    if n == 0:
+        (plain,) = tokenizer.encode([line])
+        assert ids == ([BOS, *plain, EOS] if kind == "sentencepiece" else plain)
+    assert encode_masked(tokenizer, line.replace("_", "<?>"), "<?>").count(mask_id(tokenizer)) >= n
+
+
+def test_where_characters_are_tokens_one_of_a_word_may_be_masked():
+    tokenizer = any_tokenizer("characters")
+    (before, after), gap = tokenizer.encode(["Sp", "ak"]), mask_id(tokenizer)
+    assert encode_masked(tokenizer, "Sp_ak__", "_") == [*before, gap, *after, gap, gap]
+
+
 def test_words_are_apart_where_lines_meet():
     tokenizer = any_tokenizer("sentencepiece")
     ids = [*encode_masked(tokenizer, "Ay _", "_"), *encode_masked(tokenizer, "Speak, _", "_")]

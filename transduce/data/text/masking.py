@@ -99,11 +99,13 @@ class MaskedWindows:
 def encode_masked(tokenizer: Tokenizer, line: str, mask_word: str) -> list[int]:
     """Ids of a line in which every mask word is the mask symbol; with the marks of beginning and end, if any.
 
-    A mask word takes the space before it along, as tokens do; characters do not.
+    The mask word counts where it stands alone: no letter, digit or underscore touches it, so that foo_bar has no mask.
+    It takes the space before it along, as tokens do. Where every character is a token, it counts everywhere, for one
+    character of a word may be masked (Sp_ak); a text that holds the mask word itself needs another one.
     """
-    space = "" if isinstance(tokenizer, CharTokenizer) else " ?"
+    mask = re.escape(mask_word) if isinstance(tokenizer, CharTokenizer) else rf" ?(?<!\w){re.escape(mask_word)}(?!\w)"
     ids: list[int] = []
-    parts = re.split(space + re.escape(mask_word), line)
+    parts = re.split(mask, line)
     for i, (part, row) in enumerate(zip(parts, tokenizer.encode(parts), strict=True)):
         if i:
             ids.append(mask_id(tokenizer))
@@ -120,7 +122,10 @@ def encode_masked(tokenizer: Tokenizer, line: str, mask_word: str) -> list[int]:
 
 
 def decode_masked(tokenizer: Tokenizer, ids: Sequence[int], mask_word: str) -> str:
-    """The text of ids, with the mask word for every mask symbol; `encode_masked` turns it into ids again."""
+    """The text of ids, with the mask word for every mask symbol.
+
+    `encode_masked` turns it into ids again where every masked token is a word or a sign of its own.
+    """
     space = "" if isinstance(tokenizer, CharTokenizer) else " "
     text = ""
     for hidden, run in groupby(ids, lambda i: i == mask_id(tokenizer)):
