@@ -10,7 +10,8 @@ class LayerCache:
 
     def __init__(self) -> None:
         self.length = 0
-        self.buffers: tuple[Tensor, Tensor] | None = None
+        self.buffers: list[Tensor] = []
+        """Keys and values, with room for more positions; none before the first."""
         self.memory: tuple[Tensor, Tensor] | None = None
         """Projected keys and values of the memory, (B, H, S, E) each; None in a language model."""
 
@@ -19,32 +20,23 @@ class LayerCache:
     ) -> tuple[Float[Tensor, "N H L E"], Float[Tensor, "N H L E"]]:
         """Write T new positions in place, and return all L positions."""
         end = self.length + key.size(2)
-        if self.buffers is None or end > self.buffers[0].size(2):
-            self.buffers = (self._grown(0, key, end), self._grown(1, value, end))
+        if not self.buffers or end > self.buffers[0].size(2):
+            grown = [new.new_empty(new.size(0), new.size(1), max(16, 2 * end), new.size(3)) for new in (key, value)]
+            for large, small in zip(grown, self.buffers, strict=False):
+                large[:, :, : self.length] = small[:, :, : self.length]
+            self.buffers = grown
         for buffer, new in zip(self.buffers, (key, value), strict=True):
             buffer[:, :, self.length : end] = new
         self.length = end
         keys, values = self.buffers
         return keys[:, :, :end], values[:, :, :end]
 
-    def _grown(self, which: int, new: Tensor, end: int) -> Tensor:
-        buffer = new.new_empty(new.size(0), new.size(1), max(16, 2 * end), new.size(3))
-        if self.buffers is not None:
-            buffer[:, :, : self.length] = self.buffers[which][:, :, : self.length]
-        return buffer
-
     @torch.no_grad()
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
         """Let row m continue from the past of row rows[m]; rows may repeat or be left out."""
-        if self.buffers is None:
-            return
-        keys, values = self.buffers
-        kept = []
-        for buffer in (keys, values):
-            new = buffer.new_empty(rows.size(0), *buffer.shape[1:])
-            torch.index_select(buffer[:, :, : self.length], 0, rows, out=new[:, :, : self.length])
-            kept.append(new)
-        self.buffers = (kept[0], kept[1])
+        for i, buffer in enumerate(self.buffers):
+            self.buffers[i] = buffer.new_empty(rows.size(0), *buffer.shape[1:])
+            torch.index_select(buffer[:, :, : self.length], 0, rows, out=self.buffers[i][:, :, : self.length])
 
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
         """Keep the memory of these sentences only."""
