@@ -67,13 +67,17 @@ class FeatureCache:
             ValueError: the sound cannot be read or is shorter than one window; the message names the file.
         """
         config = features.config
-        kept = self._kept.get((path, _settings(config), speed))
-        if kept is not None and (found := _load(kept, config.n_mels)) is not None:
+        known = self._kept.get((path, _settings(config), speed))
+        if known and (found := _load(known, config.n_mels)) is not None:
             return found
         kept = self.file(path, config, speed)
         if (found := _load(kept, config.n_mels)) is not None:
             return found
-        log_mel = _compute(path, features, speed)
+        waveform = change_speed(read_audio(path, config.sample_rate), speed)
+        try:
+            log_mel = features.log_mel(waveform)
+        except ValueError as error:
+            raise ValueError(f"{path} cannot be used at speed {speed}: {error}") from error
         content = io.BytesIO()
         np.save(content, log_mel.numpy(), allow_pickle=False)
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -164,14 +168,6 @@ def _settings(config: FeatureConfig) -> tuple[int | float, ...]:
 def _features(config: FeatureConfig) -> FeatureExtractor:
     """A feature extractor, made once per process."""
     return FeatureExtractor(config)
-
-
-def _compute(path: Path, features: FeatureExtractor, speed: float) -> Float[Tensor, "S M"]:
-    waveform = change_speed(read_audio(path, features.config.sample_rate), speed)
-    try:
-        return features.log_mel(waveform)
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be used at speed {speed}: {error}") from error
 
 
 def _load(kept: Path, n_mels: int) -> Float[Tensor, "S M"] | None:
