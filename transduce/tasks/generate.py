@@ -1,9 +1,9 @@
 """A prompt in, what follows it out: a decoder alone as something one calls."""
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -129,7 +129,7 @@ class Generator:
             hypotheses = search([(1.0, scorer)], ids, constraints, config.search, sampling=config.sampling, rngs=rngs)
             for i, found in zip(numbers, hypotheses, strict=True):
                 for h in found:
-                    text = self.continuation(rows[i], h.tokens)
+                    text = TextStream(self.tokenizer, rows[i]).add(h.tokens, last=True)
                     outputs[i].append(Output(text, h.log_prob, h.score, h.tokens, h.finished))
         self._warn(outputs, config)
         return outputs
@@ -192,15 +192,11 @@ class Generator:
             ids = ids[-kept:]
         return ids
 
-    def continuation(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-        """The text of `tokens` as they follow a prompt: a piece may begin with a space that it has only there."""
-        before, whole = self.tokenizer.decode([prompt, [*prompt, *tokens]])
-        return whole[len(before) :]
-
 
 class TextStream:
     """The text of tokens as they come behind a prompt; each is decoded a few times, however long the text is.
 
+    Behind a prompt, for a token may begin with a space that its text has only there.
     What a token adds to a text depends on no more than whether a text comes before it, for SentencePiece leaves out a
     space at the beginning, and on bytes before it that are no whole character yet. So the tokens since the last whole
     character are decoded, behind a few tokens that have a text: the anchor.
@@ -251,10 +247,8 @@ def _batches(lengths: Sequence[int], config: GenerationConfig) -> Iterator[tuple
     width = config.n if config.beam_size == 1 else 1
     beside = config.beam_size if config.beam_size > 1 else min(width, config.batch_size)
     size = max(1, config.batch_size // beside)
-    same: dict[int, list[int]] = defaultdict(list)
-    for i, length in enumerate(lengths):
-        same[length].append(i)
-    for numbers in same.values():
+    for _, same in groupby(sorted(range(len(lengths)), key=lengths.__getitem__), key=lengths.__getitem__):
+        numbers = list(same)
         for start in range(0, len(numbers), size):
             for first in range(0, width, config.batch_size):
                 yield numbers[start : start + size], range(first, min(first + config.batch_size, width))

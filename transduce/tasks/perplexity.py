@@ -24,10 +24,10 @@ class Perplexity:
     """What a text costs a model, and how that was measured."""
 
     nats: float
-    """Of all predicted tokens together."""
+    """The cost of all predicted tokens together."""
     n_tokens: int
     n_bytes: int
-    """Of the predicted text in UTF-8."""
+    """Length of the predicted text in UTF-8."""
     signature: str
 
     @property
@@ -104,14 +104,13 @@ def measure_perplexity(
 def _windows(
     stream: Int[Tensor, " L"], window: int, stride: int, size: int
 ) -> Iterator[tuple[Int[Tensor, "B T"], int]]:
-    """Rows of T - 1 inputs and their next token, and how many of the last predictions count; whole windows in batches."""
+    """Rows of T - 1 inputs and the token behind them, whole windows in batches; and how many last predictions count."""
     first = stream[: window + 1][None]
     yield first, first.size(1) - 1
-    begin = stride
-    whole = stream[begin:].unfold(0, window + 1, stride) if len(stream) - begin > window else stream.new_empty(0, 0)
-    for rows in whole.split(size) if len(whole) else ():
-        yield rows, stride
-    begin += stride * len(whole)
+    starts = range(stride, len(stream) - window, stride)
+    for i in range(0, len(starts), size):
+        yield torch.stack([stream[start : start + window + 1] for start in starts[i : i + size]]), stride
+    begin = stride * (len(starts) + 1)
     seen = begin - stride + window  # predictions end here
     if seen < len(stream) - 1:
         yield stream[begin:][None], len(stream) - 1 - seen
@@ -119,7 +118,7 @@ def _windows(
 
 @torch.inference_mode()
 def _nats(model: Transformer, rows: Int[Tensor, "B T"], fresh: int) -> float:
-    """Of the last `fresh` predictions of every row, summed in float64."""
+    """The cost of the last `fresh` predictions of every row, summed in float64."""
     states: Float[Tensor, "B t D"] = model.decoder_states(rows[:, :-1])[:, -fresh:]
     targets = rows[:, -fresh:].flatten()
     total = 0.0
