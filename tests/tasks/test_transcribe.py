@@ -86,6 +86,17 @@ def test_files_come_back_in_order_and_bad_ones_alone_are_refused(transcriber, re
     assert transcriber([], SHORT) == []
 
 
+def test_a_batch_is_bounded_by_what_the_encoder_sees(transcriber, monkeypatch):
+    """Of two frames each, where 5 frames are 3 positions: 2 rows of them are 6 positions, and 3 are 9."""
+    sizes, search = [], td.Transcriber._search
+    assert transcriber.model.config.encoder.input.stack == 2
+    monkeypatch.setattr(
+        td.Transcriber, "_search", lambda self, *parts: sizes.append(len(parts[0])) or search(self, *parts)
+    )
+    transcriber.decode([torch.randn(5, 10)] * 3, replace(SHORT, batch_tokens=8))
+    assert sizes == [1, 2]
+
+
 def test_a_stream_gives_every_segment_once(transcriber, recordings, tmp_path):
     soundfile.write(tmp_path / "silent.wav", np.zeros(RATE), RATE)
     soundfile.write(tmp_path / "long.wav", np.concatenate([sound("red blue green", seed=i) for i in range(4)]), RATE)

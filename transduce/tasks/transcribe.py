@@ -198,8 +198,8 @@ class Transcriber:
                     found[i] = hypotheses
             return found
 
-        budget = config.batch_tokens * self.model.config.frames.stack
-        for row, hypotheses in in_batches([len(each) for each in frames], budget, search):
+        lengths = [self.model.config.frames.out_lengths(len(each)) for each in frames]
+        for row, hypotheses in in_batches(lengths, config.batch_tokens, search):
             yield row, outputs_of(self.tokenizer, hypotheses, config.n_best)
         if looped:
             which = ", ".join(names[i] for i in sorted(looped)[:5]) + ", ..." * (len(looped) > 5)
