@@ -1,4 +1,4 @@
-"""Gaps are filled, as many lines as came, in their order, each as if it were alone."""
+"""Masks are filled, in as many lines as came, in their order, each line as if it were alone."""
 
 import random
 from pathlib import Path
@@ -97,13 +97,13 @@ def test_the_wrong_kind_of_run_is_named(tmp_path):
     with pytest.raises(ValueError) as caught:
         load_as(Generator, run)
     assert str(caught.value) == (
-        f"generating takes a run of a language model, but {run} fills gaps; "
+        f"generating takes a run of a language model, but {run} fills masks; "
         "use td.load(RUN)(['a line with a _']) in Python"
     )
     with pytest.raises(ValueError) as caught:
         load_as(FillMask, other)
     assert str(caught.value) == (
-        f"filling gaps takes a run of masked language modelling, but {other} translates; use transduce translate"
+        f"fill-mask takes a run of masked language modelling, but {other} translates; use transduce translate"
     )
 
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_is_refused(tmp_path):
     fill_mask = td.load(encoder_run(tmp_path / "run"))
     with pytest.raises(ValueError) as caught:
         fill_mask("a _")
-    assert str(caught.value) == "gaps are filled in a list of lines, but got one string; use ['a _']"
+    assert str(caught.value) == "masks are filled in a list of lines, but got one string; use ['a _']"
     size = fill_mask.tokenizer.vocab_size
     with pytest.raises(ValueError) as caught:
         td.load(encoder_run(tmp_path / "less", more=0))
@@ -123,6 +123,6 @@ def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(ValueError) as caught:
         FillMask(decoder.model, decoder.tokenizer)
     assert str(caught.value) == (
-        "gaps are filled by an encoder alone over tokens, but this model has encoder=None and "
+        "masks are filled by an encoder alone over tokens, but this model has encoder=None and "
         f"decoder={decoder.model.config.decoder}; use td.load(directory)"
     )

@@ -11,28 +11,28 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Prefixes:
-    """N prefixes, and in natural logs how likely frames 1 ... j spell exactly this one, j = 0 ... S.
+    """N prefixes of transcripts, with the natural log of the probability that frames 1 ... j spell each, j = 0 ... S.
 
-    `token` counts the alignments whose frame j is the prefix's last token, `blank` those where it is blank.
+    `token` sums over the alignments whose frame j is the prefix's last token, `blank` over those where it is blank.
     """
 
     token: Float[Tensor, "N j"]
     blank: Float[Tensor, "N j"]
     log_prob: Float[Tensor, " N"]
-    """That all frames together spell the prefix, and then anything or nothing."""
+    """The same over all frames, for the prefix with anything or nothing behind it."""
     last: Int[Tensor, " N"]
 
     def spelt(self) -> Float[Tensor, "N j"]:
-        """Whatever frame j is."""
+        """Both together: frame j is the last token or blank."""
         return torch.logaddexp(self.token, self.blank)
 
     def rows(self, rows: Int[Tensor, " M"]) -> "Prefixes":
-        """Some of them, or one many times."""
+        """Some of the prefixes; rows may repeat."""
         return Prefixes(self.token[rows], self.blank[rows], self.log_prob[rows], self.last[rows])
 
 
 class CTCPrefixScorer:
-    """The Scorer of CTC alone: log p(next token | prefix), summed over all alignments, for B sentences.
+    """A scorer of CTC alone: log p(next token | prefix), summed over all alignments, for B sentences.
 
     The recursions over frames are linear, so cumulative sums solve them; and how likely a prefix is spelt by frame j
     does not depend on the next token, so one matrix product scores the whole vocabulary. Nothing loops over frames,
@@ -63,7 +63,7 @@ class CTCPrefixScorer:
         ends = frames.new_full((len(logits),), len(frames)) if lengths is None else lengths
         log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
         self.outside: Bool[Tensor, "B S"] = frames >= ends[:, None]
-        """Where time stands still: staying costs nothing, and no token can begin."""
+        """Positions that are padding: they cost nothing, and no token can begin there."""
         self.log_probs: Float[Tensor, "B S V"] = log_probs.masked_fill(self.outside[:, :, None], 0.0)
         self.probs: Float[Tensor, "B S V"] = log_probs.exp().masked_fill(self.outside[:, :, None], 0.0)
         self.prefixes: Prefixes | None = None
@@ -95,13 +95,13 @@ class CTCPrefixScorer:
         self.probs, self.n_sentences = self.probs[sentences], len(sentences)
 
     def _empty(self) -> Prefixes:
-        """One row per sentence: nothing is said while frames are blank."""
+        """The empty prefix of every sentence, which frames spell as long as they are blank."""
         last = torch.full((self.n_sentences,), self.blank_id, device=self.probs.device)
         blank = self._along(last)
         return Prefixes(torch.full_like(blank, -math.inf), blank, torch.zeros_like(blank[:, 0]), last)
 
     def _appended(self, old: Prefixes, tokens: Int[Tensor, " N"]) -> Prefixes:
-        """One token further. After the same token only a blank makes it another one."""
+        """Append one token to every prefix. The token that came last must be parted from its repetition by a blank."""
         ready = self._inside(torch.where((tokens == old.last)[:, None], old.blank, old.spelt()))
         along = self._along(tokens)
         token = _followed(ready, along)
@@ -109,12 +109,12 @@ class CTCPrefixScorer:
         return Prefixes(token, blank, (ready + along.diff()).logsumexp(dim=1), tokens)
 
     def _inside(self, spelt: Float[Tensor, "N j"]) -> Float[Tensor, "N S"]:
-        """Where there is a frame to come: j = 0 ... S - 1, and -inf from the sentence's length on."""
+        """The columns that a frame follows, j = 0 ... S - 1, with -inf from the sentence's length on."""
         beams = len(spelt) // self.n_sentences
         return spelt[:, :-1].masked_fill(self.outside.repeat_interleave(beams, dim=0), -math.inf)
 
     def _along(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N j"]:
-        """Log-probability that frames 1 ... j are all the row's token; float64, for differences are taken of it."""
+        """The log-probability that frames 1 ... j are all the row's token; in float64, as differences are taken of it."""
         index = tokens.view(self.n_sentences, 1, -1).expand(-1, self.log_probs.size(1), -1)
         frames = self.log_probs.gather(2, index).transpose(1, 2).flatten(0, 1)
         return F.pad(frames.double().cumsum(dim=1), (1, 0))

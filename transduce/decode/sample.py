@@ -16,7 +16,7 @@ from transduce.decode.scorer import Scorer, at_least_float32
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """What becomes of the logits before a token is drawn; the fields apply in the order penalty, temperature, k, p.
+    """How logits are changed before a token is drawn; the fields apply in the order penalty, temperature, k, p.
 
     Source: Keskar et al. (2019), CTRL, section 4.1, for the penalty; Fan et al. (2018), Hierarchical neural story
     generation, for top-k; Holtzman et al. (2020), The curious case of neural text degeneration, for the nucleus.

@@ -1,4 +1,4 @@
-"""Text with gaps in, whole text out."""
+"""Fill-mask: text with mask words in, whole text out."""
 
 from collections.abc import Sequence
 
@@ -15,13 +15,13 @@ from transduce.tasks.search import check_list, in_batches, one_line
 
 
 class FillMask:
-    """Lines with gaps in, whole lines out, in the same order; a line without a gap comes back as it is."""
+    """Lines with mask words in, whole lines out, in the same order; a line without one comes back as it is."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         encoder = model.config.encoder
         if encoder is None or model.config.decoder is not None or not isinstance(encoder.input, Tokens):
             raise ValueError(
-                "gaps are filled by an encoder alone over tokens, but this model has "
+                "masks are filled by an encoder alone over tokens, but this model has "
                 f"encoder={encoder} and decoder={model.config.decoder}; use td.load(directory)"
             )
         if encoder.input.vocab_size <= mask_id(tokenizer):
@@ -34,27 +34,26 @@ class FillMask:
         """Ids that have no text."""
 
     def __call__(self, lines: Sequence[str], *, mask_word: str = "_", batch_tokens: int = 4096) -> list[str]:
-        """Every mask word is one token: the likeliest there, whatever fills the other gaps.
+        """Every mask word is one token: the likeliest there, whatever the other masks become.
 
         The mask word counts where it stands alone, so foo_bar stays; a tokenizer of characters takes it everywhere.
-        Text around the gaps comes out as the tokenizer writes it: SentencePiece's in NFKC, with single spaces.
+        Text around them comes out as the tokenizer writes it: SentencePiece's in NFKC, with single spaces.
         """
-        check_list(lines, "gaps are filled in a list of lines")
+        check_list(lines, "masks are filled in a list of lines")
         outputs = list(lines)
-        encoded = {
-            i: encode_masked(self.tokenizer, line, mask_word) for i, line in enumerate(lines) if mask_word in line
-        }
-        numbers = [i for i, row in encoded.items() if mask_id(self.tokenizer) in row]
-        rows = [encoded[i] for i in numbers]
+        found = (
+            (i, encode_masked(self.tokenizer, line, mask_word)) for i, line in enumerate(lines) if mask_word in line
+        )
+        masked = [(i, row) for i, row in found if mask_id(self.tokenizer) in row]
 
         def filled(batch: list[int]) -> list[str]:
-            ids, lengths = (t.to(self.model.device) for t in pad([rows[row] for row in batch], 0))
-            gaps = ids == mask_id(self.tokenizer)
-            ids[gaps] = self.likeliest(ids, lengths, gaps)
+            ids, lengths = (t.to(self.model.device) for t in pad([masked[n][1] for n in batch], 0))
+            places = ids == mask_id(self.tokenizer)
+            ids[places] = self.likeliest(ids, lengths, places)
             return self.tokenizer.decode([row[:n] for row, n in zip(ids.tolist(), lengths.tolist(), strict=True)])
 
-        for row, text in in_batches([len(row) for row in rows], batch_tokens, filled):
-            outputs[numbers[row]] = one_line(text)
+        for n, text in in_batches([len(row) for _, row in masked], batch_tokens, filled):
+            outputs[masked[n][0]] = one_line(text)
         return outputs
 
     @torch.no_grad()

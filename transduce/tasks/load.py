@@ -62,11 +62,11 @@ KINDS: dict[type, tuple[str, str]] = {
     Transcriber: ("transcribing takes a run of speech to text", "transcribes; use transduce transcribe"),
     Generator: ("generating takes a run of a language model", "is a language model; use transduce generate"),
     FillMask: (
-        "filling gaps takes a run of masked language modelling",
-        "fills gaps; use td.load(RUN)(['a line with a _']) in Python",
+        "fill-mask takes a run of masked language modelling",
+        "fills masks; use td.load(RUN)(['a line with a _']) in Python",
     ),
 }
-"""What a message says of the wrong kind of run: what was wanted, and what the run does."""
+"""What a message about the wrong kind of run says: what is wanted, and what the run does."""
 
 
 def load_as(
