@@ -99,8 +99,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, data, monkeypatch)
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "again"))
     assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
     assert run(small(tmp_path / "again", data, test=(data / "input.txt",))).keys() == straight.keys()  # may change
-    with pytest.raises(ValueError, match=r"in .* this differs: masking\.share: 0\.15 -> 0\.3"):
-        run(small(tmp_path / "again", data, masking=MaskingConfig(share=0.3)))
+    with pytest.raises(ValueError, match=r"in .* this differs: masking\.mask_probability: 0\.15 -> 0\.3"):
+        run(small(tmp_path / "again", data, masking=MaskingConfig(mask_probability=0.3)))
 
 
 @pytest.mark.parametrize(("setting", "kind"), [(TEXT, "byte_bpe"), (COMMANDS, "sentencepiece")])
@@ -122,5 +122,7 @@ def test_text_files_with_bpe_and_a_test(tmp_path, data, setting, kind, capsys):
 def test_every_setting_describes_a_model_that_can_be_built(name):
     config = with_vocabularies(SETTINGS[name][1].model, 300, 300, joint=True)
     assert config.decoder is None and config.encoder.input.vocab_size == 300
-    assert SETTINGS[name][1].masking == MaskingConfig(share=0.15, hidden=0.8, random=0.1)
+    assert SETTINGS[name][1].masking == MaskingConfig(
+        mask_probability=0.15, mask_replace_probability=0.8, random_replace_probability=0.1
+    )
     td.Transformer(replace(config, d_model=48, d_ff=8))

@@ -43,14 +43,16 @@ def surprise(observed, expected) -> float:
     return (((observed - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
 
 
-def cloze_windows(seed: int = 3, **fields) -> MaskedWindows:
+def masked_windows(seed: int = 3, **fields) -> MaskedWindows:
     windows = Windows(stream=TEXT, context=CONTEXT, batch_size=ROWS, seed=seed, batches_per_epoch=N)
     return MaskedWindows(windows=windows, masking=MaskingConfig(**fields), tokenizer=LETTERS)
 
 
 @pytest.mark.parametrize(("share", "hidden", "random"), [(0.15, 0.8, 0.1), (0.4, 0.5, 0.3)])
 def test_rates_are_those_of_the_formula(share, hidden, random):
-    epoch = cloze_windows(share=share, hidden=hidden, random=random).epoch(2)
+    epoch = masked_windows(
+        mask_probability=share, mask_replace_probability=hidden, random_replace_probability=random
+    ).epoch(2)
     places, drawn, fate = np.zeros(CONTEXT), np.zeros(V), Counter()
     for batch, text in zip(epoch, epoch.texts, strict=True):
         chosen = batch.target_out != IGNORE
@@ -79,7 +81,7 @@ def test_padding_and_marks_are_left_alone():
     batch = batch_of(None, None, [[BOS, *row] for row in rows], bos=PAD)
     counts = []
     for seed in range(40):
-        got = MaskingConfig(share=0.3).batch(batch, tokenizer, np.random.default_rng(seed))
+        got = MaskingConfig(mask_probability=0.3).batch(batch, tokenizer, np.random.default_rng(seed))
         chosen = got.target_out != IGNORE
         counts.append(chosen.sum(dim=1).tolist())
         assert not {BOS, EOS, PAD, UNK} & set(got.target_out[chosen].tolist())
@@ -95,15 +97,15 @@ def test_padding_and_marks_are_left_alone():
 
 
 def test_what_is_chosen_is_a_function_of_seed_epoch_and_batch():
-    data = cloze_windows()
+    data = masked_windows()
     again = data.epoch(2)[3]
     for name in ("source", "target_out", "target_in"):
-        assert torch.equal(getattr(again, name), getattr(cloze_windows().epoch(2)[3], name))
+        assert torch.equal(getattr(again, name), getattr(masked_windows().epoch(2)[3], name))
     held_out = [HeldOut(TEXT, context=CONTEXT, batch_size=ROWS)[0]] * 2
     fixed = MaskedBatches(held_out, MaskingConfig(), LETTERS)
     assert torch.equal(fixed[1].source, MaskedBatches(held_out, MaskingConfig(), LETTERS)[1].source)
     where = [batch.target_out != IGNORE for batch in (*fixed, again, data.epoch(2)[4], data.epoch(1)[3])]
-    where.append(cloze_windows(seed=4).epoch(2)[3].target_out != IGNORE)
+    where.append(masked_windows(seed=4).epoch(2)[3].target_out != IGNORE)
     assert not any(torch.equal(a, b) for i, a in enumerate(where) for b in where[:i])
     assert len(fixed) == 2 and len(list(fixed)) == 2 and len(data.epoch(0)) == N
 
@@ -115,7 +117,7 @@ ENCODER = TransformerConfig(encoder=STACK, d_model=14, n_heads=2, d_ff=13, dropo
 def uneven_batch():
     """Two rows of different lengths, seven tokens in ten chosen."""
     text = batch_of(None, None, [TEXT.read(0, 9).tolist(), TEXT.read(20, 25).tolist()], bos=0)
-    return MaskingConfig(share=0.7).batch(text, LETTERS, np.random.default_rng(1))
+    return MaskingConfig(mask_probability=0.7).batch(text, LETTERS, np.random.default_rng(1))
 
 
 def test_the_loss_is_the_mean_surprise_at_the_chosen_tokens_in_loops(rng):
@@ -236,7 +238,9 @@ def test_neighbours_are_the_formula_in_loops(monkeypatch, chunk):
     for left in range(size):
         for right in (None, *range(size)):
             np.testing.assert_allclose(model(left, right), between(left, right), rtol=1e-12)
-    batches = MaskedBatches([window_batch([np.array(valid)])], MaskingConfig(share=0.5), CharTokenizer.train("abcdef"))
+    batches = MaskedBatches(
+        [window_batch([np.array(valid)])], MaskingConfig(mask_probability=0.5), CharTokenizer.train("abcdef")
+    )
     chosen = [t for t, wanted in enumerate(batches[0].target_out[0].tolist()) if wanted != IGNORE]
     told = [between(valid[t], valid[t + 2] if t + 2 < 25 else None) for t in chosen]
     nats = -sum(math.log(p[valid[t + 1]]) for p, t in zip(told, chosen, strict=True)) / 12
@@ -251,14 +255,15 @@ def test_neighbours_are_the_formula_in_loops(monkeypatch, chunk):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"share": 0.0}, "share must lie in (0, 1], but share=0.0"),
+        ({"mask_probability": 0.0}, "mask_probability must lie in (0, 1], but mask_probability=0.0"),
         (
-            {"hidden": 0.8, "random": 0.3},
-            "hidden and random must be shares that sum to 1 at most, but hidden=0.8 and random=0.3",
+            {"mask_replace_probability": 0.8, "random_replace_probability": 0.3},
+            "mask_replace_probability and random_replace_probability must be shares that sum to 1 at most, but "
+            "mask_replace_probability=0.8 and random_replace_probability=0.3",
         ),
     ],
 )
-def test_a_cloze_checks_itself(fields, message):
+def test_a_masking_checks_itself(fields, message):
     with pytest.raises(ValueError) as error:
         MaskingConfig(**fields)
     assert str(error.value) == message

@@ -22,25 +22,26 @@ def mask_id(tokenizer: Tokenizer) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
-    """How a text is corrupted. Of the chosen tokens, a share of 1 - hidden - random stays unchanged.
+    """How a text is corrupted for masked language modelling. The chosen tokens that are not replaced stay unchanged.
 
     Source: Devlin et al. (2019), BERT, section 3.1.
     """
 
-    share: float = 0.15
+    mask_probability: float = 0.15
     """The share of a row's tokens that is chosen, at least one token. BOS and EOS are never chosen."""
-    hidden: float = 0.8
+    mask_replace_probability: float = 0.8
     """The share of the chosen tokens that is replaced by the mask symbol."""
-    random: float = 0.1
+    random_replace_probability: float = 0.1
     """The share of the chosen tokens that is replaced by a random token; all tokens have the same probability."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share must lie in (0, 1], but share={self.share}")
-        if self.hidden < 0 or self.random < 0 or self.hidden + self.random > 1:
+        if not 0 < self.mask_probability <= 1:
+            raise ValueError(f"mask_probability must lie in (0, 1], but mask_probability={self.mask_probability}")
+        masked, random = self.mask_replace_probability, self.random_replace_probability
+        if masked < 0 or random < 0 or masked + random > 1:
             raise ValueError(
-                "hidden and random must be shares that sum to 1 at most, "
-                f"but hidden={self.hidden} and random={self.random}"
+                "mask_replace_probability and random_replace_probability must be shares that sum to 1 at most, but "
+                f"mask_replace_probability={masked} and random_replace_probability={random}"
             )
 
     def batch(self, text: Batch, tokenizer: Tokenizer, rng: np.random.Generator) -> Batch:
@@ -53,13 +54,14 @@ class MaskingConfig:
         special = [i for i in (tokenizer.bos_id, tokenizer.eos_id, *tokenizer.suppressed) if i is not None]
         ordinary = real & ~np.isin(ids, special)
         order = (rng.random(ids.shape) + ~ordinary + ~real).argsort(axis=1)  # padding comes last, special ids before it
-        n_chosen = np.maximum(1, np.rint(self.share * ordinary.sum(axis=1)))
+        n_chosen = np.maximum(1, np.rint(self.mask_probability * ordinary.sum(axis=1)))
         chosen = order.argsort(axis=1) < n_chosen[:, None]
         luck = rng.random(ids.shape)
-        replaced = chosen & (luck >= self.hidden) & (luck < self.hidden + self.random)
+        masked = chosen & (luck < self.mask_replace_probability)
+        replaced = chosen & ~masked & (luck < self.mask_replace_probability + self.random_replace_probability)
         source = np.where(real, ids, 0)
         source[replaced] = rng.integers(tokenizer.vocab_size, size=replaced.sum())
-        source[chosen & (luck < self.hidden)] = mask_id(tokenizer)
+        source[masked] = mask_id(tokenizer)
         return replace(
             text,
             source=torch.from_numpy(source),
@@ -128,9 +130,9 @@ def decode_masked(tokenizer: Tokenizer, ids: Sequence[int], mask_word: str) -> s
     """
     space = "" if isinstance(tokenizer, CharTokenizer) else " "
     text = ""
-    for hidden, run in groupby(ids, lambda i: i == mask_id(tokenizer)):
+    for masked, run in groupby(ids, lambda i: i == mask_id(tokenizer)):
         row = [i for i in run if i not in (tokenizer.bos_id, tokenizer.eos_id)]
-        if hidden:
+        if masked:
             text += (space + mask_word) * len(row)
         else:
             new_word = isinstance(tokenizer, SentencePieceTokenizer) and "".join(tokenizer.tokens(row[:1])).startswith(
