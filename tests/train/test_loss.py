@@ -28,6 +28,12 @@ def problem(
     return states.requires_grad_(), weight.requires_grad_(), targets
 
 
+def ours(states: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The loss, told how many targets there are."""
+    n_targets = int((targets != IGNORE).sum())
+    return projected_cross_entropy(states, weight, targets, label_smoothing=smoothing, n_targets=n_targets)
+
+
 def rival(states: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     logits = states.flatten(0, -2) @ weight.T
     return F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, ignore_index=IGNORE, reduction="sum")
@@ -37,13 +43,13 @@ def rival(states: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> 
 @pytest.mark.parametrize("shape", [(11,), (3, 5), (1, 1), (3, CHUNK["cpu"]), (2, CHUNK["cpu"] + 1)])
 def test_value_and_both_gradients_are_those_of_torch(rng, shape, smoothing):
     states, weight, targets = problem(rng, *shape, ignored=0.3 if math.prod(shape) > 1 else 0.0)
-    got = projected_cross_entropy(states, weight, targets, label_smoothing=smoothing)
+    got = ours(states, weight, targets, smoothing)
     want = rival(states, weight, targets, smoothing)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
-    for ours, theirs in zip(
+    for mine, theirs in zip(
         torch.autograd.grad(got, (states, weight)), torch.autograd.grad(want, (states, weight)), strict=True
     ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
 
 
 def test_without_padding_nothing_is_looked_for(rng, monkeypatch):
@@ -51,7 +57,7 @@ def test_without_padding_nothing_is_looked_for(rng, monkeypatch):
     states, weight, targets = problem(rng, 3, 5, ignored=0.0)
     want = rival(states, weight, targets, 0.1)
     monkeypatch.setattr(Tensor, "nonzero", None)
-    got = projected_cross_entropy(states, weight, targets, label_smoothing=0.1, ignore=None)
+    got = projected_cross_entropy(states, weight, targets, label_smoothing=0.1)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     stack = StackConfig(input=Tokens(vocab_size=V), n_layers=1)
     model = Transformer(TransformerConfig(decoder=stack, d_model=8, n_heads=2, d_ff=8, dropout=0.0)).double()
@@ -80,23 +86,21 @@ def test_the_value_is_the_formula_written_out(rng):
         for v, logit in enumerate(logits):
             share = smoothing / V + (1 - smoothing) * (v == target)
             want -= share * (logit - norm) * (target != IGNORE)
-    got = projected_cross_entropy(states, weight, targets, label_smoothing=smoothing)
+    got = ours(states, weight, targets, smoothing)
     assert got.item() == pytest.approx(want, rel=1e-12)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_gradcheck(rng, smoothing):
     states, weight, targets = problem(rng, 2, 3)
-    assert torch.autograd.gradcheck(
-        lambda s, w: projected_cross_entropy(s, w, targets, label_smoothing=smoothing), (states, weight)
-    )
+    assert torch.autograd.gradcheck(lambda s, w: ours(s, w, targets, smoothing), (states, weight))
 
 
 def test_an_upstream_gradient_scales_both(rng):
     """What dividing by the number of tokens, or a loss scale, asks for."""
     states, weight, targets = problem(rng, 9)
-    plain = torch.autograd.grad(projected_cross_entropy(states, weight, targets), (states, weight))
-    scaled = torch.autograd.grad(projected_cross_entropy(states, weight, targets) * -2.5, (states, weight))
+    plain = torch.autograd.grad(ours(states, weight, targets), (states, weight))
+    scaled = torch.autograd.grad(ours(states, weight, targets) * -2.5, (states, weight))
     for once, times in zip(plain, scaled, strict=True):
         torch.testing.assert_close(times, -2.5 * once, rtol=1e-14, atol=0)
 
@@ -105,7 +109,7 @@ def test_a_shared_weight_gets_the_gradient_of_both_its_uses(rng):
     """Tied tables: the weight is embedding and projection at once."""
     _, weight, targets = problem(rng, 9)
     ids = torch.randint(V, (9,), generator=rng)
-    (got,) = torch.autograd.grad(projected_cross_entropy(weight[ids], weight, targets), weight)
+    (got,) = torch.autograd.grad(ours(weight[ids], weight, targets), weight)
     (want,) = torch.autograd.grad(rival(weight[ids], weight, targets, 0.0), weight)
     torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
 
@@ -122,19 +126,19 @@ def test_bf16_autocast_is_close_to_float32(rng):
     states, weight, targets = problem(rng, 700, dtype=torch.float32)
     want = rival(states, weight, targets, 0.1)
     with torch.autocast("cpu", torch.bfloat16):
-        got = projected_cross_entropy(states, weight, targets, label_smoothing=0.1)
+        got = ours(states, weight, targets, 0.1)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, want, rtol=4e-3, atol=0)  # bf16 has 8 bits: 2^-8 = 4e-3
-    for ours, theirs in zip(
+    for mine, theirs in zip(
         torch.autograd.grad(got, (states, weight)), torch.autograd.grad(want, (states, weight)), strict=True
     ):
-        assert ours.dtype == torch.float32
-        assert (ours - theirs).norm() / theirs.norm() < 1e-2
+        assert mine.dtype == torch.float32
+        assert (mine - theirs).norm() / theirs.norm() < 1e-2
 
 
 def test_nothing_to_predict_is_a_loss_of_zero(rng):
     states, weight, targets = problem(rng, 2, 5, ignored=1.1)
-    loss = projected_cross_entropy(states, weight, targets, label_smoothing=0.1)
+    loss = ours(states, weight, targets, 0.1)
     assert loss.item() == 0
     for gradient in torch.autograd.grad(loss, (states, weight)):
         assert gradient.count_nonzero() == 0
@@ -143,15 +147,15 @@ def test_nothing_to_predict_is_a_loss_of_zero(rng):
 def test_ignored_positions_have_no_say(rng):
     states, weight, targets = problem(rng, 40)
     garbage = torch.where((targets == IGNORE)[:, None], 1e4, states)
-    want = projected_cross_entropy(states, weight, targets)
-    torch.testing.assert_close(projected_cross_entropy(garbage, weight, targets), want, rtol=0, atol=0)
+    want = ours(states, weight, targets)
+    torch.testing.assert_close(ours(garbage, weight, targets), want, rtol=0, atol=0)
 
 
 def test_without_gradients_the_value_is_the_same(rng):
     states, weight, targets = problem(rng, 40)
-    want = projected_cross_entropy(states, weight, targets).item()
+    want = ours(states, weight, targets).item()
     with torch.no_grad():
-        assert projected_cross_entropy(states, weight, targets).item() == want
+        assert ours(states, weight, targets).item() == want
 
 
 def test_the_loss_of_a_batch_is_that_of_its_logits():

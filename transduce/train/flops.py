@@ -1,4 +1,4 @@
-"""How much of a device a training uses: model FLOPs utilization (MFU)."""
+"""Model FLOPs utilization (MFU): how much of a device a training uses."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "B
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Dense bf16 operations that a GPU could do in a second; None where we do not know."""
+    """Dense bf16 operations a second that a GPU can do at most; None for devices that are not in PEAKS."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -17,16 +17,16 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def flops_per_token(model: Any) -> float:
-    """Floating-point operations that a decoder alone takes for one token of a full context in training: 6 N + 12 L d T.
+    """Floating-point operations of training a decoder alone on one token of a full context: 6 N + 12 L d T.
 
-    N counts what is multiplied: all parameters but tables that are only looked up, and experts that a token does not
-    visit; T is max_positions.
+    N counts the parameters that a token is multiplied with: not the tables that are only looked up, nor the experts
+    that a token does not visit. T is max_positions.
 
     Args:
         model: a Transformer (model/transformer.py).
 
     Raises:
-        ValueError: the model has an encoder, so that lengths of two sides decide.
+        ValueError: the model has an encoder, so that the lengths of two sides matter.
     Source: Chowdhery et al. (2022), PaLM, appendix B.
     """
     config = model.config

@@ -1,4 +1,4 @@
-"""What a training tells: a progress bar, metrics.jsonl, TensorBoard, samples.txt and a learning curve."""
+"""The log of a training: a progress bar, metrics.jsonl, TensorBoard, sample outputs and a learning curve."""
 
 import json
 import math
@@ -19,10 +19,11 @@ EVERY = 50
 
 
 class Log:
-    """Writes into `directory`. On resuming, lines of updates that are about to be repeated are taken out first.
+    """Writes the log into `directory`. When a training resumes, the lines of updates that it repeats are removed first.
 
     Args:
-        full_speed: tokens/s that would use the whole device, which MFU is measured by (Chowdhery et al. 2022, PaLM).
+        full_speed: the tokens/s that would use the whole device; MFU is the share of it that the training reaches
+            (Chowdhery et al. 2022, PaLM). None: unknown.
     """
 
     def __init__(self, directory: Path, max_updates: int, full_speed: float | None = None) -> None:
@@ -35,7 +36,7 @@ class Log:
         self.shown: dict[str, str] = {}
 
     def open(self, progress: Progress) -> None:
-        """Begin, at update `progress.update`."""
+        """Start the log after update `progress.update`."""
         from torch.utils.tensorboard import SummaryWriter  # slow to load, so only a training does
 
         if self.path.exists():
@@ -53,14 +54,12 @@ class Log:
         )
 
     def close(self) -> None:
-        """Finish the progress bar and flush."""
-        if self.bar is not None:
-            self.bar.close()
-        if self.board is not None:
-            self.board.close()
+        """Finish the progress bar and write what is left for TensorBoard."""
+        self.bar.close()
+        self.board.close()
 
     def say(self, message: str) -> None:
-        """A line to the terminal that does not tear the progress bar."""
+        """Print a line to the terminal without disturbing the progress bar."""
         tqdm.write(message, file=sys.stderr)
 
     def update(self, progress: Progress, losses: dict[str, float], *, norm: float, rate: float, n_tokens: int) -> None:
@@ -86,7 +85,7 @@ class Log:
             self._write(progress, "train", told)
 
     def validation(self, progress: Progress, validation: Validation) -> None:
-        """After every validation: numbers, samples and the curve."""
+        """Write the numbers, samples and pictures of a validation, and draw the learning curve anew."""
         self.recent.clear()  # validation is not training speed
         self._write(progress, "valid", validation.metrics)
         told = ", ".join(f"{name} {value:.3f}" for name, value in validation.metrics.items())

@@ -7,8 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+IGNORE = -100
+"""A target that asks for no prediction: as in data/batch.py, and in torch's own losses."""
+
 CHUNK = {"cpu": 256, "cuda": 4096}
-"""Rows of logits alive at once, by device: few enough for a CPU's caches, enough to fill a GPU."""
+"""Rows of logits that exist at once, by device: few enough for a CPU's caches, enough to fill a GPU."""
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
@@ -74,28 +77,26 @@ def projected_cross_entropy(
     *,
     n_classes: int | None = None,
     label_smoothing: float = 0.0,
-    ignore: int | None = -100,
     n_targets: int | None = None,
 ) -> Float[Tensor, ""]:
-    """Cross-entropy of softmax(states @ weight.T) with smoothed targets, in nats, summed; `ignore` asks for nothing.
+    """Cross-entropy of softmax(states @ weight.T) with smoothed targets, in nats, summed.
 
-    Positions to ignore are left out before the projection, so padding costs nothing here. Computes in autocast's type
-    where autocast is on, its softmax and sums in float32 or wider.
+    Computes in autocast's type where autocast is on, its softmax and sums in float32 or wider.
 
     Args:
         n_classes: how many rows of `weight` are classes; those that follow fill the table up, have neither probability
             nor share in the smoothing, and get a gradient of zero. None: all of them.
-        ignore: the target that asks for nothing. None says that there is none, so that torch.compile may take the loss
-            into its graph.
-        n_targets: how many targets are not `ignore`. None: they are counted, for which a GPU is waited.
+        n_targets: how many of `targets` are not IGNORE. The positions of the others are left out before the projection,
+            so padding costs nothing here. None: there is a target at every position, and torch.compile may take the
+            loss into its graph.
 
     Source: Szegedy et al. (2016), label smoothing; Vaswani et al. (2017), section 5.4. The gradient p - y of the
     logits is why one pass is enough.
     """
     n_classes = len(weight) if n_classes is None else n_classes
     states, targets = states.flatten(0, -2), targets.flatten()
-    if ignore is not None:
-        return _ragged_cross_entropy(states, weight, targets, n_classes, label_smoothing, ignore, n_targets)
+    if n_targets is not None:
+        return _ragged_cross_entropy(states, weight, targets, n_classes, label_smoothing, n_targets)
     device = states.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
     with torch.autocast(device, enabled=False):
@@ -111,16 +112,12 @@ def _ragged_cross_entropy(
     targets: Int[Tensor, " n"],
     n_classes: int,
     smoothing: float,
-    ignore: int,
-    n_targets: int | None,
+    n_targets: int,
 ) -> Float[Tensor, ""]:
     """The cross-entropy at real positions alone.
 
     It stays outside graphs: each would hold one loop of chunks, so it would be compiled anew for other numbers of them.
     """
-    real = targets != ignore
-    # unlike nonzero(), whose result has a size that a GPU must tell, this takes the size from the host
-    index = torch.nonzero_static(real, size=int(real.sum()) if n_targets is None else n_targets)[:, 0]
-    return projected_cross_entropy(
-        states[index], weight, targets[index], n_classes=n_classes, label_smoothing=smoothing, ignore=None
-    )
+    # for nonzero() a GPU must be waited for, as it alone knows the size of the result
+    real = torch.nonzero_static(targets != IGNORE, size=n_targets)[:, 0]
+    return projected_cross_entropy(states[real], weight, targets[real], n_classes=n_classes, label_smoothing=smoothing)

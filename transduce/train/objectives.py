@@ -22,20 +22,13 @@ class Loss(NamedTuple):
 class Seq2SeqBatch(Protocol):
     """What the objectives read of a batch; see data/batch.py."""
 
-    @property
-    def source(self) -> Tensor | None: ...
-    @property
-    def source_lengths(self) -> Tensor | None: ...
-    @property
-    def target_in(self) -> Tensor: ...
-    @property
-    def target_out(self) -> Tensor: ...
-    @property
-    def target_lengths(self) -> Tensor: ...
-    @property
-    def n_tokens(self) -> int: ...
-    @property
-    def host_lengths(self) -> tuple[Tensor | None, Tensor] | None: ...
+    source: Tensor | None
+    source_lengths: Tensor | None
+    target_in: Tensor
+    target_out: Tensor
+    target_lengths: Tensor
+    n_tokens: int
+    host_lengths: tuple[Tensor | None, Tensor] | None
 
 
 class Objective(nn.Module):
@@ -81,7 +74,7 @@ class CrossEntropy(Objective):
 
     def cross_entropy(self, states: Tensor, batch: Seq2SeqBatch) -> Tensor:
         """Cross-entropy of target_out, where the model projects these states (B, T, D) to its vocabulary."""
-        # windows of a text have no padding; where pairs have none it is chance, and compiled code would branch on it
+        # windows of a text have no padding; if pairs have none it is chance, and compiled code would branch on it
         windows = batch.source is None and batch.n_tokens == batch.target_out.numel()
         return projected_cross_entropy(
             states,
@@ -89,8 +82,7 @@ class CrossEntropy(Objective):
             batch.target_out,
             n_classes=self.model.vocab_size,
             label_smoothing=self.label_smoothing,
-            ignore=None if windows else -100,
-            n_targets=batch.n_tokens,
+            n_targets=None if windows else batch.n_tokens,
         )
 
 

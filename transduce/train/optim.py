@@ -43,11 +43,9 @@ class OptimConfig:
             )
         if not 0 <= self.cooldown <= 1:
             raise ValueError(f"cooldown must lie in 0 ... 1, but cooldown={self.cooldown}")
-        if self.warmup_steps < 0 or self.clip_norm < 0 or self.weight_decay < 0:
-            raise ValueError(
-                "warmup_steps, clip_norm and weight_decay must not be negative, but "
-                f"warmup_steps={self.warmup_steps}, clip_norm={self.clip_norm}, weight_decay={self.weight_decay}"
-            )
+        for name in ("warmup_steps", "clip_norm", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, but {name}={getattr(self, name)}")
 
     def rate(self, update: int, max_updates: int, *, done: float = 0.0) -> float:
         """Learning rate of this update; the first is 1, the last max_updates.
@@ -78,7 +76,7 @@ class OptimConfig:
 
 
 def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the model's parameters, decaying matrices and nothing else."""
+    """AdamW over the model's parameters, with weight decay on matrices alone."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
@@ -88,10 +86,10 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
 
 
 def step(optimizer: torch.optim.AdamW, *, rate: float, finite: Bool[Tensor, ""]) -> None:
-    """One step at this rate where `finite`; otherwise weights, moments and the count of steps stay as they are.
+    """Take one step at this rate if `finite`; otherwise weights, moments and the count of steps stay as they are.
 
-    The device decides, so that nobody waits for it: a fused optimizer looks at `found_inf`, which is how
-    torch.amp.GradScaler lets it skip a step.
+    The device decides, so the host does not wait for it: a fused optimizer reads `found_inf`, by which
+    torch.amp.GradScaler makes it skip a step.
     """
     for group in optimizer.param_groups:
         group["lr"] = rate

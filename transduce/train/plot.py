@@ -1,4 +1,4 @@
-"""Pictures of a training. Matplotlib is slow to load, so it is loaded when the first one is drawn."""
+"""Plots of a training. Matplotlib is slow to load, so it is loaded when the first plot is drawn."""
 
 import warnings
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ NAMES = {"bleu": "BLEU", "wer": "WER (%)", "cer": "CER (%)", "loss": "loss (nats
 
 
 def learning_curve(metrics: list[dict[str, Any]], path: Path) -> None:
-    """Training and validation loss, and every other validation metric, against updates."""
+    """Plot training and validation loss, and every other validation metric, against updates."""
     from matplotlib.figure import Figure
 
     train = [line for line in metrics if line["kind"] == "train"]
@@ -31,11 +31,11 @@ def learning_curve(metrics: list[dict[str, Any]], path: Path) -> None:
 
 
 def attention_map(weights: Float[Tensor, "T S"], tokens: Sequence[str], seconds: float, title: str, path: Path) -> None:
-    """Cross-attention of one head: time across, one row per token that comes out.
+    """Plot the cross-attention of one head: time runs to the right, and every output token has a row.
 
     Args:
         tokens: what each of the T steps produced.
-        seconds: from one source position to the next.
+        seconds: the time from one source position to the next.
     """
     from matplotlib.figure import Figure
 

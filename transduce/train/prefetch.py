@@ -1,4 +1,4 @@
-"""The next batches, made while this one is used."""
+"""Prefetching: the next batches are made while this one is used."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,9 +11,9 @@ BatchT = TypeVar("BatchT")
 
 
 def prefetch(make: Callable[[int], BatchT], order: Iterable[int], n: int = 2) -> Iterator[BatchT]:
-    """`make(i)` for every i in order, up to n of them made beforehand by a thread; an error comes when its turn does.
+    """Yield make(i) for every i in order; a thread makes up to n of them ahead. An error is raised when its turn comes.
 
-    The thread leaves the cores to the model: it computes on one of them.
+    The thread computes on one core and leaves the others to the model.
     """
     with ThreadPoolExecutor(max_workers=1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         waiting: deque[Future[BatchT]] = deque()

@@ -1,9 +1,9 @@
-"""Where a training stands, and the checkpoints that remember it."""
+"""The progress of a training, and the checkpoints that keep it."""
 
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -11,20 +11,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from transduce.config import from_dict, to_dict
 from transduce.files import read_weights, save_weights, set_weights, write_directory
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What one look at held-out data gave."""
+    """The result of one validation."""
 
     metrics: dict[str, float]
     score: float
     """Higher is better; it decides which checkpoints are best."""
     samples: list[tuple[str, str, str]] = field(default_factory=list)
-    """Source, reference, output: the same few every time."""
+    """(source, reference, output) of a few held-out examples, the same ones in every validation."""
     pictures: dict[str, Callable[[Path], None]] = field(default_factory=dict)
-    """What draws a picture into a file, by name."""
+    """By name, functions that draw a picture into a file."""
 
 
 @dataclass
@@ -34,8 +35,9 @@ class Progress:
     update: int = 0
     epoch: int = 0
     batch: int = 0
-    """Batches of this epoch already used."""
+    """Batches of this epoch that were used already."""
     seconds: float = 0.0
+    """Wall time of the training, summed over its parts."""
     skipped: int = 0
     skipped_in_a_row: int = 0
     validations: list[tuple[int, float]] = field(default_factory=list)
@@ -43,7 +45,7 @@ class Progress:
 
     @property
     def validated(self) -> bool:
-        """Has this very update been validated?"""
+        """Whether this update has been validated."""
         return bool(self.validations) and self.validations[-1][0] == self.update
 
     @property
@@ -57,7 +59,7 @@ class Progress:
         return [update for update, _ in self.validations[-k:]]
 
     def best(self, k: int) -> list[int]:
-        """Updates of the k best validations, best first; the earlier one of two equals."""
+        """Updates of the k best validations, best first; of two equal ones the earlier is better."""
         return [update for update, _ in sorted(self.validations, key=lambda v: -v[1])[:k]]
 
     def chosen(self, how: Literal["last", "best", "none"], last: int, best: int) -> list[int]:
@@ -68,16 +70,12 @@ class Progress:
 class Store:
     """checkpoints/UPDATE/ with model.safetensors, state.json and, in the newest, optimizer.safetensors.
 
-    A checkpoint appears whole or not at all. After each save, what is neither the newest, nor among the last, nor
-    among the best is removed.
+    A checkpoint appears whole or not at all. Each save removes the checkpoints that are neither the newest, nor among
+    the last, nor among the best.
     """
 
     def __init__(self, directory: Path, *, keep_last: int, keep_best: int) -> None:
         self.directory, self.keep_last, self.keep_best = directory / "checkpoints", keep_last, keep_best
-
-    def path(self, update: int) -> Path:
-        """Where the checkpoint of this update is kept."""
-        return self.directory / f"{update:08d}"
 
     def newest(self) -> Path | None:
         """The newest checkpoint one can resume from."""
@@ -85,14 +83,14 @@ class Store:
         return found[-1].parent if found else None
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-        """Write the checkpoint of this update, then remove what is not kept."""
+        """Write the checkpoint of this update, then remove those that are not to be kept."""
 
         def fill(path: Path) -> None:
             save_weights(path / "model.safetensors", model)
             save_file(_flat_state(optimizer), path / "optimizer.safetensors")
-            (path / "state.json").write_text(json.dumps(asdict(progress)) + "\n")
+            (path / "state.json").write_text(json.dumps(to_dict(progress)) + "\n")
 
-        write_directory(self.path(progress.update), fill)
+        write_directory(self.directory / f"{progress.update:08d}", fill)
         kept = {progress.update, *progress.last(self.keep_last), *progress.best(self.keep_best)}
         for path in self.directory.glob("[0-9]*"):
             if int(path.name) not in kept:
@@ -112,14 +110,8 @@ class Store:
             index, key = name.split(".")
             state.setdefault(int(index), {})[key] = tensor
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-        return read_progress(path)
-
-
-def read_progress(checkpoint: Path) -> Progress:
-    """Where the training stood when it wrote this checkpoint."""
-    plain = json.loads((checkpoint / "state.json").read_text())
-    plain["validations"] = [(update, score) for update, score in plain["validations"]]
-    return Progress(**plain)
+        plain = json.loads((path / "state.json").read_text())
+        return from_dict(Progress, plain, str(path / "state.json"))
 
 
 def _flat_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The loop: accumulate, clip, step, validate, log, save, resume. It knows batches and objectives, not the task."""
+"""The training loop: accumulate, clip, step, validate, log, save, resume. It knows batches and objectives, not tasks."""
 
 import math
 import signal
@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, cuda, nn
 
+from transduce.config import at_least, fraction
 from transduce.device import without_cudnn_attention
 from transduce.train.flops import peak_flops
 from transduce.train.log import Log
@@ -68,7 +69,7 @@ class StopRequest:
 
 @runtime_checkable
 class Batch(Protocol):
-    """What the trainer needs to know of a batch."""
+    """What the trainer reads of a batch."""
 
     @property
     def n_tokens(self) -> int: ...
@@ -78,14 +79,14 @@ class Batch(Protocol):
 
 @runtime_checkable
 class Data(Protocol):
-    """Training data: the batches of an epoch, the same for the same n."""
+    """Training data: epoch(n) gives the batches of epoch n, the same ones in every call."""
 
     def epoch(self, n: int) -> Sequence[Batch]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How long to train, how to step, when to look and what to keep."""
+    """How long to train, how to step, when to validate and what to keep."""
 
     optim: OptimConfig = field(default_factory=OptimConfig)
     max_updates: int = 100_000
@@ -102,7 +103,8 @@ class TrainingConfig:
     compile: bool = False
     """torch.compile; needs a C++ compiler on a CPU."""
     static_shapes: bool = False
-    """Every batch has one shape: what is compiled is compiled for it, and on a GPU cuDNN may do the attention."""
+    """Every batch has the same shape: compiled code is compiled for this shape alone, and on a GPU cuDNN may compute the
+    attention."""
     validate_every: int = 1000
     """Updates between validations; each makes a checkpoint."""
     patience: int | None = None
@@ -110,15 +112,15 @@ class TrainingConfig:
     keep_last: int = 5
     keep_best: int = 5
     average: Literal["last", "best", "none"] = "best"
-    """Which of the kept checkpoints the finished model is the mean of; none: the best one alone."""
+    """Which of the kept checkpoints are averaged into the finished model; none: it is the best one alone."""
     max_skipped: int = 20
     """Stop after this many updates in a row with a loss or gradient that is not finite."""
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("max_updates", "accumulate", "validate_every", "keep_last", "keep_best", "max_skipped"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, but {name}={getattr(self, name)}")
+        at_least(1, max_updates=self.max_updates, accumulate=self.accumulate, validate_every=self.validate_every)
+        at_least(1, keep_last=self.keep_last, keep_best=self.keep_best, max_skipped=self.max_skipped)
+        fraction(label_smoothing=self.label_smoothing)
         if self.patience is not None and self.patience < 1:
             raise ValueError(
                 f"patience must be at least 1, but patience={self.patience}; None waits for max_updates or max_minutes"
@@ -127,8 +129,6 @@ class TrainingConfig:
             raise ValueError(
                 f"max_minutes must be positive, but max_minutes={self.max_minutes}; None sets no limit to the time"
             )
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must lie in [0, 1), but label_smoothing={self.label_smoothing}")
 
 
 class Trainer:
@@ -164,7 +164,7 @@ class Trainer:
         self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best)
         self.progress = Progress()
         self.unread: tuple[int, float, list[str], HostCopy] | None = None  # of the last update: tokens, rate, losses
-        self.clock = time.monotonic()  # when progress.seconds was counted up to
+        self.started = time.monotonic()  # or earlier, by the time of the parts before a break
         self.validation_seconds = 0.0  # how long the last one took
         peak = peak_flops(self.device)
         full = peak / flops_per_token if peak and flops_per_token else None
@@ -176,17 +176,18 @@ class Trainer:
         Raises:
             FloatingPointError: max_skipped updates in a row had no finite loss or gradient.
         """
-        self.clock = time.monotonic()
+        now = time.monotonic()
         self.progress, self.unread = self.store.resume(self.model, self.optimizer) or Progress(), None
+        self.started = now - self.progress.seconds
         with ExitStack() as stack:
             if not self.config.static_shapes:
                 stack.enter_context(without_cudnn_attention)
             stop = stack.enter_context(StopRequest())
-            stack.callback(self.log.close)
             self.log.open(self.progress)
+            stack.callback(self.log.close)
             while not self._finished():
                 self._epoch(stop)
-            if not self.progress.validated:  # the last updates too are looked at
+            if not self.progress.validated:  # the last updates are validated too
                 self._validate()
             if stop.requested:
                 raise KeyboardInterrupt
@@ -204,7 +205,7 @@ class Trainer:
             if stop.requested:
                 self._read()
                 if not self.progress.validated:  # else this very update is saved already
-                    self._save()
+                    self.store.save(self.model, self.optimizer, self.progress)
                 raise KeyboardInterrupt
             if self._finished():
                 return
@@ -215,7 +216,7 @@ class Trainer:
     def _update(self, group: Sequence[Batch]) -> None:
         """One step over the accumulated batches, as if they were one; skipped where anything is not finite.
 
-        A GPU is waited for only when it has this update to work on: for the numbers of the one before.
+        The numbers of the update before are read when this one is queued, so that a GPU has work while it is waited for.
         """
         update = self.progress.update + 1
         torch.manual_seed(self.config.seed * 1_000_003 + update)
@@ -237,7 +238,7 @@ class Trainer:
         self.progress.update, self.unread = update, (n_tokens, rate, ["loss", *loss.parts], late)
 
     def _read(self) -> None:
-        """Count and log the last update, where that is still to do."""
+        """Read the numbers of the last update and log them, unless that is done already."""
         if self.unread is None:
             return
         (n_tokens, rate, names, late), self.unread = self.unread, None
@@ -272,20 +273,15 @@ class Trainer:
         self._seconds()
         self.progress.validations.append((self.progress.update, validation.score))
         self.log.validation(self.progress, validation)  # before the checkpoint: a resumed run takes it back otherwise
-        self._save()
+        self.store.save(self.model, self.optimizer, self.progress)
         self.validation_seconds = self._seconds() - before
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
-    def _save(self) -> None:
-        self._seconds()
-        self.store.save(self.model, self.optimizer, self.progress)
-
     def _seconds(self) -> float:
         """Count the time until now."""
-        now = time.monotonic()
-        self.progress.seconds, self.clock = self.progress.seconds + now - self.clock, now
+        self.progress.seconds = time.monotonic() - self.started
         return self.progress.seconds
 
     def _minutes_done(self, more_seconds: float = 0.0) -> float:
