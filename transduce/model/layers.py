@@ -95,7 +95,7 @@ class Experts(nn.Module):
         self.router = nn.Linear(config.d_model, config.n_experts, bias=False)
         self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.n_experts))
         aligned = config.d_model % 8 == 0 and config.d_ff % 8 == 0  # rows of 16 bytes
-        self.can_group = aligned and hasattr(F, "grouped_mm")  # since torch 2.10
+        self.can_group = aligned and hasattr(F, "grouped_mm")  # not every torch has it
 
     def forward(self, x: Float[Tensor, "N T D"], routing: list[Tensor] | None = None) -> Float[Tensor, "N T D"]:
         """Every position through its experts. The router's scores (N, T, X), for `balance_loss`, go into `routing`."""
