@@ -140,7 +140,7 @@ def test_another_text_is_another_configuration(monkeypatch, corpus, whole, tmp_p
     (other / "train.en").write_text(lines.replace("cat", "tac", 1))
     with pytest.raises(ValueError) as caught:
         translation.run(chosen(monkeypatch, other, whole))
-    assert "this differs: text: " in str(caught.value)
+    assert "this differs: data: " in str(caught.value)
 
 
 def test_another_place_is_the_same_experiment(monkeypatch, corpus, whole, tmp_path):
