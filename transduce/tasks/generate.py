@@ -213,7 +213,9 @@ class TextStream:
         """What these tokens add to the text; but what may yet become another character waits, unless they are `last`."""
         self.tail += tokens
         text = self._text()
-        settled = text if last else self._settled(text)
+        if last:
+            return text[self.told :]
+        settled = self._settled(text)
         new, self.told = settled[self.told :], max(self.told, len(settled))
         if settled == text:
             self.anchor = self.anchor or self._anchor(self.tail)
