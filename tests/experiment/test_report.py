@@ -48,9 +48,9 @@ def recordings(tmp_path_factory):
     ids=["beam", "ctc", "greedy", "greedy and ctc"],
 )
 def test_every_search_is_made_once_and_the_sound_is_read_once(run, recordings, monkeypatch, capsys, decoding, searches):
-    opened, made, read, search = [], [], transcriber.read_audio, transcriber.search
+    opened, made, read, search = [], [], transcriber.read_audio, transcriber.search_sources
     monkeypatch.setattr(transcriber, "read_audio", lambda path, rate: opened.append(path) or read(path, rate))
-    monkeypatch.setattr(transcriber, "search", lambda *parts: made.append(parts[3]) or search(*parts))
+    monkeypatch.setattr(transcriber, "search_sources", lambda *parts: made.append(parts[3]) or search(*parts))
     scores = speech_report(run, recordings, decoding, "cpu")
     spoken = recordings[:4]
     assert opened == [r.audio for r in spoken]
