@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 import transduce as td
 from recipes.language_model import GPT2, SETTINGS, SHAKESPEARE_CPU, run
 from tests.recipes.interrupt import interrupt
+from transduce.cli.common import Machine
 from transduce.cli.generate import generate, score_perplexity
 from transduce.data.text.language import OneText, Shards, TextFiles, encode_text
 from transduce.data.text.tokenizers import load_tokenizer, train_tokenizer
@@ -59,13 +60,14 @@ def test_a_run_directory_is_whole_and_its_parts_agree(tmp_path, data, capsys):
 
     (tmp_path / "run").rename(tmp_path / "moved")
     (tmp_path / "valid.txt").write_text(cut)
-    score_perplexity(tmp_path / "moved", tmp_path / "valid.txt", stride=11, device="cpu")
+    score_perplexity(tmp_path / "moved", tmp_path / "valid.txt", stride=11, machine=Machine(device="cpu"))
     told = capsys.readouterr().out
     assert float(re.search(r"([\d.]+) nats per token", told)[1]) == pytest.approx(scores["loss"], abs=1e-4)
     generator = td.load(tmp_path / "moved", device="cpu")
     assert isinstance(generator, td.Generator)
-    (want,) = generator(["To be"], td.GenerationConfig(max_length=6, seed=2))
-    generate(tmp_path / "moved", prompt=("To be",), max_length=6, seed=2, device="cpu")
+    config = td.GenerationConfig(max_length=6, seed=2)
+    (want,) = generator(["To be"], config)
+    generate(tmp_path / "moved", prompt=("To be",), generation=config, machine=Machine(device="cpu"))
     assert capsys.readouterr().out == f"To be{want}\n" and len(want) == 6
 
 
@@ -104,7 +106,7 @@ def test_text_files_with_bpe(tmp_path, data, kind, capsys):
     unpadded = run(replace(x, run=tmp_path / "unpadded", model=with_multiple(x.model, 1)))
     assert scores == pytest.approx(unpadded, rel=1e-4)
     capsys.readouterr()
-    score_perplexity(tmp_path / "run", data / "input.txt", stride=11, device="cpu")
+    score_perplexity(tmp_path / "run", data / "input.txt", stride=11, machine=Machine(device="cpu"))
     told = float(re.search(r"([\d.]+) nats per token", capsys.readouterr().out)[1])
     assert told == pytest.approx(scores["loss"], abs=1e-4)
 

@@ -108,7 +108,7 @@ def test_what_happens_to_an_utterance_does_not_depend_on_its_batch(recordings, r
     tokenizer = SentencePieceTokenizer.train(TEXTS, vocab_size=290)
 
     def heard(frames_per_batch: int) -> tuple[int, dict[int, tuple[list[int], torch.Tensor]]]:
-        pairs = SpeechPairs.encode(
+        pairs = SpeechPairs(
             recordings,
             reader,
             tokenizer,
