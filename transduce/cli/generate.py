@@ -38,17 +38,17 @@ def generate(
     generator = machine.load(Generator, run)
     prompts: Iterator[str] = iter(prompt) if prompt else standard_input()
     size = 1 if stream or (not prompt and sys.stdin.isatty()) else CHUNK
-    for number, (asked, pieces) in enumerate(_texts(generator, prompts, generation, size, stream=stream)):
+    for number, (asked, parts) in enumerate(_texts(generator, prompts, generation, size, stream=stream)):
         print(f"{RULE}\n" * (number > 0) + asked, end="", flush=True)
-        for piece in pieces:
-            print(piece, end="", flush=True)
+        for part in parts:
+            print(part, end="", flush=True)
         print(flush=True)
 
 
 def _texts(
     generator: Generator, prompts: Iterable[str], config: GenerationConfig, size: int, *, stream: bool
 ) -> Iterator[tuple[str, Iterable[str]]]:
-    """Every prompt with a text that follows it: in pieces as they come if `stream`, else in one piece."""
+    """Every prompt with a text that follows it: in parts as they come if `stream`, else in one piece."""
     done = 0
     for some in chunks(prompts, size):
         if stream and config.beam_size == 1:
