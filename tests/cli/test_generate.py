@@ -3,6 +3,7 @@
 import io
 import math
 import sys
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -137,7 +138,8 @@ def test_score_perplexity_prints_three_figures_and_a_signature(run, tmp_path, st
     assert out == (
         f"perplexity {got.perplexity:.3f} per token, {got.nats_per_token:.4f} nats per token, "
         f"{got.bits_per_byte:.4f} bits per byte\n"
-        f"tokens:17|vocabulary:{g.tokenizer.vocab_size}|window:40|stride:20|first:given|eos:no|version:0.1.0\n"
+        f"tokens:17|vocabulary:{g.tokenizer.vocab_size}|window:40|stride:20|first:given|eos:no|"
+        f"version:{version('transduce')}\n"
     )
     stdin(b"All: Speak,\nspeak\n")
     assert main(["score", "perplexity", str(run), "-", "--stride", "20"]) == 0
