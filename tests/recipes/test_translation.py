@@ -1,6 +1,7 @@
 """The recipe from end to end, with a model too small to be good."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -38,6 +39,19 @@ def small(run, corpus, **fields):
     )
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, corpus):
+    """The directory of a finished run, and its scores."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    return folder, run(small(folder, corpus))
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    """A copy of the finished run to go on with."""
+    return shutil.copytree(finished[0], tmp_path / "run")
+
+
 @pytest.mark.parametrize("joint", [True, False], ids=["joint", "one per side"])
 def test_a_run_directory_is_whole(tmp_path, corpus, joint, capsys):
     scores = run(small(tmp_path / "run", corpus, joint=joint))
@@ -59,29 +73,26 @@ def test_a_run_directory_is_whole(tmp_path, corpus, joint, capsys):
     assert td.load(tmp_path / "moved")(lines) == kept
 
 
-def test_the_same_command_again_changes_nothing_and_another_is_refused(tmp_path, corpus):
-    first = small(tmp_path / "run", corpus)
-    scores = run(first)
-    weights = (tmp_path / "run" / "model.safetensors").read_bytes()
-    assert run(first) == scores
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
+def test_the_same_command_again_changes_nothing_and_another_is_refused(finished, copy, corpus):
+    first = small(copy, corpus)
+    assert run(first) == finished[1]
+    assert (copy / "model.safetensors").read_bytes() == (finished[0] / "model.safetensors").read_bytes()
     with pytest.raises(ValueError) as error:
         run(replace(first, bpe_dropout=0.1))
     assert str(error.value) == (
-        f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
+        f"a run goes on with the configuration it began with, but in {copy} this differs: "
         "bpe_dropout: 0.0 -> 0.1. Name another directory with --run, or remove this one"
     )
 
 
-def test_a_run_that_goes_on_takes_its_own_tokenizers(tmp_path, corpus, monkeypatch):
+def test_a_run_that_goes_on_takes_its_own_tokenizers(finished, copy, corpus, monkeypatch):
     """Training them again takes minutes for a large corpus, and another version of the library may learn others."""
-    scores = run(small(tmp_path / "run", corpus))
 
     def again(*_, **__):
         pytest.fail("a tokenizer was trained anew")
 
     monkeypatch.setattr(SentencePieceTokenizer, "train", again)
-    assert run(small(tmp_path / "run", corpus)) == scores
+    assert run(small(copy, corpus)) == finished[1]
 
 
 def test_another_measure_decides(tmp_path, corpus):
@@ -92,10 +103,10 @@ def test_another_measure_decides(tmp_path, corpus):
     assert [score for _, score in state["validations"]] == scores and len(scores) == 2
 
 
-def test_the_finished_model_is_the_mean_of_the_kept_checkpoints(tmp_path, corpus):
-    run(small(tmp_path, corpus))
-    three, six = (load_file(tmp_path / "checkpoints" / f"{u:08d}" / "model.safetensors") for u in (3, 6))
-    for name, value in load_file(tmp_path / "model.safetensors").items():
+def test_the_finished_model_is_the_mean_of_the_kept_checkpoints(finished):
+    folder, _ = finished
+    three, six = (load_file(folder / "checkpoints" / f"{u:08d}" / "model.safetensors") for u in (3, 6))
+    for name, value in load_file(folder / "model.safetensors").items():
         assert abs(value - (three[name] + six[name]) / 2).max() < 1e-6
 
 
