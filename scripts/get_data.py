@@ -44,7 +44,7 @@ from typing import NamedTuple
 
 from make_manifest import make_folder, make_fsdd, make_kaldi, make_speechocean762
 
-from transduce.experiment.command import exit_code
+from transduce.exit import exit_code
 from transduce.files import write_file
 
 

@@ -38,7 +38,7 @@ from transduce.data.text.tokenizers import (
     tokenizer_file,
     train_tokenizer,
 )
-from transduce.experiment.command import exit_code
+from transduce.exit import exit_code
 from transduce.files import write_file
 
 MANIFEST = "manifest.json"

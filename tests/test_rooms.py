@@ -11,7 +11,7 @@ PACKAGE = ROOT / "transduce"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 
-SHARED = {"config", "device", "files"}
+SHARED = {"config", "device", "exit", "files"}
 """What every room may know."""
 
 KNOWS = {
@@ -20,7 +20,7 @@ KNOWS = {
     "run": {"model", "data"},
     "tasks": {"model", "data", "decode", "run"},
     "experiment": {"model", "data", "train", "score", "run", "tasks"},
-    "cli": {"data", "score", "interop", "run", "tasks", "experiment"},
+    "cli": {"data", "score", "interop", "run", "tasks"},
     "__init__": {"model", "run", "tasks"},
 }
 """By room, which other rooms it may know."""

@@ -14,7 +14,7 @@ from transduce.cli.interop import export, import_gpt2_run
 from transduce.cli.score import score_transcripts, score_translations
 from transduce.cli.transcribe import transcribe
 from transduce.cli.translate import translate
-from transduce.experiment.command import exit_code
+from transduce.exit import exit_code
 from transduce.score.bleu import bleu, chrf, ter
 from transduce.score.score import Measure
 from transduce.score.wer import cer, per, wer

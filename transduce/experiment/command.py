@@ -1,7 +1,6 @@
 """A recipe as a command: its configuration from the command line, and how it ends."""
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import tyro
 
 from transduce.device import torch_device
+from transduce.exit import exit_code
 from transduce.train.trainer import TrainingConfig
 
 
@@ -56,22 +56,3 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = [default, *arguments]
     return tyro.extras.overridable_config_cli(dict(settings), args=arguments, description=description)
-
-
-def exit_code(action: Callable[[], object], *, prefix: str, interrupted: str) -> int:
-    """Run `action`: 0 if it went well, 2 if its input was at fault, 130 after Ctrl-C; the reason goes to stderr."""
-    try:
-        action()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        print(f"{prefix}: {error.filename} does not exist", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # whoever read us has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ValueError, OSError, FloatingPointError) as error:
-        print(f"{prefix}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(interrupted, file=sys.stderr)
-        return 130
-    return 0
