@@ -41,12 +41,7 @@ class Example:
     target_lengths: Tensor | None
 
     def logits(self, model: Transformer) -> Tensor:
-        return model(
-            source=self.source,
-            source_lengths=self.source_lengths,
-            target_in=self.target,
-            target_lengths=self.target_lengths,
-        )
+        return model(source=self.source, source_lengths=self.source_lengths, target_in=self.target)
 
     def memory(self, model: Transformer) -> Memory | None:
         return None if self.source is None else model.encode(self.source, self.source_lengths)

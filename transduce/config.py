@@ -2,7 +2,8 @@
 
 import json
 from functools import cache
-from typing import Any, TypeVar, get_args
+from operator import ge, gt, le, lt
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import cattrs
 from cattrs.preconf.json import JsonConverter, make_converter
@@ -65,21 +66,25 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ]
 
 
-def at_least(low: int, **values: int) -> None:
-    """Raise ValueError unless every value is `low` or more."""
+def at_least(low: int | float, **values: int | float | None) -> None:
+    """Raise ValueError unless every value is `low` or more, or None."""
     for name, value in values.items():
-        if value < low:
+        if value is not None and not value >= low:
             raise ValueError(f"{name} must be at least {low}, but {name}={value}")
 
 
-def one_of(name: str, value: str, choices: Any) -> None:
-    """Raise ValueError unless the value is one of a Literal's."""
-    if value not in get_args(choices):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, but {name}={value!r}")
-
-
-def fraction(**values: float) -> None:
-    """Raise ValueError unless every value lies in [0, 1)."""
+def within(interval: str, **values: int | float | None) -> None:
+    """Raise ValueError unless every value lies in the interval, such as "[0, 1)" or "(0, inf)", or is None."""
+    low, high = map(float, interval[1:-1].split(","))
+    above, below = (ge if interval[0] == "[" else gt), (le if interval[-1] == "]" else lt)
     for name, value in values.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"{name} must lie in [0, 1), but {name}={value}")
+        if value is not None and not (above(value, low) and below(value, high)):
+            raise ValueError(f"{name} must lie in {interval}, but {name}={value}")
+
+
+def check_choices(config: Any) -> None:
+    """Raise ValueError unless every field of a dataclass whose type is a Literal holds one of its values."""
+    for name, kind in get_type_hints(type(config)).items():
+        value, choices = getattr(config, name), get_args(kind)
+        if get_origin(kind) is Literal and value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, but {name}={value!r}")

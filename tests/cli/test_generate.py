@@ -67,7 +67,7 @@ def test_what_is_wrong_is_named(run, capsys):
         main(["generate", str(run), "--prompt", "a", "--temperature", "-1"])
     assert stop.value.code == 2
     said = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert "temperature and top_k must not be negative" in said
+    assert "temperature must be at least 0, but temperature=-1.0" in said
     assert main(["translate", str(run)]) == 2
     assert capsys.readouterr().err == (
         f"transduce: translating takes a run of text to text, but {run} is a language model; use transduce generate\n"

@@ -77,7 +77,7 @@ def test_bytes_that_are_not_utf8_are_named(run, stdin, capsys):
 def test_what_does_not_exist_is_named(run, tmp_path, capsys):
     missing = tmp_path / "missing.txt"
     assert main(["translate", str(run), str(missing)]) == 2
-    assert capsys.readouterr().err == f"transduce: {missing} does not exist\n"
+    assert capsys.readouterr().err == f"transduce: a text must be a file, plain or .gz, but {missing} does not exist\n"
     assert main(["translate", str(missing)]) == 2
     assert "a recipe makes one (--run DIRECTORY)" in capsys.readouterr().err
     assert main(["translate", str(run), "--device", "abacus"]) == 2

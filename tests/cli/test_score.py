@@ -111,4 +111,4 @@ def test_missing_references_and_a_second_standard_input_are_refused_before_readi
 def test_bytes_that_are_not_utf8_are_refused_by_file_and_line(files, refusal):
     (files / "latin").write_bytes("fine\nna\u00efve\nfine\n".encode("latin-1"))
     assert "latin, line 2" in refusal("latin", "ref")
-    assert refusal("nowhere", "ref") == "nowhere does not exist"
+    assert refusal("nowhere", "ref") == "a text must be a file, plain or .gz, but nowhere does not exist"

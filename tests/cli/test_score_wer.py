@@ -165,9 +165,10 @@ def test_hypotheses_that_are_no_lines_of_text_are_refused(refusal, files, kind):
 
 
 def test_what_is_not_there_is_refused(refusal):
-    assert refusal("nowhere", "ref") == "nowhere does not exist"
-    assert refusal("hyp", "nowhere.tsv") == "nowhere.tsv does not exist"
-    assert refusal("hyp", "ref", "--manifest", "no.tsv", "--by", "speaker") == "no.tsv does not exist"
+    rule = "a text must be a file, plain or .gz, but {} does not exist"
+    assert refusal("nowhere", "ref") == rule.format("nowhere")
+    assert refusal("hyp", "nowhere.tsv") == rule.format("nowhere.tsv")
+    assert refusal("hyp", "ref", "--manifest", "no.tsv", "--by", "speaker") == rule.format("no.tsv")
     there = "but {!r} is none; it has id, speaker, age, text"
     assert refusal("hyp", "m.tsv", "--by", "sex") == f"--by must name a column of m.tsv, {there.format('sex')}"
     assert refusal("hyp", "m.tsv", "--column", "de") == f"--column must name a column of m.tsv, {there.format('de')}"

@@ -233,9 +233,8 @@ def test_impossible_settings_are_told(folder, tmp_path, capsys):
     assert transcribe(random, [path], "--max-seconds", "0.5") == 2
     assert transcribe(random, [path], "--device", "abacus") == 2
     lines = capsys.readouterr().err.split("\n")
-    rule = "transduce: ctc_weight must lie in [0, 1] and max_seconds be at least 1, but "
-    assert lines[0] == rule + "ctc_weight=1.5 and max_seconds=20.0"
-    assert lines[1] == rule + "ctc_weight=0.0 and max_seconds=0.5"
+    assert lines[0] == "transduce: ctc_weight must lie in [0, 1], but ctc_weight=1.5"
+    assert lines[1] == "transduce: max_seconds must be at least 1.0, but max_seconds=0.5"
     assert "abacus" in lines[2] and lines[-2].endswith("; try --device cpu")
 
 

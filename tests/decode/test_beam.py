@@ -242,10 +242,10 @@ def test_half_precision_logits_are_summed_in_float32(example):
 # Errors
 
 
-@pytest.mark.parametrize("n_best", [0, 4])
-def test_n_best_must_fit_into_the_beam(n_best):
-    with pytest.raises(ValueError, match=f"^n_best must lie in 1 ... beam_size, but n_best={n_best} and beam_size=3$"):
-        search(Language(seed=0), [0], [3], beam_size=3, n_best=n_best)
+@pytest.mark.parametrize(("n_best", "beam_size"), [(0, 3), (4, 3), (1, 0)])
+def test_n_best_must_fit_into_the_beam(n_best, beam_size):
+    with pytest.raises(ValueError, match=rf"^n_best must lie in \[1, {beam_size}\], but n_best={n_best}$"):
+        search(Language(seed=0), [0], [3], beam_size=beam_size, n_best=n_best)
 
 
 def test_every_bound_must_be_at_least_one():

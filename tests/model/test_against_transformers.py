@@ -143,7 +143,7 @@ def test_the_balance_loss_is_theirs(rng):
     ids, lengths = torch.randint(47, (2, 19), generator=rng), torch.tensor([19, 11])
     real = (torch.arange(19) < lengths[:, None]).long()
     balance: list[torch.Tensor] = []
-    ours.states(target_in=ids, target_lengths=lengths, balance=balance)
+    ours.decoder_states(ids, lengths=lengths, balance=balance)
     routers = theirs(ids, attention_mask=real, output_router_logits=True).router_logits
     assert len(balance) == len(routers) == 3
     for got, scores in zip(balance, routers, strict=True):

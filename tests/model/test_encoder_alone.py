@@ -57,7 +57,7 @@ def test_states_are_those_of_bert(rng):
     example = random_example(ours.config, rng)
     with torch.no_grad():
         embedded = ours.source_input.weight[example.source] + ours.encoder.positions.learned[: example.source.size(1)]
-        got, want = ours.states(source=example.source), theirs(embedded).last_hidden_state
+        got, want = ours.encode(example.source).states, theirs(embedded).last_hidden_state
     torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
 
 

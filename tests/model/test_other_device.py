@@ -45,7 +45,7 @@ def test_whole_and_step_by_step(name):
         memory = example.memory(model)
         with torch.no_grad():
             assert in_pieces(model, example.target, memory, (3, *(1,) * (TARGET - 3))).device == GPU
-        states = model.states(source=example.source, source_lengths=example.source_lengths, target_in=example.target)
+        states = model.decoder_states(example.target, memory=memory)
         loss = projected_cross_entropy(states, model.output, example.target, label_smoothing=0.1)
         assert loss.device == GPU
 

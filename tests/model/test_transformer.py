@@ -12,8 +12,7 @@ from torch import nn
 from tests.contract import random_example, random_model
 from tests.model.test_contract import CASES
 from tests.reference import Reference
-from transduce.config import one_of
-from transduce.model.config import Frames, StackConfig, Tie, Tokens, TransformerConfig
+from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.layers import Dropout, Layer
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
 from transduce.model.transformer import Transformer
@@ -297,6 +296,8 @@ TOKENS = StackConfig(input=Tokens(vocab_size=29))
             lambda: TransformerConfig(decoder=TOKENS, attention_dropout=-0.1),
             "attention_dropout must lie in [0, 1), but attention_dropout=-0.1",
         ),
+        (lambda: TransformerConfig(decoder=TOKENS, init_gain=0.0), "init_gain must lie in (0, inf), but init_gain=0.0"),
+        (lambda: TransformerConfig(decoder=TOKENS, norm_eps=0.0), "norm_eps must lie in (0, inf), but norm_eps=0.0"),
         (
             lambda: TransformerConfig(decoder=TOKENS, d_model=14, n_heads=4),
             "n_heads must divide d_model, but n_heads=4 and d_model=14",
@@ -349,7 +350,12 @@ IDS = torch.zeros(1, 5, dtype=torch.long)
         (
             LANGUAGE,
             lambda model: model.encode(IDS),
-            "encode() needs an encoder, but this model was built with encoder=None",
+            "this model has no encoder, so it takes no source; give the text as target_in",
+        ),
+        (
+            LANGUAGE,
+            lambda model: model(source=IDS, target_in=IDS),
+            "this model has no encoder, so it takes no source; give the text as target_in",
         ),
         (
             MASKED,
@@ -383,8 +389,20 @@ def test_learned_positions_end_in_the_middle_of_a_cached_sequence_too():
         model.decode(IDS, cache=cache)
 
 
-def test_a_word_that_is_no_choice_is_refused_with_the_choices():
-    """Called directly: when tests run, the type checker would refuse the configuration first."""
+@pytest.mark.parametrize(
+    ("field", "choices"),
+    [
+        ("activation", "relu, gelu, gelu_tanh, silu"),
+        ("norm", "layer, rms"),
+        ("norm_position", "post, pre"),
+        ("positions", "sinusoidal, learned, rotary, none"),
+        ("tie", "all, output, none"),
+        ("init", "xavier, gpt2"),
+    ],
+)
+def test_a_word_that_is_no_choice_is_refused_with_the_choices(field, choices):
+    config = TransformerConfig(decoder=TOKENS)
+    vars(config)[field] = "outptu"  # when tests run, the type checker would refuse it as an argument
     with pytest.raises(ValueError) as error:
-        one_of("tie", "outptu", Tie)
-    assert str(error.value) == "tie must be one of all, output, none, but tie='outptu'"
+        config.__post_init__()
+    assert str(error.value) == f"{field} must be one of {choices}, but {field}='outptu'"

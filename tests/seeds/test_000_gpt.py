@@ -41,7 +41,7 @@ def randomise(model: torch.nn.Module, rng: torch.Generator) -> None:
 
 
 def loss_of(model: Transformer, ids: Tensor, targets: Tensor) -> Tensor:
-    return projected_cross_entropy(model.states(target_in=ids), model.output, targets) / targets.numel()
+    return projected_cross_entropy(model.decoder_states(ids), model.output, targets) / targets.numel()
 
 
 def copied(direction: str, rng: torch.Generator) -> tuple[GPT, Transformer]:

@@ -26,7 +26,8 @@ def transcriber(tmp_path_factory) -> td.Transcriber:
 
 def searched(transcriber, path, *, beam_size=5, alpha=0.6, ctc_weight=0.0) -> tuple[str, float]:
     """Text and score of one file by the search function itself, as SHORT bounds it."""
-    model, frames = transcriber.model, transcriber.feature_extractor(read_audio(path, RATE)).to(transcriber.dtype)
+    model = transcriber.model
+    frames = transcriber.feature_extractor(read_audio(path, RATE)).to(next(model.parameters()).dtype)
     with torch.inference_mode():
         memory = model.encode(frames[None])
         scorer: Scorer = ModelScorer(model, memory)
@@ -65,10 +66,9 @@ def test_greedy_settings_are_the_same_but_for_the_beam():
     ("fields", "message"),
     [
         ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0, but no_repeat_ngram=-1"),
-        (
-            {"ctc_weight": -0.1},
-            "ctc_weight must lie in [0, 1] and max_seconds be at least 1, but ctc_weight=-0.1 and max_seconds=20.0",
-        ),
+        ({"ctc_weight": -0.1}, "ctc_weight must lie in [0, 1], but ctc_weight=-0.1"),
+        ({"max_seconds": 0.5}, "max_seconds must be at least 1.0, but max_seconds=0.5"),
+        ({"length_ratio": -0.5}, "length_ratio must be at least 0, but length_ratio=-0.5"),
     ],
 )
 def test_impossible_settings_are_refused(fields, message):

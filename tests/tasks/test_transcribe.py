@@ -135,7 +135,7 @@ def test_samples_are_transcribed_as_a_file_of_them_is(transcriber, tmp_path, cap
          "average the channels, and divide 16-bit integers by 32768"),
         (torch.zeros(0), RATE, "samples must be floats of shape (n,), but they are torch.float32 of shape (0,); "
          "average the channels, and divide 16-bit integers by 32768"),
-        (np.zeros(RATE), 8, "a sample rate must lie in 1000 ... 768000 Hz, but it is 8; give (samples, rate)"),
+        (np.zeros(RATE), 8, "its sample rate must lie in 1000 ... 768000 Hz, but it is 8; give (samples, rate)"),
         (np.full(RATE, np.inf), RATE, "it has NaN or infinite samples; convert it again or leave it out"),
     ],
     ids=["channels", "integers", "nothing", "rate", "infinite"],

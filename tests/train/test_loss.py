@@ -163,12 +163,7 @@ def test_the_loss_of_a_batch_is_that_of_its_logits():
     torch.manual_seed(0)
     model = Transformer(TransformerConfig(encoder=stack, decoder=stack, d_model=8, n_heads=2, d_ff=16)).double().eval()
     batch = pair_batch([[5, 6, EOS], [7, EOS]], [[8, EOS], [9, 10, 11, EOS]], bos=BOS)
-    logits = model(
-        source=batch.source,
-        source_lengths=batch.source_lengths,
-        target_in=batch.target_in,
-        target_lengths=batch.target_lengths,
-    )
+    logits = model(source=batch.source, source_lengths=batch.source_lengths, target_in=batch.target_in)
     probabilities = logits.softmax(-1).tolist()
     wanted = enumerate(([8, EOS], [9, 10, 11, EOS]))
     want = -sum(math.log(probabilities[row][t][v]) for row, ids in wanted for t, v in enumerate(ids))

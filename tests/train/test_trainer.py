@@ -482,18 +482,14 @@ def test_counts_below_one_are_refused(name):
 def test_a_patience_that_ends_the_training_before_it_begins_is_refused(patience):
     with pytest.raises(ValueError) as caught:
         TrainingConfig(patience=patience)
-    assert str(caught.value) == (
-        f"patience must be at least 1, but patience={patience}; None waits for max_updates or max_minutes"
-    )
+    assert str(caught.value) == f"patience must be at least 1, but patience={patience}"
 
 
 @pytest.mark.parametrize("minutes", [0.0, -1.5])
 def test_no_time_at_all_is_refused(minutes):
     with pytest.raises(ValueError) as caught:
         TrainingConfig(max_minutes=minutes)
-    assert str(caught.value) == (
-        f"max_minutes must be positive, but max_minutes={minutes}; None sets no limit to the time"
-    )
+    assert str(caught.value) == f"max_minutes must lie in (0, inf), but max_minutes={minutes}"
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0])

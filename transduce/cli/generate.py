@@ -7,8 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import STDIN, Count, Machine, Run, chunks, read_side, standard_input
-from transduce.data.text.corpus import check_text
+from transduce.cli.common import Count, Machine, Run, chunks, read_side, standard_input
 from transduce.tasks.generate import GenerationConfig, Generator
 from transduce.tasks.perplexity import measure_perplexity
 
@@ -76,8 +75,6 @@ def score_perplexity(
         stride: Tokens between the beginnings of two windows; half a window if not given.
         batch_tokens: Positions in one go: speed and memory, never the figures.
     """
-    if file != STDIN:
-        check_text(file)
     text = "".join(f"{line}\n" for line in read_side(file))
     generator = machine.load(Generator, run)
     model, tokenizer = generator.model, generator.tokenizer

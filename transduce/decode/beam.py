@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.config import within
 from transduce.decode.constraints import Constraints, ids_tensor
 from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.scorer import Scorer, log_probs
@@ -63,8 +64,7 @@ def beam_search(
         ValueError: n_best is not in 1 ... beam_size.
     Source: Wu et al. (2016), section 7, for the penalty; the rule to stop is that of transformers' generate.
     """
-    if not 1 <= n_best <= beam_size:
-        raise ValueError(f"n_best must lie in 1 ... beam_size, but n_best={n_best} and beam_size={beam_size}")
+    within(f"[1, {beam_size}]", n_best=n_best)
     device, max_lengths = prompts.device, constraints.max_lengths
     end = -1 if constraints.eos_id is None else constraints.eos_id  # no token is -1
     running, last = list(range(scorer.n_sentences)), prompts[:, -1]

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.config import at_least, within
 from transduce.decode.constraints import Constraints, ids_tensor
 from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.scorer import Scorer, at_least_float32
@@ -23,7 +24,7 @@ class Sampling:
     """
 
     temperature: float = 1.0
-    """Logits are divided by it; 0 takes the likeliest token and draws nothing."""
+    """Logits are divided by it: below 1 safer, above 1 bolder; 0 always takes the likeliest token (greedy search)."""
     top_k: int = 0
     """Draw among the k likeliest tokens (more where some are equally likely); 0 = off."""
     top_p: float = 1.0
@@ -32,16 +33,9 @@ class Sampling:
     """Logits of tokens that came before, in the prompt or after it, are divided by it, negative ones multiplied."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or self.top_k < 0:
-            raise ValueError(
-                "temperature and top_k must not be negative (temperature 0 is greedy, top_k 0 is off), but "
-                f"temperature={self.temperature} and top_k={self.top_k}"
-            )
-        if not 0 < self.top_p <= 1 or self.repetition_penalty <= 0:
-            raise ValueError(
-                "top_p must lie in (0, 1] and repetition_penalty be positive (1 is off, for both), but "
-                f"top_p={self.top_p} and repetition_penalty={self.repetition_penalty}"
-            )
+        at_least(0, temperature=self.temperature, top_k=self.top_k)
+        within("(0, 1]", top_p=self.top_p)
+        within("(0, inf)", repetition_penalty=self.repetition_penalty)
 
     def probs(self, logits: Float[Tensor, "N V"], before: Int[Tensor, "N L"]) -> Float[Tensor, "N V"]:
         """What to draw from at a temperature above 0, in float32 or wider; `before` is every token so far."""

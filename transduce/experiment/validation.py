@@ -1,12 +1,10 @@
 """What a training looks at: the loss on held-out batches, measures of what the model writes, samples and pictures."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -31,18 +29,6 @@ from transduce.train.objectives import CrossEntropy
 from transduce.train.plot import attention_map
 from transduce.train.state import Validation
 
-Sample = tuple[str, str, str]
-"""What went in, what should come out, what came out."""
-
-
-class Look(NamedTuple):
-    """What a look at the model's own outputs gives."""
-
-    metrics: dict[str, float]
-    samples: list[Sample]
-    pictures: Mapping[str, Callable[[Path], None]] = MappingProxyType({})
-    """By name, what draws a picture into a file."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Validator:
@@ -53,7 +39,8 @@ class Validator:
     """
 
     batches: Sequence[Batch]
-    look: Callable[[Transformer], Look]
+    look: Callable[[Transformer], Validation]
+    """What a look at the model's own outputs gives; its score is not read."""
     by: str = "loss"
     """The metric that decides which checkpoint is best; lower is better for losses and error rates."""
     perplexity: bool = False
@@ -67,7 +54,7 @@ class Validator:
         if self.by not in metrics:
             raise ValueError(f"what decides must be one of {', '.join(metrics)}, but it is {self.by!r}")
         higher = MEASURES[self.by].higher_is_better if self.by in MEASURES else self.by == "accuracy"
-        return Validation(metrics, metrics[self.by] * (1 if higher else -1), found.samples, dict(found.pictures))
+        return replace(found, metrics=metrics, score=metrics[self.by] * (1 if higher else -1))
 
 
 @torch.no_grad()
@@ -84,10 +71,12 @@ def translation_validator(
     """Loss and BLEU (greedy search) on held-out pairs, and `by` where it is another measure."""
     measures = _measures(["bleu"], by)
 
-    def look(model: Transformer) -> Look:
+    def look(model: Transformer) -> Validation:
         outputs = translator(text.source, GREEDY)
         metrics = {measure.name: measure(outputs, text.target, resamples=0).value for measure in measures}
-        return Look(metrics, [(text.source[i], text.target[i], outputs[i]) for i in _spread(len(outputs), n_samples)])
+        return Validation(
+            metrics, samples=[(text.source[i], text.target[i], outputs[i]) for i in _spread(len(outputs), n_samples)]
+        )
 
     return Validator(batches=batches, look=look, by=by, perplexity=True)
 
@@ -98,7 +87,7 @@ def speech_validator(
     """Loss and error rates (BLEU, if BLEU or chrF decide) on held-out recordings, and how straight attention is."""
     measures = _measures(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by)
 
-    def look(model: Transformer) -> Look:
+    def look(model: Transformer) -> Validation:
         references = [recording.text for recording in pairs.recordings]
         frames = [pairs.reader(recording.audio) for recording in pairs.recordings]
         outputs = [found[0].text for found in transcriber.decode(frames, search)]
@@ -106,7 +95,7 @@ def speech_validator(
         chosen = _spread(len(references), n_samples)
         metrics["diagonality"], draw = _alignment(transcriber, pairs, [frames[i] for i in chosen], chosen)
         samples = [(pairs.recordings[i].id, references[i], outputs[i]) for i in chosen]
-        return Look(metrics, samples, {"attention": draw})
+        return Validation(metrics, samples=samples, pictures={"attention": draw})
 
     return Validator(batches=pairs.epoch(0), look=look, by=by)
 
@@ -139,7 +128,7 @@ def language_validator(
 ) -> Validator:
     """Loss on held-out text, and how the model goes on from places in it."""
 
-    def look(model: Transformer) -> Look:
+    def look(model: Transformer) -> Validation:
         half = model.config.max_positions // 2  # so that both the text before and the text after fit
         length = max(1, min(generation.max_length, half, len(valid) // 2))
         step = max(1, (len(valid) - 2 * length) // max(1, n_samples - 1))
@@ -149,9 +138,8 @@ def language_validator(
             for i in (0, length)
         )
         drawn = generator(before, replace(generation, max_length=length))
-        return Look(
-            {}, [(_one_line(b), _one_line(a), _one_line(d)) for b, a, d in zip(before, after, drawn, strict=True)]
-        )
+        told = [(_one_line(b), _one_line(a), _one_line(d)) for b, a, d in zip(before, after, drawn, strict=True)]
+        return Validation({}, samples=told)
 
     return Validator(batches=batches, look=look, perplexity=True)
 
@@ -161,7 +149,7 @@ def masked_language_validator(
 ) -> Validator:
     """Loss and accuracy (percent) on the masked tokens of held-out text, and how the model fills some of them."""
 
-    def look(model: Transformer) -> Look:
+    def look(model: Transformer) -> Validation:
         samples = []
         for i in _spread(
             len(batches), n_samples
@@ -174,7 +162,7 @@ def masked_language_validator(
             rows = [rows[0, :n].tolist() for rows in (batch.source, whole, filled)]
             masked, true, found = (_one_line(decode_masked(fill_mask.tokenizer, row, "_")) for row in rows)
             samples.append((masked, true, found))
-        return Look({"accuracy": 100 * masked_accuracy(fill_mask, batches)}, samples)
+        return Validation({"accuracy": 100 * masked_accuracy(fill_mask, batches)}, samples=samples)
 
     return Validator(batches=batches, look=look, by=by)
 

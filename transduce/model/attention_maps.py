@@ -1,13 +1,13 @@
 """Cross-attention weights, to be drawn or measured."""
 
-from functools import partial
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.model.attention import CrossAttention
-from transduce.model.layers import Layer
 from transduce.model.transformer import Memory, Transformer
 
 
@@ -18,22 +18,19 @@ def cross_attention(model: Transformer, memory: Memory, target_in: Int[Tensor, "
     Raises:
         ValueError: the model has no encoder or no decoder.
     """
-    if model.encoder is None or model.decoder is None or model.target_input is None:
+    if model.encoder is None or model.decoder is None:
         raise ValueError("cross-attention needs an encoder and a decoder, but this model has one of them only")
-    x = model.decoder.positions(model.target_input(target_in)[0])
-    rotation = model.decoder.positions.rotation(0, target_in.size(1))
     found: list[Tensor] = []
-    for layer in model.decoder.layers:
-        assert isinstance(layer, Layer) and layer.cross is not None and layer.cross_sublayer is not None
-        x = layer.attention_sublayer(x, partial(layer.attention, rotation=rotation))
-        key, value = layer.cross.project(memory.states)
 
-        def look(y: Tensor, cross: CrossAttention = layer.cross, key: Tensor = key, value: Tensor = value) -> Tensor:
-            found.append(cross.weights(y, key, memory.lengths))
-            return cross(y, key, value, memory.lengths)
+    def look(cross: CrossAttention, inputs: tuple[Any, ...], _: Tensor) -> None:
+        x, key, _, lengths = inputs
+        found.append(cross.weights(x, key, lengths))
 
-        x = layer.cross_sublayer(x, look)
-        x = layer.feed_forward_sublayer(x, layer.feed_forward)
+    with ExitStack() as hooks:
+        for module in model.decoder.modules():
+            if isinstance(module, CrossAttention):
+                hooks.callback(module.register_forward_hook(look).remove)
+        model.decoder_states(target_in, memory=memory)
     return torch.stack(found)
 
 

@@ -6,7 +6,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from torch import Tensor
 
-from transduce.config import at_least, fraction, one_of
+from transduce.config import at_least, check_choices, within
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Norm = Literal["layer", "rms"]
@@ -146,23 +146,17 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         at_least(1, d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff, max_positions=self.max_positions)
-        fraction(dropout=self.dropout, attention_dropout=self.attention_dropout)
-        one_of("activation", self.activation, Activation)
-        one_of("norm", self.norm, Norm)
-        one_of("norm_position", self.norm_position, NormPosition)
-        one_of("positions", self.positions, PositionKind)
-        one_of("tie", self.tie, Tie)
-        one_of("init", self.init, Init)
-        if self.init_gain <= 0:
-            raise ValueError(f"init_gain must be positive, but init_gain={self.init_gain}")
+        at_least(1, n_kv_heads=self.n_kv_heads, head_width=self.head_width, window=self.window)
+        at_least(1, experts_per_token=self.experts_per_token)
+        at_least(0, n_experts=self.n_experts, balance_weight=self.balance_weight)
+        within("[0, 1)", dropout=self.dropout, attention_dropout=self.attention_dropout)
+        within("(0, inf)", init_gain=self.init_gain, norm_eps=self.norm_eps)
+        within("(1, inf)", rotary_theta=self.rotary_theta)
+        check_choices(self)
         self._check_attention()
-        self._check_experts()
         self._check_halves()
 
     def _check_attention(self) -> None:
-        for name in ("n_kv_heads", "head_width", "window"):
-            if (value := getattr(self, name)) is not None:
-                at_least(1, **{name: value})
         if self.head_width is None and self.d_model % self.n_heads:
             raise ValueError(f"n_heads must divide d_model, but n_heads={self.n_heads} and d_model={self.d_model}")
         if self.n_heads % self.kv_heads:
@@ -175,19 +169,8 @@ class TransformerConfig:
             raise ValueError(
                 f"rotary positions need heads of an even width, but theirs is {self.d_head}; set head_width"
             )
-        if self.rotary_theta <= 1:
-            raise ValueError(f"rotary_theta must be more than 1, but rotary_theta={self.rotary_theta}")
-
-    def _check_experts(self) -> None:
-        at_least(0, n_experts=self.n_experts)
-        at_least(1, experts_per_token=self.experts_per_token)
-        if 0 < self.n_experts < self.experts_per_token:
-            raise ValueError(
-                "experts_per_token must not be more than n_experts, "
-                f"but experts_per_token={self.experts_per_token} and n_experts={self.n_experts}"
-            )
-        if self.balance_weight < 0:
-            raise ValueError(f"balance_weight must not be negative, but balance_weight={self.balance_weight}")
+        if self.n_experts:
+            within(f"[1, {self.n_experts}]", experts_per_token=self.experts_per_token)
 
     def _check_halves(self) -> None:
         if self.encoder is None and self.decoder is None:

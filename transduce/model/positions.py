@@ -14,9 +14,8 @@ def sinusoidal(start: int, stop: int, d_model: int, device: torch.device | None 
 
     Source: Vaswani et al. (2017), section 3.5.
     """
-    position = torch.arange(start, stop, device=device, dtype=torch.float64)[:, None]
-    angle = position * 10000.0 ** (-torch.arange(0, d_model, 2, device=device, dtype=torch.float64) / d_model)
-    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()
+    angles = _angles(start, stop, d_model, 10000.0, device)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()
 
 
 def rotary(
@@ -26,9 +25,14 @@ def rotary(
 
     Source: Su et al. (2021), RoFormer, section 3.2.2.
     """
-    position = torch.arange(start, stop, device=device, dtype=torch.float64)[:, None]
-    angle = position * theta ** (-torch.arange(0, d_head, 2, device=device, dtype=torch.float64) / d_head)
-    return torch.stack((angle.cos(), angle.sin())).float()
+    angles = _angles(start, stop, d_head, theta, device)
+    return torch.stack((angles.cos(), angles.sin())).float()
+
+
+def _angles(start: int, stop: int, width: int, theta: float, device: torch.device | None) -> Float[Tensor, "T P"]:
+    """pos * theta^(-2i/width) in float64."""
+    positions = torch.arange(start, stop, device=device, dtype=torch.float64)[:, None]
+    return positions * theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
 
 
 def rotate(x: Float[Tensor, "N H T E"], rotation: Float[Tensor, "2 T P"]) -> Float[Tensor, "N H T E"]:

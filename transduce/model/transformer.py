@@ -1,7 +1,8 @@
 """The Transformer: an encoder stack, a decoder stack, or both. Reading order: attention, layers, then this."""
 
 from contextlib import nullcontext
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -62,28 +63,21 @@ class Stack(nn.Module):
         start = cache.length if cache else 0
         rotation = self.positions.rotation(start, start + x.size(1))
 
-        def through(layer: nn.Module, x: Tensor, past: LayerCache | None) -> tuple[Tensor, list[Tensor]]:
-            routing: list[Tensor] = []
-            x = layer(
-                x,
-                lengths=None if self.causal else lengths,
-                memory=states,
-                memory_lengths=memory_lengths,
-                cache=past,
-                rotation=rotation,
-                routing=routing,
-            )
-            return x, routing
-
         recompute = self.recompute and self.training and torch.is_grad_enabled() and cache is None
+        known: dict[str, Any] = {"memory": states, "memory_lengths": memory_lengths, "rotation": rotation}
+        if not self.causal:
+            known["lengths"] = lengths
+
+        def through(layer: nn.Module, x: Tensor, past: LayerCache | None) -> tuple[Tensor, list[Tensor]]:
+            routing: list[Tensor] = []  # made inside, as torch.compile cannot recompute what changes a list outside
+            return layer(x, **known, cache=past, routing=routing), routing
+
+        run = partial(checkpoint, through, use_reentrant=False) if recompute else through
         x = self.dropout(self.positions(x, start))
         # in evaluation caches grow and lengths vary; the trainer knows whether those of its batches do
         with nullcontext() if self.training or torch.compiler.is_compiling() else without_cudnn_attention:
             for i, layer in enumerate(self.layers):
-                if recompute:
-                    x, routing = checkpoint(through, layer, x, None, use_reentrant=False)
-                else:
-                    x, routing = through(layer, x, cache.layers[i] if cache else None)
+                x, routing = run(layer, x, cache.layers[i] if cache else None)
                 if balance is not None:
                     balance += [self.balance_weight * balance_loss(y, self.experts_per_token, lengths) for y in routing]
         return x if self.norm is None else self.norm(x)
@@ -126,59 +120,42 @@ class Transformer(nn.Module):
         source: Shaped[Tensor, "B S *F"] | None = None,
         source_lengths: Int[Tensor, " B"] | None = None,
         target_in: Int[Tensor, "B T"] | None = None,
-        target_lengths: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Logits of the next token at every target position (of every source position in an encoder alone)."""
-        return self.project(
-            self.states(
-                source=source, source_lengths=source_lengths, target_in=target_in, target_lengths=target_lengths
-            )
-        )
+        """Logits of the next token at every target position (of every source position in an encoder alone).
 
-    def states(
-        self,
-        *,
-        source: Shaped[Tensor, "B S *F"] | None = None,
-        source_lengths: Int[Tensor, " B"] | None = None,
-        target_in: Int[Tensor, "B T"] | None = None,
-        target_lengths: Int[Tensor, " B"] | None = None,
-        balance: list[Tensor] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """The states that `forward` projects to logits.
-
-        Args:
-            target_lengths: for the balance losses only, as padding lies to the right of what a causal decoder sees.
-            balance: the weighted balance losses of layers with experts are appended to it. They are in nats per token,
-                and training adds them to its loss.
+        Raises:
+            ValueError: an encoder without a source, a decoder without target_in, or a source without an encoder.
         """
         memory = None
-        if self.encoder is None and source is not None:
-            raise ValueError("this model has no encoder, so it takes no source; give the text as target_in")
-        if self.encoder is not None:
-            if source is None:
-                raise ValueError("this model has an encoder, so it needs a source, but source=None")
-            memory = self.encode(source, source_lengths, balance=balance)
+        if source is not None or self.encoder is not None:
+            memory = self.encode(source, source_lengths)
         if self.decoder is None:
             assert memory is not None
-            return memory.states
+            return self.project(memory.states)
         if target_in is None:
             raise ValueError("this model has a decoder, so it needs target_in, but target_in=None")
-        return self.decoder_states(target_in, memory=memory, lengths=target_lengths, balance=balance)
+        return self.decode(target_in, memory=memory)
 
     def encode(
         self,
-        source: Shaped[Tensor, "B S *F"],
+        source: Shaped[Tensor, "B S *F"] | None,
         source_lengths: Int[Tensor, " B"] | None = None,
         *,
         balance: list[Tensor] | None = None,
     ) -> Memory:
-        """Ids (B, S) or frames (B, S, F) to memory. Without lengths there is no padding; `balance` as in `states`.
+        """Ids (B, S) or frames (B, S, F) to memory. Without lengths there is no padding.
+
+        Args:
+            balance: the weighted balance losses of layers with experts are appended to it. They are in nats per token,
+                and training adds them to its loss.
 
         Raises:
-            ValueError: this model has no encoder.
+            ValueError: there is no source, or this model has no encoder.
         """
         if self.encoder is None or self.source_input is None:
-            raise ValueError("encode() needs an encoder, but this model was built with encoder=None")
+            raise ValueError("this model has no encoder, so it takes no source; give the text as target_in")
+        if source is None:
+            raise ValueError("this model has an encoder, so it needs a source, but source=None")
         vectors, lengths = self.source_input(source, source_lengths)
         return Memory(self.encoder(vectors, lengths=lengths, balance=balance), lengths)
 
@@ -201,7 +178,12 @@ class Transformer(nn.Module):
         lengths: Int[Tensor, " N"] | None = None,
         balance: list[Tensor] | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """The states that `decode` projects to logits. `balance` as in `states`; `lengths` leaves padding out of it."""
+        """The states that `decode` projects to logits.
+
+        Args:
+            lengths: for the balance losses only, as padding lies to the right of what a causal decoder sees.
+            balance: as in `encode`.
+        """
         if self.decoder is None or self.target_input is None:
             raise ValueError("decode() needs a decoder, but this model was built with decoder=None")
         vectors, _ = self.target_input(target_in)

@@ -61,7 +61,7 @@ class FillMask:
         self, ids: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], places: Bool[Tensor, "B T"]
     ) -> Int[Tensor, " n"]:
         """The likeliest token at each of these places, row after row."""
-        states = self.model.states(source=ids, source_lengths=lengths)
+        states = self.model.encode(ids, lengths).states
         logits = self.model.project(states[places])
         logits[:, self.suppressed] = -torch.inf
         return logits.argmax(dim=-1)

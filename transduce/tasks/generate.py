@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import groupby
 
 import numpy as np
@@ -10,11 +10,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from transduce.config import at_least
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.constraints import Constraints
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
-from transduce.model.config import Tokens, at_least
+from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.search import Output, SearchConfig, check_list, last_position, search
 
@@ -25,19 +26,11 @@ TAIL = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationConfig:
+class GenerationConfig(Sampling):
     """How to go on from a prompt."""
 
     max_length: int = 256
     """New tokens at most, an end included."""
-    temperature: float = 1.0
-    """Below 1 safer, above 1 bolder; 0 always takes the likeliest token (greedy search)."""
-    top_k: int = 0
-    """Draw among the k likeliest tokens; 0 = off."""
-    top_p: float = 1.0
-    """Draw among the fewest tokens that have this probability together; 1 = off."""
-    repetition_penalty: float = 1.0
-    """Above 1, tokens that came before become less likely; 1 = off."""
     beam_size: int = 1
     """More than 1: beam search, which draws nothing."""
     alpha: float = 0.6
@@ -51,9 +44,9 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         at_least(1, max_length=self.max_length, beam_size=self.beam_size, n=self.n, batch_size=self.batch_size)
-        if self.alpha < 0 or self.seed < 0:
-            raise ValueError(f"alpha and seed must not be negative, but alpha={self.alpha} and seed={self.seed}")
-        sampling = self.sampling
+        at_least(0, alpha=self.alpha, seed=self.seed)
+        super().__post_init__()
+        sampling = Sampling(**{each.name: getattr(self, each.name) for each in fields(Sampling)})
         if self.beam_size > 1 and (sampling != Sampling() or self.n > self.beam_size):
             raise ValueError(
                 "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k, top_p and "
@@ -64,13 +57,6 @@ class GenerationConfig:
                 f"greedy search has one text per prompt, but n={self.n} at temperature=0; "
                 "raise the temperature, or use beam_size"
             )
-
-    @property
-    def sampling(self) -> Sampling:
-        """The part that chooses a token."""
-        return Sampling(
-            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, repetition_penalty=self.repetition_penalty
-        )
 
     @property
     def search(self) -> SearchConfig:
@@ -126,7 +112,7 @@ class Generator:
             ids = torch.tensor([rows[i] for i in numbers], device=self.model.device)
             scorer, constraints = ModelScorer(self.model, prompts=ids), self._constraints(ids, config)
             rngs = [config.rng(first_prompt + i, k) for i in numbers for k in samples]
-            hypotheses = search([(1.0, scorer)], ids, constraints, config.search, sampling=config.sampling, rngs=rngs)
+            hypotheses = search([(1.0, scorer)], ids, constraints, config.search, sampling=config, rngs=rngs)
             for i, found in zip(numbers, hypotheses, strict=True):
                 for h in found:
                     text = TextStream(self.tokenizer, rows[i]).add(h.tokens, last=True)
@@ -158,7 +144,7 @@ class Generator:
         text, ids = TextStream(self.tokenizer, row), torch.tensor([row], device=self.model.device)
         scorer, constraints = ModelScorer(self.model, prompts=ids), self._constraints(ids, config)
         rngs = [config.rng(prompt_number, text_number)]
-        sampler = Sampler(scorer, ids, constraints, sampling=config.sampling, rngs=rngs)
+        sampler = Sampler(scorer, ids, constraints, sampling=config, rngs=rngs)
         while sampler.running:
             token, n_tokens = int(sampler.step()), n_tokens + 1
             finished = token == self.tokenizer.eos_id

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from transduce.config import at_least, within
 from transduce.data.batch import bucket
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
 from transduce.data.text.tokenizers import Tokenizer
@@ -21,7 +22,6 @@ from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.joint import combined
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer, Scorer
-from transduce.model.config import at_least
 from transduce.model.transformer import Memory, Transformer
 
 FoundT = TypeVar("FoundT")
@@ -55,20 +55,12 @@ class SearchConfig:
     def __post_init__(self) -> None:
         at_least(1, beam_size=self.beam_size, n_best=self.n_best, batch_tokens=self.batch_tokens)
         at_least(1, max_source_length=self.max_source_length, length_extra=self.length_extra)
-        at_least(0, no_repeat_ngram=self.no_repeat_ngram)
+        at_least(0, no_repeat_ngram=self.no_repeat_ngram, alpha=self.alpha, length_ratio=self.length_ratio)
+        at_least(1.0, max_seconds=self.max_seconds)
+        within("[0, 1]", ctc_weight=self.ctc_weight)
         if self.n_best > self.beam_size:
             raise ValueError(
                 f"a beam holds at most beam_size hypotheses, but n_best={self.n_best} and beam_size={self.beam_size}"
-            )
-        if self.alpha < 0 or self.length_ratio < 0:
-            raise ValueError(
-                "alpha and length_ratio must not be negative, but "
-                f"alpha={self.alpha} and length_ratio={self.length_ratio}"
-            )
-        if not 0 <= self.ctc_weight <= 1 or self.max_seconds < 1:
-            raise ValueError(
-                "ctc_weight must lie in [0, 1] and max_seconds be at least 1, but "
-                f"ctc_weight={self.ctc_weight} and max_seconds={self.max_seconds}"
             )
 
     def greedy(self) -> "SearchConfig":
@@ -130,10 +122,9 @@ def search(
     if config.beam_size > 1:
         size, n_best = config.beam_size, config.n_best
         return beam_search(scorer, prompts, constraints, beam_size=size, alpha=config.alpha, n_best=n_best)
-    if sampling is None:
-        found = Sampler(scorer, prompts, constraints, sampling=Sampling(temperature=0.0), alpha=config.alpha).run()
-    else:
-        found = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs).run()
+    alpha = config.alpha if sampling is None else None
+    sampling = sampling or Sampling(temperature=0.0)
+    found = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs, alpha=alpha).run()
     n = max(1, len(found) // max(1, len(prompts)))
     return [found[start : start + n] for start in range(0, len(found), n)]
 

@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -208,12 +207,7 @@ class Transcriber:
 
     def _search(self, frames: list[Float[Tensor, "_ F"]], config: SearchConfig) -> list[list[Hypothesis]]:
         source, lengths = pad_frames(frames)
-        return search_sources(self.model, source.to(self.model.device, self.dtype), lengths, config)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the weights."""
-        return next(self.model.parameters()).dtype
+        return search_sources(self.model, source.to(next(self.model.parameters()).dtype), lengths, config)
 
     def _frames(
         self, audio: Audio, path: Path | str, longest: float

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from transduce.config import within
 from transduce.train.ctc import ctc_loss
 from transduce.train.loss import projected_cross_entropy
 
@@ -62,15 +63,25 @@ class CrossEntropy(Objective):
     def forward(self, batch: Seq2SeqBatch) -> Loss:
         """The loss of a batch that has what the model reads."""
         balance: list[Tensor] | None = [] if self.model.training else None
-        states = self.model.states(
-            source=batch.source,
-            source_lengths=batch.source_lengths,
-            target_in=batch.target_in,
-            target_lengths=batch.target_lengths,
-            balance=balance,
-        )
+        memory: Any = None
+        if self.model.encoder is not None or batch.source is not None:
+            memory = self.model.encode(batch.source, batch.source_lengths, balance=balance)
+        if self.model.decoder is None:
+            states = memory.states
+        else:
+            states = self.model.decoder_states(
+                batch.target_in, memory=memory, lengths=batch.target_lengths, balance=balance
+            )
+        total, parts = self.terms(memory, states, batch)
+        if balance:  # per token; only layers with experts have any
+            parts["balance"] = batch.n_tokens * torch.stack(balance).sum()
+            total = total + parts["balance"]
+        return Loss(total, {name: part.detach() for name, part in parts.items()})
+
+    def terms(self, memory: Any, states: Tensor, batch: Seq2SeqBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of the encoder's output and of the states (B, T, D) that the model projects; and its parts."""
         entropy = self.cross_entropy(states, batch)
-        return _balanced(entropy, {"cross_entropy": entropy}, balance, batch)
+        return entropy, {"cross_entropy": entropy}
 
     def cross_entropy(self, states: Tensor, batch: Seq2SeqBatch) -> Tensor:
         """Cross-entropy of target_out, where the model projects these states (B, T, D) to its vocabulary."""
@@ -91,7 +102,7 @@ class HybridCTC(CrossEntropy):
 
     Args:
         model: a Transformer with an encoder, a decoder and ctc=True. It encodes once for both losses.
-        ctc_weight: the weight of CTC, in (0, 1].
+        ctc_weight: the weight of CTC, in (0, 1]; without CTC the loss is CrossEntropy.
         blank_id: an id that no target contains, such as that of the padding.
 
     Raises:
@@ -101,27 +112,18 @@ class HybridCTC(CrossEntropy):
 
     def __init__(self, model: Any, *, ctc_weight: float, label_smoothing: float = 0.0, blank_id: int = 0) -> None:
         super().__init__(model, label_smoothing=label_smoothing)
-        if not 0 < ctc_weight <= 1:
-            raise ValueError(
-                f"ctc_weight must lie in (0, 1], but ctc_weight={ctc_weight}; without CTC the loss is CrossEntropy"
-            )
+        within("(0, 1]", ctc_weight=ctc_weight)
         self.ctc_weight, self.blank_id = ctc_weight, blank_id
 
-    def forward(self, batch: Seq2SeqBatch) -> Loss:
-        """The loss of a batch with a source.
+    def terms(self, memory: Any, states: Tensor, batch: Seq2SeqBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Both losses, weighted.
 
         Raises:
             ValueError: the model has no CTC head.
         """
-        balance: list[Tensor] | None = [] if self.model.training else None
-        memory = self.model.encode(batch.source, batch.source_lengths, balance=balance)
-        states = self.model.decoder_states(
-            batch.target_in, memory=memory, lengths=batch.target_lengths, balance=balance
-        )
-        entropy = self.cross_entropy(states, batch)
+        entropy, parts = super().terms(memory, states, batch)
         ctc = self.ctc(self.model.ctc_logits(memory.states), batch)
-        total = (1 - self.ctc_weight) * entropy + self.ctc_weight * ctc
-        return _balanced(total, {"cross_entropy": entropy, "ctc": ctc}, balance, batch)
+        return (1 - self.ctc_weight) * entropy + self.ctc_weight * ctc, parts | {"ctc": ctc}
 
     @torch.compiler.disable
     def ctc(self, logits: Tensor, batch: Seq2SeqBatch) -> Tensor:
@@ -130,11 +132,3 @@ class HybridCTC(CrossEntropy):
         if source_lengths is not None:
             source_lengths = self.model.config.encoder.input.out_lengths(source_lengths)
         return ctc_loss(logits, source_lengths, batch.target_out, target_lengths, blank_id=self.blank_id)
-
-
-def _balanced(total: Tensor, parts: dict[str, Tensor], balance: list[Tensor] | None, batch: Seq2SeqBatch) -> Loss:
-    """Add the model's balance losses, which are per token; only layers with experts have any."""
-    if balance:
-        parts["balance"] = batch.n_tokens * torch.stack(balance).sum()
-        total = total + parts["balance"]
-    return Loss(total, {name: part.detach() for name, part in parts.items()})

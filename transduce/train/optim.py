@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from transduce.config import at_least, within
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
@@ -34,18 +36,10 @@ class OptimConfig:
     """Largest norm of the gradient; 0 = no clipping."""
 
     def __post_init__(self) -> None:
-        if self.peak_rate <= 0:
-            raise ValueError(f"peak_rate must be positive, but peak_rate={self.peak_rate}")
-        if not 0 <= self.final_rate <= self.peak_rate:
-            raise ValueError(
-                "final_rate must lie between 0 and peak_rate, but "
-                f"final_rate={self.final_rate}, peak_rate={self.peak_rate}"
-            )
-        if not 0 <= self.cooldown <= 1:
-            raise ValueError(f"cooldown must lie in 0 ... 1, but cooldown={self.cooldown}")
-        for name in ("warmup_steps", "clip_norm", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, but {name}={getattr(self, name)}")
+        within("(0, inf)", peak_rate=self.peak_rate)
+        within(f"[0, {self.peak_rate}]", final_rate=self.final_rate)
+        within("[0, 1]", cooldown=self.cooldown)
+        at_least(0, warmup_steps=self.warmup_steps, clip_norm=self.clip_norm, weight_decay=self.weight_decay)
 
     def rate(self, update: int, max_updates: int, *, done: float = 0.0) -> float:
         """Learning rate of this update; the first is 1, the last max_updates.

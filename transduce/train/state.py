@@ -1,6 +1,7 @@
 """The progress of a training, and the checkpoints that keep it."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ class Validation:
     """The result of one validation."""
 
     metrics: dict[str, float]
-    score: float
+    score: float = math.nan
     """Higher is better; it decides which checkpoints are best."""
     samples: list[tuple[str, str, str]] = field(default_factory=list)
     """(source, reference, output) of a few held-out examples, the same ones in every validation."""

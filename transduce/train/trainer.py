@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, cuda, nn
 
-from transduce.config import at_least, fraction
+from transduce.config import at_least, within
 from transduce.device import without_cudnn_attention
 from transduce.train.flops import peak_flops
 from transduce.train.log import Log
@@ -120,15 +120,9 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         at_least(1, max_updates=self.max_updates, accumulate=self.accumulate, validate_every=self.validate_every)
         at_least(1, keep_last=self.keep_last, keep_best=self.keep_best, max_skipped=self.max_skipped)
-        fraction(label_smoothing=self.label_smoothing)
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(
-                f"patience must be at least 1, but patience={self.patience}; None waits for max_updates or max_minutes"
-            )
-        if self.max_minutes is not None and self.max_minutes <= 0:
-            raise ValueError(
-                f"max_minutes must be positive, but max_minutes={self.max_minutes}; None sets no limit to the time"
-            )
+        at_least(1, patience=self.patience)
+        within("(0, inf)", max_minutes=self.max_minutes)
+        within("[0, 1)", label_smoothing=self.label_smoothing)
 
 
 class Trainer:

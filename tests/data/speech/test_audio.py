@@ -214,7 +214,7 @@ def test_a_rate_that_cannot_be(tmp_path, rate):
     raw[24:28] = struct.pack("<I", rate)
     path.write_bytes(raw)
     assert refusal(path) == (
-        f"cannot be used: a sample rate must lie in 1000 ... 768000 Hz, but its header says {rate}; "
+        f"cannot be used: its sample rate must lie in 1000 ... 768000 Hz, but it is {rate}; "
         "correct the header or leave it out"
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from make_manifest import write_manifest
 
-from transduce.data.speech.manifest import Recording, read_manifest, split_by_speaker
+from transduce.data.speech.manifest import Recording, read_manifest, split
 
 GOOD = "id\taudio\tseconds\tspeaker\ttext\tgerman\na\tx/a.wav\t1.5\tAnn\tgood day\tguten Tag\nb\t/y/b.npy\t2\tBob\t\t\n"
 
@@ -177,7 +177,7 @@ def spoken():
 
 @pytest.mark.parametrize(("share", "n"), [(0.01, 1), (0.25, 3), (0.5, 6), (0.99, 11)])
 def test_whole_speakers_are_held_out(spoken, share, n):
-    rest, held_out = split_by_speaker(spoken, share, 1)
+    rest, held_out = split(spoken, "speakers", share, 1)
     there, here = {r.speaker for r in rest}, {r.speaker for r in held_out}
     assert not there & here and len(here) == n and len(there) == 12 - n
     assert sorted([*rest, *held_out], key=spoken.index) == spoken
@@ -186,23 +186,44 @@ def test_whole_speakers_are_held_out(spoken, share, n):
 
 def test_who_is_held_out_is_a_function_of_the_seed_and_not_of_the_order(spoken):
     def speakers(recordings, seed):
-        return frozenset(r.speaker for r in split_by_speaker(recordings, 0.25, seed)[1])
+        return frozenset(r.speaker for r in split(recordings, "speakers", 0.25, seed)[1])
 
     assert speakers(spoken, 1) == speakers(spoken[::-1], 1)
     assert len({speakers(spoken, seed) for seed in range(20)}) > 10
     assert frozenset.union(*(speakers(spoken, seed) for seed in range(40))) == {r.speaker for r in spoken}
 
 
-def test_one_speaker_cannot_be_split_and_a_share_is_a_share(spoken):
+@pytest.mark.parametrize(("share", "n"), [(0.001, 1), (0.1, 6), (0.2, 12), (0.5, 30), (0.999, 59)])
+def test_recordings_of_every_speaker_are_held_out(spoken, share, n):
+    rest, held_out = split(spoken, "recordings", share, 1)
+    assert len(held_out) == n and len(rest) == 60 - n
+    assert sorted([*rest, *held_out], key=spoken.index) == spoken
+    assert rest == sorted(rest, key=spoken.index) and held_out == sorted(held_out, key=spoken.index)
+    assert len({r.speaker for r in max(rest, held_out, key=len)}) == 12  # and no speaker is taken whole
+
+
+def test_every_recording_and_every_speaker_may_be_held_out_and_the_seed_decides(spoken):
+    found = [frozenset(r.id for r in split(spoken, "recordings", 0.25, seed)[1]) for seed in range(40)]
+    assert found[3] == frozenset(r.id for r in split(spoken, "recordings", 0.25, 3)[1])
+    assert len(set(found)) == 40 and frozenset.union(*found) == {r.id for r in spoken}
+
+
+def test_one_speaker_or_recording_cannot_be_split_and_a_share_is_a_share(spoken):
+    one_speaker = [r for r in spoken if r.speaker == "s3"]
     with pytest.raises(ValueError) as error:
-        split_by_speaker([r for r in spoken if r.speaker == "s3"], 0.1, 0)
+        split(one_speaker, "speakers", 0.1, 0)
     assert str(error.value) == (
-        "holding out speakers takes two, but 5 recordings have 1; name a manifest for validation, or hold out "
-        "recordings of every speaker (hold_out=recordings)"
+        "holding out speakers takes two, but there are 1; name a manifest for validation, or hold out recordings "
+        "(hold_out=recordings)"
     )
-    for share in (0.0, 1.0, -0.5):
-        with pytest.raises(ValueError) as error:
-            split_by_speaker(spoken, share, 0)
-        assert str(error.value) == (
-            f"the share of speakers held out must lie between 0 and 1, but it is {share}; try 0.1"
-        )
+    with pytest.raises(ValueError) as error:
+        split(one_speaker[:1], "recordings", 0.1, 0)
+    assert str(error.value) == (
+        "holding out recordings takes two, but there are 1; name a manifest for validation, or look at leave_out"
+    )
+    assert [len(part) for part in split(one_speaker[:2], "recordings", 0.9, 0)] == [1, 1]
+    for what in ("speakers", "recordings"):
+        for share in (0.0, 1.0, -0.5):
+            with pytest.raises(ValueError) as error:
+                split(spoken, what, share, 0)
+            assert str(error.value) == f"share must lie in (0, 1), but share={share}"

@@ -64,14 +64,14 @@ def test_a_speaker_left_out_is_the_test_and_nowhere_else(folder, valid):
         ({"leave_out": "Z"}, "leave_out must be a speaker of the manifests, but 'Z' is not: A, B, C, D, E, F"),
         (
             {"train": Path("test.tsv"), "leave_out": "F", "hold_out": "recordings"},
-            "training and validation need recordings, but there are 0 and 0; look at test.tsv, share=0.1 and "
-            "leave_out='F'",
+            "holding out recordings takes two, but there are 0; name a manifest for validation, or look at leave_out",
         ),
         (
-            {"hold_out": "recordings", "share": 1.0},
-            "training and validation need recordings, but there are 0 and 20; look at train.tsv, share=1.0 and "
-            "leave_out=''",
+            {"train": Path("test.tsv"), "valid": Path("valid.tsv"), "leave_out": "F"},
+            "training and validation need recordings, but there are 0 and 2; look at test.tsv, valid.tsv and "
+            "leave_out='F'",
         ),
+        ({"hold_out": "recordings", "share": 1.0}, "share must lie in (0, 1), but share=1.0"),
     ],
 )
 def test_what_cannot_be_is_told(folder, fields, message):

@@ -87,8 +87,8 @@ def test_what_is_no_npy_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"n_features": 0}, "n_features and hop must be positive, but n_features=0 and hop=0.01 s"),
-        ({"n_features": 3, "hop": 0.0}, "n_features and hop must be positive, but n_features=3 and hop=0.0 s"),
+        ({"n_features": 0}, "n_features must be at least 1, but n_features=0"),
+        ({"n_features": 3, "hop": 0.0}, "hop must lie in (0, inf), but hop=0.0"),
     ],
 )
 def test_a_configuration_checks_itself(fields, message):

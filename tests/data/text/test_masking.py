@@ -258,8 +258,16 @@ def test_neighbours_are_the_formula_in_loops(monkeypatch, chunk):
         ({"mask_probability": 0.0}, "mask_probability must lie in (0, 1], but mask_probability=0.0"),
         (
             {"mask_replace_probability": 0.8, "random_replace_probability": 0.3},
-            "mask_replace_probability and random_replace_probability must be shares that sum to 1 at most, but "
-            "mask_replace_probability=0.8 and random_replace_probability=0.3",
+            "mask_replace_probability + random_replace_probability must lie in [0, 1], but "
+            "mask_replace_probability + random_replace_probability=1.1",
+        ),
+        (
+            {"mask_replace_probability": -0.1},
+            "mask_replace_probability must lie in [0, 1], but mask_replace_probability=-0.1",
+        ),
+        (
+            {"random_replace_probability": -0.2},
+            "random_replace_probability must lie in [0, 1], but random_replace_probability=-0.2",
         ),
     ],
 )

@@ -53,12 +53,7 @@ def read_audio(path: Path, sample_rate: int) -> Float[Tensor, " n"]:
             infinite ones; the message names it.
     """
     with _opened(path) as file:
-        low, high = RATES
-        if not low <= file.samplerate <= high:
-            raise ValueError(
-                f"{path} cannot be used: a sample rate must lie in {low} ... {high} Hz, but its header says "
-                f"{file.samplerate}; correct the header or leave it out"
-            )
+        _check_rate(file.samplerate, str(path), "correct the header or leave it out")
         average = torch.full((file.channels,), 1 / file.channels)
         blocks = [torch.from_numpy(block) @ average for block in _blocks(file)]
         ratio = Fraction(sample_rate, file.samplerate)
@@ -94,13 +89,16 @@ def read_samples(samples: np.ndarray | Tensor, rate: int, sample_rate: int, *, n
             f"{name} cannot be used: samples must be floats of shape (n,), but they are {waveform.dtype} of shape "
             f"{tuple(waveform.shape)}; average the channels, and divide 16-bit integers by 32768"
         )
+    _check_rate(rate, name, "give (samples, rate)")
+    return _scaled(change_rate(waveform.detach().cpu().float(), Fraction(sample_rate, int(rate))), name)
+
+
+def _check_rate(rate: int, name: str, way_out: str) -> None:
     low, high = RATES
     if not low <= rate <= high:
         raise ValueError(
-            f"{name} cannot be used: a sample rate must lie in {low} ... {high} Hz, but it is {rate}; "
-            "give (samples, rate)"
+            f"{name} cannot be used: its sample rate must lie in {low} ... {high} Hz, but it is {rate}; {way_out}"
         )
-    return _scaled(change_rate(waveform.detach().cpu().float(), Fraction(sample_rate, int(rate))), name)
 
 
 def _scaled(waveform: Float[Tensor, " n"], name: str) -> Float[Tensor, " n"]:

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from transduce.config import fraction
+from transduce.config import at_least, within
 from transduce.data.speech.audio import change_rate
 
-SPEEDS = (0.5, 2.0)
-"""The slowest and the fastest speed at which speech is still speech."""
+SPEEDS = "[0.5, 2]"
+"""The speeds at which speech is still speech."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +41,11 @@ class Augmentation:
         if not self.speeds:
             raise ValueError("speeds must name at least one, but speeds=(); (1.0,) changes nothing")
         for speed in self.speeds:
-            _check_speed(speed)
-        for name in ("n_time_masks", "time_mask_width", "n_frequency_masks", "frequency_mask_width"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, but {name}={getattr(self, name)}")
-        fraction(vtlp=self.vtlp, token_dropout=self.token_dropout)
-        if not 0 <= self.time_mask_proportion <= 1:
-            raise ValueError(
-                f"time_mask_proportion must lie in 0 ... 1, but time_mask_proportion={self.time_mask_proportion}"
-            )
+            within(SPEEDS, speed=speed)
+        at_least(0, n_time_masks=self.n_time_masks, time_mask_width=self.time_mask_width)
+        at_least(0, n_frequency_masks=self.n_frequency_masks, frequency_mask_width=self.frequency_mask_width)
+        within("[0, 1)", vtlp=self.vtlp, token_dropout=self.token_dropout)
+        within("[0, 1]", time_mask_proportion=self.time_mask_proportion)
 
 
 def generator(seed: int, epoch: int, index: int) -> Generator:
@@ -75,7 +71,7 @@ def change_speed(waveform: Float[Tensor, " n"], speed: float) -> Float[Tensor, "
         ValueError: speed is outside 0.5 ... 2.
     Source: Ko et al. (2015), Audio augmentation for speech recognition.
     """
-    _check_speed(speed)
+    within(SPEEDS, speed=speed)
     return change_rate(waveform, 1 / Fraction(speed).limit_denominator(100))
 
 
@@ -166,9 +162,3 @@ def _spans(size: int, n: int, widest: int, rng: Generator) -> list[tuple[int, in
         start = int(torch.randint(size - width + 1, (), generator=rng))
         found.append((start, start + width))
     return found
-
-
-def _check_speed(speed: float) -> None:
-    slowest, fastest = SPEEDS
-    if not slowest <= speed <= fastest:
-        raise ValueError(f"a speed must lie in {slowest} ... {fastest}, but speed={speed}; 1.0 changes nothing")

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torchaudio.functional import compute_deltas, create_dct, melscale_fbanks
 
-from transduce.config import one_of
+from transduce.config import at_least, check_choices, within
 
 Normalize = Literal["utterance", "global", "none"]
 
@@ -45,7 +45,7 @@ class FeatureConfig:
     """Hz where the lowest mel band begins."""
     high: float | None = None
     """Hz where the highest mel band ends; None is half the sample rate."""
-    deltas: int = 0
+    deltas: Literal[0, 1, 2] = 0
     """1 appends the slopes of the coefficients over five frames, 2 also the slopes of the slopes."""
     normalize: Normalize = "utterance"
     """Each feature gets mean 0 and variance 1 over the utterance, or over the training data (see `statistics`)."""
@@ -58,19 +58,14 @@ class FeatureConfig:
                 f"hop must lie between one sample and frame, but hop={self.hop} s and frame={self.frame} s "
                 f"at sample_rate={self.sample_rate} Hz"
             )
-        if not 1 <= self.n_coefficients <= self.n_mels:
-            raise ValueError(
-                f"n_coefficients must lie in 1 ... n_mels, but n_coefficients={self.n_coefficients} "
-                f"and n_mels={self.n_mels}"
-            )
+        at_least(1, n_mels=self.n_mels)
+        within(f"[1, {self.n_mels}]", n_coefficients=self.n_coefficients)
         if not 0 <= self.low < self.highest <= self.sample_rate / 2:
             raise ValueError(
                 f"mel bands must lie in 0 <= low < high <= sample_rate / 2, but low={self.low} Hz, "
                 f"high={self.highest} Hz and sample_rate={self.sample_rate} Hz"
             )
-        if self.deltas not in (0, 1, 2):
-            raise ValueError(f"deltas must be 0, 1 or 2, but deltas={self.deltas}")
-        one_of("normalize", self.normalize, Normalize)
+        check_choices(self)
 
     @property
     def n_features(self) -> int:

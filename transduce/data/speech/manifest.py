@@ -1,6 +1,5 @@
 """Manifests: TSV files that name recordings and what is said in each."""
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from transduce.data.text.corpus import read_lines, split_table
+from transduce.config import within
+from transduce.data.text.corpus import lines_fingerprint, read_lines, split_table
 
 NEEDED = ("id", "audio", "seconds", "speaker")
 """Columns of every manifest. The target column is needed as well, and there may be others."""
@@ -88,30 +88,37 @@ def _positive(cell: str, where: str) -> float:
     return seconds
 
 
-def split_by_speaker(
-    recordings: Sequence[Recording], share: float, seed: int
-) -> tuple[list[Recording], list[Recording]]:
-    """The recordings of most speakers, and those of the speakers held out for validation; both keep their order.
+HoldOut = Literal["speakers", "recordings"]
 
-    Which speakers are held out is a function of the set of speakers, `share` and `seed`.
+
+def split(
+    recordings: Sequence[Recording], what: HoldOut, share: float, seed: int
+) -> tuple[list[Recording], list[Recording]]:
+    """Most recordings for training, and those that are held out for validation; both keep their order.
+
+    Which ones are held out is a function of `share`, `seed` and the set of speakers, or the list of recordings.
 
     Args:
-        share: the share of speakers held out, rounded; at least one speaker is held out, and at least one stays.
+        what: whole speakers, or recordings of all of them.
+        share: the share of speakers or recordings held out, rounded; at least one is held out, and at least one stays.
 
     Raises:
-        ValueError: there is one speaker only, or `share` is not between 0 and 1.
+        ValueError: there is one speaker or recording only, or `share` is not between 0 and 1.
     """
-    speakers = sorted({r.speaker for r in recordings})
-    if not 0 < share < 1:
-        raise ValueError(f"the share of speakers held out must lie between 0 and 1, but it is {share}; try 0.1")
-    if len(speakers) < 2:
+    within("(0, 1)", share=share)
+    names = [r.speaker if what == "speakers" else r.id for r in recordings]
+    groups = sorted(set(names)) if what == "speakers" else names
+    if len(groups) < 2:
+        other = "hold out recordings (hold_out=recordings)" if what == "speakers" else "look at leave_out"
         raise ValueError(
-            f"holding out speakers takes two, but {len(recordings)} recordings have {len(speakers)}; "
-            "name a manifest for validation, or hold out recordings of every speaker (hold_out=recordings)"
+            f"holding out {what} takes two, but there are {len(groups)}; name a manifest for validation, or {other}"
         )
-    n = min(max(round(share * len(speakers)), 1), len(speakers) - 1)
-    held_out = {speakers[i] for i in np.random.default_rng(seed).permutation(len(speakers))[:n]}
-    return [r for r in recordings if r.speaker not in held_out], [r for r in recordings if r.speaker in held_out]
+    n = min(max(round(share * len(groups)), 1), len(groups) - 1)
+    held_out = {groups[i] for i in np.random.default_rng(seed).permutation(len(groups))[:n]}
+    train, valid = (
+        [r for r, name in zip(recordings, names, strict=True) if (name in held_out) is out] for out in (False, True)
+    )
+    return train, valid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +133,7 @@ class Manifests:
     test: Path | None = Path("test.tsv")
     target_column: str = "text"
     """The column that the model writes: any column, for example a translation."""
-    hold_out: Literal["speakers", "recordings"] = "speakers"
+    hold_out: HoldOut = "speakers"
     """What validation takes out of the training recordings where it has no manifest: whole speakers, if there are
     many, or some recordings of every speaker."""
     share: float = 0.1
@@ -152,11 +159,15 @@ class Manifests:
                 raise ValueError(
                     f"leave_out must be a speaker of the manifests, but {self.leave_out!r} is not: {names}"
                 )
-        train, valid = (train, self._without(self._read(self.valid))) if self.valid else self._split(train, seed)
+        train, valid = (
+            (train, self._without(self._read(self.valid)))
+            if self.valid
+            else split(train, self.hold_out, self.share, seed)
+        )
         if not train or not valid:
             raise ValueError(
                 f"training and validation need recordings, but there are {len(train)} and {len(valid)}; "
-                f"look at {self.train}, {self.valid or f'share={self.share}'} and leave_out={self.leave_out!r}"
+                f"look at {self.train}, {self.valid} and leave_out={self.leave_out!r}"
             )
         if test and not any(r.text.strip() for r in test):
             raise ValueError(f"a test needs texts to compare with, but none of its {len(test)} recordings has one")
@@ -164,13 +175,6 @@ class Manifests:
 
     def _without(self, recordings: list[Recording]) -> list[Recording]:
         return [r for r in recordings if not self.leave_out or r.speaker != self.leave_out]
-
-    def _split(self, train: list[Recording], seed: int) -> tuple[list[Recording], list[Recording]]:
-        if self.hold_out == "speakers":
-            return split_by_speaker(train, self.share, seed)
-        n = max(1, round(self.share * len(train)))
-        chosen = set(np.random.default_rng(seed).permutation(len(train))[:n].tolist())
-        return [r for i, r in enumerate(train) if i not in chosen], [r for i, r in enumerate(train) if i in chosen]
 
     def _read(self, path: Path) -> list[Recording]:
         path = self.data / path if self.data else path
@@ -184,7 +188,4 @@ class Manifests:
 
 def recordings_fingerprint(*splits: Sequence[Recording]) -> str:
     """SHA-256 of ids, lengths and texts, which does not depend on where the recordings are."""
-    digest = hashlib.sha256()
-    for r in (r for split in splits for r in split):
-        digest.update(f"{r.id}\t{r.seconds}\t{r.text}\n".encode())
-    return digest.hexdigest()
+    return lines_fingerprint(f"{r.id}\t{r.seconds}\t{r.text}" for split in splits for r in split)

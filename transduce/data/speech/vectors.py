@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.config import one_of
+from transduce.config import at_least, check_choices, within
 from transduce.data.speech.features import normalized
 
 Normalize = Literal["utterance", "none"]
@@ -26,11 +26,9 @@ class VectorConfig:
     """Give each feature mean 0 and variance 1 over the utterance, or leave the vectors as they are."""
 
     def __post_init__(self) -> None:
-        if self.n_features < 1 or not self.hop > 0:
-            raise ValueError(
-                f"n_features and hop must be positive, but n_features={self.n_features} and hop={self.hop} s"
-            )
-        one_of("normalize", self.normalize, Normalize)
+        at_least(1, n_features=self.n_features)
+        within("(0, inf)", hop=self.hop)
+        check_choices(self)
 
     def seconds(self, n_frames: int) -> float:
         """The time that so many vectors stand for."""

@@ -1,9 +1,10 @@
 """Text from files, line by line. Lines of parallel files stay aligned, and nothing is left out silently."""
 
 import gzip
+import hashlib
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,9 +24,10 @@ def read_lines(path: Path | str) -> list[str]:
     `str.splitlines` would also split at form feeds and U+2028, and shift one side of a corpus against the other.
 
     Raises:
-        ValueError: bytes that are not UTF-8, by file and line.
+        ValueError: there is no such file, or it is not UTF-8; by file and line.
     """
     path = Path(path)
+    check_text(path)
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:
             raw = file.read()
@@ -54,6 +56,14 @@ def decode_line(line: bytes, name: str, number: int) -> str:
             "convert the file, for example with iconv -f latin1 -t utf-8"
         ) from error
     return text.removeprefix("\ufeff") if number == 1 else text  # a byte order mark belongs to the file
+
+
+def lines_fingerprint(lines: Iterable[str]) -> str:
+    """SHA-256 of lines, each with its \\n."""
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line.encode() + b"\n")
+    return digest.hexdigest()
 
 
 def split_table(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Integer
 
-from transduce.data.text.corpus import check_text, read_lines
+from transduce.data.text.corpus import read_lines
 from transduce.data.text.stream import Stream, open_shards, smallest_type
 from transduce.data.text.tokenizers import Tokenizer, TokenizerKind, load_tokenizer, train_tokenizer
 
@@ -53,7 +53,6 @@ def read_text(path: Path) -> str:
     Raises:
         ValueError: there is no such file, or it is not UTF-8.
     """
-    check_text(path)
     return "\n".join([*read_lines(path), ""])
 
 

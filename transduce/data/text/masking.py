@@ -8,6 +8,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
+from transduce.config import within
 from transduce.data.batch import IGNORE, Batch, Batches
 from transduce.data.text.characters import CharTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
@@ -35,14 +36,10 @@ class MaskingConfig:
     """The share of the chosen tokens that is replaced by a random token; all tokens have the same probability."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.mask_probability <= 1:
-            raise ValueError(f"mask_probability must lie in (0, 1], but mask_probability={self.mask_probability}")
+        within("(0, 1]", mask_probability=self.mask_probability)
         masked, random = self.mask_replace_probability, self.random_replace_probability
-        if masked < 0 or random < 0 or masked + random > 1:
-            raise ValueError(
-                "mask_replace_probability and random_replace_probability must be shares that sum to 1 at most, but "
-                f"mask_replace_probability={masked} and random_replace_probability={random}"
-            )
+        within("[0, 1]", mask_replace_probability=masked, random_replace_probability=random)
+        within("[0, 1]", **{"mask_replace_probability + random_replace_probability": masked + random})
 
     def batch(self, text: Batch, tokenizer: Tokenizer, rng: np.random.Generator) -> Batch:
         """A batch whose source is the corrupted target_out of `text`, and whose target_out is the chosen tokens.
@@ -111,12 +108,8 @@ def encode_masked(tokenizer: Tokenizer, line: str, mask_word: str) -> list[int]:
     for i, (part, row) in enumerate(zip(parts, tokenizer.encode(parts), strict=True)):
         if i:
             ids.append(mask_id(tokenizer))
-            # SentencePiece begins every text with a space
-            if (
-                isinstance(tokenizer, SentencePieceTokenizer)
-                and part[:1].strip()
-                and tokenizer.tokens(row[:1]) == ["▁"]
-            ):
+            spaced = isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.tokens(row[:1]) == ["▁"]
+            if spaced and part[:1].strip():  # SentencePiece begins every text with a space
                 row = row[1:]
         ids += row
     start, end = tokenizer.bos_id, tokenizer.eos_id
@@ -135,8 +128,6 @@ def decode_masked(tokenizer: Tokenizer, ids: Sequence[int], mask_word: str) -> s
         if masked:
             text += (space + mask_word) * len(row)
         else:
-            new_word = isinstance(tokenizer, SentencePieceTokenizer) and "".join(tokenizer.tokens(row[:1])).startswith(
-                "▁"
-            )
+            new_word = "".join(tokenizer.tokens(row[:1])).startswith("▁")  # only SentencePiece writes a space so
             text += (space if text and new_word else "") + tokenizer.decode([row])[0]
     return text.removeprefix(space)

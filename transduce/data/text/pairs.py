@@ -1,9 +1,7 @@
 """Parallel text as training data: encoded, filtered by length, and in other batches in every epoch."""
 
-import hashlib
-
 from transduce.data.batch import Epoch, pair_epoch
-from transduce.data.text.corpus import ParallelText
+from transduce.data.text.corpus import ParallelText, lines_fingerprint
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, SentencePieceTokenizer
 
 
@@ -82,8 +80,4 @@ def _with_eos(rows: list[list[int]]) -> list[list[int]]:
 
 def fingerprint(*texts: ParallelText) -> str:
     """SHA-256 of the sentences, which does not depend on where the files are."""
-    digest = hashlib.sha256()
-    for side in (side for text in texts for side in (text.source, text.target)):
-        for line in side:
-            digest.update(line.encode() + b"\n")
-    return digest.hexdigest()
+    return lines_fingerprint(line for text in texts for side in (text.source, text.target) for line in side)

@@ -33,10 +33,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises:
         ValueError: there is no tokenizer.
     """
-    folder, names = (path.parent, [path.name]) if path.is_file() else (path, list(FILES))
-    for name in names:
-        if name in FILES and (folder / name).is_file():
-            return FILES[name].load(folder / name)
+    for file in [path, *(path / name for name in FILES)]:
+        if file.name in FILES and file.is_file():
+            return FILES[file.name].load(file)
     if (path / "vocab.json").is_file():
         return ByteBPE.load(path)
     raise ValueError(f"a tokenizer is one of {', '.join(FILES)}, or a folder with one, but {path} is neither")

@@ -1,0 +1,105 @@
+"""Fields are refused by name, with the rule and the value; the whole message is read."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from transduce.config import at_least, check_choices, within
+
+
+def refusal(check, *args, **values) -> str:
+    with pytest.raises(ValueError) as caught:
+        check(*args, **values)
+    return str(caught.value)
+
+
+def test_values_at_or_above_the_low_one_and_none_pass():
+    at_least(1, a=1, b=2, c=10**30, d=None)
+    at_least(0, a=0, b=0.0, c=-0.0, d=1e-300, e=math.inf)
+    at_least(-0.5, a=-0.5)
+    at_least(3)
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "told"),
+    [
+        (1, 0, "n must be at least 1, but n=0"),
+        (0, -1, "n must be at least 0, but n=-1"),
+        (0, -1e-9, "n must be at least 0, but n=-1e-09"),
+        (1.0, 0.5, "n must be at least 1.0, but n=0.5"),
+        (0, math.nan, "n must be at least 0, but n=nan"),
+        (0, -math.inf, "n must be at least 0, but n=-inf"),
+    ],
+)
+def test_a_value_below_the_low_one_is_refused(low, value, told):
+    assert refusal(at_least, low, n=value) == told
+
+
+@pytest.mark.parametrize(
+    ("interval", "inside", "outside"),
+    [
+        ("[0, 1)", [0, 0.0, 0.5, 1 - 1e-16], [-1e-300, 1, 1.0, 2, -math.inf, math.inf]),
+        ("(0, 1]", [1e-300, 0.5, 1, 1.0], [0, 0.0, -0.5, 1.5, math.inf]),
+        ("[0, 1]", [0, 0.5, 1], [-0.1, 1.1]),
+        ("(0, 1)", [0.5], [0, 1, -1, 2]),
+        ("(0, inf)", [1e-300, 1, 1e300], [0, -1.0, math.inf, -math.inf]),
+        ("(0, inf]", [1, math.inf], [0]),
+        ("[-2, 0.5]", [-2, -2.0, 0, 0.5], [-2.1, 0.6]),
+        ("[3, 3]", [3], [2, 4, 3.1]),
+        ("[1, 0]", [], [0, 0.5, 1, 2, -1]),
+    ],
+)
+def test_an_interval_has_its_ends_or_not(interval, inside, outside):
+    for value in inside:
+        within(interval, x=value)
+    for value in [*outside, math.nan]:
+        assert refusal(within, interval, x=value) == f"x must lie in {interval}, but x={value}"
+    within(interval, x=None)
+    within(interval)
+
+
+def test_the_first_of_several_values_that_does_not_fit_is_named():
+    assert refusal(at_least, 2, a=3, b=None, c=1, d=0) == "c must be at least 2, but c=1"
+    assert refusal(within, "[0, 1)", a=0.5, b=None, c=1.0, d=-1.0) == "c must lie in [0, 1), but c=1.0"
+
+
+Shape = Literal["round", "square"]
+
+
+@dataclass(frozen=True)
+class Plate:
+    shape: Shape = "round"
+    layers: Literal[0, 1, 2] = 0
+    name: str = "plate"
+    weight: float | None = None
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+
+
+@dataclass(frozen=True)
+class Bowl(Plate):
+    depth: Literal["flat", "deep"] = "deep"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "told"),
+    [
+        (Plate, {"shape": "oval"}, "shape must be one of round, square, but shape='oval'"),
+        (Plate, {"layers": 3}, "layers must be one of 0, 1, 2, but layers=3"),
+        (Plate, {"layers": "1"}, "layers must be one of 0, 1, 2, but layers='1'"),
+        (Plate, {"shape": None, "layers": 7}, "shape must be one of round, square, but shape=None"),
+        (Bowl, {"depth": "round"}, "depth must be one of flat, deep, but depth='round'"),
+        (Bowl, {"layers": -1}, "layers must be one of 0, 1, 2, but layers=-1"),
+    ],
+)
+def test_a_value_that_is_none_of_the_choices_is_refused(kind, fields, told):
+    assert refusal(kind, **fields) == told
+
+
+def test_every_choice_passes_and_other_types_are_not_looked_at():
+    for shape in ("round", "square"):
+        for layers in (0, 1, 2):
+            assert Bowl(shape=shape, layers=layers, name="oval", weight=-1.0).layers == layers
