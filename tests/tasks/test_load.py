@@ -108,7 +108,7 @@ def test_progress_counts_every_line(translator):
     ("fields", "message"),
     [
         ({"beam_size": 0}, "beam_size must be at least 1, but beam_size=0"),
-        ({"n_best": 6}, "a beam holds at most beam_size hypotheses, but n_best=6 and beam_size=5"),
+        ({"n_best": 6}, "n_best must lie in [1, 5], but n_best=6"),
         ({"alpha": -1.0}, "alpha must be at least 0, but alpha=-1.0"),
         ({"length_extra": 0}, "length_extra must be at least 1, but length_extra=0"),
     ],

@@ -14,8 +14,7 @@ def describe(run: Positional[Run]) -> None:
     weights = weights_path(run)
     tensors = read_weights(weights)
     print(f"{run}: {sum(t.numel() for t in tensors.values()):,} parameters in {weights.relative_to(run)}")
-    names = {"source": kept.source_tokenizer, "target": kept.target_tokenizer}
-    for name, tokenizer in names.items():
+    for name, tokenizer in (("source", kept.source_tokenizer), ("target", kept.target_tokenizer)):
         if tokenizer is not None:
             print(f"{name} vocabulary: {tokenizer.vocab_size} tokens")
     if kept.feature_extractor is not None:

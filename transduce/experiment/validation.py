@@ -151,9 +151,8 @@ def masked_language_validator(
 
     def look(model: Transformer) -> Validation:
         samples = []
-        for i in _spread(
-            len(batches), n_samples
-        ):  # the beginning of a window: masked, as it was, as the model fills it
+        for i in _spread(len(batches), n_samples):
+            # the beginning of a window: masked, as it was, as the model fills it
             batch, whole = batches[i].to(model.device), batches.texts[i].target_out
             assert batch.source is not None
             filled = batch.source.clone()

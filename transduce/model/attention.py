@@ -34,9 +34,8 @@ def attend(
     n_queries, groups = query.size(2), query.size(1) // key.size(1)
     on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
     if on_cpu and training and query.dtype == torch.bfloat16:
-        with torch.autocast(
-            "cpu", enabled=False
-        ):  # in bf16 the kernel is slower, and the queries' gradient is mostly noise
+        # in bf16 the kernel is slower, and the queries' gradient is mostly noise
+        with torch.autocast("cpu", enabled=False):
             wide = (x.float() for x in (query, key, value))
             return attend(*wide, key_lengths=key_lengths, causal=causal, window=window, dropout=dropout).to(query.dtype)
     if window is not None and causal and key_lengths is None:  # no query sees earlier keys

@@ -53,15 +53,12 @@ class SearchConfig:
     """No n-gram of this many tokens comes out twice; 0 = off."""
 
     def __post_init__(self) -> None:
-        at_least(1, beam_size=self.beam_size, n_best=self.n_best, batch_tokens=self.batch_tokens)
+        at_least(1, beam_size=self.beam_size, batch_tokens=self.batch_tokens)
         at_least(1, max_source_length=self.max_source_length, length_extra=self.length_extra)
         at_least(0, no_repeat_ngram=self.no_repeat_ngram, alpha=self.alpha, length_ratio=self.length_ratio)
         at_least(1.0, max_seconds=self.max_seconds)
         within("[0, 1]", ctc_weight=self.ctc_weight)
-        if self.n_best > self.beam_size:
-            raise ValueError(
-                f"a beam holds at most beam_size hypotheses, but n_best={self.n_best} and beam_size={self.beam_size}"
-            )
+        within(f"[1, {self.beam_size}]", n_best=self.n_best)
 
     def greedy(self) -> "SearchConfig":
         """The same, but searched greedily."""

@@ -95,29 +95,12 @@ def projected_cross_entropy(
     """
     n_classes = len(weight) if n_classes is None else n_classes
     states, targets = states.flatten(0, -2), targets.flatten()
-    if n_targets is not None:
-        return _ragged_cross_entropy(states, weight, targets, n_classes, label_smoothing, n_targets)
+    if n_targets is not None:  # for nonzero() a GPU must be waited for, as it alone knows the size of the result
+        real = torch.nonzero_static(targets != IGNORE, size=n_targets)[:, 0]
+        states, targets = states[real], targets[real]
     device = states.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
     with torch.autocast(device, enabled=False):
         return _ProjectedCrossEntropy.apply(
             states.to(dtype), weight.to(dtype), targets, n_classes, label_smoothing, torch.is_grad_enabled()
         )
-
-
-@torch.compiler.disable
-def _ragged_cross_entropy(
-    states: Float[Tensor, "n D"],
-    weight: Float[Tensor, "rows D"],
-    targets: Int[Tensor, " n"],
-    n_classes: int,
-    smoothing: float,
-    n_targets: int,
-) -> Float[Tensor, ""]:
-    """The cross-entropy at real positions alone.
-
-    It stays outside graphs: each would hold one loop of chunks, so it would be compiled anew for other numbers of them.
-    """
-    # for nonzero() a GPU must be waited for, as it alone knows the size of the result
-    real = torch.nonzero_static(targets != IGNORE, size=n_targets)[:, 0]
-    return projected_cross_entropy(states[real], weight, targets[real], n_classes=n_classes, label_smoothing=smoothing)

@@ -39,9 +39,18 @@ class Objective(nn.Module):
         model: the model to train. Checkpoints hold its parameters under its own names; an objective adds none.
     """
 
+    eager: tuple[str, ...] = ()
+    """The methods that torch.compile leaves outside its graphs."""
+
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile `forward` in place, as nn.Module does."""
+        for name in self.eager:
+            setattr(self, name, torch.compiler.disable(getattr(self, name)))
+        super().compile(*args, **kwargs)
 
 
 class CrossEntropy(Objective):
@@ -55,6 +64,11 @@ class CrossEntropy(Objective):
         model: a Transformer (model/transformer.py).
         label_smoothing: the share of a target's probability that is spread evenly over the vocabulary.
     """
+
+    eager: tuple[str, ...] = ("ragged",)
+    ragged = staticmethod(projected_cross_entropy)
+    """The loss where only some positions have targets. Graphs of it would each hold one loop of chunks, and be compiled
+    anew for other numbers of them."""
 
     def __init__(self, model: Any, *, label_smoothing: float = 0.0) -> None:
         super().__init__(model)
@@ -87,7 +101,8 @@ class CrossEntropy(Objective):
         """Cross-entropy of target_out, where the model projects these states (B, T, D) to its vocabulary."""
         # windows of a text have no padding; if pairs have none it is chance, and compiled code would branch on it
         windows = batch.source is None and batch.n_tokens == batch.target_out.numel()
-        return projected_cross_entropy(
+        loss = projected_cross_entropy if windows else self.ragged
+        return loss(
             states,
             self.model.output,
             batch.target_out,
@@ -110,6 +125,8 @@ class HybridCTC(CrossEntropy):
     Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition.
     """
 
+    eager = ("ragged", "ctc")
+
     def __init__(self, model: Any, *, ctc_weight: float, label_smoothing: float = 0.0, blank_id: int = 0) -> None:
         super().__init__(model, label_smoothing=label_smoothing)
         within("(0, 1]", ctc_weight=ctc_weight)
@@ -125,9 +142,8 @@ class HybridCTC(CrossEntropy):
         ctc = self.ctc(self.model.ctc_logits(memory.states), batch)
         return (1 - self.ctc_weight) * entropy + self.ctc_weight * ctc, parts | {"ctc": ctc}
 
-    @torch.compiler.disable
     def ctc(self, logits: Tensor, batch: Seq2SeqBatch) -> Tensor:
-        """CTC of the target, where these are the logits (B, S, V) of the model's CTC head; outside compiled graphs."""
+        """CTC of the target, where these are the logits (B, S, V) of the model's CTC head."""
         source_lengths, target_lengths = batch.host_lengths or (batch.source_lengths, batch.target_lengths)
         if source_lengths is not None:
             source_lengths = self.model.config.encoder.input.out_lengths(source_lengths)

@@ -156,7 +156,12 @@ def _end_with_parent(_: int) -> None:
     """End this worker when its parent is gone: by itself it would look only between two files."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _settings(config: FeatureConfig) -> tuple[int | float, ...]:
