@@ -5,9 +5,12 @@ import io
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +19,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from transduce.data.speech.audio import read_audio, sound_status
@@ -108,60 +110,53 @@ class FeatureCache:
                 continue
             missing += [(path, speed) for speed, kept in found.items() if not kept.exists()]
             self._kept.update({(path, settings, speed): kept for speed, kept in found.items()})
-        workers = min(workers, len(missing))
-        done = DataLoader(
-            _Missing(FeatureCache(self.directory), missing, config),
-            batch_size=None,
-            num_workers=workers,
-            multiprocessing_context="spawn" if workers else None,  # a fork of a process with threads can hang
-            in_order=False,
-            worker_init_fn=_end_with_parent,
-            generator=torch.Generator(),  # the loader draws a seed, and shall not take it from the training's numbers
-        )
-        for i, told in tqdm(done, total=len(missing), desc="features", unit="file", file=sys.stderr):
-            if isinstance(told, OSError):
-                raise told
-            if told:
-                errors.setdefault(missing[i][0], told)
+        if workers and missing:
+            done = self._fill_with(workers, missing, config)
+        else:
+            done = ((path, _fill_one(self, path, config, speed)) for path, speed in missing)
+        with closing(done):  # a generator that a traceback keeps alive would keep its processes running
+            for path, told in tqdm(done, total=len(missing), desc="features", unit="file", file=sys.stderr):
+                if told:
+                    errors.setdefault(path, told)
         return errors
 
-
-@dataclass(frozen=True)
-class _Missing(Dataset[tuple[int, str | OSError]]):
-    """Keeps the log-mel of a file when it is asked for, and gives the file's index and what is wrong with it.
-
-    An OSError is given too, as the loader would raise another one, with a traceback for a message.
-    """
-
-    cache: FeatureCache
-    missing: list[tuple[Path, float]]
-    """Sound files and speeds."""
-    config: FeatureConfig
-
-    def __len__(self) -> int:
-        return len(self.missing)
-
-    def __getitem__(self, i: int) -> tuple[int, str | OSError]:
-        path, speed = self.missing[i]
+    def _fill_with(
+        self, workers: int, missing: list[tuple[Path, float]], config: FeatureConfig
+    ) -> Generator[tuple[Path, str], None, None]:
+        # spawned, as a fork of a process in which torch has threads can hang
+        pool = ProcessPoolExecutor(
+            min(workers, len(missing)), multiprocessing.get_context("spawn"), initializer=_begin_worker
+        )
+        bare = FeatureCache(self.directory)  # remembers nothing, as it is sent along with every task
         try:
-            self.cache.get(path, _features(self.config), speed)
-        except ValueError as error:
-            return i, str(error)
-        except OSError as error:
-            return i, error
-        return i, ""
+            futures = {pool.submit(_fill_one, bare, path, config, speed): path for path, speed in missing}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _end_with_parent(_: int) -> None:
-    """End this worker when its parent is gone: by itself it would look only between two files."""
+def _begin_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process tells the others to end
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent is gone: a killed parent tells its workers nothing, and they would wait."""
     parent = multiprocessing.parent_process()
     assert parent is not None
+    parent.join()
+    os._exit(1)
 
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+def _fill_one(cache: FeatureCache, path: Path, config: FeatureConfig, speed: float) -> str:
+    """Keep the log-mel of a file, and return what is wrong with the file, or an empty text."""
+    try:
+        cache.get(path, _features(config), speed)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _settings(config: FeatureConfig) -> tuple[int | float, ...]:
