@@ -1,6 +1,7 @@
 """The second epoch costs no DFT, bad sound ends nothing, and no torn file is ever believed."""
 
 import _thread
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -175,7 +176,7 @@ def test_bad_sound_is_named_and_nothing_is_kept(tmp_path, cache):
     )
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, 1, 2])
 def test_filling_computes_what_is_missing_and_counts_what_is_bad(tmp_path, cache, monkeypatch, capfd, workers):
     good = [record(tmp_path / f"{i}.wav", 0.2 + 0.1 * i) for i in range(4)]
     bad = bad_recordings(tmp_path)
@@ -200,7 +201,28 @@ def test_nothing_to_do_is_done(cache):
     assert cache.fill([], FEATURES, (1.0,), 2) == {}
 
 
-def test_ctrl_c_ends_it_and_keeps_what_is_written(tmp_path, cache, request):
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_directory_that_cannot_be_written_is_an_error_of_the_system(tmp_path, workers):
+    """The same one from a worker: with its name of the file, and without a traceback for a message."""
+    path = record(tmp_path / "a.wav")
+    (tmp_path / "file").touch()
+    cache = FeatureCache(tmp_path / "file" / "cache")
+    with pytest.raises(NotADirectoryError) as caught:
+        cache.fill([path], FEATURES, (0.9, 1.0), workers)
+    assert caught.value.filename == str(cache.directory)
+    assert str(caught.value) == f"[Errno 20] Not a directory: '{cache.directory}'"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_filling_draws_none_of_the_numbers_of_the_training(tmp_path, cache, workers):
+    path = record(tmp_path / "a.wav")
+    before = torch.get_rng_state()
+    assert cache.fill([path], FEATURES, (0.9, 1.0), workers) == {}
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_ends_it_and_keeps_what_is_written(tmp_path, cache, request, workers):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore Ctrl-C
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     paths = [record(tmp_path / f"{i}.wav", 1.0 + i / 1000) for i in range(400)]
@@ -211,8 +233,9 @@ def test_ctrl_c_ends_it_and_keeps_what_is_written(tmp_path, cache, request):
         _thread.interrupt_main()
 
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        cache.fill(paths, FEATURES, (0.9, 1.0, 1.1), 1)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        cache.fill(paths, FEATURES, (0.9, 1.0, 1.1), workers)
+    assert caught.tb is not None and not multiprocessing.active_children()  # although the traceback still lives
     files = list(cache.directory.iterdir())
     assert 0 < len(files) < 1200 and all(file.suffix == ".npy" for file in files)
     assert all(np.load(file).shape[1] == 23 for file in files)
@@ -232,6 +255,7 @@ def read_audio(path, rate, read=feature_cache.read_audio):
 feature_cache.read_audio = read_audio
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore Ctrl-C
     directory, workers, limit, *paths = sys.argv[1:]
     if workers == "0":
         os.getpid = lambda: 7
@@ -303,6 +327,21 @@ def test_a_killed_process_takes_its_workers_along_and_leaves_only_whole_files(tm
     assert len(list(cache.directory.glob("*.npy"))) == 4
     assert cache.fill(paths, FEATURES, (0.9, 1.0)) == {}
     assert_filled(cache, paths, monkeypatch)
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_worker_too_and_leaves_only_whole_files(tmp_path, cache, filling):
+    paths = [record(tmp_path / f"{i}.wav", 1.0 + i / 1000) for i in range(400)]
+    process = filling(paths, workers=1)
+    go(process)
+    while len(list(cache.directory.glob("*.npy"))) < 4:
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT and err.count("Traceback") == 1 and err.endswith("KeyboardInterrupt\n")
+    files = list(cache.directory.iterdir())
+    assert 4 <= len(files) < 800 and all(file.suffix == ".npy" for file in files)
+    assert all(np.load(file).shape[1] == 23 for file in files)
 
 
 def test_a_process_that_is_killed_while_it_writes_leaves_no_torn_file(tmp_path, cache, filling, monkeypatch):
