@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import transduce as td
 
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.long
 def test_your_own_experiment_trains_scores_and_is_loaded(tmp_path):
     page = (ROOT / "docs" / "your_own_experiment.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)

@@ -58,6 +58,7 @@ def test_help_says_how_to_call_a_script(name, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith(f"usage: {name}")
 
 
+@pytest.mark.long
 def test_training_benchmark_compares_every_system_with_the_plain_loop(output):
     heading, *rows = output((*TRAINING, "--no-memory")).splitlines()
     assert re.match(r"\d+ pairs, [\d,]+ parameters, 1 threads, cpu, torch ", heading)
@@ -69,6 +70,7 @@ def test_training_benchmark_compares_every_system_with_the_plain_loop(output):
         assert float(ratio) == pytest.approx(speed[name] / speed["plain loop"], rel=0.01, abs=0.01)
 
 
+@pytest.mark.long
 def test_training_benchmark_measures_memory(output, peak):
     assert re.fullmatch(r"\d+\n", output(peak))
 
@@ -93,6 +95,7 @@ def test_unsorted_batches_hold_every_pair_once_within_the_budget():
     assert [len(batch.source) for batch in batches] != [len(source)]
 
 
+@pytest.mark.long
 def test_decoding_benchmark_gives_speed_ratio_and_memory(output):
     rows = output(DECODING)
     assert re.search(r"transformers float32 +[\d,.]+ tokens/s +1\.00 x", rows)
@@ -100,12 +103,14 @@ def test_decoding_benchmark_gives_speed_ratio_and_memory(output):
     assert re.search(r"transduce +\d+ MiB", rows)
 
 
+@pytest.mark.long
 def test_generation_benchmark_gives_speed_and_ratio(output):
     rows = output(GENERATION)
     assert re.search(r"batch +3  transformers float32 +[\d,.]+ tokens/s +1\.00 x", rows)
     assert re.search(r"batch +3  transduce float32 +[\d,.]+ tokens/s +[\d.]+ x  same output 100\.00%", rows)
 
 
+@pytest.mark.long
 def test_gpt2_benchmark_gives_speed_ratio_use_and_memory(output):
     heading, *rows = output(GPT2).splitlines()
     assert re.match(r"34,176 parameters, context 16, 214,272 operations a token, 1 threads, bf16, torch ", heading)

@@ -88,6 +88,7 @@ def whole(corpus, tmp_path_factory) -> Path:
     return run
 
 
+@pytest.mark.long
 def test_killed_and_interrupted_it_ends_with_the_same_bytes(corpus, whole, tmp_path):
     run = tmp_path / "killed"
     status, _ = Started(corpus, run).hit(signal.SIGKILL, 10)
