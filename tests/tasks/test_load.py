@@ -71,6 +71,15 @@ def test_the_output_is_bounded_in_proportion_to_the_source(translator, monkeypat
     assert 0 < max(lengths) <= int(ratio * n_source) + extra
 
 
+def test_what_is_not_named_stays_as_the_run_has_it(translator, monkeypatch):
+    monkeypatch.setattr(translator, "decoding", replace(SHORT, alpha=1.6))
+    wide = replace(SHORT, alpha=1.6, n_best=7, beam_size=7)
+    found = translator.translate(ENGLISH[:3], n_best=7)
+    assert found == translator.translate(ENGLISH[:3], wide) and len(found[0]) == 7
+    assert dict(translator.stream(ENGLISH[:3], n_best=7)) == dict(enumerate(found))
+    assert translator(ENGLISH[:3], SHORT, alpha=0.0) == translator(ENGLISH[:3], replace(SHORT, alpha=0.0))
+
+
 def test_n_best_is_sorted_and_as_many_as_asked(translator):
     outputs = translator.translate(["", *ENGLISH[:3]], replace(SHORT, n_best=4))
     assert [len(each) for each in outputs] == [4] * 4

@@ -56,6 +56,33 @@ def test_beam_alpha_and_ctc_reach_the_search(transcriber, tmp_path):
     assert all(found[i][0] != plain[0] for i in (0, 2, 3))  # alpha moves the score
 
 
+def test_what_is_not_named_stays_as_the_run_has_it(transcriber, tmp_path, monkeypatch):
+    """A second output, and nothing else: CTC, alpha and the bounds are still the run's."""
+    own = replace(SHORT, ctc_weight=0.6, alpha=1.6)
+    monkeypatch.setattr(transcriber, "decoding", own)
+    paths = [r.audio for r in record(tmp_path, sentences(3))]
+    found = transcriber.transcribe(paths, n_best=2)
+    assert found == transcriber.transcribe(paths, replace(own, n_best=2))
+    assert found != transcriber.transcribe(paths, replace(SHORT, n_best=2))
+    assert transcriber(paths, alpha=0.0, beam_size=1) == transcriber(paths, replace(own, alpha=0.0, beam_size=1))
+
+
+def test_more_outputs_widen_the_beam():
+    own = td.SearchConfig(beam_size=3, alpha=1.6)
+    assert own.changed() == own
+    assert own.changed(n_best=8) == replace(own, n_best=8, beam_size=8)
+    assert own.changed(n_best=2, alpha=0.1) == replace(own, n_best=2, alpha=0.1)
+    with pytest.raises(ValueError) as error:
+        own.changed(n_best=8, beam_size=5)
+    assert str(error.value) == "n_best must lie in [1, 5], but n_best=8"
+    with pytest.raises(ValueError) as error:
+        own.changed(nbest=2)
+    assert str(error.value) == (
+        "a search setting must be one of beam_size, alpha, n_best, batch_tokens, length_ratio, length_extra, "
+        "max_source_length, max_seconds, ctc_weight, no_repeat_ngram, but it is 'nbest'"
+    )
+
+
 def test_greedy_settings_are_the_same_but_for_the_beam():
     own = td.SearchConfig(beam_size=7, n_best=3, alpha=1.6, ctc_weight=0.3, no_repeat_ngram=2, max_seconds=9.0)
     assert own.greedy() == replace(own, beam_size=1, n_best=1)

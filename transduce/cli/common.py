@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import dataclass, field, make_dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TextIO, TypeVar, get_type_hints
@@ -58,7 +58,7 @@ def search_options(*, without: Collection[str] = ()) -> Any:
     """
     options: list[tuple[str, Any, Any]] = [("greedy", Annotated[bool, arg(help=GREEDY, help_behavior_hint="")], False)]
     for name, kind in get_type_hints(SearchConfig).items():
-        offered: Any = Annotated[kind | None, arg(metavar=kind.__name__.upper(), help_behavior_hint="")]
+        offered: Any = Annotated[kind | None, arg(metavar=kind.__name__.upper(), help_behavior_hint="(the run's)")]
         hidden: Any = Annotated[kind | None, Suppress, Fixed]
         options.append((name, hidden if name in without else offered, None))
     namespace = {"__doc__": "The run's own configuration decides what is not named here.", "__post_init__": _unchecked}
@@ -75,7 +75,7 @@ def with_options(own: SearchConfig, options: object) -> SearchConfig:
     """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
     named = {name: value for name, value in vars(options).items() if value is not None}
     greedy = named.pop("greedy")
-    found = replace(own, **named)
+    found = own.changed(**named)
     return found.greedy() if greedy else found
 
 

@@ -2,9 +2,9 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -59,6 +59,20 @@ class SearchConfig:
         at_least(1.0, max_seconds=self.max_seconds)
         within("[0, 1]", ctc_weight=self.ctc_weight)
         within(f"[1, {self.beam_size}]", n_best=self.n_best)
+
+    def changed(self, **settings: Any) -> "SearchConfig":
+        """The same with other settings. A beam too narrow for n_best becomes as wide, unless beam_size is named too.
+
+        Raises:
+            ValueError: there is no such setting, or its value is out of its range.
+        """
+        names = [each.name for each in fields(self)]
+        for name in settings:
+            if name not in names:
+                raise ValueError(f"a search setting must be one of {', '.join(names)}, but it is {name!r}")
+        if "n_best" in settings:
+            settings.setdefault("beam_size", max(self.beam_size, settings["n_best"]))
+        return replace(self, **settings)
 
     def greedy(self) -> "SearchConfig":
         """The same, but searched greedily."""

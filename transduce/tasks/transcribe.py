@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -95,13 +96,13 @@ class Transcriber:
         self.decoding = decoding or SearchConfig()
         """How to search where nothing else is said."""
 
-    def __call__(self, sounds: Sequence[Audio], decoding: SearchConfig | None = None) -> list[str]:
-        """What is said in every sound.
+    def __call__(self, sounds: Sequence[Audio], decoding: SearchConfig | None = None, **settings: Any) -> list[str]:
+        """What is said in every sound; see `transcribe`.
 
         Raises:
             ValueError: one of them cannot be used; `transcribe` goes on with the others.
         """
-        transcripts = self.transcribe(sounds, decoding)
+        transcripts = self.transcribe(sounds, decoding, **settings)
         for transcript in transcripts:
             if transcript.error:
                 raise ValueError(transcript.error)
@@ -113,14 +114,17 @@ class Transcriber:
         decoding: SearchConfig | None = None,
         *,
         progress: Callable[[int, int], object] | None = None,
+        **settings: Any,
     ) -> list[Transcript]:
         """Every sound with its segments; one that cannot be used has an error instead.
 
         Args:
+            decoding: how to search; the run's own way if not given.
+            settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
             progress: called with 1 for every segment that is done, and the number of all segments.
         """
         check_list(sounds, "transcribe takes a list of files")
-        config = decoding or self.decoding
+        config = (decoding or self.decoding).changed(**settings)
         return self.transcripts(list(self.read(sounds, config.max_seconds)), config, progress=progress)
 
     def read(self, sounds: Sequence[Audio], max_seconds: float) -> Iterator[Sound]:

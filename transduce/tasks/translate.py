@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from transduce.data.batch import pad
 from transduce.data.text.sentencepiece_bpe import EOS, PAD, SentencePieceTokenizer
@@ -34,9 +35,9 @@ class Translator:
         self.decoding = decoding or SearchConfig()
         """How to search where nothing else is said."""
 
-    def __call__(self, lines: Sequence[str], decoding: SearchConfig | None = None) -> list[str]:
-        """The best translation of every line."""
-        return [outputs[0].text for outputs in self.translate(lines, decoding)]
+    def __call__(self, lines: Sequence[str], decoding: SearchConfig | None = None, **settings: Any) -> list[str]:
+        """The best translation of every line; see `translate`."""
+        return [outputs[0].text for outputs in self.translate(lines, decoding, **settings)]
 
     def translate(
         self,
@@ -45,30 +46,34 @@ class Translator:
         *,
         first_line: int = 1,
         progress: Callable[[int], object] | None = None,
+        **settings: Any,
     ) -> list[list[Output]]:
         """The n best translations of every line, best first.
 
         Args:
+            decoding: how to search; the run's own way if not given.
+            settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
             first_line: the number of lines[0], for warnings.
             progress: called with 1 for every line that is done.
         """
         outputs: dict[int, list[Output]] = {}
-        for i, found in self.stream(lines, decoding, first_line=first_line):
+        for i, found in self.stream(lines, decoding, first_line=first_line, **settings):
             outputs[i] = found
             if progress:
                 progress(1)
         return [outputs[i] for i in range(len(lines))]
 
     def stream(
-        self, lines: Sequence[str], decoding: SearchConfig | None = None, *, first_line: int = 1
+        self, lines: Sequence[str], decoding: SearchConfig | None = None, *, first_line: int = 1, **settings: Any
     ) -> Iterator[tuple[int, list[Output]]]:
         """The index of a line and its n best translations, as batches finish: blank lines first, then long lines.
 
         Args:
             first_line: the number of lines[0], for warnings.
+            settings: see `translate`.
         """
         check_list(lines, "translate takes a list of lines")
-        config = decoding or self.decoding
+        config = (decoding or self.decoding).changed(**settings)
         sources = self._encode(lines, config, first_line)
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in sources)
         numbers, rows = list(sources), list(sources.values())
