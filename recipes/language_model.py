@@ -41,6 +41,8 @@ class Experiment:
     bigram_tokens: int = 100_000_000
     """Training tokens that the bigram beside the result counts, at most."""
     model: td.TransformerConfig
+    start_from: Path | None = None
+    """Another run to go on from with other data, at any rate: its weights where they fit, and its tokenizer."""
     training: ex.TrainingConfig
     generation: td.GenerationConfig = field(
         default_factory=lambda: td.GenerationConfig(max_length=100, temperature=0.8)
@@ -82,7 +84,6 @@ SHAKESPEARE_CPU = Experiment(
         validate_every=250,
         keep_last=1,
         keep_best=1,
-        average="none",
     ),
 )
 SHAKESPEARE = replace(
@@ -136,7 +137,6 @@ GPT2 = Experiment(
         validate_every=500,
         keep_last=1,
         keep_best=1,
-        average="none",
     ),
 )
 SETTINGS = {
@@ -151,7 +151,7 @@ SETTINGS = {
 def run(x: Experiment) -> dict[str, float]:
     """Train, then measure the validation text; returns its scores."""
     # Data
-    _, tokenizer = ex.saved_tokenizers(x.run) or (None, None)
+    _, tokenizer = ex.saved_tokenizers(x.run, x.start_from) or (None, None)
     language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer)
     tokenizer, context = language.tokenizer, x.model.max_positions
     windows = ex.Windows(
@@ -166,7 +166,7 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Model
     config = ex.with_vocabularies(x.model, tokenizer.vocab_size, tokenizer.vocab_size, joint=True)
-    model = ex.new_model(x, config)
+    model = ex.new_model(x, config, x.start_from)
 
     # Training
     ex.train(

@@ -41,6 +41,8 @@ class Experiment:
     neighbour_tokens: int = 100_000_000
     """Training tokens whose pairs are counted for the baseline beside the result, at most."""
     model: td.TransformerConfig
+    start_from: Path | None = None
+    """Another run to go on from with other data, at any rate: its weights where they fit, and its tokenizer."""
     training: ex.TrainingConfig
     device: str = ex.default_device()
 
@@ -87,7 +89,6 @@ COMMANDS = Experiment(
         validate_every=250,
         keep_last=1,
         keep_best=1,
-        average="none",
     ),
 )
 SHAKESPEARE = replace(
@@ -125,7 +126,7 @@ SETTINGS = {
 def run(x: Experiment) -> dict[str, float]:
     """Train, then find tokens again in held-out text; returns the scores."""
     # Data
-    _, tokenizer = ex.saved_tokenizers(x.run) or (None, None)
+    _, tokenizer = ex.saved_tokenizers(x.run, x.start_from) or (None, None)
     language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer)
     tokenizer, context = language.tokenizer, x.model.max_positions
     windows = ex.Windows(stream=language.train, context=context, batch_size=x.batch_size, seed=x.training.seed)
@@ -139,7 +140,7 @@ def run(x: Experiment) -> dict[str, float]:
     # Model
     size = ex.mask_id(tokenizer) + 1
     config = ex.with_vocabularies(x.model, size, size, joint=True)
-    model = ex.new_model(x, config)
+    model = ex.new_model(x, config, x.start_from)
 
     # Training
     ex.train(

@@ -50,10 +50,11 @@ class Experiment:
     ctc_weight: float = 0.5
     """Share of CTC in the loss; 0 = none."""
     model: td.TransformerConfig = field(default_factory=ex.speech_tiny)
+    start_from: Path | None = None
+    """Another run to go on from with other data, at any rate: its weights where they fit, and its tokenizer."""
     training: ex.TrainingConfig = field(default_factory=ex.TrainingConfig)
-    validate_by: str = ""
-    """What decides which checkpoint is best: wer, cer, per, bleu, chrf, ter or loss. By itself it is WER, or BLEU where
-    the target column is a translation."""
+    validate_by: ex.ValidateBy | None = None
+    """What decides which checkpoint is best. By itself it is WER, or BLEU where the target column is a translation."""
     decoding: td.SearchConfig = field(
         default_factory=lambda: td.SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5)
     )
@@ -71,7 +72,6 @@ COMMANDS = Experiment(
         max_updates=2800,
         validate_every=400,
         keep_last=3,
-        average="last",
     ),
 )
 FSDD = replace(
@@ -150,7 +150,7 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Data
     recordings, valid, test = x.corpus.read(x.training.seed)
-    _, tokenizer = ex.saved_tokenizers(run) or (None, None)
+    _, tokenizer = ex.saved_tokenizers(run, x.start_from) or (None, None)
     tokenizer = tokenizer or ex.SentencePieceTokenizer.train([r.text for r in recordings], vocab_size=x.vocab_size)
     cache = ex.FeatureCache(x.cache)
     reader = ex.FrameReader(
@@ -176,7 +176,7 @@ def run(x: Experiment) -> dict[str, float]:
     print(f"train: {pairs}\nvalid: {held_out}")
 
     # Model
-    model = ex.new_model(x, config)
+    model = ex.new_model(x, config, x.start_from)
     print(f"input: {config.flow}")
 
     # Training

@@ -35,9 +35,11 @@ class Experiment:
     tokens_per_batch: int = 4096
     """Rows times the longest side of a batch, padding included: what bounds memory."""
     model: td.TransformerConfig = field(default_factory=td.transformer_tiny)
+    start_from: Path | None = None
+    """Another run to go on from with other data, at any rate: its weights where they fit, and its tokenizer."""
     training: ex.TrainingConfig = field(default_factory=ex.TrainingConfig)
-    validate_by: str = "bleu"
-    """What decides which checkpoint is best: bleu, bleu.lowercase, chrf, ter, wer, cer or loss."""
+    validate_by: ex.ValidateBy = "bleu"
+    """What decides which checkpoint is best."""
     decoding: td.SearchConfig = field(default_factory=td.SearchConfig)
     device: str = ex.default_device()
 
@@ -53,7 +55,6 @@ COMMANDS = Experiment(
         max_updates=500,
         validate_every=100,
         keep_last=2,
-        average="last",
     ),
 )
 MULTI30K = Experiment(
@@ -68,7 +69,6 @@ MULTI30K = Experiment(
         precision="bf16",
         validate_every=500,
         keep_last=10,
-        average="last",
     ),
     decoding=td.SearchConfig(alpha=1.6),
 )
@@ -101,7 +101,7 @@ def run(x: Experiment) -> dict[str, float]:
     """Train, then translate and score the test split; returns its scores."""
     # Data
     text, valid, test = (x.corpus.read(split) for split in ("train", "valid", "test"))
-    source, target = ex.saved_tokenizers(x.run) or ex.tokenizers(
+    source, target = ex.saved_tokenizers(x.run, x.start_from) or ex.tokenizers(
         text.source, text.target, vocab_size=x.vocab_size, joint=x.joint
     )
     pairs, held_out = (
@@ -120,7 +120,7 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Model
     config = ex.with_vocabularies(x.model, source.vocab_size, target.vocab_size, joint=x.joint)
-    model = ex.new_model(x, config)
+    model = ex.new_model(x, config, x.start_from)
 
     # Training
     ex.train(

@@ -24,7 +24,7 @@ from transduce.files import save_weights, write_directory, write_file
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
 from transduce.model.transformer import Transformer
-from transduce.run import Run, average, load_model, load_run, open_run, save_run, weights_path, write_average
+from transduce.run import Run, average, load_model, load_run, open_run, save_run, weights_path
 
 TEXT = ["one two three", "two three four", "drei vier eins"]
 
@@ -172,15 +172,6 @@ def test_nothing_and_strangers_have_no_average(tmp_path):
     assert str(caught.value) == f"checkpoints to average must have the same names, but {one} and {other} differ"
 
 
-def test_finish_writes_the_mean_of_the_chosen(tmp_path):
-    for update, value in ((10, 1.0), (20, 2.0), (30, 6.0)):
-        path = tmp_path / "checkpoints" / f"{update:08d}"
-        path.mkdir(parents=True)
-        safetensors.numpy.save_file({"a": np.full(2, value, dtype=np.float32)}, path / "model.safetensors")
-    write_average(tmp_path, [10, 30])
-    assert safetensors.numpy.load_file(tmp_path / "model.safetensors")["a"].tolist() == [3.5, 3.5]
-
-
 def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
     run = Run(tiny(), {"training": {"seed": 1, "rate": 0.5}, "data": "abc"}, None, None)
     for _ in range(2):
@@ -192,7 +183,7 @@ def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
     assert str(caught.value) == (
         f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
         "training.seed: 1 -> 2; data: abc -> absent; model.d_ff: 12 -> 16; training.new: absent -> 3. "
-        "Name another directory with --run, or remove this one"
+        f"Name another directory with --run, and --start-from {tmp_path / 'run'} to go on from its weights"
     )
     assert (tmp_path / "run" / "config.json").read_bytes() == before
 
@@ -352,7 +343,8 @@ def test_a_run_may_go_on_elsewhere_but_not_with_other_features(tmp_path):
         pytest.fail("the directory was opened")
     assert str(caught.value) == (
         f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
-        "features.n_mels: 80 -> 40. Name another directory with --run, or remove this one"
+        "features.n_mels: 80 -> 40. Name another directory with --run, "
+        f"and --start-from {tmp_path / 'run'} to go on from its weights"
     )
 
 

@@ -203,7 +203,13 @@ def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Tra
     directory, device = Path(directory), torch_device(device)
     model = Transformer(load_run(directory).model)
     path = weights_path(directory)
-    set_weights(model, read_weights(path), str(path))
+    weights = read_weights(path)
+    if wrong := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
+        raise ValueError(
+            f"weights must be finite, but in {path} {', '.join(wrong[:3])} are not; take an earlier checkpoint: "
+            f"transduce average {directory} --best 1"
+        )
+    set_weights(model, weights, str(path))
     return model.to(device).eval()
 
 
@@ -259,11 +265,10 @@ def _begin_or_go_on(directory: Path, run: Run) -> None:
     elif changed := differences(load_run(directory).resume_key(), run.resume_key()):
         raise ValueError(
             f"a run goes on with the configuration it began with, but in {directory} this differs: "
-            f"{'; '.join(changed)}. Name another directory with --run, or remove this one"
+            f"{'; '.join(changed)}. Name another directory with --run, and --start-from {directory} to go on from its weights"
         )
 
 
-def write_average(directory: Path, updates: Sequence[int]) -> None:
-    """Write the mean of these updates' checkpoints as the finished model.safetensors."""
-    weights = average([directory / CHECKPOINTS / f"{update:08d}" / WEIGHTS for update in updates])
-    write_file(directory / WEIGHTS, serialize(weights))
+def checkpoint_weights(directory: Path, updates: Sequence[int]) -> list[Path]:
+    """The weight files of these updates' checkpoints."""
+    return [directory / CHECKPOINTS / f"{update:08d}" / WEIGHTS for update in updates]

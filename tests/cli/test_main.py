@@ -55,13 +55,15 @@ def test_lines_end_at_newlines_alone(run, stdin, capsysbinary):
     assert out.endswith(b"\n\n")
 
 
-def test_n_best_and_scores(run, stdin, capsys):
+@pytest.mark.parametrize("n", [3, 8])
+def test_n_best_and_scores(run, stdin, capsys, n):
+    """More than the run's beam of 5 widens it."""
     stdin(f"{LINES[0]}\n{LINES[2]}\n".encode())
-    assert main(["translate", str(run), "--n-best", "3", "--scores"]) == 0
+    assert main(["translate", str(run), "--n-best", str(n), "--scores"]) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.removesuffix("\n").split("\n")]
-    assert len(rows) == 6
-    for three in (rows[:3], rows[3:]):
-        scores = [float(score) for score, _ in three]
+    assert len(rows) == 2 * n
+    for some in (rows[:n], rows[n:]):
+        scores = [float(score) for score, _ in some]
         assert scores == sorted(scores, reverse=True)
 
 
@@ -136,7 +138,11 @@ def test_average_is_the_mean_of_the_last_or_best(tmp_path, capsys):
         f"transduce: an average takes 1 to all checkpoints, but 4 were asked for and {run} has 3\n"
         "transduce: name --last N or --best N, one of them, but last=None and best=None\n"
     )
+    assert not (run / "model.before.safetensors").exists()
     assert main(["average", str(run), "--last", "2"]) == 0
+    assert capsys.readouterr().out.endswith(f"the model before is kept as {run / 'model.before.safetensors'}\n")
+    for name, value in load_file(run / "model.before.safetensors").items():
+        np.testing.assert_array_equal(value, first[name])
     name, value = next(iter(load_file(run / "model.safetensors").items()))
     np.testing.assert_allclose(value, 4.0 * first[name], rtol=1e-6)
 

@@ -1,18 +1,25 @@
 """What recipes share: a command line, the operations of a model."""
 
+import re
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+import transduce as td
+from tests.runs import random_run
+from tests.train import toy
 from transduce.experiment.command import main
+from transduce.experiment.run import finish, new_model
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.flops import flops_per_token
+from transduce.train.state import Validation
 from transduce.train.trainer import TrainingConfig
 
 DECODER = TransformerConfig(
@@ -24,6 +31,37 @@ DECODER = TransformerConfig(
     positions="learned",
     dropout=0.0,
 )
+
+
+@pytest.mark.parametrize(
+    ("values", "target", "name", "value"),
+    [
+        ((0.0, 9.0, 2.0, 6.0), 6.0, "best checkpoint (update 40)", 6.0),
+        ((0.0, 9.0, 2.0, 6.0), 4.0, "mean of the 2 best (update 30, 40)", 4.0),
+        ((3.9, 4.2, 0.0, 8.0), 4.0, "mean of the 2 last (update 30, 40)", 4.0),
+        ((5.0, 5.0, 5.0, 5.0), 5.0, "best checkpoint (update 10)", 5.0),
+    ],
+)
+def test_the_finished_model_is_the_best_candidate(tmp_path, capsys, values, target, name, value):
+    """A validation that says how far all weights, which are equal, lie from a target."""
+
+    def validate(model):
+        away = abs(next(model.parameters()).mean().item() - target)
+        return Validation({"wer": away}, -away, by="wer")
+
+    trainer = toy.trainer(tmp_path, validate=validate, config=toy.config(keep_last=2, keep_best=2))
+    for update, each in zip((10, 20, 30, 40), values, strict=True):
+        for parameter in trainer.model.parameters():
+            torch.nn.init.constant_(parameter, each)
+        trainer.progress.update = update
+        trainer.progress.validations.append((update, trainer.validation().score))
+        trainer.store.save(trainer.model, trainer.optimizer, trainer.progress)
+    finish(tmp_path, trainer)
+    assert all(torch.equal(t, torch.full_like(t, value)) for t in load_file(tmp_path / "model.safetensors").values())
+    said = capsys.readouterr().out
+    assert said.startswith(f"finished model: {name}; wer: best checkpoint ")
+    scores = [float(score) for score in re.findall(r"[a-z] (\d+\.\d+)", said)]
+    assert len(scores) == 3 and min(scores) == pytest.approx(abs(value - target), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +101,41 @@ def test_a_device_that_is_not_there_is_named_before_any_work(monkeypatch, capsys
     assert len(called) == calls
     err = capsys.readouterr().err
     assert err.startswith("error: device must be one that this machine has, but 'abacus': ") if code else not err
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `new_model` reads of an experiment."""
+
+    run: Path
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    device: str = "cpu"
+
+
+def test_weights_that_fit_are_taken_and_the_others_are_listed(tmp_path, capsys):
+    """A longer model with another vocabulary: layers 0 and 1 and the norms fit, tables and layer 2 do not."""
+    source = random_run(tmp_path / "source")
+    config = td.load_model(source).config
+    wider = replace(config.decoder, input=Tokens(vocab_size=331), n_layers=config.decoder.n_layers + 1)
+    model = new_model(Tuning(tmp_path / "run"), replace(config, decoder=wider, tie="output"), source)
+    old, new = load_file(source / "model.safetensors"), model.state_dict()
+    fit = {name for name in old if name in new and old[name].shape == new[name].shape}
+    assert fit and all(torch.equal(old[name], new[name]) for name in fit)
+    out = capsys.readouterr().out
+    assert f"starts from {source}: {len(fit)} of " in out and "new: output (331, 128), " in out
+    assert "not taken from" in out
+
+
+def test_a_run_that_has_begun_starts_from_its_own_checkpoint(tmp_path, capsys):
+    source = random_run(tmp_path / "source")
+    (tmp_path / "run" / "checkpoints" / "00000010").mkdir(parents=True)
+    new_model(Tuning(tmp_path / "run"), td.load_model(source).config, source)
+    assert "starts from" not in capsys.readouterr().out
+
+
+def test_a_start_from_nothing_that_fits_is_refused(tmp_path):
+    source = random_run(tmp_path / "source")
+    with pytest.raises(ValueError, match=r"^a model that starts from a run must have weights of the same names and sh"):
+        new_model(Tuning(tmp_path / "run"), replace(DECODER, d_model=64, n_heads=2, d_ff=48), source)
+    with pytest.raises(ValueError, match=r"^a run directory holds config\.json, but .* does not exist"):
+        new_model(Tuning(tmp_path / "run"), DECODER, tmp_path / "nothing")

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from typing import get_args
 
 import jiwer
 import matplotlib.image
@@ -20,8 +21,9 @@ from transduce.data.speech.pairs import FrameReader, SpeechPairs
 from transduce.data.text.corpus import ParallelText
 from transduce.data.text.pairs import TextPairs
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
-from transduce.experiment.validation import held_out_loss, speech_validator, translation_validator
+from transduce.experiment.validation import ValidateBy, held_out_loss, speech_validator, translation_validator
 from transduce.model.attention_maps import cross_attention
+from transduce.score.measures import MEASURES
 from transduce.tasks.search import GREEDY
 from transduce.train.plot import attention_map
 
@@ -150,3 +152,7 @@ def test_a_picture_of_any_text_can_be_drawn(tmp_path):
     for path, height in ((tmp_path / "a.png", 2.9 * 120), (tmp_path / "b.png", 22 * 120)):
         picture = matplotlib.image.imread(path)
         assert picture.shape[0] == pytest.approx(height, abs=1) and picture.std() > 0
+
+
+def test_every_measure_can_be_named():
+    assert set(get_args(ValidateBy)) == {"loss", *MEASURES}

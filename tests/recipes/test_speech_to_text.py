@@ -174,7 +174,7 @@ def test_the_same_command_again_changes_nothing_and_another_feature_is_refused(s
     assert str(error.value) == (
         f"a run goes on with the configuration it began with, but in {directory} this differs: "
         "features.n_mels: 20 -> 21; features.normalize: utterance -> none. "
-        "Name another directory with --run, or remove this one"
+        f"Name another directory with --run, and --start-from {directory} to go on from its weights"
     )
 
 

@@ -81,7 +81,7 @@ def test_the_same_command_again_changes_nothing_and_another_is_refused(finished,
         run(replace(first, bpe_dropout=0.1))
     assert str(error.value) == (
         f"a run goes on with the configuration it began with, but in {copy} this differs: "
-        "bpe_dropout: 0.0 -> 0.1. Name another directory with --run, or remove this one"
+        f"bpe_dropout: 0.0 -> 0.1. Name another directory with --run, and --start-from {copy} to go on from its weights"
     )
 
 
@@ -95,6 +95,26 @@ def test_a_run_that_goes_on_takes_its_own_tokenizers(finished, copy, corpus, mon
     assert run(small(copy, corpus)) == finished[1]
 
 
+def test_a_run_starts_from_another_one(finished, tmp_path, corpus, monkeypatch, capsys):
+    """With its tokenizer and all its weights; what is frozen stays, the rest goes on, and the source is left alone."""
+    source, _ = finished
+    before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
+
+    def again(*_, **__):
+        pytest.fail("a tokenizer was trained anew")
+
+    monkeypatch.setattr(SentencePieceTokenizer, "train", again)
+    x = small(tmp_path / "tuned", corpus, start_from=source)
+    run(replace(x, training=replace(x.training, freeze=("encoder", "target_input"))))
+    assert f"starts from {source}: " in capsys.readouterr().out
+    old, new = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "tuned"))
+    assert old.keys() == new.keys()
+    frozen = {name for name in old if name.startswith("encoder.")} | {"output"}  # the table that all share
+    assert {name for name in old if (old[name] == new[name]).all()} == frozen
+    assert (tmp_path / "tuned" / "tokenizer.model").read_bytes() == (source / "tokenizer.model").read_bytes()
+    assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
+
+
 def test_another_measure_decides(tmp_path, corpus):
     run(small(tmp_path / "run", corpus, validate_by="chrf"))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -103,11 +123,13 @@ def test_another_measure_decides(tmp_path, corpus):
     assert [score for _, score in state["validations"]] == scores and len(scores) == 2
 
 
-def test_the_finished_model_is_the_mean_of_the_kept_checkpoints(finished):
+def test_the_finished_model_is_one_of_the_candidates(finished):
+    """Of three: both checkpoints, and their mean, which is that of the best and that of the last."""
     folder, _ = finished
     three, six = (load_file(folder / "checkpoints" / f"{u:08d}" / "model.safetensors") for u in (3, 6))
-    for name, value in load_file(folder / "model.safetensors").items():
-        assert abs(value - (three[name] + six[name]) / 2).max() < 1e-6
+    found = load_file(folder / "model.safetensors")
+    candidates = [three, six, {name: (three[name] + six[name]) / 2 for name in three}]
+    assert sum(all(abs(found[name] - each[name]).max() < 1e-6 for name in found) for each in candidates) == 1
 
 
 @pytest.mark.parametrize("name", SETTINGS)

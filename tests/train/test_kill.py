@@ -130,7 +130,7 @@ def test_another_configuration_is_refused_with_the_difference(monkeypatch, corpu
     assert str(caught.value) == (
         f"a run goes on with the configuration it began with, but in {whole} this differs: "
         f"model.dropout: 0.25 -> 0.5; training.optim.peak_rate: {rate} -> 0.25. "
-        "Name another directory with --run, or remove this one"
+        f"Name another directory with --run, and --start-from {whole} to go on from its weights"
     )
     assert before == {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
 

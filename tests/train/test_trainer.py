@@ -50,6 +50,37 @@ def test_it_learns_to_read_backwards(tmp_path):
     assert held_out(training.model) < 0.6 * blind
 
 
+def test_what_is_frozen_keeps_its_weights(tmp_path):
+    """The table is shared, so it is frozen under all its names."""
+    training = toy.trainer(tmp_path, config=toy.config(max_updates=3, freeze=("encoder.layers.0", "source_input")))
+    before = toy.weights(training.model)
+    training.run()
+    after = toy.weights(training.model)
+    frozen = {name for name in before if name.startswith("encoder.layers.0.")} | {"output"}
+    assert frozen < before.keys()
+    assert {name for name in before if torch.equal(before[name], after[name])} == frozen
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            ("encodr",),
+            "freeze must name parts of the model, but 'encodr' has no weights; it has output, source_input, encoder, "
+            "target_input, decoder",
+        ),
+        (
+            ("encoder", "decoder", "source_input"),
+            "a training needs weights to train, but freeze=encoder, decoder, source_input leaves none",
+        ),
+    ],
+)
+def test_freezing_nothing_or_everything_is_refused(tmp_path, parts, message):
+    with pytest.raises(ValueError) as caught:
+        toy.trainer(tmp_path, config=toy.config(freeze=parts))
+    assert str(caught.value) == message
+
+
 def test_two_half_batches_are_one_whole_batch(tmp_path):
     """Uneven halves: gradients are weighted by tokens, not by batches."""
 
@@ -433,10 +464,10 @@ def test_what_is_chosen():
     progress = Progress(update=40, validations=[(10, 1.0), (20, 5.0), (30, 5.0), (40, 2.0)])
     assert progress.best(1) == [20]  # the earlier of two equals
     assert progress.best(3) == [20, 30, 40] and progress.last(3) == [20, 30, 40]
-    assert progress.chosen("last", 2, 3) == [30, 40]
-    assert progress.chosen("best", 2, 3) == [20, 30, 40]
-    assert progress.chosen("none", 2, 3) == [20]
-    assert progress.chosen("last", 9, 9) == [10, 20, 30, 40]
+    best, last = {"best checkpoint": [20]}, {"mean of the 2 last": [30, 40]}
+    assert progress.candidates(2, 3) == {**best, "mean of the 3 best": [20, 30, 40], **last}
+    assert progress.candidates(9, 1) == {**best, **last}  # in the first half of a training weights are no good
+    assert progress.candidates(1, 1) == best
     assert progress.validations_since_best == 2 and progress.validated
     assert not replace(progress, update=41).validated
     assert Progress().validations_since_best == 0 and not Progress().validated

@@ -6,11 +6,13 @@ from transduce.cli.common import Count, OptionalFile, Run
 from transduce.files import write_file
 from transduce.run import WEIGHTS, average, load_run, serialize, validated_checkpoints
 
+BEFORE = "model.before.safetensors"
+
 
 def average_checkpoints(
     run: Positional[Run], *, last: Count = None, best: Count = None, output: OptionalFile = None
 ) -> None:
-    """Make the mean of checkpoints the run's finished model.
+    """Make the mean of checkpoints the run's finished model; the one before is kept as model.before.safetensors.
 
     Args:
         last: Average this many newest checkpoints.
@@ -28,5 +30,9 @@ def average_checkpoints(
             f"an average takes 1 to all checkpoints, but {count} were asked for and {run} has {len(there)}"
         )
     target = output or run / WEIGHTS
+    if target == run / WEIGHTS and target.is_file():
+        write_file(run / BEFORE, target.read_bytes())
     write_file(target, serialize(average([path / WEIGHTS for path, _ in chosen])))
     print(f"{target}: mean of the updates {', '.join(str(int(path.name)) for path, _ in chosen)}")
+    if output is None and (run / BEFORE).is_file():
+        print(f"the model before is kept as {run / BEFORE}")

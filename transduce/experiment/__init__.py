@@ -55,6 +55,7 @@ from transduce.experiment.run import (
     with_vocabularies as with_vocabularies,
 )
 from transduce.experiment.validation import (
+    ValidateBy as ValidateBy,
     Validator as Validator,
     language_validator as language_validator,
     masked_language_validator as masked_language_validator,

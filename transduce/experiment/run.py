@@ -13,9 +13,21 @@ from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.device import torch_device
 from transduce.experiment.command import AnyExperiment
+from transduce.files import copy_weights, read_weights, set_weights, weights_of, write_file
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.run import CONFIG, Run, load_run, open_run, write_average
+from transduce.run import (
+    CONFIG,
+    WEIGHTS,
+    Run,
+    average,
+    checkpoint_weights,
+    checkpoints,
+    load_run,
+    open_run,
+    serialize,
+    weights_path,
+)
 from transduce.train.objectives import Objective
 from transduce.train.state import Validation
 from transduce.train.trainer import Data, Trainer
@@ -45,23 +57,54 @@ def with_frames(config: TransformerConfig, n_features: int, target: int) -> Tran
     return with_vocabularies(config, target, target, joint=False)
 
 
-def new_model(x: AnyExperiment, config: TransformerConfig) -> Transformer:
-    """A model with the initial weights of the experiment's seed, on its device."""
+def new_model(x: AnyExperiment, config: TransformerConfig, start_from: Path | None = None) -> Transformer:
+    """A model with the initial weights of the experiment's seed, on its device.
+
+    Args:
+        start_from: another run, whose weights are taken where names and shapes agree; the others are listed.
+
+    Raises:
+        ValueError: start_from is no run with weights, or none of them fits.
+    """
     torch.manual_seed(x.training.seed)
     model = Transformer(config).to(torch_device(x.device))
     print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {x.device}")
+    if start_from is not None and not checkpoints(x.run):
+        _start_from(model, start_from)
     return model
 
 
-def saved_tokenizers(directory: Path) -> tuple[Tokenizer | None, Tokenizer | None] | None:
-    """Source and target tokenizer of a run that was begun in this directory; None where none was.
+def _start_from(model: Transformer, directory: Path) -> None:
+    load_run(directory)
+    weights, own = read_weights(weights_path(directory)), weights_of(model)
+    fit = {name: weight for name, weight in weights.items() if name in own and own[name].shape == weight.shape}
+    new = ", ".join(f"{name} {tuple(t.shape)}" for name, t in own.items() if name not in fit)
+    if not fit:
+        raise ValueError(
+            f"a model that starts from a run must have weights of the same names and shapes, but {directory} has none "
+            f"that fit; new are {new}"
+        )
+    copy_weights({name: own[name] for name in fit}, fit, str(directory))
+    print(f"starts from {directory}: {len(fit)} of {len(own)} tensors; new: {new or 'none'}")
+    if unused := [name for name in weights if name not in fit]:
+        print(f"not taken from {directory}: {', '.join(unused)}")
+
+
+def saved_tokenizers(
+    directory: Path, start_from: Path | None = None
+) -> tuple[Tokenizer | None, Tokenizer | None] | None:
+    """Source and target tokenizer of the run that was begun in this directory, or of the one it starts from.
+
+    Returns:
+        None where there is neither.
 
     Raises:
-        ValueError: the directory's config.json is not ours, or of another format.
+        ValueError: a config.json is not ours, or of another format, or start_from is no run.
     """
-    if not (directory / CONFIG).exists():
+    origin = directory if (directory / CONFIG).exists() else start_from
+    if origin is None:
         return None
-    run = load_run(directory)
+    run = load_run(origin)
     return run.source_tokenizer, run.target_tokenizer
 
 
@@ -98,5 +141,24 @@ def train(
             directory=x.run,
             flops_per_token=flops_per_token,
         )
-        progress = trainer.run()
-        write_average(x.run, progress.chosen(x.training.average, x.training.keep_last, x.training.keep_best))
+        trainer.run()
+        finish(x.run, trainer)
+
+
+def finish(directory: Path, trainer: Trainer) -> None:
+    """Make the best candidate the finished model, and say which: the best checkpoint, or the mean of several.
+
+    The means are validated first, so the finished model is never worse on the validation data than any checkpoint.
+    """
+    progress, config = trainer.progress, trainer.config
+    candidates = progress.candidates(config.keep_last, config.keep_best)
+    scores = {"best checkpoint": max(score for _, score in progress.validations)}
+    by = "score"
+    for name, updates in list(candidates.items())[1:]:
+        set_weights(trainer.model, average(checkpoint_weights(directory, updates)), name)
+        found = trainer.validation()
+        scores[name], by = found.score, found.by
+    chosen = max(scores, key=scores.__getitem__)
+    write_file(directory / WEIGHTS, serialize(average(checkpoint_weights(directory, candidates[chosen]))))
+    told = ", ".join(f"{name} {abs(score):.3f}" for name, score in scores.items())
+    print(f"finished model: {chosen} (update {', '.join(map(str, sorted(candidates[chosen])))}); {by}: {told}")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -28,6 +29,9 @@ from transduce.tasks.translate import Translator
 from transduce.train.objectives import CrossEntropy
 from transduce.train.plot import attention_map
 from transduce.train.state import Validation
+
+ValidateBy = Literal["loss", "bleu", "bleu.lowercase", "chrf", "ter", "wer", "cer", "per"]
+"""What can decide which checkpoint is best: the loss, or a measure of outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,7 @@ class Validator:
         if self.by not in metrics:
             raise ValueError(f"what decides must be one of {', '.join(metrics)}, but it is {self.by!r}")
         higher = MEASURES[self.by].higher_is_better if self.by in MEASURES else self.by == "accuracy"
-        return replace(found, metrics=metrics, score=metrics[self.by] * (1 if higher else -1))
+        return replace(found, metrics=metrics, score=metrics[self.by] * (1 if higher else -1), by=self.by)
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,6 +24,8 @@ class Validation:
     """Higher is better; it decides which checkpoints are best."""
     samples: list[tuple[str, str, str]] = field(default_factory=list)
     """(source, reference, output) of a few held-out examples, the same ones in every validation."""
+    by: str = "score"
+    """The name of the metric that the score is."""
     pictures: dict[str, Callable[[Path], None]] = field(default_factory=dict)
     """By name, functions that draw a picture into a file."""
 
@@ -63,9 +64,19 @@ class Progress:
         """Updates of the k best validations, best first; of two equal ones the earlier is better."""
         return [update for update, _ in sorted(self.validations, key=lambda v: -v[1])[:k]]
 
-    def chosen(self, how: Literal["last", "best", "none"], last: int, best: int) -> list[int]:
-        """Updates whose checkpoints make the finished model: the last ones, the best ones, or the best one alone."""
-        return {"last": self.last(last), "best": self.best(best), "none": self.best(1)}[how]
+    def candidates(self, last: int, best: int) -> dict[str, list[int]]:
+        """What may become the finished model: by name, updates whose checkpoints are averaged; the best one alone first.
+
+        Args:
+            last: the most checkpoints from the end to average; those of the first half of the training are left out.
+            best: the most of the best checkpoints to average.
+        """
+        means = [
+            ("best", self.best(best)),
+            ("last", [update for update in self.last(last) if 2 * update > self.update]),
+        ]
+        named = {f"mean of the {len(some)} {which}": some for which, some in means if len(some) > 1}
+        return {"best checkpoint": self.best(1), **named}
 
 
 class Store:

@@ -98,6 +98,8 @@ class TrainingConfig:
     accumulate: int = 1
     """Batches per update."""
     label_smoothing: float = 0.1
+    freeze: tuple[str, ...] = ()
+    """Parts of the model that keep their weights, such as encoder or decoder.layers.0."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: autocast, in updates and validations; weights and optimizer stay in float32."""
     compile: bool = False
@@ -110,9 +112,9 @@ class TrainingConfig:
     patience: int | None = None
     """Stop after this many validations without a better score."""
     keep_last: int = 5
+    """The newest checkpoints that are kept. Their mean may become the finished model, as may that of the best ones."""
     keep_best: int = 5
-    average: Literal["last", "best", "none"] = "best"
-    """Which of the kept checkpoints are averaged into the finished model; none: it is the best one alone."""
+    """The best checkpoints that are kept."""
     max_skipped: int = 20
     """Stop after this many updates in a row with a loss or gradient that is not finite."""
     seed: int = 1
@@ -123,6 +125,27 @@ class TrainingConfig:
         at_least(1, patience=self.patience)
         within("(0, inf)", max_minutes=self.max_minutes)
         within("[0, 1)", label_smoothing=self.label_smoothing)
+
+
+def freeze(model: nn.Module, parts: Sequence[str]) -> None:
+    """Let these parts keep their weights.
+
+    Args:
+        parts: names of modules or parameters, such as encoder.
+
+    Raises:
+        ValueError: a name stands for no weight, or no weight is left to train.
+    """
+    own = dict(model.named_parameters(remove_duplicate=False))  # a shared table has several names
+    for part in parts:
+        found = [parameter for name, parameter in own.items() if f"{name}.".startswith(f"{part}.")]
+        if not found:
+            there = ", ".join(dict.fromkeys(name.split(".")[0] for name in own))
+            raise ValueError(f"freeze must name parts of the model, but {part!r} has no weights; it has {there}")
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(f"a training needs weights to train, but freeze={', '.join(parts)} leaves none")
 
 
 class Trainer:
@@ -154,6 +177,7 @@ class Trainer:
         if config.compile:
             objective.compile(dynamic=not config.static_shapes)
         self.device = next(self.model.parameters()).device
+        freeze(self.model, config.freeze)
         self.optimizer = optimizer(self.model, config.optim)
         self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best)
         self.progress = Progress()
@@ -261,14 +285,18 @@ class Trainer:
     def _validate(self) -> None:
         self._read()
         before = self._seconds()
-        self.model.eval()
-        with torch.no_grad(), self._precision():
-            validation = self.validate(self.model)
+        validation = self.validation()
         self._seconds()
         self.progress.validations.append((self.progress.update, validation.score))
         self.log.validation(self.progress, validation)  # before the checkpoint: a resumed run takes it back otherwise
         self.store.save(self.model, self.optimizer, self.progress)
         self.validation_seconds = self._seconds() - before
+
+    def validation(self) -> Validation:
+        """A validation of the weights as they are; nothing is logged and nothing kept."""
+        self.model.eval()
+        with torch.no_grad(), self._precision():
+            return self.validate(self.model)
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
