@@ -50,6 +50,10 @@ class Experiment:
     """Of the samples."""
     device: str = ex.default_device()
 
+    def __post_init__(self) -> None:
+        ex.at_least(1, vocab_size=self.vocab_size, batch_size=self.batch_size, valid_windows=self.valid_windows)
+        ex.at_least(1, batches_per_epoch=self.batches_per_epoch, bigram_tokens=self.bigram_tokens)
+
 
 def decoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout: float) -> td.TransformerConfig:
     """GPT-2 of another size, without biases and with the exact GELU, as nanoGPT trains small ones."""

@@ -46,6 +46,9 @@ class Experiment:
     training: ex.TrainingConfig
     device: str = ex.default_device()
 
+    def __post_init__(self) -> None:
+        ex.at_least(1, vocab_size=self.vocab_size, batch_size=self.batch_size, neighbour_tokens=self.neighbour_tokens)
+
 
 def encoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout: float) -> td.TransformerConfig:
     """An encoder alone, pre-norm with GELU; rotary positions, so that lines of any length can be filled later."""

@@ -60,6 +60,15 @@ class Experiment:
     )
     device: str = ex.default_device()
 
+    def __post_init__(self) -> None:
+        ex.at_least(1, vocab_size=self.vocab_size, frames_per_batch=self.frames_per_batch)
+        ex.at_least(0, workers=self.workers)
+        ex.within("(0, inf)", max_seconds=self.max_seconds)
+        ex.within("[0, 1]", ctc_weight=self.ctc_weight)
+
+
+BEYOND = 1.2
+"""Recordings are cut into segments that last at most this times the longest one of the training."""
 
 SOUND = Path(__file__).parent / "data" / "commands" / "sound"
 COMMANDS = Experiment(
@@ -174,6 +183,8 @@ def run(x: Experiment) -> dict[str, float]:
         )
     )
     print(f"train: {pairs}\nvalid: {held_out}")
+    heard = max(1.0, BEYOND * max(r.seconds for r in pairs.recordings))  # in longer segments the model would be lost
+    x = replace(x, decoding=replace(x.decoding, max_seconds=min(x.decoding.max_seconds, heard)))
 
     # Model
     model = ex.new_model(x, config, x.start_from)

@@ -43,6 +43,10 @@ class Experiment:
     decoding: td.SearchConfig = field(default_factory=td.SearchConfig)
     device: str = ex.default_device()
 
+    def __post_init__(self) -> None:
+        ex.at_least(1, vocab_size=self.vocab_size, max_length=self.max_length, tokens_per_batch=self.tokens_per_batch)
+        ex.within("[0, 1)", bpe_dropout=self.bpe_dropout)
+
 
 COMMANDS = Experiment(
     run=Path("runs/commands"),

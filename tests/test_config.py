@@ -17,7 +17,7 @@ def refusal(check, *args, **values) -> str:
 
 def test_values_at_or_above_the_low_one_and_none_pass():
     at_least(1, a=1, b=2, c=10**30, d=None)
-    at_least(0, a=0, b=0.0, c=-0.0, d=1e-300, e=math.inf)
+    at_least(0, a=0, b=0.0, c=-0.0, d=1e-300, e=1e300)
     at_least(-0.5, a=-0.5)
     at_least(3)
 
@@ -31,6 +31,7 @@ def test_values_at_or_above_the_low_one_and_none_pass():
         (1.0, 0.5, "n must be at least 1.0, but n=0.5"),
         (0, math.nan, "n must be at least 0, but n=nan"),
         (0, -math.inf, "n must be at least 0, but n=-inf"),
+        (0, math.inf, "n must be at least 0 and finite, but n=inf"),
     ],
 )
 def test_a_value_below_the_low_one_is_refused(low, value, told):

@@ -1,6 +1,7 @@
 """Frozen dataclasses: to JSON and back, what differs between two of them, and how they check their fields."""
 
 import json
+import math
 from functools import cache
 from operator import ge, gt, le, lt
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -67,10 +68,11 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def at_least(low: int | float, **values: int | float | None) -> None:
-    """Raise ValueError unless every value is `low` or more, or None."""
+    """Raise ValueError unless every value is `low` or more, and finite, or None."""
     for name, value in values.items():
-        if value is not None and not value >= low:
-            raise ValueError(f"{name} must be at least {low}, but {name}={value}")
+        if value is not None and not low <= value < math.inf:
+            finite = " and finite" if value == math.inf else ""
+            raise ValueError(f"{name} must be at least {low}{finite}, but {name}={value}")
 
 
 def within(interval: str, **values: int | float | None) -> None:

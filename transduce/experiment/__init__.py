@@ -3,6 +3,7 @@
 With `import transduce as td` and `from transduce import experiment as ex`, a recipe needs nothing else.
 """
 
+from transduce.config import at_least as at_least, within as within
 from transduce.data.speech.augment import Augmentation as Augmentation
 from transduce.data.speech.feature_cache import FeatureCache as FeatureCache
 from transduce.data.speech.features import FeatureConfig as FeatureConfig

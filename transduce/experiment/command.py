@@ -1,8 +1,11 @@
 """A recipe as a command: its configuration from the command line, and how it ends."""
 
+import io
 import logging
+import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -11,6 +14,9 @@ import tyro
 from transduce.device import torch_device
 from transduce.exit import exit_code
 from transduce.train.trainer import TrainingConfig
+
+INTERNAL = re.compile(r"__tyro-dummy-inner__\.?(.*?) *│")
+"""A name that tyro gives to the nameless, up to the border of the box that its message stands in."""
 
 
 @runtime_checkable
@@ -55,4 +61,11 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
     arguments = sys.argv[1:]
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = [default, *arguments]
-    return tyro.extras.overridable_config_cli(dict(settings), args=arguments, description=description)
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.extras.overridable_config_cli(dict(settings), args=arguments, description=description)
+    finally:
+        sys.stderr.write(
+            INTERNAL.sub(lambda found: found[1] + " " * (len(found[0]) - len(found[1]) - 1) + "│", said.getvalue())
+        )

@@ -36,7 +36,7 @@ class OptimConfig:
     """Largest norm of the gradient; 0 = no clipping."""
 
     def __post_init__(self) -> None:
-        within("(0, inf)", peak_rate=self.peak_rate)
+        within("(0, inf)", peak_rate=self.peak_rate, eps=self.eps)
         within(f"[0, {self.peak_rate}]", final_rate=self.final_rate)
         within("[0, 1]", cooldown=self.cooldown)
         at_least(0, warmup_steps=self.warmup_steps, clip_norm=self.clip_norm, weight_decay=self.weight_decay)

@@ -123,6 +123,7 @@ class TrainingConfig:
         at_least(1, max_updates=self.max_updates, accumulate=self.accumulate, validate_every=self.validate_every)
         at_least(1, keep_last=self.keep_last, keep_best=self.keep_best, max_skipped=self.max_skipped)
         at_least(1, patience=self.patience)
+        at_least(0, seed=self.seed)
         within("(0, inf)", max_minutes=self.max_minutes)
         within("[0, 1)", label_smoothing=self.label_smoothing)
 

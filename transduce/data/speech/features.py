@@ -51,6 +51,7 @@ class FeatureConfig:
     """Each feature gets mean 0 and variance 1 over the utterance, or over the training data (see `statistics`)."""
 
     def __post_init__(self) -> None:
+        within("(0, inf)", frame=self.frame, hop=self.hop)
         if self.sample_rate < 2 or self.sample_rate % 2:  # torchaudio's filters end at sample_rate // 2
             raise ValueError(f"sample_rate must be positive and even, but sample_rate={self.sample_rate} Hz")
         if not (0 < self.hop <= self.frame and self.hop_samples >= 1):

@@ -141,6 +141,9 @@ class Manifests:
     leave_out: str = ""
     """Test on this speaker alone: all recordings of the speaker, from both manifests, and train on none of them."""
 
+    def __post_init__(self) -> None:
+        within("(0, 1)", share=self.share)
+
     def read(self, seed: int) -> tuple[list[Recording], list[Recording], list[Recording]]:
         """Training, validation and test recordings; `seed` decides what validation takes.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Integer
 
+from transduce.config import within
 from transduce.data.text.corpus import read_lines
 from transduce.data.text.stream import Stream, open_shards, smallest_type
 from transduce.data.text.tokenizers import Tokenizer, TokenizerKind, load_tokenizer, train_tokenizer
@@ -99,6 +100,9 @@ class OneText:
     data: Path | None = None
     name: str = "input.txt"
     valid_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        within("(0, 1)", valid_share=self.valid_share)
 
     def read(self, kind: TokenizerKind, vocab_size: int, tokenizer: Tokenizer | None = None) -> Language:
         """Cut at a character, train the tokenizer, unless there is one, and encode both sides.

@@ -1,0 +1,65 @@
+"""No field of a recipe takes a number that cannot be meant: each is refused when the configuration is made."""
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from recipes import language_model, masked_language_model, speech_to_text, translation
+from transduce.experiment.command import choose
+
+RECIPES = (translation, speech_to_text, language_model, masked_language_model)
+
+
+def numbers(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], type]]:
+    """Every field that holds an int or a float, however deep, or None in its place."""
+    hints = get_type_hints(type(config))
+    for each in fields(config):
+        kind, value = hints[each.name], getattr(config, each.name)
+        if is_dataclass(value):
+            yield from numbers(value, (*path, each.name))
+            continue
+        kinds = set(get_args(kind)) - {NoneType} if get_origin(kind) in (Union, UnionType) else {kind}
+        if kinds <= {int, float}:
+            yield (*path, each.name), float if float in kinds else int
+
+
+def with_value(config: Any, path: tuple[str, ...], value: float) -> Any:
+    name, *rest = path
+    return replace(config, **{name: with_value(getattr(config, name), tuple(rest), value) if rest else value})
+
+
+CASES = [
+    pytest.param(setting, path, kind, id=f"{recipe.__name__.split('.')[-1]}-{name}-{'.'.join(path)}")
+    for recipe in RECIPES
+    for name, (_, setting) in recipe.SETTINGS.items()
+    for path, kind in numbers(setting)
+]
+
+
+@pytest.mark.parametrize(("setting", "path", "kind"), CASES)
+def test_absurd_numbers_are_refused_by_name(setting, path, kind):
+    for value in (-1,) if kind is int else (-1.0, math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match=path[-1]):
+            with_value(setting, path, value)
+
+
+def test_the_test_looks_at_every_recipe_and_deep():
+    found = {case.id for case in CASES}
+    assert "translation-commands-training.optim.peak_rate" in found and "translation-files-bpe_dropout" in found
+    assert "speech_to_text-fsdd-augmentation.vtlp" in found and "language_model-gpt2-model.dropout" in found
+    assert len(found) == len(CASES) > 500
+
+
+def test_the_command_line_says_the_rule_and_nothing_of_its_parser(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["translation.py", "files", "--training.patience", "0"])
+    with pytest.raises(SystemExit) as stop:
+        choose(translation.SETTINGS, default="commands", description=None)
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert "patience must be at least 1" in said and "dummy" not in said
+    assert len({len(line) for line in said.splitlines()}) == 1  # the box is whole
