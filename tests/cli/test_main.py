@@ -37,10 +37,14 @@ def test_translate_reads_standard_input_and_equals_python(run, stdin, capsys):
     assert capsys.readouterr().out.removesuffix("\n").split("\n") == td.load(run)(LINES)
 
 
-def test_translate_takes_files_one_after_the_other_and_writes_a_file(run, tmp_path, capsys):
+@pytest.mark.parametrize("first", ["a", "-"])
+def test_translate_takes_files_one_after_the_other_and_writes_a_file(run, stdin, tmp_path, capsys, monkeypatch, first):
+    """One of them may be standard input."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "a").write_text(f"{LINES[0]}\n\n")
     (tmp_path / "b").write_text(f"{LINES[2]}\n{LINES[3]}")
-    arguments = ["translate", str(run), str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "out")]
+    stdin((tmp_path / "a").read_bytes())
+    arguments = ["translate", str(run), first, "b", "--output", str(tmp_path / "out")]
     assert main([*arguments, "--greedy"]) == 0
     want = td.load(run)(LINES, td.SearchConfig(beam_size=1))
     assert (tmp_path / "out").read_text() == "".join(line + "\n" for line in want)

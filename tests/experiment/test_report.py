@@ -68,6 +68,8 @@ def test_every_search_is_made_once_and_the_sound_is_read_once(run, recordings, m
     kept = json.loads((run / "test.json").read_text())
     assert [each["search"] for each in kept] == [name for name in ways for _ in range(2)]
     assert all(each["score"] in printed for each in kept)
+    assert {f"{each['measure']}.{each['search']}": each["value"] for each in kept} == scores
+    assert all(each["low"] <= each["value"] <= each["high"] for each in kept)
 
 
 def test_the_time_of_a_search_includes_the_reading(run, recordings, monkeypatch, capsys):

@@ -12,12 +12,12 @@ from transduce.cli.common import (
     OptionalFile,
     Run,
     chunks,
+    read_side,
     search_options,
     standard_input,
     with_options,
     writing,
 )
-from transduce.data.text.corpus import read_lines
 from transduce.tasks.search import Output
 from transduce.tasks.translate import Translator
 
@@ -39,7 +39,7 @@ def translate(
     """Translate lines: as many out as in, in the same order, a blank line for a blank line.
 
     Args:
-        files: Text to translate, plain or .gz, one after the other; standard input if none.
+        files: Text to translate, plain or .gz, one after the other; - is standard input, as is none.
         output: Where translations go; standard output if not given.
         scores: Put the score (log-probability over length penalty) and a tab before each translation.
     """
@@ -48,7 +48,7 @@ def translate(
     lines: Iterable[str] = standard_input()
     size, total = (1 if sys.stdin.isatty() else CHUNK), None
     if files:
-        lines = [line for file in files for line in read_lines(file)]
+        lines = [line for file in files for line in read_side(file)]
         size, total = CHUNK, len(lines)
     done = 0
     with writing(output, unit="line", total=total, quiet=size == 1) as (out, bar):

@@ -15,7 +15,7 @@ from transduce.device import torch_device
 from transduce.exit import exit_code
 from transduce.train.trainer import TrainingConfig
 
-INTERNAL = re.compile(r"__tyro-dummy-inner__\.?(.*?) *│")
+INTERNAL = re.compile(r"__tyro-dummy-inner__\.?(.*)(.)")
 """A name that tyro gives to the nameless, up to the border of the box that its message stands in."""
 
 
@@ -66,6 +66,4 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
         with redirect_stderr(said):
             return tyro.extras.overridable_config_cli(dict(settings), args=arguments, description=description)
     finally:
-        sys.stderr.write(
-            INTERNAL.sub(lambda found: found[1] + " " * (len(found[0]) - len(found[1]) - 1) + "│", said.getvalue())
-        )
+        sys.stderr.write(INTERNAL.sub(lambda box: box[1].ljust(len(box[0]) - 1) + box[2], said.getvalue()))

@@ -99,7 +99,10 @@ def search_report(
             score = measure(outputs, [reference for _, reference in pairs])
             print(f"  {score}")
             values[f"{measure.name}.{name}"] = score.value
-            kept.append({"search": name, "score": str(score)})
+            interval = {"low": score.low, "high": score.high}
+            kept.append(
+                {"search": name, "measure": measure.name, "value": score.value, **interval, "score": str(score)}
+            )
     for (source, reference), output in list(zip(pairs, outputs, strict=True))[:5]:
         print(f"  {source}\n    should be  {reference}\n    is         {output}")
     write_file(directory / "test.json", json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
