@@ -123,7 +123,7 @@ def run(x: Experiment) -> dict[str, float]:
     print(f"train: {pairs}\nvalid: {held_out}")
 
     # Model
-    config = ex.with_vocabularies(x.model, source.vocab_size, target.vocab_size, joint=x.joint)
+    config = ex.with_vocabularies(x.model, source.vocab_size, target.vocab_size, joint=source is target)
     model = ex.new_model(x, config, x.start_from)
 
     # Training

@@ -18,7 +18,7 @@ from tests.runs import FEATURES, RATE, SPEECH, record, sentences
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import Augmentation
 from transduce.data.speech.features import FeatureExtractor
-from transduce.data.speech.manifest import Manifests, Recording
+from transduce.data.speech.manifest import Manifests, Recording, read_manifest
 from transduce.data.speech.vectors import VectorConfig
 from transduce.experiment.run import with_frames
 from transduce.train.optim import OptimConfig
@@ -112,7 +112,10 @@ def test_the_directory_alone_transcribes_as_the_report_did(straight, corpus, tmp
         (moved / name).write_bytes((straight[0] / name).read_bytes())
     transcriber = td.load(moved)
     paths = [corpus / f"test{i:02d}.wav" for i in range(4)]
-    assert transcriber.decoding == small(moved, corpus).decoding  # the run says how to search
+    own = transcriber.decoding  # the run says how to search, and in segments of which lengths
+    assert own == replace(small(moved, corpus).decoding, max_seconds=own.max_seconds)
+    heard = [r.seconds for r in read_manifest(corpus / "train.tsv") if r.id != "broken"]
+    assert own.max_seconds == pytest.approx(max(1.0, 1.2 * max(heard)))
     got = transcriber.transcribe(paths)
     kept = (straight[0] / "test.beam2.ctc.txt").read_text().removesuffix("\n").split("\n")
     assert [t.text for t in got] == kept[:4] and kept[4] == ""  # the broken one counts as blank

@@ -3,6 +3,7 @@
 import _thread
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -186,7 +187,7 @@ def test_filling_computes_what_is_missing_and_counts_what_is_bad(tmp_path, cache
     errors = cache.fill([*good, *bad, barely, good[0]], needs_statistics, (1.0, 1.1), workers)
     assert set(errors) == {*bad, barely}
     assert all(told.startswith(f"{path} ") for path, told in errors.items())
-    assert "speed 1.1" in errors[barely] and "speed 1.0" in errors[tmp_path / "short.wav"]
+    assert "speed 1.1" in errors[barely] and re.search(r"speed 1\.[01]", errors[tmp_path / "short.wav"])
     out, err = capfd.readouterr()
     assert out == "" and "features: 100%" in err and "Traceback" not in err
     assert len(list(cache.directory.iterdir())) == 2 * len(good) + 1
