@@ -185,6 +185,7 @@ def run(x: Experiment) -> dict[str, float]:
     print(f"train: {pairs}\nvalid: {held_out}")
     heard = max(1.0, BEYOND * max(r.seconds for r in pairs.recordings))  # in longer segments the model would be lost
     x = replace(x, decoding=replace(x.decoding, max_seconds=min(x.decoding.max_seconds, heard)))
+    print(f"transcribes in segments of at most {x.decoding.max_seconds:.1f} s, as the training has no longer ones")
 
     # Model
     model = ex.new_model(x, config, x.start_from)

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 
 import transduce
+from tests.runs import random_run
 from transduce.config import differences, flatten, from_dict, to_dict
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 from transduce.data.speech.vectors import VectorConfig, VectorReader
@@ -170,6 +171,21 @@ def test_nothing_and_strangers_have_no_average(tmp_path):
     with pytest.raises(ValueError) as caught:
         average([one, other])
     assert str(caught.value) == f"checkpoints to average must have the same names, but {one} and {other} differ"
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused(tmp_path, wrong):
+    directory = random_run(tmp_path / "run")
+    path = directory / "model.safetensors"
+    weights = safetensors.numpy.load_file(path)
+    weights["encoder.layers.0.attention.qkv.bias"][3] = wrong
+    safetensors.numpy.save_file(weights, path)
+    with pytest.raises(ValueError) as caught:
+        load_model(directory)
+    assert str(caught.value) == (
+        f"weights must be finite, but in {path} encoder.layers.0.attention.qkv.bias are not; take an earlier "
+        f"checkpoint: transduce average {directory} --best 1"
+    )
 
 
 def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):

@@ -64,6 +64,10 @@ def test_what_is_not_named_stays_as_the_run_has_it(transcriber, tmp_path, monkey
     found = transcriber.transcribe(paths, n_best=2)
     assert found == transcriber.transcribe(paths, replace(own, n_best=2))
     assert found != transcriber.transcribe(paths, replace(SHORT, n_best=2))
+    sounds = list(transcriber.read(paths, own.max_seconds))
+    assert [s for _, s in sorted(transcriber.stream(sounds, n_best=2), key=lambda each: each[0])] == [
+        segment for transcript in found for segment in transcript.segments
+    ]
     assert transcriber(paths, alpha=0.0, beam_size=1) == transcriber(paths, replace(own, alpha=0.0, beam_size=1))
 
 

@@ -30,9 +30,10 @@ def average_checkpoints(
             f"an average takes 1 to all checkpoints, but {count} were asked for and {run} has {len(there)}"
         )
     target = output or run / WEIGHTS
-    if target == run / WEIGHTS and target.is_file():
+    replaced = target == run / WEIGHTS and target.is_file()
+    if replaced:
         write_file(run / BEFORE, target.read_bytes())
     write_file(target, serialize(average([path / WEIGHTS for path, _ in chosen])))
     print(f"{target}: mean of the updates {', '.join(str(int(path.name)) for path, _ in chosen)}")
-    if output is None and (run / BEFORE).is_file():
+    if replaced:
         print(f"the model before is kept as {run / BEFORE}")

@@ -158,12 +158,14 @@ class Transcriber:
             for sound, segments in zip(sounds, found, strict=True)
         ]
 
-    def stream(self, sounds: Sequence[Sound], decoding: SearchConfig | None = None) -> Iterator[tuple[int, Segment]]:
+    def stream(
+        self, sounds: Sequence[Sound], decoding: SearchConfig | None = None, **settings: Any
+    ) -> Iterator[tuple[int, Segment]]:
         """The index of a sound that was read and a segment of it, as batches finish.
 
         Silent segments, whose text is blank, come first, then long ones. A sound with an error has no segment.
         """
-        config = decoding or self.decoding
+        config = (decoding or self.decoding).changed(**settings)
         heard: list[tuple[int, float, float, Tensor]] = []
         for i, sound in enumerate(sounds):
             for start, stop, frames in sound.segments:

@@ -75,6 +75,8 @@ class Progress:
             ("best", self.best(best)),
             ("last", [update for update in self.last(last) if 2 * update > self.update]),
         ]
+        if set(means[0][1]) == set(means[1][1]):  # the same mean twice
+            means.pop()
         named = {f"mean of the {len(some)} {which}": some for which, some in means if len(some) > 1}
         return {"best checkpoint": self.best(1), **named}
 
