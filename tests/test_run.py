@@ -218,11 +218,10 @@ with open_run(Path(sys.argv[1]), Run(tiny(), {"data": "abc"}, None, None)):
 def test_a_second_start_of_a_run_says_who_holds_it_and_changes_nothing(tmp_path):
     """However the first one ends, by itself or killed, the directory is free again."""
     run = Run(tiny(), {"data": "abc"}, None, None)
-    root = Path(__file__).parents[1]
     for end in (lambda process: process.stdin.close(), lambda process: process.kill()):
         with subprocess.Popen(
             [sys.executable, "-c", HOLD, tmp_path],
-            env={**os.environ, "PYTHONPATH": str(root)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         ) as process:
