@@ -95,7 +95,7 @@ SHAKESPEARE = replace(
     run=Path("runs/shakespeare"),
     batch_size=64,
     model=decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.2),
-    training=replace(SHAKESPEARE_CPU.training, optim=OPTIM, max_updates=5000, precision="bf16"),
+    training=replace(SHAKESPEARE_CPU.training, optim=OPTIM, max_updates=5000, precision="auto"),
 )
 COMMANDS = replace(
     SHAKESPEARE_CPU,
@@ -106,7 +106,7 @@ COMMANDS = replace(
     ),
     batch_size=24,
     training=replace(
-        SHAKESPEARE_CPU.training, optim=replace(OPTIM, peak_rate=2e-3), max_updates=1500, precision="bf16"
+        SHAKESPEARE_CPU.training, optim=replace(OPTIM, peak_rate=2e-3), max_updates=1500, precision="auto"
     ),
 )
 TEXT = replace(
@@ -136,7 +136,7 @@ GPT2 = Experiment(
         accumulate=15,
         label_smoothing=0.0,
         static_shapes=True,
-        precision="bf16",
+        precision="auto",
         compile=True,
         validate_every=500,
         keep_last=1,

@@ -87,7 +87,7 @@ COMMANDS = Experiment(
         ),
         max_updates=1500,
         label_smoothing=0.0,
-        precision="bf16",
+        precision="auto",
         static_shapes=True,
         validate_every=250,
         keep_last=1,

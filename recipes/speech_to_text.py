@@ -77,7 +77,7 @@ COMMANDS = Experiment(
     model=replace(ex.speech_tiny(), dropout=0.15),
     training=ex.TrainingConfig(
         optim=ex.OptimConfig(peak_rate=3e-3, warmup_steps=100, schedule="cosine", clip_norm=5.0),
-        precision="bf16",
+        precision="auto",
         max_updates=2800,
         validate_every=400,
         keep_last=3,

@@ -70,7 +70,7 @@ MULTI30K = Experiment(
         optim=ex.OptimConfig(peak_rate=5e-3, warmup_steps=1000, cooldown=0.3),
         max_updates=20_000,
         max_minutes=57.0,
-        precision="bf16",
+        precision="auto",
         validate_every=500,
         keep_last=10,
     ),

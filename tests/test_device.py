@@ -1,11 +1,12 @@
-"""The switch for cuDNN's attention, which threads share."""
+"""The switch for cuDNN's attention, which threads share, and what the hardware computes in."""
 
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
 
-from transduce.device import without_cudnn_attention
+from transduce.device import computes_bf16, without_cudnn_attention
 
 enabled = torch.backends.cuda.cudnn_sdp_enabled
 
@@ -26,3 +27,9 @@ def test_of_two_that_overlap_the_last_to_leave_brings_the_choice_of_the_process_
         assert enabled() is before
     finally:
         torch.backends.cuda.enable_cudnn_sdp(was)
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="needs Linux")
+def test_the_cpu_says_itself_whether_it_computes_in_bf16():
+    flags = Path("/proc/cpuinfo").read_text().split()
+    assert computes_bf16(torch.device("cpu")) == ("avx512_bf16" in flags or "amx_tile" in flags)

@@ -30,6 +30,18 @@ def torch_device(name: torch.device | str) -> torch.device:
     return device
 
 
+def trains_in_bf16(precision: Literal["fp32", "bf16", "auto"], device: torch.device) -> bool:
+    """Is a training's precision bf16? `auto` is where the hardware has instructions for it."""
+    return precision == "bf16" or (precision == "auto" and computes_bf16(device))
+
+
+def computes_bf16(device: torch.device) -> bool:
+    """Does the hardware have instructions for bfloat16? Where it has none, bf16 is several times slower than float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
 def dtype_of(precision: Precision) -> torch.dtype:
     """The type of the weights."""
     return torch.bfloat16 if precision == "bf16" else torch.float32

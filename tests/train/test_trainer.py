@@ -485,8 +485,10 @@ def test_validation_sees_evaluation_mode_and_training_goes_on_in_training_mode(t
     assert modes == [True] * 30
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_validation_computes_in_the_numbers_of_the_training(tmp_path, precision):
+@pytest.mark.parametrize(("precision", "hardware"), [("fp32", True), ("bf16", False), ("auto", True), ("auto", False)])
+def test_validation_computes_in_the_numbers_of_the_training(tmp_path, monkeypatch, precision, hardware):
+    """auto is bf16 where the hardware computes in it."""
+    monkeypatch.setattr("transduce.device.computes_bf16", lambda device: hardware)
     objective, types = CrossEntropy(toy.model()), {True: set(), False: set()}
     feed_forward = objective.model.decoder.layers[0].feed_forward
     feed_forward.register_forward_hook(lambda module, _, output: types[module.training].add(output.dtype))
@@ -496,7 +498,7 @@ def test_validation_computes_in_the_numbers_of_the_training(tmp_path, precision)
 
     config = toy.config(max_updates=2, precision=precision)
     toy.trainer(tmp_path, objective=objective, validate=validate, config=config).run()
-    want = {torch.bfloat16 if precision == "bf16" else torch.float32}
+    want = {torch.bfloat16 if (precision, hardware) in (("bf16", False), ("auto", True)) else torch.float32}
     assert types == {True: want, False: want}
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, cuda, nn
 
 from transduce.config import at_least, within
-from transduce.device import without_cudnn_attention
+from transduce.device import trains_in_bf16, without_cudnn_attention
 from transduce.train.flops import peak_flops
 from transduce.train.log import Log
 from transduce.train.objectives import Loss, Objective
@@ -100,8 +100,9 @@ class TrainingConfig:
     label_smoothing: float = 0.1
     freeze: tuple[str, ...] = ()
     """Parts of the model that keep their weights, such as encoder or decoder.layers.0."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: autocast, in updates and validations; weights and optimizer stay in float32."""
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
+    """bf16: autocast, in updates and validations; weights and optimizer stay in float32. auto: bf16 where the hardware
+    has instructions for it, fp32 elsewhere."""
     compile: bool = False
     """torch.compile; needs a C++ compiler on a CPU."""
     static_shapes: bool = False
@@ -300,7 +301,8 @@ class Trainer:
             return self.validate(self.model)
 
     def _precision(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+        in_bf16 = trains_in_bf16(self.config.precision, self.device)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=in_bf16)
 
     def _seconds(self) -> float:
         """Count the time until now."""
