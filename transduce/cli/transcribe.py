@@ -1,31 +1,47 @@
 """`transduce transcribe RUN FILE ...`: recordings to text, TSV, JSON lines or subtitles."""
 
+import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import soundfile
 from tqdm import tqdm
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import STDIN, Machine, OptionalFile, Run, search_options, with_options, writing
-from transduce.tasks.transcribe import Sound, Transcriber, Transcript
+from transduce.data.speech.manifest import manifest_audio
+from transduce.data.speech.microphone import check_microphone, record
+from transduce.tasks.transcribe import Audio, Sound, Transcriber, Transcript
 
 CHUNK = 600.0
 """Seconds of sound to read, then transcribe and write, at a time; the file that completes them may be longer."""
 
 Format = Literal["text", "tsv", "json", "srt"]
 
+SOUND = re.compile(
+    rb"RIFF|RIFX|RF64|riff|FORM|\.snd|dns\.|fLaC|OggS|ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]|caff|wvpk|\x1aE\xdf\xa3|....ftyp",
+    re.DOTALL,
+)
+"""How sound begins: WAV, AIFF, AU, FLAC, Ogg, MP3, CAF; WavPack, Matroska and MP4, which libsndfile refuses by name."""
+
+NO_NAME = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+"""Bytes that no line of names holds."""
+
 Search = search_options(without=("n_best", "max_source_length"))
 
 
 def transcribe(
     run: Positional[Run],
-    files: Positional[Annotated[tuple[Path, ...], arg(metavar="FILE [FILE ...]", help_behavior_hint="(required)")]],
+    files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
     *,
+    microphone: Annotated[bool, arg(help_behavior_hint="")] = False,
     format: Format = "text",
     output: OptionalFile = None,
     search: Annotated[Any, arg(constructor=Search)],
@@ -37,25 +53,34 @@ def transcribe(
     the exit code is 1. A file of nothing but digital silence gives a blank text and a warning.
 
     Args:
-        files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, or .npy of vectors; - reads names from standard input, one a line.
+        files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, or .npy of vectors; a manifest (.tsv) stands for the sound that it
+            names. - is standard input: one sound file, or names of files, one a line.
+        microphone: Record until Enter or Ctrl-C, then transcribe that. Needs sounddevice (pip install
+            'transduce[microphone]').
         format: text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment, none for a
             file that cannot be used. json: an object per file and line. srt: subtitles of one file.
         output: Where transcripts go; standard output if not given.
     """
-    if not files:
-        raise ValueError("name the files to transcribe, or - to read their names from standard input")
-    paths = list(_names(files))
-    if format == "srt" and len(paths) != 1:
-        raise ValueError(f"subtitles belong to one file, but {len(paths)} were named; run it once for each")
+    if microphone == bool(files):
+        raise ValueError(
+            "name the files to transcribe, - for standard input (sound, or names of files), or --microphone alone"
+        )
+    if microphone:
+        check_microphone()
+    given = list(_given(files))
+    if format == "srt" and not microphone and len(given) != 1:
+        raise ValueError(f"subtitles belong to one file, but {len(given)} were named; run it once for each")
     transcriber = machine.load(Transcriber, run)
+    if microphone:
+        given.append(_recorded())
     decoding = with_options(transcriber.decoding, search)
     n_read = n_bad = 0
-    with writing(output, unit="segment", total=len(paths)) as (out, bar):
+    with writing(output, unit="segment", total=len(given)) as (out, bar):
         if format == "tsv":
             out.write("audio\tstart\tstop\tscore\ttext\n")
-        for sounds in _chunks(transcriber.read(paths, decoding.max_seconds)):
+        for sounds in _chunks(transcriber.read(given, decoding.max_seconds)):
             n_read += len(sounds)
-            progress = partial(_advance, bar, before=bar.n, left=len(paths) - n_read)
+            progress = partial(_advance, bar, before=bar.n, left=len(given) - n_read)
             for transcript in transcriber.transcripts(sounds, decoding, progress=progress):
                 if transcript.error:
                     tqdm.write(f"transduce: {_printable(transcript.error)}", file=sys.stderr)
@@ -63,7 +88,7 @@ def transcribe(
                 out.write(WRITE[format](transcript))
             out.flush()
     if n_bad:
-        print(f"transduce: {n_bad} of {len(paths)} files could not be transcribed", file=sys.stderr)
+        print(f"transduce: {n_bad} of {len(given)} files could not be transcribed", file=sys.stderr)
         sys.exit(1)
 
 
@@ -86,13 +111,55 @@ def _advance(bar: "tqdm[None]", n_done: int, n_segments: int, *, before: int, le
     bar.update(n_done)
 
 
-def _names(files: Sequence[Path]) -> Iterator[Path]:
+class _Named(io.BytesIO):
+    """The bytes of a sound file that has no path, with what messages call it."""
+
+    def __init__(self, name: str, content: bytes = b"") -> None:
+        super().__init__(content)
+        self.name = name
+
+
+def _given(files: Sequence[Path]) -> Iterator[Audio]:
+    """What the files stand for: a manifest for the sound that it names, - for what standard input is."""
     for file in files:
-        if file == STDIN:
-            lines = sys.stdin.buffer.read().split(b"\n")
-            yield from (Path(os.fsdecode(name)) for line in lines if (name := line.removesuffix(b"\r")))
-        else:
-            yield file
+        for audio in _standard_input() if file == STDIN else [file]:
+            if isinstance(audio, Path) and audio.suffix == ".tsv":
+                yield from manifest_audio(audio)
+            else:
+                yield audio
+
+
+def _standard_input() -> Iterator[Audio]:
+    """Sound, if the first bytes look like it; else names of files, one a line.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    raw = sys.stdin.buffer.read()
+    if not NO_NAME.search(raw):
+        yield from (Path(os.fsdecode(name)) for line in raw.split(b"\n") if (name := line.removesuffix(b"\r")))
+    elif SOUND.match(raw):
+        yield _Named("standard input", raw)
+    else:
+        raise ValueError(
+            "standard input must be a sound file, or names of files, one a line, but it is binary and begins with "
+            f"{raw[:4].hex(' ')}; convert the sound to WAV, or name its file"
+        )
+
+
+def _recorded() -> Audio:
+    """What the microphone hears until Enter or Ctrl-C."""
+
+    def wait() -> None:
+        print("recording; Enter ends it", file=sys.stderr, flush=True)
+        with suppress(KeyboardInterrupt):
+            sys.stdin.readline()
+
+    samples, rate = record(wait)
+    file = _Named("microphone")
+    soundfile.write(file, samples, rate, format="WAV", subtype="FLOAT")
+    file.seek(0)
+    return file
 
 
 def _printable(text: object) -> str:

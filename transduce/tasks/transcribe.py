@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import BufferedIOBase
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ LOOP = 24
 BLOCK = 4
 """What looped is searched again without any n-gram of so many tokens coming twice."""
 
-Audio = Path | str | tuple[np.ndarray | Tensor, int]
-"""A file, or samples with their rate in Hz: floats of shape (n,), one channel, full scale being -1 ... 1."""
+Audio = Path | str | BufferedIOBase | tuple[np.ndarray | Tensor, int]
+"""A file, by its path or open; or samples with their rate in Hz: one channel of shape (n,), floats of which full scale
+is -1 ... 1, or integers of 16 or 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class Transcriber:
         A sound of nothing but digital silence is named by a warning.
         """
         for number, audio in enumerate(sounds, start=1):
-            path = f"sound {number}" if isinstance(audio, tuple) else Path(audio)
+            path = _name(audio, f"sound {number}")
             try:
                 sound = Sound(path, self._frames(audio, path, max_seconds))
             except ValueError as error:
@@ -227,7 +229,7 @@ class Transcriber:
             ValueError: the sound cannot be used; the message names it.
         """
         if isinstance(self.feature_extractor, VectorReader):
-            if isinstance(audio, tuple):
+            if not isinstance(audio, Path | str):
                 raise ValueError(f"{path} cannot be used: this model takes vectors, not sound; name files (.npy)")
             vectors, config = self.feature_extractor(Path(audio)), self.feature_extractor.config
             n = math.ceil(len(vectors) / max(1, int(round(longest / config.hop, 6))))
@@ -235,10 +237,15 @@ class Transcriber:
             found = [(config.seconds(a), config.seconds(b), vectors[a:b]) for a, b in cuts]
         else:
             rate = self.feature_extractor.config.sample_rate
-            if isinstance(audio, tuple):
+            if isinstance(audio, tuple) and len(audio) == 2:
                 waveform = read_samples(*audio, rate, name=str(path))
+            elif isinstance(audio, Path | str | BufferedIOBase):
+                waveform = read_audio(Path(audio) if isinstance(audio, str) else audio, rate, name=str(path))
             else:
-                waveform = read_audio(Path(audio), rate)
+                raise ValueError(
+                    f"{path} cannot be used: a sound must be a file or (samples, rate), but it is of the type "
+                    f"{type(audio).__name__}; give a list such as [(samples, rate)]"
+                )
             try:
                 quiet = segments(waveform, rate, longest)
                 found = [(a / rate, b / rate, self._heard(waveform[a:b])) for a, b in quiet]
@@ -258,6 +265,14 @@ class Transcriber:
         assert isinstance(self.feature_extractor, FeatureExtractor)
         frames = self.feature_extractor(waveform)
         return frames if waveform.any() else frames[:0]
+
+
+def _name(audio: Audio, number: str) -> Path | str:
+    """What messages call it: its path, the name of an open file, or its number."""
+    if isinstance(audio, Path | str):
+        return Path(audio)
+    name = getattr(audio, "name", None) if isinstance(audio, BufferedIOBase) else None
+    return name if isinstance(name, str) else number
 
 
 def loops(hypothesis: Hypothesis) -> bool:

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from io import BufferedIOBase
 from pathlib import Path
 
 import numpy as np
@@ -41,19 +42,24 @@ CUT = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)")
 """What libsndfile logs about a WAV, AIFF or AU file that holds another number of bytes than its header says."""
 
 
-def read_audio(path: Path, sample_rate: int) -> Float[Tensor, " n"]:
+def read_audio(sound: Path | BufferedIOBase, sample_rate: int, *, name: str = "") -> Float[Tensor, " n"]:
     """The waveform of a file, its channels averaged, at `sample_rate` Hz, in [-1, 1].
 
     A waveform that is louder than full scale (floats may be, and resampling overshoots) is scaled down as a whole. If a
     file ends before its header says, the samples that are there are used, with a warning. That holds for WAV, AIFF, AU
     and MP3; a cut Ogg file looks whole.
 
+    Args:
+        sound: a file, or an open one that can seek.
+        name: what messages call it; its path if not given.
+
     Raises:
         ValueError: the file is missing, a directory, empty, not sound or damaged, or it has no samples, or NaN or
             infinite ones; the message names it.
     """
-    with _opened(path) as file:
-        _check_rate(file.samplerate, str(path), "correct the header or leave it out")
+    path = name or str(sound)
+    with _opened(sound, path) as file:
+        _check_rate(file.samplerate, path, "correct the header or leave it out")
         average = torch.full((file.channels,), 1 / file.channels)
         blocks = [torch.from_numpy(block) @ average for block in _blocks(file)]
         ratio = Fraction(sample_rate, file.samplerate)
@@ -70,24 +76,26 @@ def read_audio(path: Path, sample_rate: int) -> Float[Tensor, " n"]:
     waveform = torch.cat(blocks)
     del blocks  # an hour at 48 kHz takes 700 MB
     waveform = change_rate(waveform, ratio)
-    return _scaled(waveform, str(path))
+    return _scaled(waveform, path)
 
 
 def read_samples(samples: np.ndarray | Tensor, rate: int, sample_rate: int, *, name: str) -> Float[Tensor, " n"]:
     """Samples of one channel, at `rate` Hz, as `read_audio` would read them from a file.
 
     Args:
-        samples: floats of shape (n,).
+        samples: floats of shape (n,), full scale being -1 ... 1; or integers of 16 or 32 bits, which have their own.
         name: what messages call them.
 
     Raises:
         ValueError: samples or rate are something else, or samples are NaN or infinite.
     """
     waveform = torch.as_tensor(samples)
+    if waveform.dtype in (torch.int16, torch.int32):
+        waveform = waveform / -float(torch.iinfo(waveform.dtype).min)
     if waveform.shape != (waveform.numel(),) or not len(waveform) or not waveform.is_floating_point():
         raise ValueError(
-            f"{name} cannot be used: samples must be floats of shape (n,), but they are {waveform.dtype} of shape "
-            f"{tuple(waveform.shape)}; average the channels, and divide 16-bit integers by 32768"
+            f"{name} cannot be used: samples must be floats, or integers of 16 or 32 bits, of shape (n,), but they are "
+            f"{waveform.dtype} of shape {tuple(waveform.shape)}; average the channels, and give (samples, rate)"
         )
     _check_rate(rate, name, "give (samples, rate)")
     return _scaled(change_rate(waveform.detach().cpu().float(), Fraction(sample_rate, int(rate))), name)
@@ -178,16 +186,17 @@ def _quietest(waveform: Float[Tensor, " n"], pause: int) -> int:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[soundfile.SoundFile]:
+def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.SoundFile]:
     """An open sound file. Errors of libsndfile, now or while it is read, become a ValueError."""
-    sound_status(path)
+    if isinstance(sound, Path):
+        sound_status(sound)
     try:
-        with soundfile.SoundFile(path) as file:
+        with soundfile.SoundFile(sound) as file:
             yield file
     except (soundfile.SoundFileError, TypeError) as error:  # TypeError: a format without header, such as .raw
         told = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
         raise ValueError(
-            f"{path} cannot be read as sound: it is damaged or of an unknown format (libsndfile: "
+            f"{name} cannot be read as sound: it is damaged or of an unknown format (libsndfile: "
             f"{told.strip().rstrip('.')}); convert it to WAV or leave it out"
         ) from error
 

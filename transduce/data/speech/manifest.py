@@ -57,12 +57,33 @@ def read_manifest(path: Path | str, target_column: str = "text") -> list[Recordi
                 f"an id must stand once, but {where} has id={name!r}, as line {seen[name]} has; rename one of them"
             )
         seen[name] = number
-        if not audio:
-            raise ValueError(f"audio must name a file, but {where} names none; name one, or leave out the line")
-        recordings.append(
-            Recording(name, path.parent / audio, _positive(seconds, where), speaker, row.pop(target_column), row)
-        )
+        file = path.parent / _named(audio, where)
+        recordings.append(Recording(name, file, _positive(seconds, where), speaker, row.pop(target_column), row))
     return recordings
+
+
+def manifest_audio(path: Path) -> list[Path]:
+    """The sound files that a manifest names, in its order; it may lack every other column.
+
+    Raises:
+        ValueError: there is no column `audio`, a line has another number of cells or names no file; by file and line.
+    """
+    header, rows = split_table(read_lines(path), str(path))
+    if "audio" not in header:
+        raise ValueError(
+            f"a manifest's first line must name the column audio, but {path} has {', '.join(header)}; add it, or name "
+            "the sound files themselves"
+        )
+    return [
+        path.parent / _named(row[header.index("audio")], f"{path}, line {number},")
+        for number, row in enumerate(rows, start=2)
+    ]
+
+
+def _named(audio: str, where: str) -> str:
+    if not audio:
+        raise ValueError(f"audio must name a file, but {where} names none; name one, or leave out the line")
+    return audio
 
 
 def _check_header(path: Path, header: list[str], target_column: str) -> None:

@@ -1,0 +1,48 @@
+"""Sound from a microphone, by the library sounddevice, which is loaded when it is asked for."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+
+def check_microphone() -> None:
+    """Check that there is something to record with, before anything else takes time.
+
+    Raises:
+        ValueError: sounddevice is not installed.
+    """
+    if find_spec("sounddevice") is None:
+        raise ValueError(
+            "a microphone needs the library sounddevice, but it is not installed; pip install 'transduce[microphone]'"
+        )
+
+
+def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:
+    """Sound of the default microphone, one channel, at its own rate in Hz.
+
+    Args:
+        wait: what is recorded until it returns.
+
+    Raises:
+        ValueError: sounddevice is not installed, or there is no microphone, or no sound came from it.
+    """
+    check_microphone()
+    import sounddevice
+
+    blocks: list[Float[np.ndarray, "n 1"]] = []
+
+    def keep(block: Float[np.ndarray, "n 1"], *_: Any) -> None:
+        blocks.append(block.copy())  # the library uses its memory again
+
+    try:
+        rate = int(sounddevice.query_devices(kind="input")["default_samplerate"])
+        with sounddevice.InputStream(samplerate=rate, channels=1, dtype="float32", callback=keep):
+            wait()
+    except sounddevice.PortAudioError as error:
+        raise ValueError(f"a microphone must be there, but {error}; plug one in, or name a sound file") from error
+    if not blocks:
+        raise ValueError("a microphone must give sound, but nothing came; look at the system's sound settings")
+    return np.concatenate(blocks)[:, 0], rate
