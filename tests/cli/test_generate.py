@@ -1,6 +1,7 @@
 """`transduce generate` and `transduce score perplexity` as a user meets them."""
 
 import io
+import json
 import math
 import sys
 from importlib.metadata import version
@@ -55,9 +56,32 @@ def test_generate_prints_prompts_with_what_follows(run, stdin, capsys, stream):
 
 def test_a_stream_comes_in_pieces(run, monkeypatch):
     pieces = []
-    monkeypatch.setattr("builtins.print", lambda *words, **_: pieces.append("".join(words)))
+    out = io.StringIO()
+    monkeypatch.setattr(out, "write", pieces.append)
+    monkeypatch.setattr(sys, "stdout", out)
     assert main(["generate", str(run), "--prompt", "All", "--max-length", "9", "--stream"]) == 0
     assert pieces[0] == "All" and [len(piece) for piece in pieces[1:10]] == [1] * 9
+
+
+def test_prompts_come_from_files_and_texts_go_to_one(run, stdin, tmp_path, capsys):
+    """A line is a prompt, and gives n texts, in order; - is standard input."""
+    (tmp_path / "a").write_text("All\n\nROMEO:")
+    stdin(b"light!\n")
+    arguments = ["generate", str(run), str(tmp_path / "a"), "-", "--max-length", "12", "--n", "2"]
+    assert main([*arguments, "--output", str(tmp_path / "out")]) == 0
+    prompts = ["All", "", "ROMEO:", "light!"]
+    assert (tmp_path / "out").read_text() == printed(run, prompts, max_length=12, n=2)
+    stdin(b"light!\n")
+    assert main([*arguments, "--format", "json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.removesuffix("\n").split("\n")]
+    want = td.load(run).generate(prompts, td.GenerationConfig(max_length=12, n=2))
+    assert rows == [{"prompt": p, "text": t.text} for p, texts in zip(prompts, want, strict=True) for t in texts]
+    assert main([*arguments, "--prompt", "All"]) == 2
+    assert main(["generate", str(run), str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err == (
+        "transduce: prompts come from files or from --prompt, but both are given; leave one out\n"
+        f"transduce: a text must be a file, plain or .gz, but {tmp_path / 'none'} does not exist\n"
+    )
 
 
 def test_what_is_wrong_is_named(run, capsys):

@@ -1,18 +1,23 @@
 """`transduce generate RUN` and `transduce score perplexity RUN FILE`: what a decoder alone is asked."""
 
+import json
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import Count, Machine, Run, chunks, read_side, standard_input
+from transduce.cli.common import Count, Machine, OptionalFile, Run, chunks, read_side, standard_input, writing
+from transduce.cli.interactive import check_interactive, interact
 from transduce.tasks.generate import GenerationConfig, Generator
 from transduce.tasks.perplexity import measure_perplexity
 
 RULE = "-" * 20
 """Between two texts: they may hold line breaks."""
+
+Format = Literal["text", "json"]
 
 CHUNK = 1000
 """Prompts answered, and then written, at a time."""
@@ -20,9 +25,13 @@ CHUNK = 1000
 
 def generate(
     run: Positional[Run],
+    files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
     *,
     prompt: tuple[str, ...] = (),
-    stream: bool = False,
+    stream: Annotated[bool, arg(help_behavior_hint="")] = False,
+    interactive: Annotated[bool, arg(help_behavior_hint="")] = False,
+    format: Format = "text",
+    output: OptionalFile = None,
     generation: GenerationConfig,
     machine: Machine,
 ) -> None:
@@ -31,24 +40,60 @@ def generate(
     The same seed gives the same texts, whatever the batch.
 
     Args:
-        prompt: Texts to go on from; without, every line of standard input is one. "" begins from nothing.
+        files: Prompts, one a line, plain or .gz; - is standard input, as is nothing at all. A blank line begins from
+            nothing.
+        prompt: Texts to go on from, instead of files. "" begins from nothing.
         stream: Print text as it comes, one text after the other.
+        interactive: Ask for a prompt, go on from it at once, and ask again; Ctrl-D ends.
+        format: text: prompt and text, a rule between any two. json: an object per text and line.
+        output: Where texts go; standard output if not given.
     """
+    if files and prompt:
+        raise ValueError("prompts come from files or from --prompt, but both are given; leave one out")
+    if interactive:
+        check_interactive({"FILE": files, "--prompt": prompt, "--output": output})
     generator = machine.load(Generator, run)
-    prompts: Iterator[str] = iter(prompt) if prompt else standard_input()
-    size = 1 if stream or (not prompt and sys.stdin.isatty()) else CHUNK
-    for number, (asked, parts) in enumerate(_texts(generator, prompts, generation, size, stream=stream)):
-        print(f"{RULE}\n" * (number > 0) + asked, end="", flush=True)
-        for part in parts:
-            print(part, end="", flush=True)
-        print(flush=True)
+    if interactive:
+        return interact(partial(_answer, generator, generation, format))
+    prompts: Iterable[str] = prompt or [line for file in files for line in read_side(file)]
+    size = 1 if stream else CHUNK
+    if not prompt and not files:
+        prompts, size = standard_input(), 1 if sys.stdin.isatty() else size
+    with writing(output, unit="text", total=None, quiet=True) as (out, _):
+        for part in _told(_texts(generator, prompts, generation, size, stream=stream), format):
+            out.write(part)
+            out.flush()
+
+
+def _answer(generator: Generator, config: GenerationConfig, format: Format, line: str, number: int) -> None:
+    """Print what follows one prompt, as it comes where that can be."""
+    generator.tokenizer.encode([line])  # what cannot be read is told before anything is printed
+    for part in _told(_texts(generator, [line], config, 1, stream=True, first_prompt=number), format):
+        print(part, end="", flush=True)
+
+
+def _told(texts: Iterable[tuple[str, Iterable[str]]], format: Format) -> Iterator[str]:
+    """What is written of prompts and texts, in parts as they come."""
+    for number, (prompt, parts) in enumerate(texts):
+        if format == "json":
+            yield json.dumps({"prompt": prompt, "text": "".join(parts)}, ensure_ascii=False) + "\n"
+        else:
+            yield f"{RULE}\n" * (number > 0) + prompt
+            yield from parts
+            yield "\n"
 
 
 def _texts(
-    generator: Generator, prompts: Iterable[str], config: GenerationConfig, size: int, *, stream: bool
+    generator: Generator,
+    prompts: Iterable[str],
+    config: GenerationConfig,
+    size: int,
+    *,
+    stream: bool,
+    first_prompt: int = 0,
 ) -> Iterator[tuple[str, Iterable[str]]]:
     """Every prompt with a text that follows it: in parts as they come if `stream`, else in one piece."""
-    done = 0
+    done = first_prompt
     for some in chunks(prompts, size):
         if stream and config.beam_size == 1:
             for k in range(config.n):

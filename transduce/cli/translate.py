@@ -18,6 +18,7 @@ from transduce.cli.common import (
     with_options,
     writing,
 )
+from transduce.cli.interactive import check_interactive, interact
 from transduce.tasks.search import Output
 from transduce.tasks.translate import Translator
 
@@ -33,6 +34,7 @@ def translate(
     *,
     output: OptionalFile = None,
     scores: bool = False,
+    interactive: Annotated[bool, arg(help_behavior_hint="")] = False,
     search: Annotated[Any, arg(constructor=Search)],
     machine: Machine,
 ) -> None:
@@ -42,9 +44,19 @@ def translate(
         files: Text to translate, plain or .gz, one after the other; - is standard input, as is none.
         output: Where translations go; standard output if not given.
         scores: Put the score (log-probability over length penalty) and a tab before each translation.
+        interactive: Ask for a line, translate it at once, and ask again; Ctrl-D ends.
     """
+    if interactive:
+        check_interactive({"FILE": files, "--output": output})
     translator = machine.load(Translator, run)
     decoding = with_options(translator.decoding, search)
+
+    def answer(line: str, number: int) -> None:
+        (outputs,) = translator.translate([line], decoding, first_line=number + 1)
+        print("".join(_line(each, scores) for each in outputs), end="", flush=True)
+
+    if interactive:
+        return interact(answer)
     lines: Iterable[str] = standard_input()
     size, total = (1 if sys.stdin.isatty() else CHUNK), None
     if files:
