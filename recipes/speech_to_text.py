@@ -183,9 +183,11 @@ def run(x: Experiment) -> dict[str, float]:
         )
     )
     print(f"train: {pairs}\nvalid: {held_out}")
-    heard = max(1.0, BEYOND * max(r.seconds for r in pairs.recordings))  # in longer segments the model would be lost
-    x = replace(x, decoding=replace(x.decoding, max_seconds=min(x.decoding.max_seconds, heard)))
-    print(f"transcribes in segments of at most {x.decoding.max_seconds:.1f} s, as the training has no longer ones")
+    # in longer or shorter segments than these the model would be lost
+    shortest, longest = (extreme(r.seconds for r in pairs.recordings) for extreme in (min, max))
+    longest = min(x.decoding.max_seconds, max(1.0, BEYOND * longest))
+    x = replace(x, decoding=replace(x.decoding, min_seconds=shortest, max_seconds=longest))
+    print(f"transcribes in segments of {shortest:.1f} to {longest:.1f} s, as the training has no others")
 
     # Model
     model = ex.new_model(x, config, x.start_from)

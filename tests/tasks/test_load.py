@@ -11,6 +11,7 @@ import transduce as td
 from tests.runs import ENGLISH, random_run
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.tasks.search import GREEDY, Output
+from transduce.tasks.translate import likeliest
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7)
 
@@ -60,6 +61,59 @@ def test_a_too_long_line_is_cut_with_a_warning_that_names_it(translator, caplog)
         f"line 42 has {n_tokens} tokens and was cut to 8 (max_source_length)"
     )
     assert cut[1][0].text == translator(["word " * 30 + "letter"], short)[0]  # only what was cut off differs
+
+
+@pytest.mark.parametrize("decoding", [SHORT, replace(SHORT, beam_size=3, n_best=2)], ids=["greedy", "beam"])
+def test_a_long_line_comes_as_a_whole_or_by_its_sentences_as_is_likelier(translator, caplog, decoding):
+    parts = [ENGLISH[0], ENGLISH[1], ENGLISH[3]]
+    lines = [ENGLISH[5], " ".join(parts), "", " ".join(parts[:2]), "word " * 12]
+    whole = translator.translate(lines, decoding)
+    one = max(len(ids) for ids in translator.source_tokenizer.encode(ENGLISH))
+    with caplog.at_level(logging.WARNING):
+        got = translator.translate(lines, decoding, split_length=one, first_line=7)
+    chosen = []
+    for i, n in ((1, 3), (3, 2)):
+        each = translator.translate(parts[:n], decoding)
+        for rank, output in enumerate(got[i]):
+            way = [outputs[rank] for outputs in each]
+            mean = sum(o.log_prob for o in (e[0] for e in each)) / sum(len(e[0].tokens) + 1 for e in each)
+            if mean > whole[i][0].log_prob / (len(whole[i][0].tokens) + 1):
+                assert output.log_prob == pytest.approx(sum(o.log_prob for o in way), rel=1e-4)
+                assert output.tokens == [token for o in way for token in o.tokens]
+                assert output.text == " ".join(o.text for o in way)
+                chosen += [7 + i] * (rank == 0)
+            else:
+                assert output.text == whole[i][rank].text
+    for i in (0, 2, 4):  # too short, blank, and one sentence only
+        assert [(o.text, o.tokens) for o in got[i]] == [(o.text, o.tokens) for o in whole[i]]
+    assert [r.getMessage() for r in caplog.records if r.name == "transduce"] == [
+        f"{len(chosen)} of 5 lines, having more than {one} tokens (split_length), were translated sentence by "
+        f"sentence: {', '.join(map(str, chosen)) or 'none'}"
+    ]
+
+
+def test_the_likelier_way_is_the_one_with_the_higher_mean_of_all_its_tokens():
+    """EOS counts in every part; ranks are joined with ranks."""
+    whole = [Output("whole", -8.0, -8.0, [1, 2, 3])]
+    a = [Output("a", -3.0, -3.0, [1, 2]), Output("A", -6.0, -6.0, [9])]
+    b = [Output("b", -5.0, -5.0, [3], False), Output("B", -7.0, -7.0, [])]
+    best, n_parts = likeliest([[whole], [a, b]], alpha=1.0)  # -8 / 4 against -8 / 5
+    assert n_parts == 2
+    assert best == [
+        Output("a b", -8.0, -8.0 / (10 / 6), [1, 2, 3], False),
+        Output("A B", -13.0, -13.0 / (8 / 6), [9]),
+    ]
+    a[0] = replace(a[0], log_prob=-6.0)
+    assert likeliest([[whole], [a, b]], alpha=1.0) == (whole, 1)
+
+
+def test_a_line_too_long_for_the_model_is_not_cut_where_it_has_sentences(translator, caplog):
+    parts = [ENGLISH[0], ENGLISH[1], ENGLISH[3]]
+    longest = max(len(ids) for ids in translator.source_tokenizer.encode(parts)) + 1
+    with caplog.at_level(logging.WARNING):
+        (got,) = translator([" ".join(parts)], replace(SHORT, max_source_length=longest, split_length=longest))
+    assert got == " ".join(translator(parts, SHORT))
+    assert not [r for r in caplog.records if "was cut to" in r.getMessage()]
 
 
 @pytest.mark.parametrize(("ratio", "extra"), [(0.0, 5), (1.5, 2)])

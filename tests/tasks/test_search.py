@@ -64,7 +64,7 @@ def test_what_is_not_named_stays_as_the_run_has_it(transcriber, tmp_path, monkey
     found = transcriber.transcribe(paths, n_best=2)
     assert found == transcriber.transcribe(paths, replace(own, n_best=2))
     assert found != transcriber.transcribe(paths, replace(SHORT, n_best=2))
-    sounds = list(transcriber.read(paths, own.max_seconds))
+    sounds = list(transcriber.read(paths, own))
     assert [s for _, s in sorted(transcriber.stream(sounds, n_best=2), key=lambda each: each[0])] == [
         segment for transcript in found for segment in transcript.segments
     ]
@@ -83,7 +83,7 @@ def test_more_outputs_widen_the_beam():
         own.changed(nbest=2)
     assert str(error.value) == (
         "a search setting must be one of beam_size, alpha, n_best, batch_tokens, length_ratio, length_extra, "
-        "max_source_length, max_seconds, ctc_weight, no_repeat_ngram, but it is 'nbest'"
+        "max_source_length, split_length, max_seconds, min_seconds, ctc_weight, no_repeat_ngram, but it is 'nbest'"
     )
 
 

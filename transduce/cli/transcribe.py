@@ -34,7 +34,7 @@ SOUND = re.compile(
 NO_NAME = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Bytes that no line of names holds."""
 
-Search = search_options(without=("n_best", "max_source_length"))
+Search = search_options(without=("n_best", "max_source_length", "split_length"))
 
 
 def transcribe(
@@ -78,7 +78,7 @@ def transcribe(
     with writing(output, unit="segment", total=len(given)) as (out, bar):
         if format == "tsv":
             out.write("audio\tstart\tstop\tscore\ttext\n")
-        for sounds in _chunks(transcriber.read(given, decoding.max_seconds)):
+        for sounds in _chunks(transcriber.read(given, decoding)):
             n_read += len(sounds)
             progress = partial(_advance, bar, before=bar.n, left=len(given) - n_read)
             for transcript in transcriber.transcripts(sounds, decoding, progress=progress):

@@ -25,7 +25,7 @@ from transduce.tasks.translate import Translator
 CHUNK = 2000
 """Lines translated, and then written, at a time: sorted by length within, in order without."""
 
-Search = search_options(without=("ctc_weight", "max_seconds"))
+Search = search_options(without=("ctc_weight", "max_seconds", "min_seconds"))
 
 
 def translate(

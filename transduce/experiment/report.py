@@ -40,7 +40,7 @@ def speech_report(
     spoken = [recording for recording in test if recording.text.strip()]
     transcriber = load_as(Transcriber, directory, device)
     started = time.monotonic()
-    sounds = list(transcriber.read([recording.audio for recording in spoken], search.max_seconds))
+    sounds = list(transcriber.read([recording.audio for recording in spoken], search))
     reading = time.monotonic() - started
     for error in filter(None, (sound.error for sound in sounds)):
         print(f"  {error}")

@@ -45,8 +45,14 @@ class SearchConfig:
     """See length_ratio."""
     max_source_length: int = 512
     """Longer texts, in tokens, are cut, with a warning."""
+    split_length: int = 0
+    """Longer texts, in tokens, are translated both as a whole and sentence by sentence, and the likelier of the two is
+    taken; 0 = never. A training sets it to the longest text that it had."""
     max_seconds: float = 20.0
-    """Longer recordings are transcribed in segments: sound is cut where it is quietest, vectors into equal parts."""
+    """Longer recordings are transcribed in segments: sound is cut in its pauses, vectors into equal parts. A training
+    sets it to a little more than the longest recording that it had."""
+    min_seconds: float = 0.0
+    """Shorter segments of a recording join their neighbours. A training sets it to the shortest recording it had."""
     ctc_weight: float = 0.0
     """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC head."""
     no_repeat_ngram: int = 0
@@ -56,6 +62,7 @@ class SearchConfig:
         at_least(1, beam_size=self.beam_size, batch_tokens=self.batch_tokens)
         at_least(1, max_source_length=self.max_source_length, length_extra=self.length_extra)
         at_least(0, no_repeat_ngram=self.no_repeat_ngram, alpha=self.alpha, length_ratio=self.length_ratio)
+        at_least(0, split_length=self.split_length, min_seconds=self.min_seconds)
         at_least(1.0, max_seconds=self.max_seconds)
         within("[0, 1]", ctc_weight=self.ctc_weight)
         within(f"[1, {self.beam_size}]", n_best=self.n_best)

@@ -14,8 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transduce.data.batch import pad_frames
-from transduce.data.speech.audio import read_audio, read_samples, segments
+from transduce.data.speech.audio import read_audio, read_samples
 from transduce.data.speech.features import FeatureExtractor
+from transduce.data.speech.segments import segments
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.decode.hypothesis import Hypothesis
@@ -127,22 +128,33 @@ class Transcriber:
         """
         check_list(sounds, "transcribe takes a list of files")
         config = (decoding or self.decoding).changed(**settings)
-        return self.transcripts(list(self.read(sounds, config.max_seconds)), config, progress=progress)
+        return self.transcripts(list(self.read(sounds, config)), config, progress=progress)
 
-    def read(self, sounds: Sequence[Audio], max_seconds: float) -> Iterator[Sound]:
-        """One sound after the other, each when it is asked for, cut into segments of at most `max_seconds`.
+    def read(self, sounds: Sequence[Audio], decoding: SearchConfig) -> Iterator[Sound]:
+        """One sound after the other, each when it is asked for, cut into segments of at most `decoding.max_seconds`.
 
-        A sound of nothing but digital silence is named by a warning.
+        A sound of nothing but digital silence is named by a warning, and so is what is shorter than half of
+        `min_seconds`. If max_seconds is above the run's own, a warning says that the run knows no such segments.
         """
+        if decoding.max_seconds > self.decoding.max_seconds:
+            logger.warning(
+                "segments of up to %g s are longer than what the run was trained on, %g s with some reserve; expect "
+                "errors, or leave out max_seconds",
+                decoding.max_seconds,
+                self.decoding.max_seconds,
+            )
         for number, audio in enumerate(sounds, start=1):
             path = _name(audio, f"sound {number}")
             try:
-                sound = Sound(path, self._frames(audio, path, max_seconds))
+                sound = Sound(path, self._frames(audio, path, decoding))
             except ValueError as error:
                 sound = Sound(path, [], str(error))
             if sound.segments and not any(len(frames) for _, _, frames in sound.segments):
                 told = "%s is silent, every sample being 0, so its text is blank; if its channels cancel out, take one"
                 logger.warning(told, path)
+            elif not sound.error and sound.seconds < decoding.min_seconds / 2:
+                told = "%s lasts %.2f s, but the shortest recording that the run was trained on %.2f; expect errors"
+                logger.warning(told, path, sound.seconds, decoding.min_seconds)
             yield sound
 
     def transcripts(
@@ -218,12 +230,12 @@ class Transcriber:
         return search_sources(self.model, source.to(next(self.model.parameters()).dtype), lengths, config)
 
     def _frames(
-        self, audio: Audio, path: Path | str, longest: float
+        self, audio: Audio, path: Path | str, decoding: SearchConfig
     ) -> list[tuple[float, float, Float[Tensor, "S F"]]]:
         """Start and stop in seconds, and the frames, of every segment of a sound; no frames of digital silence.
 
-        Sound is cut where it is quietest. Vectors do not say how loud they are, so they are cut into equal parts, as few
-        as are no longer than `longest` seconds; they are normalized before.
+        Sound is cut in its pauses. Vectors do not say how loud they are, so they are cut into equal parts, as few as are
+        no longer than `max_seconds`; they are normalized before.
 
         Raises:
             ValueError: the sound cannot be used; the message names it.
@@ -232,7 +244,7 @@ class Transcriber:
             if not isinstance(audio, Path | str):
                 raise ValueError(f"{path} cannot be used: this model takes vectors, not sound; name files (.npy)")
             vectors, config = self.feature_extractor(Path(audio)), self.feature_extractor.config
-            n = math.ceil(len(vectors) / max(1, int(round(longest / config.hop, 6))))
+            n = math.ceil(len(vectors) / max(1, int(round(decoding.max_seconds / config.hop, 6))))
             cuts = pairwise(len(vectors) * i // n for i in range(n + 1))
             found = [(config.seconds(a), config.seconds(b), vectors[a:b]) for a, b in cuts]
         else:
@@ -247,8 +259,8 @@ class Transcriber:
                     f"{type(audio).__name__}; give a list such as [(samples, rate)]"
                 )
             try:
-                quiet = segments(waveform, rate, longest)
-                found = [(a / rate, b / rate, self._heard(waveform[a:b])) for a, b in quiet]
+                spans = segments(waveform, rate, decoding.max_seconds, decoding.min_seconds)
+                found = [(a / rate, b / rate, self._heard(waveform[a:b])) for a, b in spans]
             except ValueError as error:
                 raise ValueError(f"{path} cannot be transcribed: {error}") from error
         n_frames = max(len(frames) for _, _, frames in found)

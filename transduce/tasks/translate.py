@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from transduce.data.batch import pad
 from transduce.data.text.sentencepiece_bpe import EOS, PAD, SentencePieceTokenizer
-from transduce.decode.hypothesis import Hypothesis
+from transduce.data.text.sentences import sentences
+from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.model.transformer import Transformer
 from transduce.tasks.search import (
     Output,
@@ -74,25 +76,70 @@ class Translator:
         """
         check_list(lines, "translate takes a list of lines")
         config = (decoding or self.decoding).changed(**settings)
-        sources = self._encode(lines, config, first_line)
-        yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in sources)
-        numbers, rows = list(sources), list(sources.values())
+        ways = self._ways(lines, config, first_line)
+        yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
+        rows = [(i, ids) for i, each in ways.items() for way in each for ids in way]
+        found: dict[int, dict[int, list[Output]]] = {i: {} for i in ways}
+        parted: list[int] = []
 
-        def found(batch: list[int]) -> list[list[Hypothesis]]:
-            return search_sources(self.model, *pad([rows[row] for row in batch], PAD), config)
+        def search(batch: list[int]) -> list[list[Hypothesis]]:
+            return search_sources(self.model, *pad([rows[row][1] for row in batch], PAD), config)
 
-        for row, hypotheses in in_batches([len(ids) for ids in rows], config.batch_tokens, found):
-            yield numbers[row], outputs_of(self.tokenizer, hypotheses, config.n_best)
+        for row, hypotheses in in_batches([len(ids) for _, ids in rows], config.batch_tokens, search):
+            i = rows[row][0]
+            found[i][row] = outputs_of(self.tokenizer, hypotheses, config.n_best)
+            if len(found[i]) == sum(map(len, ways[i])):
+                each = iter([found[i][row] for row in sorted(found[i])])
+                best, n_parts = likeliest([list(islice(each, len(way))) for way in ways[i]], config.alpha)
+                parted += [first_line + i] * (n_parts > 1)
+                yield i, best
+        if any(len(way) > 1 for each in ways.values() for way in each):
+            which = ", ".join(map(str, sorted(parted)[:5])) + ", ..." * (len(parted) > 5)
+            told = "%d of %d lines, having more than %d tokens (split_length), were translated sentence by sentence: %s"
+            logger.warning(told, len(parted), len(lines), config.split_length, which or "none")
 
-    def _encode(self, lines: Sequence[str], config: SearchConfig, first_line: int) -> dict[int, list[int]]:
-        """Ids of the lines that are not blank."""
+    def _ways(self, lines: Sequence[str], config: SearchConfig, first_line: int) -> dict[int, list[list[list[int]]]]:
+        """By the number of a line that is not blank, the ways to translate it: each is the ids of one or more texts.
+
+        A line that is longer than split_length has a second way, by its sentences; if it is longer than
+        max_source_length, that is the only one. A text that is still too long is cut, with a warning.
+        """
         limit = min(config.max_source_length, last_position(self.model))
         spoken = [i for i, line in enumerate(lines) if line.strip()]
-        sources = {}
-        for i, ids in zip(spoken, self.source_tokenizer.encode([lines[i] for i in spoken]), strict=True):
-            if len(ids) >= limit:
-                logger.warning(
-                    "line %d has %d tokens and was cut to %d (max_source_length)", first_line + i, len(ids), limit - 1
-                )
-            sources[i] = [*ids[: limit - 1], EOS]
-        return sources
+        found = {}
+        for i, whole in zip(spoken, self.source_tokenizer.encode([lines[i] for i in spoken]), strict=True):
+            ways = [[whole]]
+            if config.split_length and len(whole) > config.split_length and len(parts := sentences(lines[i])) > 1:
+                ways.append(self.source_tokenizer.encode(parts))
+                ways = ways[len(whole) >= limit :]
+            for ids in (ids for way in ways for ids in way if len(ids) >= limit):
+                told = "line %d has %d tokens and was cut to %d (max_source_length)"
+                logger.warning(told, first_line + i, len(ids), limit - 1)
+            found[i] = [[[*ids[: limit - 1], EOS] for ids in way] for way in ways]
+        return found
+
+
+def likeliest(ways: list[list[list[Output]]], alpha: float) -> tuple[list[Output], int]:
+    """The n best translations of a line, in the way whose best has the highest mean log-probability of a token.
+
+    Args:
+        ways: in each, the n best outputs of every text that the line was parted into.
+
+    Returns:
+        The joined outputs of that way, and how many parts it has.
+    """
+    each = [(_joined(parts, alpha), len(parts)) for parts in ways]
+    return max(each, key=lambda way: way[0][0].log_prob / (len(way[0][0].tokens) + way[1]))
+
+
+def _joined(parts: list[list[Output]], alpha: float) -> list[Output]:
+    """The best of every part as one output, then the second ones, and so on; EOS counts in every part."""
+    if len(parts) == 1:
+        return parts[0]
+    found = []
+    for ranked in zip(*parts, strict=True):
+        tokens, log_prob = [token for output in ranked for token in output.tokens], sum(o.log_prob for o in ranked)
+        score = log_prob / length_penalty(len(tokens) + len(ranked), alpha)
+        text, finished = " ".join(output.text for output in ranked), all(output.finished for output in ranked)
+        found.append(Output(text, log_prob, score, tokens, finished))
+    return found

@@ -4,7 +4,6 @@ import math
 import os
 import struct
 from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import soundfile
 import torch
 from torchaudio.functional import resample
 
-from transduce.data.speech.audio import change_rate, read_audio, segments
+from transduce.data.speech.audio import change_rate, read_audio
 
 
 def tone(rate: int, seconds: float, *, hertz: float = 440.0, level: float = 0.5) -> np.ndarray:
@@ -223,63 +222,6 @@ def test_an_odd_rate_needs_no_giant_filter(tmp_path):
     """16000 : 44099 have no common factor, and the filters for exactly that ratio would take gigabytes."""
     path = write(tmp_path / "a.wav", noise(2000), 44099)
     assert len(read_audio(path, 16000)) == pytest.approx(2000 * 16000 / 44099, abs=1)
-
-
-def with_pauses(rate: int, seconds: float, pauses: list[float]) -> torch.Tensor:
-    """Noise, a tenth as loud for 0.3 s around some places."""
-    waveform = torch.from_numpy(noise(round(rate * seconds))).float()
-    for at in pauses:
-        waveform[round((at - 0.15) * rate) : round((at + 0.15) * rate)] *= 0.1
-    return waveform
-
-
-def test_a_long_recording_is_cut_in_its_pauses():
-    rate = 1000
-    waveform = with_pauses(rate, 60, [3, 8, 12, 17.5, 26, 33, 41, 44])
-    found = segments(waveform, rate, 10.0)
-    cuts = [start / rate for start, _ in found[1:]]
-    # the first in 5 ... 10 s, and each next one 5 to 10 s after the one before
-    for cut, pause in zip(cuts[:5], (8, 17.5, 26, 33, 41), strict=True):
-        assert abs(cut - pause) <= 0.15
-    assert_covers(found, len(waveform), 10 * rate)
-
-
-def assert_covers(found: list[tuple[int, int]], n: int, limit: int) -> None:
-    assert found[0][0] == 0 and found[-1][1] == n
-    assert all(one[1] == other[0] for one, other in pairwise(found))
-    assert all(0 < stop - start <= limit for start, stop in found)
-    if len(found) > 1:
-        assert min(stop - start for start, stop in found) >= limit // 4
-
-
-@pytest.mark.parametrize("n", [1, 799, 800, 801, 803, 1000, 1199, 1200, 1201, 1601, 4001, 50_001])
-def test_pieces_cover_everything_and_none_is_too_long_or_tiny(n, rng):
-    for waveform in (torch.randn(n, generator=rng), torch.zeros(n), torch.linspace(1, 0, n), torch.linspace(0, 1, n)):
-        found = segments(waveform, 100, 8.0)
-        assert_covers(found, n, 800)
-        assert len(found) == 1 or n > 800
-
-
-def test_the_cut_is_where_brute_force_finds_the_least_energy(rng):
-    rate = 200
-    waveform = torch.randn(10 * rate, generator=rng) * torch.rand(10 * rate, generator=rng)
-    (_, cut), _ = segments(waveform, rate, 9.0)
-    # from half of 9 s on, and leaving a quarter of 9 s behind
-    places = range(int(4.5 * rate), 10 * rate - 9 * rate // 4 - 20 + 1)
-    energy = {i + 10: sum(float(x) ** 2 for x in waveform[i : i + 20]) for i in places}
-    assert cut == min(energy, key=lambda place: energy[place])
-
-
-def test_an_impossible_longest_is_refused():
-    with pytest.raises(ValueError) as caught:
-        segments(torch.zeros(9), 100, 0.5)
-    assert str(caught.value) == "longest must be at least one second, but longest=0.5 s; 30.0 is usual"
-
-
-def test_an_hour_of_silence_can_be_cut():
-    waveform = torch.zeros(3600 * 8000)
-    found = segments(waveform, 8000, 30.0)
-    assert_covers(found, len(waveform), 30 * 8000)
 
 
 @pytest.mark.parametrize("ratio", [Fraction(1, 3), Fraction(160, 441), Fraction(2), Fraction(10, 9), Fraction(1, 48)])

@@ -9,6 +9,8 @@ import torch
 
 from transduce.data.speech.augment import (
     Augmentation,
+    add_noise,
+    add_silence,
     change_speed,
     draw_speed,
     draw_vtlp,
@@ -233,3 +235,43 @@ def test_hidden_tokens_are_a_share_of_all_but_the_first(rng):
     assert (got[changed] == 1).all()
     assert abs(changed[:, 1:].float().mean() - 0.3) < 0.05  # 0.46 / sqrt(2940), six times
     assert torch.equal(drop_tokens(target_in[0], share=0.0, instead=1, rng=rng), target_in[0])
+
+
+def test_silence_is_the_quietest_frame_on_both_sides(rng):
+    log_mel = torch.randn(6, 4, generator=rng)
+    quietest = min(log_mel.tolist(), key=sum)
+    got = add_silence(log_mel, 2, 3)
+    torch.testing.assert_close(got, torch.tensor([quietest] * 2 + log_mel.tolist() + [quietest] * 3))
+    assert torch.equal(add_silence(log_mel, 0, 0), log_mel)
+
+
+def test_noise_is_what_noise_in_the_waveform_would_give(rng):
+    """At 60 dB: the same mean energy in every band as white noise of that level, added before the DFT."""
+    extractor = FeatureExtractor(FeatureConfig())
+    clean = torch.full((4000, 80), -60.0, dtype=torch.float64)  # nothing, but for one loud frame
+    clean[0] = 3.0
+    added = add_noise(clean, extractor.band_widths.double(), lowest_snr=60.0, rng=rng)[1:].exp().mean(dim=0)
+    white = extractor.log_mel(torch.randn(640_000, generator=rng)).double().exp().mean(dim=0)
+    want = 1e-6 * float(clean.exp().mean(dim=0).sum()) * white / white.sum()
+    torch.testing.assert_close(added, want, rtol=0.25, atol=0)
+    assert float(added.sum()) == pytest.approx(float(want.sum()), rel=0.02)
+
+
+def test_the_signal_to_noise_ratio_is_uniform_up_to_60_decibels(rng):
+    widths, clean = torch.ones(40), torch.full((1, 40), -200.0)
+    clean[0, 0] = 4.0
+    noise = [add_noise(clean, widths, lowest_snr=20.0, rng=rng)[0, 1:].exp().sum() / 39 * 40 for _ in range(1000)]
+    ratios = 10 * (math.exp(4.0) / torch.stack(noise)).log10()
+    assert 17 < ratios.min() < 22 and 58 < ratios.max() < 63  # noise varies by about 1 dB
+    assert float(ratios.mean()) == pytest.approx(40, abs=1.5)  # 40 / sqrt(12 * 1000) = 0.37
+
+
+def test_frames_of_noise_vary_as_those_of_white_noise_do(rng):
+    """Behind digital silence nothing else is heard; wide bands vary less than narrow ones."""
+    extractor = FeatureExtractor(FeatureConfig())
+    loud_once = torch.full((4000, 80), -13.8)
+    loud_once[0] = 5.0
+    got = add_noise(loud_once, extractor.band_widths, lowest_snr=30.0, rng=rng)[1:].std(dim=0)
+    want = extractor.log_mel(torch.randn(640_000, generator=rng)).std(dim=0)
+    assert float((got / want).log().abs().max()) < 0.7  # within a factor of 2
+    assert got[-1] < got[0]

@@ -17,7 +17,7 @@ from transduce.data.speech.augment import Augmentation, change_speed
 from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.manifest import Recording
-from transduce.data.speech.pairs import FrameReader, SpeechPairs, make_feature_extractor, positions_needed
+from transduce.data.speech.pairs import PLAIN, FrameReader, SpeechPairs, make_feature_extractor, positions_needed
 from transduce.data.speech.vectors import VectorConfig, VectorReader
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, SentencePieceTokenizer
 from transduce.model.config import Frames
@@ -89,6 +89,21 @@ def test_budget_and_lengths_agree_with_what_is_made(recordings, reader, tokenize
     for speed, lengths in pairs.n_frames.items():
         for r, length in zip(recordings, lengths, strict=True):
             assert length == len(reader.feature_extractor(change_speed(read_audio(r.audio, RATE), speed)))
+
+
+def test_silence_is_drawn_for_either_side_and_counts_in_the_budget(recordings, reader, tokenizer):
+    augmentation = replace(PLAIN, silence=0.25)
+    pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=400, augmentation=augmentation)
+    (n_frames,) = pairs.n_frames.values()
+    added = set()
+    for n in range(10):
+        epoch = pairs.epoch(n)
+        for batch, chosen in zip(epoch, epoch.batches, strict=True):
+            assert batch.source.numel() // 10 <= 400
+            added |= {
+                length - int(n_frames[i]) for length, i in zip(batch.source_lengths.tolist(), chosen, strict=True)
+            }
+    assert min(added) <= 3 and max(added) >= 45 and max(added) <= 50  # twice 0 ... 25 frames
 
 
 def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader, tokenizer):

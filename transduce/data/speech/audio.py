@@ -29,9 +29,6 @@ LONGEST_RATIO = 1000
 RATES = (1000, 768_000)
 """Sample rates that a header may claim, in Hz."""
 
-PAUSE = 0.1
-"""Seconds over which `segments` measures the energy: longer than the closure of a [t], shorter than a pause."""
-
 MISSING = 0.1
 """Seconds that may be missing from a file before a warning says so, as the header of an MP3 is only an estimate."""
 
@@ -135,29 +132,6 @@ def sound_status(path: Path) -> os.stat_result:
     return status
 
 
-def segments(waveform: Float[Tensor, " n"], sample_rate: int, longest: float) -> list[tuple[int, int]]:
-    """Cut a long recording: the start and stop samples of segments that cover it one after the other.
-
-    A segment lasts at most `longest` seconds and, unless it is the only one, at least about a quarter of that. A cut is
-    at the quietest place (the least energy within 0.1 s) in the second half of the longest segment possible; of several
-    equally quiet places, at the middle one.
-
-    Raises:
-        ValueError: `longest` is below one second.
-    """
-    if not longest >= 1:
-        raise ValueError(f"longest must be at least one second, but longest={longest} s; 30.0 is usual")
-    limit, pause = int(longest * sample_rate), max(1, round(PAUSE * sample_rate))
-    found, start = [], 0
-    while len(waveform) - start > limit:
-        first = start + limit // 2
-        last = min(start + limit, len(waveform) - limit // 4)  # so that the last segment is not shorter than a frame
-        stop = first + _quietest(waveform[first:last], pause)
-        found.append((start, stop))
-        start = stop
-    return [*found, (start, len(waveform))]
-
-
 def change_rate(waveform: Float[Tensor, " n"], ratio: Fraction) -> Float[Tensor, " m"]:
     """The same sound in m = ceil(ratio * n) samples, by a windowed sinc (see LONGEST_RATIO).
 
@@ -175,14 +149,6 @@ def change_rate(waveform: Float[Tensor, " n"], ratio: Fraction) -> Float[Tensor,
         first = before // down * up
         parts.append(part[first : first + step // down * up])
     return torch.cat(parts)
-
-
-def _quietest(waveform: Float[Tensor, " n"], pause: int) -> int:
-    """The middle of the `pause` consecutive samples that have the least energy."""
-    total = torch.nn.functional.pad(waveform.double().square().cumsum(0), (1, 0))
-    energy = total[pause:] - total[:-pause]
-    least = (energy == energy.min()).nonzero()[:, 0]
-    return int(least[len(least) // 2]) + pause // 2
 
 
 @contextmanager

@@ -15,6 +15,9 @@ from transduce.data.speech.audio import change_rate
 SPEEDS = "[0.5, 2]"
 """The speeds at which speech is still speech."""
 
+HIGHEST_SNR = 60.0
+"""Decibels. Noise at this ratio is that of a quiet room and a good microphone."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
@@ -36,6 +39,11 @@ class Augmentation:
     """The share of target tokens that training hides from the decoder, so that it listens and does not guess."""
     vtlp: float = 0.1
     """Frequencies are stretched by a factor drawn from 1 - vtlp ... 1 + vtlp, as by another vocal tract; 0: never."""
+    silence: float = 0.0
+    """Up to so many seconds of silence are put before an utterance, and up to so many after it; 0: none. So it does not
+    matter how closely a recording is cut."""
+    lowest_snr: float | None = None
+    """White noise is added, at a signal-to-noise ratio drawn from lowest_snr ... 60 dB; none if not given."""
 
     def __post_init__(self) -> None:
         if not self.speeds:
@@ -45,6 +53,9 @@ class Augmentation:
         at_least(0, n_time_masks=self.n_time_masks, time_mask_width=self.time_mask_width)
         at_least(0, n_frequency_masks=self.n_frequency_masks, frequency_mask_width=self.frequency_mask_width)
         within("[0, 1)", vtlp=self.vtlp, token_dropout=self.token_dropout)
+        within("[0, 10]", silence=self.silence)
+        if self.lowest_snr is not None:
+            within(f"[-20, {HIGHEST_SNR:g}]", lowest_snr=self.lowest_snr)
         within("[0, 1]", time_mask_proportion=self.time_mask_proportion)
 
 
@@ -147,6 +158,30 @@ def perturb_vocal_tract(
 def draw_vtlp(vtlp: float, rng: Generator) -> float:
     """A factor, uniform in 1 - vtlp ... 1 + vtlp."""
     return 1 + vtlp * (2 * float(torch.rand((), generator=rng)) - 1)
+
+
+def add_silence(log_mel: Float[Tensor, "S M"], before: int, after: int) -> Float[Tensor, "_ M"]:
+    """So many more frames on either side, each the quietest frame of the utterance."""
+    quietest = log_mel[log_mel.mean(dim=1).argmin()]
+    return torch.cat([quietest.expand(before, -1), log_mel, quietest.expand(after, -1)])
+
+
+def add_noise(
+    log_mel: Float[Tensor, "S M"], widths: Float[Tensor, " M"], *, lowest_snr: float, rng: Generator
+) -> Float[Tensor, "S M"]:
+    """White noise behind the utterance: its energy in every band is added to that of the speech.
+
+    The signal-to-noise ratio, of energies summed over all bands and frames, is uniform in lowest_snr ... 60 dB. A band
+    of w bins varies from frame to frame by a log-normal factor of mean 1 and about the deviation of a mean over w bins.
+
+    Args:
+        widths: how many bins of the DFT every band holds, by weight.
+    """
+    snr = lowest_snr + (HIGHEST_SNR - lowest_snr) * float(torch.rand((), generator=rng))
+    noise = log_mel.exp().mean(dim=0).sum() * 10 ** (-snr / 10) * widths / widths.sum()
+    deviation = widths.clamp_min(1).rsqrt()
+    varied = deviation * torch.randn(log_mel.shape, generator=rng) - deviation.square() / 2
+    return torch.logaddexp(log_mel, noise.log() + varied)
 
 
 def _mel(hertz: Tensor) -> Tensor:

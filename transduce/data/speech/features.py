@@ -144,6 +144,8 @@ class FeatureExtractor:
             self._bands = melscale_fbanks(
                 config.n_fft // 2 + 1, config.low, config.highest, config.n_mels, config.sample_rate
             )
+        self.band_widths: Float[Tensor, " M"] = self._bands.sum(dim=0)
+        """How many bins of the DFT every band holds, by weight."""
         n_empty = int((self._bands.amax(dim=0) == 0).sum())
         if n_empty:
             raise ValueError(

@@ -8,12 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from transduce.data.batch import Batch, Epoch, batch_of, pad_frames
 from transduce.data.speech.augment import (
     Augmentation,
+    add_noise,
+    add_silence,
     draw_speed,
     draw_vtlp,
     drop_tokens,
@@ -54,11 +57,19 @@ class FrameReader:
         return self.feature_extractor.config.n_features
 
     def __call__(
-        self, path: Path, augmentation: Augmentation = PLAIN, rng: Generator | None = None, speed: float = 1.0
+        self,
+        path: Path,
+        augmentation: Augmentation = PLAIN,
+        rng: Generator | None = None,
+        speed: float = 1.0,
+        silence: tuple[int, int] = (0, 0),
     ) -> Float[Tensor, "S F"]:
         """Frames at one speed. Mel bands are masked before the DCT, spans of time after normalization.
 
         Vectors have neither speed nor mel bands, so of the augmentation they get the time masks alone.
+
+        Args:
+            silence: frames of silence before and after the utterance.
 
         Raises:
             ValueError: the file cannot be used; the message names it.
@@ -66,6 +77,10 @@ class FrameReader:
         rng = rng or generator(0, 0, 0)
         frames = self._unmasked(path, speed)
         if isinstance(self.feature_extractor, FeatureExtractor):
+            frames = add_silence(frames, *silence)
+            if augmentation.lowest_snr is not None:
+                widths = self.feature_extractor.band_widths
+                frames = add_noise(frames, widths, lowest_snr=augmentation.lowest_snr, rng=rng)
             if augmentation.vtlp:
                 factor, config = draw_vtlp(augmentation.vtlp, rng), self.feature_extractor.config
                 frames = perturb_vocal_tract(frames, factor, low=config.low, high=config.highest)
@@ -166,12 +181,15 @@ class SpeechPairs:
         """The batches of epoch n; in epoch 0 they go from short to long."""
         speeds = list(self.n_frames)
         drawn = [draw_speed(speeds, generator(self.seed, n, i)) for i in range(len(self.recordings))]
-        lengths = np.array([self.n_frames[speed][i] for i, speed in enumerate(drawn)])
+        silence = [self._silence(n, i) for i in range(len(self.recordings))]
+        lengths = np.array([self.n_frames[speed][i] + sum(silence[i]) for i, speed in enumerate(drawn)])
         share = self.augmentation.token_dropout
 
         def make(rows: list[int]) -> Batch:
             frames = [
-                self.reader(self.recordings[i].audio, self.augmentation, generator(self.seed + 1, n, i), drawn[i])
+                self.reader(
+                    self.recordings[i].audio, self.augmentation, generator(self.seed + 1, n, i), drawn[i], silence[i]
+                )
                 for i in rows
             ]
             source, source_lengths = pad_frames(frames)
@@ -190,6 +208,15 @@ class SpeechPairs:
             epoch=n,
             short_first=n == 0,
         )
+
+    def _silence(self, epoch: int, i: int) -> tuple[int, int]:
+        """How many frames of silence utterance i gets before and after it."""
+        config = self.reader.feature_extractor.config
+        if isinstance(config, VectorConfig) or not self.augmentation.silence:
+            return 0, 0
+        most = int(self.augmentation.silence / config.hop + 1e-6)
+        before, after = torch.randint(most + 1, (2,), generator=generator(self.seed + 3, epoch, i)).tolist()
+        return before, after
 
 
 def _usable(

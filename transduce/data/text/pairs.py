@@ -54,6 +54,11 @@ class TextPairs:
             f"left out: {self.text.n_blank} blank, {self.n_long} too long"
         )
 
+    @property
+    def longest_source(self) -> int:
+        """Tokens of the longest source text, without EOS."""
+        return max(map(len, self.source)) - 1
+
     def epoch(self, n: int) -> Epoch:
         """The batches of epoch n."""
         source, target = self.ids(n)

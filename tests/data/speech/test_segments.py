@@ -1,0 +1,101 @@
+"""Long recordings: cut in their pauses, whatever the noise; nothing that is said is lost, and nothing is too long."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from transduce.data.speech.segments import MARGIN, segments
+
+RATE = 8000
+
+
+def speech(
+    spoken: list[tuple[float, float]], seconds: float, *, noise: float = 0.0, level: float = 0.1
+) -> torch.Tensor:
+    """Loud noise, as long as somebody speaks, on a background of faint noise."""
+    rng = torch.Generator().manual_seed(1)
+    waveform = noise * torch.randn(round(seconds * RATE), generator=rng)
+    for start, stop in spoken:
+        a, b = round(start * RATE), round(stop * RATE)
+        waveform[a:b] += level * torch.randn(b - a, generator=rng)
+    return waveform
+
+
+def in_seconds(found: list[tuple[int, int]]) -> list[tuple[float, float]]:
+    return [(start / RATE, stop / RATE) for start, stop in found]
+
+
+SPOKEN = [(0.5, 2.0), (2.4, 3.1), (5.0, 8.0), (8.5, 9.5)]
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3, 1e-2], ids=["silence", "-60 dB", "-40 dB", "-20 dB"])
+@pytest.mark.parametrize("level", [0.5, 0.1])
+def test_a_long_recording_is_cut_in_its_pauses(noise, level):
+    """Whatever the levels of speech and background are; MARGIN of a pause stays on either side."""
+    found = in_seconds(segments(speech(SPOKEN, 10, noise=noise * level / 0.1, level=level), RATE, 4.0))
+    assert len(found) == len(SPOKEN)
+    for (start, stop), (first, last) in zip(found, SPOKEN, strict=True):
+        assert start == pytest.approx(max(0, first - MARGIN), abs=0.02)
+        assert stop == pytest.approx(last + MARGIN, abs=0.02)
+
+
+def test_a_gap_within_a_word_and_a_click_are_no_end_and_no_speech():
+    spoken = [(0.2, 1.0), (1.1, 2.0), (3.0, 3.03), (4.0, 5.5)]  # 0.1 s of silence; 0.03 s of sound
+    found = in_seconds(segments(speech(spoken, 6, noise=1e-4), RATE, 3.0))
+    (first, second) = found
+    assert first == (0.0, pytest.approx(2.0 + MARGIN, abs=0.02))  # 0.2 s of silence are no pause either
+    assert second == pytest.approx((4.0 - MARGIN, 5.5 + MARGIN), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "want"), [(0.0, 5.0, 4), (0.9, 5.0, 4), (1.1, 5.0, 3), (1.5, 5.0, 2), (1.5, 4.0, 3)]
+)
+def test_what_is_too_short_joins_its_neighbour_where_both_fit(shortest, longest, want):
+    """With their margins they last 1.8, 1.0, 3.3 and 1.3 s."""
+    found = in_seconds(segments(speech(SPOKEN, 10, noise=1e-4), RATE, longest, shortest))
+    assert len(found) == want
+    assert all(stop - start <= longest for start, stop in found)
+
+
+def test_a_recording_that_is_short_enough_is_one_segment():
+    waveform = speech([(1.0, 1.5), (2.5, 3.0)], 4)
+    assert segments(waveform, RATE, 4.0) == [(0, 4 * RATE)]
+
+
+def assert_covers(found: list[tuple[int, int]], n: int, limit: int) -> None:
+    assert found[0][0] == 0 and found[-1][1] == n
+    assert all(one[1] == other[0] for one, other in pairwise(found))
+    assert all(0 < stop - start <= limit for start, stop in found)
+    if len(found) > 1:
+        assert min(stop - start for start, stop in found) >= limit // 4
+
+
+@pytest.mark.parametrize("n", [1, 799, 800, 801, 803, 1000, 1199, 1200, 1201, 1601, 4001, 50_001])
+def test_without_a_pause_segments_cover_everything_and_none_is_too_long_or_tiny(n, rng):
+    for waveform in (torch.randn(n, generator=rng), torch.zeros(n), torch.ones(n)):
+        found = segments(waveform, 800, 1.0)
+        assert_covers(found, n, 800)
+        assert len(found) == 1 or n > 800
+
+
+def test_without_a_pause_the_cut_is_where_brute_force_finds_the_least_energy(rng):
+    rate = 200
+    waveform = torch.randn(10 * rate, generator=rng) * (0.5 + torch.rand(10 * rate, generator=rng))
+    (_, cut), _ = segments(waveform, rate, 9.0)
+    # from half of 9 s on, and leaving a quarter of 9 s behind
+    places = range(int(4.5 * rate), 10 * rate - 9 * rate // 4 - 20 + 1)
+    energy = {i + 10: sum(float(x) ** 2 for x in waveform[i : i + 20]) for i in places}
+    assert cut == min(energy, key=lambda place: energy[place])
+
+
+def test_an_impossible_longest_is_refused():
+    with pytest.raises(ValueError) as caught:
+        segments(torch.zeros(9), 100, 0.5)
+    assert str(caught.value) == "longest must be at least one second, but longest=0.5 s; 30.0 is usual"
+
+
+def test_an_hour_of_silence_can_be_cut():
+    waveform = torch.zeros(3600 * RATE)
+    found = segments(waveform, RATE, 30.0)
+    assert_covers(found, len(waveform), 30 * RATE)
