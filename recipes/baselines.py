@@ -1,11 +1,15 @@
 """Baselines without attention: a token from the ones beside it, by counting pairs."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 from jaxtyping import Int
 
-from transduce.data.batch import IGNORE
-from transduce.data.text.masking import MaskedBatches
-from transduce.data.text.stream import Stream
+if TYPE_CHECKING:
+    from transduce.data.text.masking import MaskedBatches
+    from transduce.data.text.shards import Stream
 
 
 def bigram_cross_entropy(
@@ -91,6 +95,8 @@ class Neighbours:
 
         The true neighbours are given, also where the model sees them masked.
         """
+        from transduce.data.batch import IGNORE
+
         nats, right = 0.0, 0
         for text, batch in zip(batches.texts, batches, strict=True):
             for row, t in (batch.target_out != IGNORE).nonzero().tolist():

@@ -48,7 +48,8 @@ class Experiment:
         default_factory=lambda: td.GenerationConfig(max_length=100, temperature=0.8)
     )
     """Of the samples."""
-    device: str = ex.default_device()
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
 
     def __post_init__(self) -> None:
         ex.at_least(1, vocab_size=self.vocab_size, batch_size=self.batch_size, valid_windows=self.valid_windows)

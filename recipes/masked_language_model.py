@@ -31,6 +31,7 @@ class Experiment:
     test: tuple[Path, ...] = ()
     """Text to score the finished model on; none: the validation text again."""
     tokenizer: ex.TokenizerKind = "characters"
+    """characters, byte_bpe or sentencepiece."""
     vocab_size: int = 8000
     """Tokens of a BPE vocabulary, all bytes included; characters are as many as there are."""
     batch_size: int
@@ -44,7 +45,8 @@ class Experiment:
     start_from: Path | None = None
     """Another run to go on from with other data, at any rate: its weights where they fit, and its tokenizer."""
     training: ex.TrainingConfig
-    device: str = ex.default_device()
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
 
     def __post_init__(self) -> None:
         ex.at_least(1, vocab_size=self.vocab_size, batch_size=self.batch_size, neighbour_tokens=self.neighbour_tokens)

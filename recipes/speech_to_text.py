@@ -31,6 +31,7 @@ class Experiment:
     """Every number of a speech experiment."""
 
     name: str = "speech"
+    """What the run directory is called where run does not say."""
     run: Path | None = None
     """The run directory: everything that comes out, and all one needs to transcribe with it. By itself it is runs/NAME,
     and runs/NAME_COLUMN for another target column."""
@@ -58,7 +59,8 @@ class Experiment:
     decoding: td.SearchConfig = field(
         default_factory=lambda: td.SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5)
     )
-    device: str = ex.default_device()
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
 
     def __post_init__(self) -> None:
         ex.at_least(1, vocab_size=self.vocab_size, frames_per_batch=self.frames_per_batch)

@@ -30,6 +30,7 @@ class Experiment:
     joint: bool = True
     """One vocabulary for both sides, and one table for encoder, decoder and output."""
     bpe_dropout: float = 0.0
+    """Share of BPE's merges that training leaves out at random (Provilkov et al. 2020); 0: none."""
     max_length: int = 256
     """Longer training pairs, in tokens, are left out and counted."""
     tokens_per_batch: int = 4096
@@ -41,7 +42,8 @@ class Experiment:
     validate_by: ex.ValidateBy = "bleu"
     """What decides which checkpoint is best."""
     decoding: td.SearchConfig = field(default_factory=td.SearchConfig)
-    device: str = ex.default_device()
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
 
     def __post_init__(self) -> None:
         ex.at_least(1, vocab_size=self.vocab_size, max_length=self.max_length, tokens_per_batch=self.tokens_per_batch)

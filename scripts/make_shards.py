@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from transduce.data.text.corpus import check_text, decode_lines
 from transduce.data.text.language import CUT, encode_text, read_text
-from transduce.data.text.stream import ShardHeader, read_header, smallest_type
+from transduce.data.text.shards import ShardHeader, read_header, smallest_type
 from transduce.data.text.tokenizers import (
     FILES,
     Tokenizer,

@@ -1,21 +1,28 @@
 """One Transformer, many transductions. What is listed here is public; nothing else is promised."""
 
-from transduce.model.config import (
-    Frames as Frames,
-    StackConfig as StackConfig,
-    Tokens as Tokens,
-    TransformerConfig as TransformerConfig,
-)
-from transduce.model.presets import (
-    transformer_base as transformer_base,
-    transformer_big as transformer_big,
-    transformer_tiny as transformer_tiny,
-)
-from transduce.model.transformer import Transformer as Transformer
-from transduce.run import load_model as load_model
-from transduce.tasks.fill_mask import FillMask as FillMask
-from transduce.tasks.generate import GenerationConfig as GenerationConfig, Generator as Generator
-from transduce.tasks.load import load as load
-from transduce.tasks.search import SearchConfig as SearchConfig
-from transduce.tasks.transcribe import Transcriber as Transcriber
-from transduce.tasks.translate import Translator as Translator
+from typing import TYPE_CHECKING
+
+from transduce.lazy import lazily
+
+if TYPE_CHECKING:
+    from transduce.model.config import (
+        Frames as Frames,
+        StackConfig as StackConfig,
+        Tokens as Tokens,
+        TransformerConfig as TransformerConfig,
+    )
+    from transduce.model.presets import (
+        transformer_base as transformer_base,
+        transformer_big as transformer_big,
+        transformer_tiny as transformer_tiny,
+    )
+    from transduce.model.transformer import Transformer as Transformer
+    from transduce.run import load_model as load_model
+    from transduce.tasks.config import GenerationConfig as GenerationConfig, SearchConfig as SearchConfig
+    from transduce.tasks.fill_mask import FillMask as FillMask
+    from transduce.tasks.generate import Generator as Generator
+    from transduce.tasks.load import load as load
+    from transduce.tasks.transcribe import Transcriber as Transcriber
+    from transduce.tasks.translate import Translator as Translator
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)

@@ -14,13 +14,13 @@ def default_device() -> str:
 
 
 def torch_device(name: torch.device | str) -> torch.device:
-    """The device of this name.
+    """The device of this name; "auto" is a GPU where there is one.
 
     Raises:
         ValueError: there is no such device.
     """
     try:
-        device = torch.device(name)
+        device = torch.device(default_device() if name == "auto" else name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().split("\n")[0]

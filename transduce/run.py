@@ -18,8 +18,9 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from transduce.config import differences, flatten, from_dict, to_dict
-from transduce.data.speech.features import FeatureConfig, FeatureExtractor
-from transduce.data.speech.vectors import VectorConfig, VectorReader
+from transduce.data.speech.config import FeatureConfig, VectorConfig
+from transduce.data.speech.features import FeatureExtractor
+from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizers import FILES, Tokenizer, tokenizer_file
 from transduce.device import torch_device

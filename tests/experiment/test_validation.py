@@ -21,7 +21,8 @@ from transduce.data.speech.pairs import FrameReader, SpeechPairs
 from transduce.data.text.corpus import ParallelText
 from transduce.data.text.pairs import TextPairs
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
-from transduce.experiment.validation import ValidateBy, held_out_loss, speech_validator, translation_validator
+from transduce.experiment.config import ValidateBy
+from transduce.experiment.validation import held_out_loss, speech_validator, translation_validator
 from transduce.model.attention_maps import cross_attention
 from transduce.score.measures import MEASURES
 from transduce.tasks.search import GREEDY

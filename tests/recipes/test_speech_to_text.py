@@ -16,7 +16,7 @@ from recipes.speech_to_text import SETTINGS, Experiment, run
 from tests.recipes.interrupt import interrupt
 from tests.runs import FEATURES, RATE, SPEECH, record, sentences
 from transduce.data.speech.audio import read_audio
-from transduce.data.speech.augment import Augmentation
+from transduce.data.speech.config import Augmentation
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.manifest import Manifests, Recording, read_manifest
 from transduce.data.speech.vectors import VectorConfig

@@ -3,8 +3,6 @@
 from tyro.conf import Positional
 
 from transduce.cli.common import Count, OptionalFile, Run
-from transduce.files import write_file
-from transduce.run import WEIGHTS, average, load_run, serialize, validated_checkpoints
 
 BEFORE = "model.before.safetensors"
 
@@ -19,6 +17,9 @@ def average_checkpoints(
         best: Average this many checkpoints with the best validation score.
         output: Write the weights there, and leave the run's finished model alone.
     """
+    from transduce.files import write_file
+    from transduce.run import WEIGHTS, average, load_run, serialize, validated_checkpoints
+
     if (last is None) == (best is None):
         raise ValueError(f"name --last N or --best N, one of them, but last={last} and best={best}")
     count = last or best or 0

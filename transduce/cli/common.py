@@ -3,19 +3,22 @@
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, make_dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, TextIO, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeVar, get_type_hints
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 from tyro.conf import Fixed, Suppress, arg
 
 from transduce.data.text.corpus import decode_line, decode_lines, read_lines
-from transduce.device import Precision, default_device, dtype_of
-from transduce.tasks.load import KindT, load_as
-from transduce.tasks.search import SearchConfig
+from transduce.tasks.config import SearchConfig
+
+if TYPE_CHECKING:
+    from transduce.tasks.load import KindT
+else:  # torch takes seconds to import, and --help does without
+    KindT = TypeVar("KindT")
 
 ItemT = TypeVar("ItemT")
 
@@ -34,9 +37,9 @@ GREEDY = "Take the likeliest next token each time: --beam-size 1."
 class Machine:
     """Where the model computes, and in which numbers."""
 
-    device: str = field(default_factory=default_device)
-    """cpu, cuda, cuda:1, ..."""
-    precision: Precision = "fp32"
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
+    precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 is faster where the hardware has it; a few outputs change."""
 
     def load(self, kind: type[KindT], run: Path) -> KindT:
@@ -45,6 +48,9 @@ class Machine:
         Raises:
             ValueError: something else was trained there, or there is no such device.
         """
+        from transduce.device import dtype_of
+        from transduce.tasks.load import load_as
+
         return load_as(kind, run, self.device, dtype_of(self.precision))
 
 

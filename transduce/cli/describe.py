@@ -4,12 +4,13 @@ from tyro.conf import Positional
 
 from transduce.cli.common import Run
 from transduce.config import flatten, to_dict
-from transduce.files import read_weights
-from transduce.run import checkpoints, load_run, validations, weights_path
 
 
 def describe(run: Positional[Run]) -> None:
     """Tell what a run directory holds: model, tokenizers, training, scores."""
+    from transduce.files import read_weights
+    from transduce.run import checkpoints, load_run, validations, weights_path
+
     kept = load_run(run)
     weights = weights_path(run)
     tensors = read_weights(weights)

@@ -5,14 +5,18 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import Count, Machine, OptionalFile, Run, chunks, read_side, standard_input, writing
 from transduce.cli.interactive import check_interactive, interact
-from transduce.tasks.generate import GenerationConfig, Generator
-from transduce.tasks.perplexity import measure_perplexity
+from transduce.tasks.config import GenerationConfig
+
+if TYPE_CHECKING:
+    from transduce.tasks.generate import Generator
+else:  # torch takes seconds to import, and --help does without
+    Generator = Any
 
 RULE = "-" * 20
 """Between two texts: they may hold line breaks."""
@@ -52,6 +56,8 @@ def generate(
         raise ValueError("prompts come from files or from --prompt, but both are given; leave one out")
     if interactive:
         check_interactive({"FILE": files, "--prompt": prompt, "--output": output})
+    from transduce.tasks.generate import Generator
+
     generator = machine.load(Generator, run)
     if interactive:
         return interact(partial(_answer, generator, generation, format))
@@ -120,6 +126,9 @@ def score_perplexity(
         stride: Tokens between the beginnings of two windows; half a window if not given.
         batch_tokens: Positions in one go: speed and memory, never the figures.
     """
+    from transduce.tasks.generate import Generator
+    from transduce.tasks.perplexity import measure_perplexity
+
     text = "".join(f"{line}\n" for line in read_side(file))
     generator = machine.load(Generator, run)
     model, tokenizer = generator.model, generator.tokenizer

@@ -7,9 +7,6 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from transduce.data.text.byte_bpe import ByteBPE
-from transduce.files import save_weights
-from transduce.interop.gpt2 import export_gpt2, import_gpt2
-from transduce.run import CONFIG, WEIGHTS, Run, load_model, load_run, save_run
 
 Theirs = Annotated[Path, arg(metavar="HF_DIRECTORY", help="A directory as transformers' save_pretrained makes it.")]
 Ours = Annotated[Path, arg(metavar="RUN", help="A run directory.")]
@@ -17,6 +14,10 @@ Ours = Annotated[Path, arg(metavar="RUN", help="A run directory.")]
 
 def import_gpt2_run(directory: Positional[Theirs], run: Positional[Ours]) -> None:
     """Make a run directory from a GPT-2 as transformers saves it: config.json, model.safetensors and its tokenizer."""
+    from transduce.files import save_weights
+    from transduce.interop.gpt2 import import_gpt2
+    from transduce.run import WEIGHTS, Run, save_run
+
     _check_new(run)
     found = import_gpt2(directory)
     tokenizer = ByteBPE.load(directory)
@@ -37,6 +38,9 @@ def export(run: Positional[Ours], directory: Positional[Theirs], *, to: Literal[
     Args:
         to: The kind of model in transformers whose from_pretrained will read the directory.
     """
+    from transduce.interop.gpt2 import export_gpt2
+    from transduce.run import load_model, load_run
+
     _check_new(directory)
     tokenizer = load_run(run).target_tokenizer
     known = tokenizer if isinstance(tokenizer, ByteBPE) else None
@@ -50,5 +54,7 @@ def export(run: Positional[Ours], directory: Positional[Theirs], *, to: Literal[
 
 
 def _check_new(directory: Path) -> None:
+    from transduce.run import CONFIG
+
     if (directory / CONFIG).exists():
         raise ValueError(f"{directory} already holds a {CONFIG}; name another directory, or remove this one")

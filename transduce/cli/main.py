@@ -1,64 +1,79 @@
-"""The command line: translate, transcribe, generate, score, describe, average, import, export."""
+"""The command line: which commands there are. What a command needs is imported when it is called."""
 
 import logging
 import sys
+from difflib import get_close_matches
 from functools import partial
+from importlib import import_module
 
 import tyro
-from tyro.extras import SubcommandApp
 
-from transduce.cli.average import average_checkpoints
-from transduce.cli.describe import describe
-from transduce.cli.generate import generate, score_perplexity
-from transduce.cli.interop import export, import_gpt2_run
-from transduce.cli.score import score_transcripts, score_translations
-from transduce.cli.transcribe import transcribe
-from transduce.cli.translate import translate
 from transduce.exit import exit_code
-from transduce.score.bleu import bleu, chrf, ter
-from transduce.score.score import Measure
-from transduce.score.wer import cer, per, wer
 
-
-def app() -> SubcommandApp:
-    """All commands."""
-    score = SubcommandApp()
-    for translations in (bleu, chrf, ter):
-        score.command(name=translations.name, help=_help(translations))(partial(score_translations, translations))
-    for transcripts in (wer, cer, per):
-        score.command(name=transcripts.name, help=_help(transcripts))(partial(score_transcripts, transcripts))
-    score.command(name="perplexity")(score_perplexity)
-    imports = SubcommandApp()
-    imports.command(name="gpt2")(import_gpt2_run)
-    commands = SubcommandApp()
-    commands.command(translate)
-    commands.command(transcribe)
-    commands.command(generate)
-    commands.command(score, name="score", help="Score translations, transcripts or a language model.")
-    commands.command(describe)
-    commands.command(name="average")(average_checkpoints)
-    commands.command(imports, name="import", help="Make a run of another toolkit's weights.")
-    commands.command(export)
-    return commands
-
-
-def _help(measure: Measure) -> str:
-    return f"{measure.title}, {measure.description}; {measure.better} is better."
+COMMANDS = {
+    "translate": ("translate:translate", "Translate lines: as many out as in, in the same order."),
+    "transcribe": ("transcribe:transcribe", "Transcribe sound: a text for each file, as text, TSV, JSON or subtitles."),
+    "generate": ("generate:generate", "Go on from prompts with a language model."),
+    "score bleu": ("score:score_bleu", "BLEU of translations, with interval and paired test."),
+    "score chrf": ("score:score_chrf", "chrF of translations."),
+    "score ter": ("score:score_ter", "Translation edit rate."),
+    "score wer": ("score:score_wer", "Word error rate of transcripts, with a report and tables."),
+    "score cer": ("score:score_cer", "Character error rate."),
+    "score per": ("score:score_per", "Phone error rate."),
+    "score perplexity": ("generate:score_perplexity", "Perplexity of a text by a language model."),
+    "describe": ("describe:describe", "Tell what a run directory holds: model, tokenizers, training, scores."),
+    "average": ("average:average_checkpoints", "Make the mean of checkpoints the run's finished model."),
+    "import gpt2": ("interop:import_gpt2_run", "Make a run directory of a GPT-2 as transformers saves it."),
+    "export": ("interop:export", "Write a run's model as a directory that transformers can read."),
+}
+"""By name: where the function is, and a line of help. This is the order in which --help lists them."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0 if it went well, 2 if the input was at fault, 130 after Ctrl-C."""
     logging.basicConfig(format="transduce: %(message)s", level=logging.WARNING)
+    words = sys.argv[1:] if arguments is None else arguments
+    n_words = 2 if " ".join(words[:2]) in COMMANDS else 1
+    name = " ".join(words[:n_words])
+    if name not in COMMANDS:
+        return _without_command(words)
     return exit_code(
-        lambda: app().cli(
-            prog="transduce",
-            description="One Transformer, many transductions.",
-            args=arguments,
-            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
-        ),
+        lambda: _call(name, words[n_words:]),
         prefix="transduce",
         interrupted="transduce: stopped; every line written so far is whole",
     )
+
+
+def _call(name: str, arguments: list[str]) -> None:
+    module, function = COMMANDS[name][0].split(":")
+    command = getattr(import_module(f"transduce.cli.{module}"), function)
+    tyro.cli(
+        command,
+        prog=f"transduce {name}",
+        description=command.__doc__ if isinstance(command, partial) else None,
+        args=arguments,
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+    )
+
+
+def _without_command(words: list[str]) -> int:
+    """Answer where no command is named: with help where it was asked for, else with what is wrong."""
+    groups = {name.split()[0] for name in COMMANDS if " " in name}
+    group = words[0] + " " if words and words[0] in groups else ""
+    names = [name for name in COMMANDS if name.startswith(group)]
+    rest = words[1:] if group else words
+    if not rest or rest[0] in ("-h", "--help"):
+        width = max(map(len, names)) + 2
+        lines = [f"  {name:<{width}}{COMMANDS[name][1]}" for name in names]
+        told = ["usage: transduce " + group + "COMMAND ...", "", "One Transformer, many transductions.", "", *lines]
+        told += ["", f"transduce {group}COMMAND --help says what a command takes."]
+        print("\n".join(told), file=sys.stdout if rest else sys.stderr)
+        return 0 if rest else 2
+    possible = [name.removeprefix(group) for name in names] + ([] if group else sorted(groups))
+    near = get_close_matches(rest[0], possible, n=1)
+    way_out = f"did you mean {group}{near[0]}?" if near else f"transduce {group}--help lists them"
+    print(f"transduce: there is no command {group + rest[0]!r}; {way_out}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
 """`transduce score MEASURE HYP REF ...`: how good a file of translations or transcripts is, with its signature."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import STDIN, OptionalFile, read_side, side_name
 from transduce.data.text.corpus import split_table
 from transduce.score.alignment import NOUN, all_errors, error_report
-from transduce.score.bleu import TranslationMeasure
+from transduce.score.bleu import TranslationMeasure, bleu, chrf, ter
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines
-from transduce.score.wer import ErrorRate, ErrorRateMeasure
+from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, per, wer
 
 TEXT = "text"
 
@@ -101,6 +102,17 @@ def score_transcripts(
         found = error_report(rate.aligned, names, unit=rate.unit)
         beginning = f"{rate}\n{_extent(rate, scoring.resamples)}\n\n"
         scoring.report.write_text(beginning + found, encoding="utf-8", newline="\n")
+
+
+def _command(function: Callable[..., None], measure: Measure) -> "partial[None]":
+    """Scoring by one measure, which says what it is."""
+    command: partial[Any] = partial(function, measure)
+    command.__doc__ = f"{measure.title}, {measure.description}; {measure.better} is better."
+    return command
+
+
+score_bleu, score_chrf, score_ter = (_command(score_translations, measure) for measure in (bleu, chrf, ter))
+score_wer, score_cer, score_per = (_command(score_transcripts, measure) for measure in (wer, cer, per))
 
 
 def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list[Path]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import soundfile
 from tqdm import tqdm
@@ -18,7 +18,11 @@ from tyro.conf import Positional, arg
 from transduce.cli.common import STDIN, Machine, OptionalFile, Run, search_options, with_options, writing
 from transduce.data.speech.manifest import manifest_audio
 from transduce.data.speech.microphone import check_microphone, record
-from transduce.tasks.transcribe import Audio, Sound, Transcriber, Transcript
+
+if TYPE_CHECKING:
+    from transduce.tasks.transcribe import Audio, Sound, Transcript
+else:  # torch takes seconds to import, and --help does without
+    Audio = Sound = Transcript = Any
 
 CHUNK = 600.0
 """Seconds of sound to read, then transcribe and write, at a time; the file that completes them may be longer."""
@@ -70,6 +74,8 @@ def transcribe(
     given = list(_given(files))
     if format == "srt" and not microphone and len(given) != 1:
         raise ValueError(f"subtitles belong to one file, but {len(given)} were named; run it once for each")
+    from transduce.tasks.transcribe import Transcriber
+
     transcriber = machine.load(Transcriber, run)
     if microphone:
         given.append(_recorded())

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
@@ -19,8 +19,11 @@ from transduce.cli.common import (
     writing,
 )
 from transduce.cli.interactive import check_interactive, interact
-from transduce.tasks.search import Output
-from transduce.tasks.translate import Translator
+
+if TYPE_CHECKING:
+    from transduce.tasks.search import Output
+else:  # torch takes seconds to import, and --help does without
+    Output = Any
 
 CHUNK = 2000
 """Lines translated, and then written, at a time: sorted by length within, in order without."""
@@ -48,6 +51,8 @@ def translate(
     """
     if interactive:
         check_interactive({"FILE": files, "--output": output})
+    from transduce.tasks.translate import Translator
+
     translator = machine.load(Translator, run)
     decoding = with_options(translator.decoding, search)
 

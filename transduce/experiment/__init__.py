@@ -3,75 +3,84 @@
 With `import transduce as td` and `from transduce import experiment as ex`, a recipe needs nothing else.
 """
 
-from transduce.config import at_least as at_least, within as within
-from transduce.data.speech.augment import Augmentation as Augmentation
-from transduce.data.speech.feature_cache import FeatureCache as FeatureCache
-from transduce.data.speech.features import FeatureConfig as FeatureConfig
-from transduce.data.speech.manifest import Manifests as Manifests, recordings_fingerprint as recordings_fingerprint
-from transduce.data.speech.pairs import (
-    FrameReader as FrameReader,
-    SpeechPairs as SpeechPairs,
-    make_feature_extractor as make_feature_extractor,
-)
-from transduce.data.speech.vectors import VectorConfig as VectorConfig
-from transduce.data.text.corpus import (
-    Files as Files,
-    Folder as Folder,
-    ParallelText as ParallelText,
-    corpus_folder as corpus_folder,
-    read_lines as read_lines,
-)
-from transduce.data.text.language import (
-    OneText as OneText,
-    Shards as Shards,
-    TextFiles as TextFiles,
-    encode_text as encode_text,
-    read_text as read_text,
-)
-from transduce.data.text.masking import (
-    MaskedBatches as MaskedBatches,
-    MaskedWindows as MaskedWindows,
-    MaskingConfig as MaskingConfig,
-    mask_id as mask_id,
-)
-from transduce.data.text.pairs import TextPairs as TextPairs, fingerprint as fingerprint
-from transduce.data.text.sentencepiece_bpe import (
-    SentencePieceTokenizer as SentencePieceTokenizer,
-    tokenizers as tokenizers,
-)
-from transduce.data.text.stream import HeldOut as HeldOut, Stream as Stream, Windows as Windows
-from transduce.data.text.tokenizers import TokenizerKind as TokenizerKind, train_tokenizer as train_tokenizer
-from transduce.device import default_device as default_device
-from transduce.experiment.command import main as main
-from transduce.experiment.report import (
-    held_out_report as held_out_report,
-    search_report as search_report,
-    speech_report as speech_report,
-)
-from transduce.experiment.run import (
-    new_model as new_model,
-    saved_tokenizers as saved_tokenizers,
-    train as train,
-    with_frames as with_frames,
-    with_vocabularies as with_vocabularies,
-)
-from transduce.experiment.validation import (
-    ValidateBy as ValidateBy,
-    Validator as Validator,
-    language_validator as language_validator,
-    masked_language_validator as masked_language_validator,
-    speech_validator as speech_validator,
-    translation_validator as translation_validator,
-)
-from transduce.model.presets import gpt2 as gpt2, speech_small as speech_small, speech_tiny as speech_tiny
-from transduce.score.measures import MEASURES as MEASURES
-from transduce.score.score import Measure as Measure
-from transduce.train.flops import flops_per_token as flops_per_token
-from transduce.train.objectives import (
-    CrossEntropy as CrossEntropy,
-    HybridCTC as HybridCTC,
-    Loss as Loss,
-    Objective as Objective,
-)
-from transduce.train.optim import OptimConfig as OptimConfig
-from transduce.train.trainer import TrainingConfig as TrainingConfig
+from typing import TYPE_CHECKING
+
+from transduce.lazy import lazily
+
+if TYPE_CHECKING:
+    from transduce.config import at_least as at_least, within as within
+    from transduce.data.speech.config import (
+        Augmentation as Augmentation,
+        FeatureConfig as FeatureConfig,
+        VectorConfig as VectorConfig,
+    )
+    from transduce.data.speech.feature_cache import FeatureCache as FeatureCache
+    from transduce.data.speech.manifest import Manifests as Manifests, recordings_fingerprint as recordings_fingerprint
+    from transduce.data.speech.pairs import (
+        FrameReader as FrameReader,
+        SpeechPairs as SpeechPairs,
+        make_feature_extractor as make_feature_extractor,
+    )
+    from transduce.data.text.config import MaskingConfig as MaskingConfig
+    from transduce.data.text.corpus import (
+        Files as Files,
+        Folder as Folder,
+        ParallelText as ParallelText,
+        corpus_folder as corpus_folder,
+        read_lines as read_lines,
+    )
+    from transduce.data.text.language import (
+        OneText as OneText,
+        Shards as Shards,
+        TextFiles as TextFiles,
+        encode_text as encode_text,
+        read_text as read_text,
+    )
+    from transduce.data.text.masking import (
+        MaskedBatches as MaskedBatches,
+        MaskedWindows as MaskedWindows,
+        mask_id as mask_id,
+    )
+    from transduce.data.text.pairs import TextPairs as TextPairs, fingerprint as fingerprint
+    from transduce.data.text.sentencepiece_bpe import (
+        SentencePieceTokenizer as SentencePieceTokenizer,
+        tokenizers as tokenizers,
+    )
+    from transduce.data.text.shards import Stream as Stream
+    from transduce.data.text.stream import HeldOut as HeldOut, Windows as Windows
+    from transduce.data.text.tokenizers import TokenizerKind as TokenizerKind, train_tokenizer as train_tokenizer
+    from transduce.device import default_device as default_device
+    from transduce.experiment.command import main as main
+    from transduce.experiment.config import ValidateBy as ValidateBy
+    from transduce.experiment.report import (
+        held_out_report as held_out_report,
+        search_report as search_report,
+        speech_report as speech_report,
+    )
+    from transduce.experiment.run import (
+        new_model as new_model,
+        saved_tokenizers as saved_tokenizers,
+        train as train,
+        with_frames as with_frames,
+        with_vocabularies as with_vocabularies,
+    )
+    from transduce.experiment.validation import (
+        Validator as Validator,
+        language_validator as language_validator,
+        masked_language_validator as masked_language_validator,
+        speech_validator as speech_validator,
+        translation_validator as translation_validator,
+    )
+    from transduce.model.presets import gpt2 as gpt2, speech_small as speech_small, speech_tiny as speech_tiny
+    from transduce.score.measures import MEASURES as MEASURES
+    from transduce.score.score import Measure as Measure
+    from transduce.train.config import OptimConfig as OptimConfig, TrainingConfig as TrainingConfig
+    from transduce.train.flops import flops_per_token as flops_per_token
+    from transduce.train.objectives import (
+        CrossEntropy as CrossEntropy,
+        HybridCTC as HybridCTC,
+        Loss as Loss,
+        Objective as Objective,
+    )
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)

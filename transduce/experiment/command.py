@@ -6,29 +6,15 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
-from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 import tyro
 
-from transduce.device import torch_device
 from transduce.exit import exit_code
-from transduce.train.trainer import TrainingConfig
+from transduce.experiment.config import AnyExperiment
 
 INTERNAL = re.compile(r"__tyro-dummy-inner__\.?(.*)(.)")
 """A name that tyro gives to the nameless, up to the border of the box that its message stands in."""
-
-
-@runtime_checkable
-class AnyExperiment(Protocol):
-    """What all experiments have: where, how, and on what machine."""
-
-    @property
-    def run(self) -> Path: ...
-    @property
-    def training(self) -> TrainingConfig: ...
-    @property
-    def device(self) -> str: ...
 
 
 ExperimentT = TypeVar("ExperimentT", bound=AnyExperiment)
@@ -46,6 +32,8 @@ def main(
     experiment = choose(settings, default=default, description=description)
 
     def go() -> None:
+        from transduce.device import torch_device
+
         torch_device(experiment.device)  # before an hour with the data
         run(experiment)
 

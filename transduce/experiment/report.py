@@ -13,10 +13,10 @@ from transduce.data.text.masking import MaskedBatches
 from transduce.experiment.validation import held_out_loss, masked_accuracy
 from transduce.files import write_file
 from transduce.score.measures import get_measure
+from transduce.tasks.config import SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
 from transduce.tasks.load import load, load_as
-from transduce.tasks.search import SearchConfig
 from transduce.tasks.transcribe import Transcriber
 
 

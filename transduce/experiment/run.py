@@ -12,7 +12,7 @@ from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.device import torch_device, trains_in_bf16
-from transduce.experiment.command import AnyExperiment
+from transduce.experiment.config import AnyExperiment
 from transduce.files import copy_weights, read_weights, set_weights, weights_of, write_file
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
@@ -69,7 +69,7 @@ def new_model(x: AnyExperiment, config: TransformerConfig, start_from: Path | No
     torch.manual_seed(x.training.seed)
     model = Transformer(config).to(torch_device(x.device))
     numbers = "bf16" if trains_in_bf16(x.training.precision, model.device) else "fp32"
-    print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {x.device}, trained in {numbers}")
+    print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {model.device}, trained in {numbers}")
     if start_from is not None and not checkpoints(x.run):
         _start_from(model, start_from)
     return model

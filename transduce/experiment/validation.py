@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -16,22 +15,20 @@ from transduce.data.speech.pairs import SpeechPairs
 from transduce.data.text.corpus import ParallelText
 from transduce.data.text.masking import MaskedBatches, decode_masked
 from transduce.data.text.sentencepiece_bpe import BOS
-from transduce.data.text.stream import Stream
+from transduce.data.text.shards import Stream
 from transduce.model.attention_maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
 from transduce.score.measures import MEASURES, get_measure
 from transduce.score.score import Measure
+from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
-from transduce.tasks.generate import GenerationConfig, Generator
-from transduce.tasks.search import GREEDY, SearchConfig
+from transduce.tasks.generate import Generator
+from transduce.tasks.search import GREEDY
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 from transduce.train.objectives import CrossEntropy
 from transduce.train.plot import attention_map
 from transduce.train.state import Validation
-
-ValidateBy = Literal["loss", "bleu", "bleu.lowercase", "chrf", "ter", "wer", "cer", "per"]
-"""What can decide which checkpoint is best: the loss, or a measure of outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)

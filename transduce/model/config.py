@@ -1,10 +1,7 @@
 """The configuration of a Transformer: frozen dataclasses that check themselves."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeVar
-
-import numpy as np
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from transduce.config import at_least, check_choices, within
 
@@ -14,7 +11,13 @@ NormPosition = Literal["post", "pre"]
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Init = Literal["xavier", "gpt2"]
 Tie = Literal["all", "output", "none"]
-LengthsT = TypeVar("LengthsT", int, np.ndarray, Tensor)
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    LengthsT = TypeVar("LengthsT", int, np.ndarray, Tensor)
+else:  # torch takes seconds to import, and --help does without
+    LengthsT = TypeVar("LengthsT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,7 @@ class Frames:
     n_features: int
     """Numbers per frame. A recipe puts those of its feature extractor here."""
     stack: int = 1
+    """Consecutive frames that make one position."""
     project: bool = False
     """Whether there is a linear map even where none is needed."""
 
@@ -73,6 +77,7 @@ class StackConfig:
 
     input: Tokens | Frames
     n_layers: int = 6
+    """Layers of this half."""
 
     def __post_init__(self) -> None:
         at_least(1, n_layers=self.n_layers)
@@ -92,7 +97,9 @@ class TransformerConfig:
     encoder: StackConfig | None = None
     decoder: StackConfig | None = None
     d_model: int = 512
+    """Width of the vectors between layers."""
     n_heads: int = 8
+    """Attention heads of every layer."""
     n_kv_heads: int | None = None
     """Heads of keys and values, each shared by n_heads / n_kv_heads heads of queries; None: as many as n_heads.
     Grouped-query attention (Ainslie et al. 2023); with 1, multi-query attention (Shazeer 2019)."""
@@ -104,16 +111,19 @@ class TransformerConfig:
     """In self-attention a position sees `window` - 1 positions on each side, in a decoder before it; None: all.
     Source: Beltagy et al. (2020), Longformer; Jiang et al. (2023), Mistral 7B."""
     d_ff: int = 2048
+    """Width inside the feed-forward."""
     dropout: float = 0.1
     """On every sublayer's output and on the sum of embedding and position (paper, section 5.4)."""
     attention_dropout: float = 0.0
     """On the attention weights; not in the paper, but in many systems after it."""
     activation: Activation = "relu"
+    """The nonlinearity inside the feed-forward."""
     gated: bool = False
     """W2 (activation(W1 x) * V x) in the feed-forward; with silu it is SwiGLU (Shazeer 2020)."""
     n_experts: int = 0
     """Feed-forwards of a layer, among which a router chooses for every position; 0: one feed-forward and no router."""
     experts_per_token: int = 2
+    """Feed-forwards that the router chooses for a position."""
     balance_weight: float = 0.01
     """Weight of the loss that keeps experts equally busy, beside cross-entropy per token (Fedus et al. 2021)."""
     bias: bool = True
@@ -123,7 +133,9 @@ class TransformerConfig:
     norm_position: NormPosition = "post"
     """post: norm(x + f(x)), the paper's; pre: x + f(norm(x)), with one more norm at the end of the stack."""
     norm_eps: float = 1e-5
+    """Added to the variance in every norm."""
     positions: PositionKind = "sinusoidal"
+    """How positions are told: added sinusoids (the paper's), a learned table, rotated queries and keys, or not at all."""
     max_positions: int = 1024
     """Rows of the learned table; sinusoidal and rotary positions have no end."""
     rotary_theta: float = 10000.0

@@ -2,70 +2,25 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
 from itertools import groupby
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from transduce.config import at_least
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.constraints import Constraints
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
-from transduce.tasks.search import Output, SearchConfig, check_list, last_position, search
+from transduce.tasks.config import GenerationConfig
+from transduce.tasks.search import Output, check_list, last_position, search
 
 logger = logging.getLogger("transduce")
 
 TAIL = 16
 """Tokens from which on bytes are cut into the same characters, whatever stood before them: at least as many bytes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationConfig(Sampling):
-    """How to go on from a prompt."""
-
-    max_length: int = 256
-    """New tokens at most, an end included."""
-    beam_size: int = 1
-    """More than 1: beam search, which draws nothing."""
-    alpha: float = 0.6
-    """In beam search, the exponent of the length penalty ((5 + length) / 6)^alpha, over new tokens."""
-    seed: int = 0
-    """Seed of all that is drawn."""
-    n: int = 1
-    """Texts per prompt; the n best ones in beam search."""
-    batch_size: int = 16
-    """Texts at a time, or beams. It changes speed and memory, never the output."""
-
-    def __post_init__(self) -> None:
-        at_least(1, max_length=self.max_length, beam_size=self.beam_size, n=self.n, batch_size=self.batch_size)
-        at_least(0, alpha=self.alpha, seed=self.seed)
-        super().__post_init__()
-        sampling = Sampling(**{each.name: getattr(self, each.name) for each in fields(Sampling)})
-        if self.beam_size > 1 and (sampling != Sampling() or self.n > self.beam_size):
-            raise ValueError(
-                "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k, top_p and "
-                f"repetition_penalty alone and n <= beam_size, but {sampling}, n={self.n}, beam_size={self.beam_size}"
-            )
-        if self.beam_size == 1 and self.temperature == 0 and self.n > 1:
-            raise ValueError(
-                f"greedy search has one text per prompt, but n={self.n} at temperature=0; "
-                "raise the temperature, or use beam_size"
-            )
-
-    @property
-    def search(self) -> SearchConfig:
-        """The part that is beam search."""
-        return SearchConfig(beam_size=self.beam_size, alpha=self.alpha, n_best=min(self.n, self.beam_size))
-
-    def rng(self, i: int, k: int) -> np.random.Generator:
-        """What text k of prompt i is drawn with."""
-        return np.random.default_rng((self.seed, i, k))
 
 
 class Generator:
@@ -112,7 +67,9 @@ class Generator:
             ids = torch.tensor([rows[i] for i in numbers], device=self.model.device)
             scorer, constraints = ModelScorer(self.model, prompts=ids), self._constraints(ids, config)
             rngs = [config.rng(first_prompt + i, k) for i in numbers for k in samples]
-            hypotheses = search([(1.0, scorer)], ids, constraints, config.search, sampling=config, rngs=rngs)
+            hypotheses = search(
+                [(1.0, scorer)], ids, constraints, config.search, sampling=Sampling.of(config), rngs=rngs
+            )
             for i, found in zip(numbers, hypotheses, strict=True):
                 for h in found:
                     text = TextStream(self.tokenizer, rows[i]).add(h.tokens, last=True)
@@ -144,7 +101,7 @@ class Generator:
         text, ids = TextStream(self.tokenizer, row), torch.tensor([row], device=self.model.device)
         scorer, constraints = ModelScorer(self.model, prompts=ids), self._constraints(ids, config)
         rngs = [config.rng(prompt_number, text_number)]
-        sampler = Sampler(scorer, ids, constraints, sampling=config, rngs=rngs)
+        sampler = Sampler(scorer, ids, constraints, sampling=Sampling.of(config), rngs=rngs)
         while sampler.running:
             token, n_tokens = int(sampler.step()), n_tokens + 1
             finished = token == self.tokenizer.eos_id

@@ -10,9 +10,9 @@ from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.model.packed import pack
 from transduce.run import CONFIG, load_model, load_run
+from transduce.tasks.config import SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
-from transduce.tasks.search import SearchConfig
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 

@@ -2,16 +2,15 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from transduce.config import at_least, within
 from transduce.data.batch import bucket
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
 from transduce.data.text.tokenizers import Tokenizer
@@ -23,67 +22,9 @@ from transduce.decode.joint import combined
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.model.transformer import Memory, Transformer
+from transduce.tasks.config import SearchConfig
 
 FoundT = TypeVar("FoundT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchConfig:
-    """How to search."""
-
-    beam_size: int = 5
-    """1 is greedy search."""
-    alpha: float = 0.6
-    """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
-    n_best: int = 1
-    """Outputs per source, best first."""
-    batch_tokens: int = 2048
-    """Source positions per batch, padding included. It changes speed and memory, never the output."""
-    length_ratio: float = 2.0
-    """At most length_ratio * source positions + length_extra tokens come out."""
-    length_extra: int = 20
-    """See length_ratio."""
-    max_source_length: int = 512
-    """Longer texts, in tokens, are cut, with a warning."""
-    split_length: int = 0
-    """Longer texts, in tokens, are translated both as a whole and sentence by sentence, and the likelier of the two is
-    taken; 0 = never. A training sets it to the longest text that it had."""
-    max_seconds: float = 20.0
-    """Longer recordings are transcribed in segments: sound is cut in its pauses, vectors into equal parts. A training
-    sets it to a little more than the longest recording that it had."""
-    min_seconds: float = 0.0
-    """Shorter segments of a recording join their neighbours. A training sets it to the shortest recording it had."""
-    ctc_weight: float = 0.0
-    """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC head."""
-    no_repeat_ngram: int = 0
-    """No n-gram of this many tokens comes out twice; 0 = off."""
-
-    def __post_init__(self) -> None:
-        at_least(1, beam_size=self.beam_size, batch_tokens=self.batch_tokens)
-        at_least(1, max_source_length=self.max_source_length, length_extra=self.length_extra)
-        at_least(0, no_repeat_ngram=self.no_repeat_ngram, alpha=self.alpha, length_ratio=self.length_ratio)
-        at_least(0, split_length=self.split_length, min_seconds=self.min_seconds)
-        at_least(1.0, max_seconds=self.max_seconds)
-        within("[0, 1]", ctc_weight=self.ctc_weight)
-        within(f"[1, {self.beam_size}]", n_best=self.n_best)
-
-    def changed(self, **settings: Any) -> "SearchConfig":
-        """The same with other settings. A beam too narrow for n_best becomes as wide, unless beam_size is named too.
-
-        Raises:
-            ValueError: there is no such setting, or its value is out of its range.
-        """
-        names = [each.name for each in fields(self)]
-        for name in settings:
-            if name not in names:
-                raise ValueError(f"a search setting must be one of {', '.join(names)}, but it is {name!r}")
-        if "n_best" in settings:
-            settings.setdefault("beam_size", max(self.beam_size, settings["n_best"]))
-        return replace(self, **settings)
-
-    def greedy(self) -> "SearchConfig":
-        """The same, but searched greedily."""
-        return replace(self, beam_size=1, n_best=1)
 
 
 GREEDY = SearchConfig(beam_size=1)

@@ -21,15 +21,8 @@ from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.decode.hypothesis import Hypothesis
 from transduce.model.transformer import Transformer
-from transduce.tasks.search import (
-    Output,
-    SearchConfig,
-    check_list,
-    in_batches,
-    last_position,
-    outputs_of,
-    search_sources,
-)
+from transduce.tasks.config import SearchConfig
+from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
 
 logger = logging.getLogger("transduce")
 

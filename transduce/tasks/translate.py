@@ -10,15 +10,8 @@ from transduce.data.text.sentencepiece_bpe import EOS, PAD, SentencePieceTokeniz
 from transduce.data.text.sentences import sentences
 from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.model.transformer import Transformer
-from transduce.tasks.search import (
-    Output,
-    SearchConfig,
-    check_list,
-    in_batches,
-    last_position,
-    outputs_of,
-    search_sources,
-)
+from transduce.tasks.config import SearchConfig
+from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
 
 logger = logging.getLogger("transduce")
 

@@ -6,22 +6,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, cuda, nn
 
-from transduce.config import at_least, within
 from transduce.device import trains_in_bf16, without_cudnn_attention
+from transduce.train.config import TrainingConfig
 from transduce.train.flops import peak_flops
 from transduce.train.log import Log
 from transduce.train.objectives import Loss, Objective
-from transduce.train.optim import OptimConfig, optimizer, step
+from transduce.train.optim import optimizer, step
 from transduce.train.prefetch import prefetch
 from transduce.train.state import Progress, Store, Validation
 
@@ -82,51 +81,6 @@ class Data(Protocol):
     """Training data: epoch(n) gives the batches of epoch n, the same ones in every call."""
 
     def epoch(self, n: int) -> Sequence[Batch]: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """How long to train, how to step, when to validate and what to keep."""
-
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    max_updates: int = 100_000
-    max_minutes: float | None = None
-    """Stop after this much wall time: updates, waiting for data, validations and checkpoints, summed over all parts of
-    a resumed training. The schedule ends by then (OptimConfig.rate), and a validation that would not end by then waits
-    until the training is over. This is the only field that makes a result depend on the machine's speed, and only
-    where minutes / max_minutes comes to exceed update / max_updates."""
-    accumulate: int = 1
-    """Batches per update."""
-    label_smoothing: float = 0.1
-    freeze: tuple[str, ...] = ()
-    """Parts of the model that keep their weights, such as encoder or decoder.layers.0."""
-    precision: Literal["fp32", "bf16", "auto"] = "fp32"
-    """bf16: autocast, in updates and validations; weights and optimizer stay in float32. auto: bf16 where the hardware
-    has instructions for it, fp32 elsewhere."""
-    compile: bool = False
-    """torch.compile; needs a C++ compiler on a CPU."""
-    static_shapes: bool = False
-    """Every batch has the same shape: compiled code is compiled for this shape alone, and on a GPU cuDNN may compute the
-    attention."""
-    validate_every: int = 1000
-    """Updates between validations; each makes a checkpoint."""
-    patience: int | None = None
-    """Stop after this many validations without a better score."""
-    keep_last: int = 5
-    """The newest checkpoints that are kept. Their mean may become the finished model, as may that of the best ones."""
-    keep_best: int = 5
-    """The best checkpoints that are kept."""
-    max_skipped: int = 20
-    """Stop after this many updates in a row with a loss or gradient that is not finite."""
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        at_least(1, max_updates=self.max_updates, accumulate=self.accumulate, validate_every=self.validate_every)
-        at_least(1, keep_last=self.keep_last, keep_best=self.keep_best, max_skipped=self.max_skipped)
-        at_least(1, patience=self.patience)
-        at_least(0, seed=self.seed)
-        within("(0, inf)", max_minutes=self.max_minutes)
-        within("[0, 1)", label_smoothing=self.label_smoothing)
 
 
 def freeze(model: nn.Module, parts: Sequence[str]) -> None:

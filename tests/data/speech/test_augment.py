@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from transduce.data.speech.augment import (
-    Augmentation,
     add_noise,
     add_silence,
     change_speed,
@@ -20,6 +19,7 @@ from transduce.data.speech.augment import (
     mask_time,
     perturb_vocal_tract,
 )
+from transduce.data.speech.config import Augmentation
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 
 

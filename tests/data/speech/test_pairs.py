@@ -13,7 +13,8 @@ import torch
 from tests.data.conftest import TEXTS
 from tests.runs import FEATURES, RATE, record, sound
 from transduce.data.speech.audio import read_audio
-from transduce.data.speech.augment import Augmentation, change_speed
+from transduce.data.speech.augment import change_speed
+from transduce.data.speech.config import Augmentation
 from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.manifest import Recording

@@ -14,18 +14,20 @@ from tests.contract import random_model
 from tests.language_runs import any_tokenizer
 from tests.reference import Reference
 from transduce.data.batch import IGNORE, batch_of
-from transduce.data.text import stream as stream_module
+from transduce.data.text import shards as shards_module
 from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.config import MaskingConfig
 from transduce.data.text.masking import (
     MaskedBatches,
     MaskedWindows,
-    MaskingConfig,
     decode_masked,
     encode_masked,
     mask_id,
+    masked_batch,
 )
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
-from transduce.data.text.stream import HeldOut, Stream, Windows, window_batch
+from transduce.data.text.shards import Stream
+from transduce.data.text.stream import HeldOut, Windows, window_batch
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.layers import balance_loss
 from transduce.model.transformer import Transformer
@@ -81,7 +83,7 @@ def test_padding_and_marks_are_left_alone():
     batch = batch_of(None, None, [[BOS, *row] for row in rows], bos=PAD)
     counts = []
     for seed in range(40):
-        got = MaskingConfig(mask_probability=0.3).batch(batch, tokenizer, np.random.default_rng(seed))
+        got = masked_batch(batch, MaskingConfig(mask_probability=0.3), tokenizer, np.random.default_rng(seed))
         chosen = got.target_out != IGNORE
         counts.append(chosen.sum(dim=1).tolist())
         assert not {BOS, EOS, PAD, UNK} & set(got.target_out[chosen].tolist())
@@ -91,9 +93,8 @@ def test_padding_and_marks_are_left_alone():
             assert not got.source[row, length:].any() and not chosen[row, length:].any()
     assert counts == [[1, 1, 6, 18]] * 40  # 30 %, but one at least
     only_marks = batch_of(None, None, [[BOS, EOS]], bos=PAD)
-    assert (
-        MaskingConfig().batch(only_marks, tokenizer, np.random.default_rng(0)).n_tokens == 1
-    )  # never none: a mean is taken
+    found = masked_batch(only_marks, MaskingConfig(), tokenizer, np.random.default_rng(0))
+    assert found.n_tokens == 1  # never none: a mean is taken
 
 
 def test_what_is_chosen_is_a_function_of_seed_epoch_and_batch():
@@ -117,7 +118,7 @@ ENCODER = TransformerConfig(encoder=STACK, d_model=14, n_heads=2, d_ff=13, dropo
 def uneven_batch():
     """Two rows of different lengths, seven tokens in ten chosen."""
     text = batch_of(None, None, [TEXT.read(0, 9).tolist(), TEXT.read(20, 25).tolist()], bos=0)
-    return MaskingConfig(mask_probability=0.7).batch(text, LETTERS, np.random.default_rng(1))
+    return masked_batch(text, MaskingConfig(mask_probability=0.7), LETTERS, np.random.default_rng(1))
 
 
 def test_the_loss_is_the_mean_surprise_at_the_chosen_tokens_in_loops(rng):
@@ -220,7 +221,7 @@ def test_words_are_apart_where_lines_meet():
 @pytest.mark.parametrize("chunk", [3, 1 << 22])
 def test_neighbours_are_the_formula_in_loops(monkeypatch, chunk):
     """p(x | a, b) = p(x | a) p(b | x) / sum over x, each p(b | a) = (pairs + prior p(b)) / (firsts + prior)."""
-    monkeypatch.setattr(stream_module, "CHUNK", chunk)
+    monkeypatch.setattr(shards_module, "CHUNK", chunk)
     size, prior = 6, 2.0
     rng = np.random.default_rng(2)
     train, valid = rng.integers(size - 1, size=80).tolist(), rng.integers(size, size=25).tolist()

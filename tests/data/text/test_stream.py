@@ -11,8 +11,9 @@ import torch
 from make_shards import write_shard
 
 from recipes.baselines import bigram_cross_entropy
-from transduce.data.text import stream as module
-from transduce.data.text.stream import HeldOut, Stream, Windows, open_shards, read_header
+from transduce.data.text import shards as module
+from transduce.data.text.shards import Stream, open_shards, read_header
+from transduce.data.text.stream import HeldOut, Windows
 
 
 def split(ids, *places):

@@ -1,7 +1,6 @@
 """Augmentation of speech: other speeds, other vocal tracts, masks. All random numbers come from a generator."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -9,54 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from transduce.config import at_least, within
+from transduce.config import within
 from transduce.data.speech.audio import change_rate
-
-SPEEDS = "[0.5, 2]"
-"""The speeds at which speech is still speech."""
-
-HIGHEST_SNR = 60.0
-"""Decibels. Noise at this ratio is that of a quiet room and a good microphone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """How training changes an utterance; with speeds=(1.0,), no masks and vtlp=0 it does not."""
-
-    speeds: tuple[float, ...] = (0.9, 1.0, 1.1)
-    """One of them is drawn for each utterance (Ko et al. 2015)."""
-    n_time_masks: int = 2
-    """Spans of frames that are masked (SpecAugment's m_T)."""
-    time_mask_width: float = 0.2
-    """The most seconds in one time mask (T)."""
-    time_mask_proportion: float = 0.2
-    """The largest share of the utterance in one time mask (p)."""
-    n_frequency_masks: int = 2
-    """Spans of mel bands that are masked (m_F)."""
-    frequency_mask_width: int = 15
-    """The most bands in one frequency mask (F)."""
-    token_dropout: float = 0.0
-    """The share of target tokens that training hides from the decoder, so that it listens and does not guess."""
-    vtlp: float = 0.1
-    """Frequencies are stretched by a factor drawn from 1 - vtlp ... 1 + vtlp, as by another vocal tract; 0: never."""
-    silence: float = 0.0
-    """Up to so many seconds of silence are put before an utterance, and up to so many after it; 0: none. So it does not
-    matter how closely a recording is cut."""
-    lowest_snr: float | None = None
-    """White noise is added, at a signal-to-noise ratio drawn from lowest_snr ... 60 dB; none if not given."""
-
-    def __post_init__(self) -> None:
-        if not self.speeds:
-            raise ValueError("speeds must name at least one, but speeds=(); (1.0,) changes nothing")
-        for speed in self.speeds:
-            within(SPEEDS, speed=speed)
-        at_least(0, n_time_masks=self.n_time_masks, time_mask_width=self.time_mask_width)
-        at_least(0, n_frequency_masks=self.n_frequency_masks, frequency_mask_width=self.frequency_mask_width)
-        within("[0, 1)", vtlp=self.vtlp, token_dropout=self.token_dropout)
-        within("[0, 10]", silence=self.silence)
-        if self.lowest_snr is not None:
-            within(f"[-20, {HIGHEST_SNR:g}]", lowest_snr=self.lowest_snr)
-        within("[0, 1]", time_mask_proportion=self.time_mask_proportion)
+from transduce.data.speech.config import HIGHEST_SNR, SPEEDS
 
 
 def generator(seed: int, epoch: int, index: int) -> Generator:

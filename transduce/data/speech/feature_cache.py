@@ -23,7 +23,8 @@ from tqdm import tqdm
 
 from transduce.data.speech.audio import read_audio, sound_status
 from transduce.data.speech.augment import change_speed
-from transduce.data.speech.features import FeatureConfig, FeatureExtractor
+from transduce.data.speech.config import FeatureConfig
+from transduce.data.speech.features import FeatureExtractor
 from transduce.files import write_file
 
 FORMULA = 1

@@ -1,19 +1,14 @@
 """MFCC in two steps, waveform to log-mel and log-mel to MFCC: the cache and the frequency masks come in between."""
 
-import math
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torchaudio.functional import compute_deltas, create_dct, melscale_fbanks
 
-from transduce.config import at_least, check_choices, within
-
-Normalize = Literal["utterance", "global", "none"]
+from transduce.data.speech.config import FeatureConfig
 
 FLOOR = 1e-6
 """Added to the energy of a mel band before its logarithm: digital silence becomes log(1e-6) = -13.8."""
@@ -23,86 +18,6 @@ EPSILON = 1e-5
 
 CHUNK = 512
 """How many frames are transformed at once: they fit into a CPU's caches, and an hour of sound takes no more memory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeatureConfig:
-    """The settings of MFCC; the defaults are usual for speech at 16 kHz.
-
-    With n_mels = n_coefficients only the phase is lost, as the DCT is orthonormal.
-    """
-
-    sample_rate: int = 16000
-    """Hz."""
-    frame: float = 0.025
-    """Seconds under one window."""
-    hop: float = 0.01
-    """Seconds from one window to the next."""
-    n_mels: int = 80
-    n_coefficients: int = 40
-    """How many of the n_mels cosines are kept, from the 0th (loudness) on."""
-    low: float = 20.0
-    """Hz where the lowest mel band begins."""
-    high: float | None = None
-    """Hz where the highest mel band ends; None is half the sample rate."""
-    deltas: Literal[0, 1, 2] = 0
-    """1 appends the slopes of the coefficients over five frames, 2 also the slopes of the slopes."""
-    normalize: Normalize = "utterance"
-    """Each feature gets mean 0 and variance 1 over the utterance, or over the training data (see `statistics`)."""
-
-    def __post_init__(self) -> None:
-        within("(0, inf)", frame=self.frame, hop=self.hop)
-        if self.sample_rate < 2 or self.sample_rate % 2:  # torchaudio's filters end at sample_rate // 2
-            raise ValueError(f"sample_rate must be positive and even, but sample_rate={self.sample_rate} Hz")
-        if not (0 < self.hop <= self.frame and self.hop_samples >= 1):
-            raise ValueError(
-                f"hop must lie between one sample and frame, but hop={self.hop} s and frame={self.frame} s "
-                f"at sample_rate={self.sample_rate} Hz"
-            )
-        at_least(1, n_mels=self.n_mels)
-        within(f"[1, {self.n_mels}]", n_coefficients=self.n_coefficients)
-        if not 0 <= self.low < self.highest <= self.sample_rate / 2:
-            raise ValueError(
-                f"mel bands must lie in 0 <= low < high <= sample_rate / 2, but low={self.low} Hz, "
-                f"high={self.highest} Hz and sample_rate={self.sample_rate} Hz"
-            )
-        check_choices(self)
-
-    @property
-    def n_features(self) -> int:
-        """Numbers per frame, F."""
-        return self.n_coefficients * (1 + self.deltas)
-
-    @property
-    def frame_samples(self) -> int:
-        """Samples under one window."""
-        return round(self.frame * self.sample_rate)
-
-    @property
-    def hop_samples(self) -> int:
-        """Samples from one window to the next."""
-        return round(self.hop * self.sample_rate)
-
-    @property
-    def n_fft(self) -> int:
-        """Points of the DFT: the first power of two that holds a window, filled up with zeros to its right."""
-        return 2 ** math.ceil(math.log2(self.frame_samples))
-
-    @property
-    def highest(self) -> float:
-        """Hz where the highest mel band ends."""
-        return self.sample_rate / 2 if self.high is None else self.high
-
-    def n_frames(self, n_samples: int) -> int:
-        """S of a waveform: 1 + (n_samples - frame_samples) // hop_samples.
-
-        Windows lie inside the waveform, the first at its first sample; what does not fill a last one is left out.
-        """
-        return max(0, 1 + (n_samples - self.frame_samples) // self.hop_samples)
-
-    def seconds(self, n_frames: int) -> float:
-        """The time that so many windows, at least one, cover; it falls short of the waveform by less than one hop."""
-        return (self.frame_samples + (n_frames - 1) * self.hop_samples) / self.sample_rate
 
 
 class FeatureExtractor:

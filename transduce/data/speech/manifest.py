@@ -149,9 +149,11 @@ class Manifests:
     data: Path | None = None
     """The folder to which the manifests' names are relative."""
     train: Path = Path("train.tsv")
+    """Recordings to train on."""
     valid: Path | None = None
     """None: validation is taken out of the training recordings, see hold_out."""
     test: Path | None = Path("test.tsv")
+    """Recordings that only the finished model hears; None: no test."""
     target_column: str = "text"
     """The column that the model writes: any column, for example a translation."""
     hold_out: HoldOut = "speakers"

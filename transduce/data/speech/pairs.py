@@ -14,7 +14,6 @@ from torch import Generator, Tensor
 
 from transduce.data.batch import Batch, Epoch, batch_of, pad_frames
 from transduce.data.speech.augment import (
-    Augmentation,
     add_noise,
     add_silence,
     draw_speed,
@@ -25,10 +24,11 @@ from transduce.data.speech.augment import (
     mask_time,
     perturb_vocal_tract,
 )
+from transduce.data.speech.config import Augmentation, FeatureConfig, VectorConfig
 from transduce.data.speech.feature_cache import FeatureCache
-from transduce.data.speech.features import FeatureConfig, FeatureExtractor, statistics
+from transduce.data.speech.features import FeatureExtractor, statistics
 from transduce.data.speech.manifest import Recording
-from transduce.data.speech.vectors import VectorConfig, VectorReader
+from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, UNK, SentencePieceTokenizer
 
 logger = logging.getLogger("transduce")

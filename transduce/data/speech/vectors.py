@@ -1,38 +1,14 @@
 """Dense vectors from .npy files: features that another program made, in place of sound."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.config import at_least, check_choices, within
+from transduce.data.speech.config import VectorConfig
 from transduce.data.speech.features import normalized
-
-Normalize = Literal["utterance", "none"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class VectorConfig:
-    """What a .npy file of shape (frames, n_features) holds, and how it is normalized."""
-
-    n_features: int
-    hop: float = 0.01
-    """Seconds from one vector to the next."""
-    normalize: Normalize = "utterance"
-    """Give each feature mean 0 and variance 1 over the utterance, or leave the vectors as they are."""
-
-    def __post_init__(self) -> None:
-        at_least(1, n_features=self.n_features)
-        within("(0, inf)", hop=self.hop)
-        check_choices(self)
-
-    def seconds(self, n_frames: int) -> float:
-        """The time that so many vectors stand for."""
-        return n_frames * self.hop
 
 
 class VectorReader:

@@ -152,11 +152,17 @@ class Folder:
     """Parallel text as SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz in one folder, the layout of Multi30k."""
 
     data: Path | None = None
+    """The folder."""
     source: str = "en"
+    """The language that goes in: the ending of its files."""
     target: str = "de"
+    """The language that comes out."""
     train: str = "train"
+    """Training files are named so, SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz."""
     valid: str = "val"
+    """Validation files, which tell how good a checkpoint is."""
     test: str = "test"
+    """Test files, which only the finished model sees."""
 
     def read(self, split: Literal["train", "valid", "test"]) -> ParallelText:
         """One split.
@@ -184,14 +190,23 @@ class Files:
     """Parallel text in files of any name: two per split, or one TSV of source, tab, target."""
 
     train_source: Path | None = None
+    """Training text, one sentence a line, plain or .gz."""
     train_target: Path | None = None
+    """Its translation, line by line."""
     train_tsv: Path | None = None
+    """In place of both: source, tab, target."""
     valid_source: Path | None = None
+    """Validation text, which tells how good a checkpoint is."""
     valid_target: Path | None = None
+    """Its translation."""
     valid_tsv: Path | None = None
+    """In place of both."""
     test_source: Path | None = None
+    """Test text, which only the finished model sees; it may be left out."""
     test_target: Path | None = None
+    """Its translation."""
     test_tsv: Path | None = None
+    """In place of both."""
 
     def read(self, split: Literal["train", "valid", "test"]) -> ParallelText | None:
         """One split; None if there is no test split.

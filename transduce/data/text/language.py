@@ -10,7 +10,7 @@ from jaxtyping import Integer
 
 from transduce.config import within
 from transduce.data.text.corpus import read_lines
-from transduce.data.text.stream import Stream, open_shards, smallest_type
+from transduce.data.text.shards import Stream, open_shards, smallest_type
 from transduce.data.text.tokenizers import Tokenizer, TokenizerKind, load_tokenizer, train_tokenizer
 
 PART = 1 << 20
@@ -75,7 +75,9 @@ class TextFiles:
     """Text in files of any name."""
 
     train: tuple[Path, ...] = ()
+    """Files to train on, plain or .gz."""
     valid: tuple[Path, ...] = ()
+    """Files to validate on."""
 
     def read(self, kind: TokenizerKind, vocab_size: int, tokenizer: Tokenizer | None = None) -> Language:
         """Train the tokenizer, unless there is one, and encode both sides, each file by itself.
@@ -98,8 +100,11 @@ class OneText:
     """One text, whose end is the validation text."""
 
     data: Path | None = None
+    """The folder of the text."""
     name: str = "input.txt"
+    """The text's file in it, plain or .gz."""
     valid_share: float = 0.1
+    """The share of the text, at its end, that is the validation text."""
 
     def __post_init__(self) -> None:
         within("(0, 1)", valid_share=self.valid_share)
@@ -122,6 +127,7 @@ class Shards:
     """A folder of shards, as scripts/make_shards.py writes it: train-*.bin, valid-*.bin and the tokenizer."""
 
     data: Path | None = None
+    """The folder."""
     verify: bool = False
     """Whether to compare all bytes with their checksums first."""
 

@@ -8,9 +8,9 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from transduce.config import within
 from transduce.data.batch import IGNORE, Batch, Batches
 from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.config import MaskingConfig
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.stream import Windows
 from transduce.data.text.tokenizers import Tokenizer
@@ -21,51 +21,31 @@ def mask_id(tokenizer: Tokenizer) -> int:
     return tokenizer.vocab_size
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaskingConfig:
-    """How a text is corrupted for masked language modelling. The chosen tokens that are not replaced stay unchanged.
+def masked_batch(text: Batch, masking: MaskingConfig, tokenizer: Tokenizer, rng: np.random.Generator) -> Batch:
+    """A batch whose source is the corrupted target_out of `text`, and whose target_out is the chosen tokens.
 
-    Source: Devlin et al. (2019), BERT, section 3.1.
+    target_in stays unchanged, as an encoder alone does not read it.
     """
-
-    mask_probability: float = 0.15
-    """The share of a row's tokens that is chosen, at least one token. BOS and EOS are never chosen."""
-    mask_replace_probability: float = 0.8
-    """The share of the chosen tokens that is replaced by the mask symbol."""
-    random_replace_probability: float = 0.1
-    """The share of the chosen tokens that is replaced by a random token; all tokens have the same probability."""
-
-    def __post_init__(self) -> None:
-        within("(0, 1]", mask_probability=self.mask_probability)
-        masked, random = self.mask_replace_probability, self.random_replace_probability
-        within("[0, 1]", mask_replace_probability=masked, random_replace_probability=random)
-        within("[0, 1]", **{"mask_replace_probability + random_replace_probability": masked + random})
-
-    def batch(self, text: Batch, tokenizer: Tokenizer, rng: np.random.Generator) -> Batch:
-        """A batch whose source is the corrupted target_out of `text`, and whose target_out is the chosen tokens.
-
-        target_in stays unchanged, as an encoder alone does not read it.
-        """
-        ids = text.target_out.numpy()
-        real = ids != IGNORE
-        special = [i for i in (tokenizer.bos_id, tokenizer.eos_id, *tokenizer.suppressed) if i is not None]
-        ordinary = real & ~np.isin(ids, special)
-        order = (rng.random(ids.shape) + ~ordinary + ~real).argsort(axis=1)  # padding comes last, special ids before it
-        n_chosen = np.maximum(1, np.rint(self.mask_probability * ordinary.sum(axis=1)))
-        chosen = order.argsort(axis=1) < n_chosen[:, None]
-        luck = rng.random(ids.shape)
-        masked = chosen & (luck < self.mask_replace_probability)
-        replaced = chosen & ~masked & (luck < self.mask_replace_probability + self.random_replace_probability)
-        source = np.where(real, ids, 0)
-        source[replaced] = rng.integers(tokenizer.vocab_size, size=replaced.sum())
-        source[masked] = mask_id(tokenizer)
-        return replace(
-            text,
-            source=torch.from_numpy(source),
-            source_lengths=text.target_lengths,
-            target_out=torch.from_numpy(np.where(chosen, ids, IGNORE)),
-            n_tokens=int(chosen.sum()),
-        )
+    ids = text.target_out.numpy()
+    real = ids != IGNORE
+    special = [i for i in (tokenizer.bos_id, tokenizer.eos_id, *tokenizer.suppressed) if i is not None]
+    ordinary = real & ~np.isin(ids, special)
+    order = (rng.random(ids.shape) + ~ordinary + ~real).argsort(axis=1)  # padding comes last, special ids before it
+    n_chosen = np.maximum(1, np.rint(masking.mask_probability * ordinary.sum(axis=1)))
+    chosen = order.argsort(axis=1) < n_chosen[:, None]
+    luck = rng.random(ids.shape)
+    masked = chosen & (luck < masking.mask_replace_probability)
+    replaced = chosen & ~masked & (luck < masking.mask_replace_probability + masking.random_replace_probability)
+    source = np.where(real, ids, 0)
+    source[replaced] = rng.integers(tokenizer.vocab_size, size=replaced.sum())
+    source[masked] = mask_id(tokenizer)
+    return replace(
+        text,
+        source=torch.from_numpy(source),
+        source_lengths=text.target_lengths,
+        target_out=torch.from_numpy(np.where(chosen, ids, IGNORE)),
+        n_tokens=int(chosen.sum()),
+    )
 
 
 class MaskedBatches(Batches):
@@ -76,7 +56,7 @@ class MaskedBatches(Batches):
     ) -> None:
         def batch(i: int) -> Batch:
             rng = np.random.default_rng((*seed, i, 1))  # 1: not the random numbers that drew the windows
-            return masking.batch(texts[i], tokenizer, rng)
+            return masked_batch(texts[i], masking, tokenizer, rng)
 
         super().__init__(len(texts), batch)
         self.texts = texts

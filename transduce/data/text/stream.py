@@ -1,64 +1,15 @@
-"""A text as one stream of token ids, in memory or in shards on a disk, and batches of its windows."""
+"""Batches of windows of a text, which is one stream of token ids."""
 
-import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int, Integer
+from jaxtyping import Int
 
 from transduce.config import at_least
 from transduce.data.batch import Batch, Batches
-
-CHUNK = 1 << 22
-"""How many ids are read at a time where a whole stream is read."""
-
-
-def smallest_type(vocab_size: int) -> np.dtype:
-    """uint16 where it holds every id, else uint32; both little-endian, as in files."""
-    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-
-
-class Stream:
-    """Ids end to end, which may lie in several arrays.
-
-    Args:
-        checksums: one per array, where they are known; then a fingerprint is made without reading the ids.
-    """
-
-    def __init__(self, parts: Sequence[Integer[np.ndarray, " _"]], checksums: Sequence[str] = ()) -> None:
-        self.parts, self.checksums = list(parts), list(checksums)
-        self.ends = np.cumsum([len(part) for part in self.parts], dtype=np.int64)
-
-    def __len__(self) -> int:
-        return int(self.ends[-1]) if self.parts else 0
-
-    def read(self, start: int, stop: int) -> Int[np.ndarray, " n"]:
-        """The ids start ... stop - 1, across the borders of arrays."""
-        first, last = np.searchsorted(self.ends, (start, stop - 1), side="right")
-        found = []
-        for i in range(first, min(last, len(self.parts) - 1) + 1):
-            begin = int(self.ends[i]) - len(self.parts[i])
-            found.append(self.parts[i][max(start - begin, 0) : stop - begin])
-        return np.concatenate(found).astype(np.int64)
-
-    def chunks(self, overlap: int = 0, limit: int | None = None) -> Iterator[Int[np.ndarray, " _"]]:
-        """The first `limit` ids, or all, in chunks; each chunk ends with the first `overlap` ids of the next one."""
-        stop = len(self) if limit is None else min(limit, len(self))
-        for start in range(0, stop, CHUNK):
-            yield self.read(start, min(start + CHUNK + overlap, stop))
-
-    def fingerprint(self) -> str:
-        """SHA-256 of the checksums where they are known, else of the ids, however they are stored."""
-        digest = hashlib.sha256("".join(self.checksums).encode())
-        if self.checksums:
-            return digest.hexdigest()
-        for chunk in self.chunks():
-            digest.update(chunk.astype("<u4").tobytes())
-        return digest.hexdigest()
+from transduce.data.text.shards import Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,65 +82,3 @@ def window_batch(rows: Sequence[Int[np.ndarray, " _"]]) -> Batch:
         target_lengths=torch.full((n_rows,), context),
         n_tokens=n_rows * context,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardHeader:
-    """What NAME.json says of the shard NAME.bin."""
-
-    dtype: str
-    count: int
-    tokenizer: str
-    """SHA-256 of the tokenizer's file."""
-    sha256: str
-    """SHA-256 of NAME.bin."""
-    source: str
-    """SHA-256 of the text that was encoded."""
-
-
-def read_header(path: Path) -> ShardHeader:
-    """The header of a shard, which is named by its .bin or its .json.
-
-    Raises:
-        ValueError: it is missing, or is something else.
-    """
-    path = path.with_suffix(".json")
-    try:
-        return ShardHeader(**json.loads(path.read_text()))
-    except (FileNotFoundError, json.JSONDecodeError, TypeError) as error:
-        raise ValueError(f"a shard has its header beside it, but {path}: {error!r}; make the shard again") from error
-
-
-def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False) -> Stream:
-    """Shards as one stream. Files are mapped into memory, and read where ids are asked for.
-
-    Args:
-        verify: whether to read everything once and compare it with the checksums.
-
-    Raises:
-        ValueError: there is no shard, one was made with another tokenizer, or its bytes are not what its header says.
-    """
-    if not paths:
-        raise ValueError("a stream needs a shard, but there is none; scripts/make_shards.py makes them from text")
-    wanted, parts, checksums = hashlib.sha256(tokenizer).hexdigest(), [], []
-    for path in paths:
-        header = read_header(path)
-        if header.tokenizer != wanted:
-            raise ValueError(
-                f"shards must be made with the tokenizer they are read with, but {path} has {header.tokenizer[:12]} "
-                f"and the tokenizer is {wanted[:12]}; make the shards again"
-            )
-        kind = np.dtype(header.dtype).newbyteorder("<")
-        size, expected = path.stat().st_size, header.count * kind.itemsize
-        if size != expected:
-            raise ValueError(f"{path} must have {expected} bytes, as its header says, but has {size}; make it again")
-        # an empty file cannot be mapped
-        ids = np.memmap(path, dtype=kind, mode="r") if size else np.empty(0, dtype=kind)
-        if verify and (found := hashlib.sha256(ids.data).hexdigest()) != header.sha256:
-            raise ValueError(
-                f"{path} must have the checksum of its header, {header.sha256[:12]}, but has {found[:12]}; "
-                "make it again"
-            )
-        checksums.append(header.sha256)
-        parts.append(ids)
-    return Stream(parts, checksums)

@@ -1,0 +1,109 @@
+"""Help and typos are answered before anything heavy is imported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transduce.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"torch", "torchaudio", "transformers", "matplotlib", "tensorboard"}
+RECIPES = ("translation", "speech_to_text", "language_model", "masked_language_model")
+
+ANSWERS = """
+import json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+
+def answer(main, words):
+    said = StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        try:
+            code = main(words)
+        except SystemExit as stop:
+            code = stop.code
+    return code, said.getvalue(), sorted({heavy} & set(sys.modules))
+
+{main}
+print(json.dumps([answer(main, words) for words in {calls}]))
+"""
+
+RECIPE = """
+import recipes.{name} as recipe
+from transduce import experiment as ex
+
+def main(words):
+    sys.argv = ["recipe.py", *words]
+    return ex.main(recipe.run, recipe.SETTINGS, default="commands", description=recipe.__doc__)
+"""
+
+
+def answers(main: str, calls: list[list[str]]) -> list[tuple[int, str, list[str]]]:
+    """Exit code, what was said, and the heavy modules there by then, of calls in a process of their own."""
+    script = ANSWERS.format(main=main, calls=json.dumps(calls), heavy=HEAVY)
+    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'recipes'}"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=path)
+    assert done.returncode == 0, done.stderr
+    return [tuple(found) for found in json.loads(done.stdout)]
+
+
+def test_help_and_typos_of_every_command_do_not_wait_for_torch():
+    calls = [["--help"]]
+    for name in COMMANDS:
+        calls += [[*name.split(), "--help"], [*name.split(), *([] if "train" in name else "ab"), "--wrong-flag"]]
+    for words, (code, said, heavy) in zip(calls, answers("from transduce.cli.main import main", calls), strict=True):
+        assert not heavy, words
+        assert code == (0 if words[-1] == "--help" else 2), words
+        assert "usage: transduce" in said if words[-1] == "--help" else "wrong-flag" in said, words
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_help_and_typos_of_a_recipe_do_not_wait_for_torch(name):
+    calls = [["--help"], ["text" if "language" in name else "commands", "--help"], ["--wrong-flag", "1"]]
+    found = answers(RECIPE.format(name=name), calls)
+    assert [(code, heavy) for code, _, heavy in found] == [(0, []), (0, []), (2, [])]
+    assert "--training.max-updates" in found[1][1] and "wrong-flag" in found[2][1]
+
+
+def test_help_has_a_line_for_every_command_in_one_order(capsys):
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = [line for line in lines if line.startswith("  ")]
+    assert [line.split("  ")[1] for line in listed] == list(COMMANDS)
+    assert all(line.rstrip().endswith(".") and len(line) <= 110 for line in listed)
+    assert main(["score", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: transduce score COMMAND ...\n")
+    assert all((name in out) == name.startswith("score ") for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["translte", "runs/a"], "there is no command 'translte'; did you mean translate?"),
+        (["score", "blue", "a", "b"], "there is no command 'score blue'; did you mean score bleu?"),
+        (["scores"], "there is no command 'scores'; did you mean score?"),
+        (["xyz"], "there is no command 'xyz'; transduce --help lists them"),
+        (["score", "xyzzy"], "there is no command 'score xyzzy'; transduce score --help lists them"),
+    ],
+)
+def test_a_wrong_command_gets_the_nearest_one(capsys, words, message):
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"transduce: {message}\n"
+
+
+@pytest.mark.parametrize("words", [[], ["score"], ["import"]])
+def test_no_command_is_answered_with_the_list(capsys, words):
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("usage: transduce ")
+
+
+def test_a_wrong_flag_gets_the_nearest_of_this_command_alone(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["translate", "runs/a", "--seed", "3", "--beam-sise", "2"])
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert "--beam-size" in err and "generate" not in err and "transcribe" not in err

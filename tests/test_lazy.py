@@ -1,0 +1,28 @@
+"""What the packages list is there, and nothing else."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+import transduce
+from transduce import experiment
+
+
+@pytest.mark.parametrize("package", [transduce, experiment], ids=["transduce", "experiment"])
+def test_every_name_that_is_listed_is_what_its_module_has(package):
+    listed = [node for node in ast.walk(ast.parse(Path(package.__file__).read_text())) if isinstance(node, ast.alias)]
+    names = {each.name for each in listed} - {"TYPE_CHECKING", "lazily"}
+    assert {each.asname for each in listed} >= names  # "as" makes them public for type checkers
+    assert names == set(dir(package))
+    for name in names:
+        found = getattr(package, name)
+        home = getattr(found, "__module__", None)
+        if home and home.startswith("transduce.") and hasattr(importlib.import_module(home), name):
+            assert getattr(importlib.import_module(home), name) is found
+
+
+def test_another_name_is_refused():
+    with pytest.raises(AttributeError, match=r"^module 'transduce' has no attribute 'lode'$"):
+        transduce.lode  # noqa: B018

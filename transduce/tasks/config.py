@@ -1,0 +1,112 @@
+"""The configuration of a search and of a generation. Both are read without torch."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from transduce.config import at_least, within
+from transduce.decode.config import SamplingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """How to search."""
+
+    beam_size: int = 5
+    """1 is greedy search."""
+    alpha: float = 0.6
+    """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
+    n_best: int = 1
+    """Outputs per source, best first."""
+    batch_tokens: int = 2048
+    """Source positions per batch, padding included. It changes speed and memory, never the output."""
+    length_ratio: float = 2.0
+    """At most length_ratio * source positions + length_extra tokens come out."""
+    length_extra: int = 20
+    """See length_ratio."""
+    max_source_length: int = 512
+    """Longer texts, in tokens, are cut, with a warning."""
+    split_length: int = 0
+    """Longer texts, in tokens, are translated both as a whole and sentence by sentence, and the likelier of the two is
+    taken; 0 = never. A training sets it to the longest text that it had."""
+    max_seconds: float = 20.0
+    """Longer recordings are transcribed in segments: sound is cut in its pauses, vectors into equal parts. A training
+    sets it to a little more than the longest recording that it had."""
+    min_seconds: float = 0.0
+    """Shorter segments of a recording join their neighbours. A training sets it to the shortest recording it had."""
+    ctc_weight: float = 0.0
+    """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC head."""
+    no_repeat_ngram: int = 0
+    """No n-gram of this many tokens comes out twice; 0 = off."""
+
+    def __post_init__(self) -> None:
+        at_least(1, beam_size=self.beam_size, batch_tokens=self.batch_tokens)
+        at_least(1, max_source_length=self.max_source_length, length_extra=self.length_extra)
+        at_least(0, no_repeat_ngram=self.no_repeat_ngram, alpha=self.alpha, length_ratio=self.length_ratio)
+        at_least(0, split_length=self.split_length, min_seconds=self.min_seconds)
+        at_least(1.0, max_seconds=self.max_seconds)
+        within("[0, 1]", ctc_weight=self.ctc_weight)
+        within(f"[1, {self.beam_size}]", n_best=self.n_best)
+
+    def changed(self, **settings: Any) -> "SearchConfig":
+        """The same with other settings. A beam too narrow for n_best becomes as wide, unless beam_size is named too.
+
+        Raises:
+            ValueError: there is no such setting, or its value is out of its range.
+        """
+        names = [each.name for each in fields(self)]
+        for name in settings:
+            if name not in names:
+                raise ValueError(f"a search setting must be one of {', '.join(names)}, but it is {name!r}")
+        if "n_best" in settings:
+            settings.setdefault("beam_size", max(self.beam_size, settings["n_best"]))
+        return replace(self, **settings)
+
+    def greedy(self) -> "SearchConfig":
+        """The same, but searched greedily."""
+        return replace(self, beam_size=1, n_best=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig(SamplingConfig):
+    """How to go on from a prompt."""
+
+    max_length: int = 256
+    """New tokens at most, an end included."""
+    beam_size: int = 1
+    """More than 1: beam search, which draws nothing."""
+    alpha: float = 0.6
+    """In beam search, the exponent of the length penalty ((5 + length) / 6)^alpha, over new tokens."""
+    seed: int = 0
+    """Seed of all that is drawn."""
+    n: int = 1
+    """Texts per prompt; the n best ones in beam search."""
+    batch_size: int = 16
+    """Texts at a time, or beams. It changes speed and memory, never the output."""
+
+    def __post_init__(self) -> None:
+        at_least(1, max_length=self.max_length, beam_size=self.beam_size, n=self.n, batch_size=self.batch_size)
+        at_least(0, alpha=self.alpha, seed=self.seed)
+        super().__post_init__()
+        sampling = {each.name: getattr(self, each.name) for each in fields(SamplingConfig)}
+        if self.beam_size > 1 and (SamplingConfig(**sampling) != SamplingConfig() or self.n > self.beam_size):
+            told = ", ".join(f"{name}={value}" for name, value in {**sampling, "n": self.n}.items())
+            raise ValueError(
+                "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k, top_p and "
+                f"repetition_penalty alone and n <= beam_size, but {told}, beam_size={self.beam_size}"
+            )
+        if self.beam_size == 1 and self.temperature == 0 and self.n > 1:
+            raise ValueError(
+                f"greedy search has one text per prompt, but n={self.n} at temperature=0; "
+                "raise the temperature, or use beam_size"
+            )
+
+    @property
+    def search(self) -> SearchConfig:
+        """The part that is beam search."""
+        return SearchConfig(beam_size=self.beam_size, alpha=self.alpha, n_best=min(self.n, self.beam_size))
+
+    def rng(self, i: int, k: int) -> np.random.Generator:
+        """What text k of prompt i is drawn with."""
+        return np.random.default_rng((self.seed, i, k))

@@ -1,0 +1,116 @@
+"""The configuration of a training: how long, how to step, at which rate. It is read without torch."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from transduce.config import at_least, within
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """Adam with the paper's betas and epsilon, and its inverse-square-root schedule.
+
+    Source: Vaswani et al. (2017), section 5.3.
+    """
+
+    peak_rate: float = 7e-4
+    """Learning rate at the end of the warm-up; the paper's own is (d_model * warmup_steps)^-0.5."""
+    warmup_steps: int = 4000
+    """Updates over which the rate rises from 0 to peak_rate."""
+    schedule: Literal["inverse_sqrt", "cosine", "constant"] = "inverse_sqrt"
+    """After the warm-up: fall with 1 / sqrt(update), along half a cosine down to final_rate at the end of the training,
+    or stay."""
+    final_rate: float = 0.0
+    """Where the cosine ends."""
+    cooldown: float = 0.0
+    """Share of the training, at its end, over which the rate falls in a straight line to 0, whatever the schedule."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Adam's decay rates of the gradient's mean and of its square."""
+    eps: float = 1e-9
+    """Adam's epsilon, added to the root of the square."""
+    weight_decay: float = 0.0
+    """Decoupled (AdamW), on matrices only."""
+    clip_norm: float = 1.0
+    """Largest norm of the gradient; 0 = no clipping."""
+
+    def __post_init__(self) -> None:
+        within("(0, inf)", peak_rate=self.peak_rate, eps=self.eps)
+        within(f"[0, {self.peak_rate}]", final_rate=self.final_rate)
+        within("[0, 1]", cooldown=self.cooldown)
+        at_least(0, warmup_steps=self.warmup_steps, clip_norm=self.clip_norm, weight_decay=self.weight_decay)
+
+    def rate(self, update: int, max_updates: int, *, done: float = 0.0) -> float:
+        """Learning rate of this update; the first is 1, the last max_updates.
+
+        Cosine and cooldown follow the progress of the training, which is the larger of update / max_updates and `done`:
+        so a training that another limit ends before max_updates has cooled down by then, too. The warm-up and
+        inverse_sqrt follow the update.
+
+        Args:
+            done: the share of that other limit that is used up, such as minutes / max_minutes; 1 is the end.
+
+        Source: the cosine is Loshchilov and Hutter (2017), equation 5, without restarts; the cooldown, Zhai et al.
+        (2022), Scaling vision transformers.
+        """
+        at = max(float(update), min(done, 1.0) * max_updates)  # the update at which the training would be as far
+        rate = self._scheduled(update, at, max_updates)
+        left, cooldown = max_updates - at, self.cooldown * max_updates
+        return rate * max(0, left) / cooldown if cooldown and left < cooldown else rate
+
+    def _scheduled(self, update: int, at: float, max_updates: int) -> float:
+        warmup, rate = max(1, self.warmup_steps), self.peak_rate
+        if self.schedule == "inverse_sqrt":
+            rate *= math.sqrt(warmup / max(update, warmup))
+        elif self.schedule == "cosine" and max_updates > warmup:
+            done = min(1.0, max(0.0, (at - warmup) / (max_updates - warmup)))
+            rate = self.final_rate + (self.peak_rate - self.final_rate) * (1 + math.cos(math.pi * done)) / 2
+        return min(rate, self.peak_rate * update / warmup) if update < warmup else rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How long to train, how to step, when to validate and what to keep."""
+
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    max_updates: int = 100_000
+    """Updates of the whole training, at most; schedules end there."""
+    max_minutes: float | None = None
+    """Stop after this much wall time: updates, waiting for data, validations and checkpoints, summed over all parts of
+    a resumed training. The schedule ends by then (OptimConfig.rate), and a validation that would not end by then waits
+    until the training is over. This is the only field that makes a result depend on the machine's speed, and only
+    where minutes / max_minutes comes to exceed update / max_updates."""
+    accumulate: int = 1
+    """Batches per update."""
+    label_smoothing: float = 0.1
+    """Share of the target's probability that is spread over all tokens (paper, section 5.4)."""
+    freeze: tuple[str, ...] = ()
+    """Parts of the model that keep their weights, such as encoder or decoder.layers.0."""
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
+    """bf16: autocast, in updates and validations; weights and optimizer stay in float32. auto: bf16 where the hardware
+    has instructions for it, fp32 elsewhere."""
+    compile: bool = False
+    """torch.compile; needs a C++ compiler on a CPU."""
+    static_shapes: bool = False
+    """Every batch has the same shape: compiled code is compiled for this shape alone, and on a GPU cuDNN may compute the
+    attention."""
+    validate_every: int = 1000
+    """Updates between validations; each makes a checkpoint."""
+    patience: int | None = None
+    """Stop after this many validations without a better score."""
+    keep_last: int = 5
+    """The newest checkpoints that are kept. Their mean may become the finished model, as may that of the best ones."""
+    keep_best: int = 5
+    """The best checkpoints that are kept."""
+    max_skipped: int = 20
+    """Stop after this many updates in a row with a loss or gradient that is not finite."""
+    seed: int = 1
+    """Seed of initial weights, order and dropout."""
+
+    def __post_init__(self) -> None:
+        at_least(1, max_updates=self.max_updates, accumulate=self.accumulate, validate_every=self.validate_every)
+        at_least(1, keep_last=self.keep_last, keep_best=self.keep_best, max_skipped=self.max_skipped)
+        at_least(1, patience=self.patience)
+        at_least(0, seed=self.seed)
+        within("(0, inf)", max_minutes=self.max_minutes)
+        within("[0, 1)", label_smoothing=self.label_smoothing)
