@@ -1,21 +1,44 @@
-"""A recipe as a command: its configuration from the command line, and how it ends."""
+"""A recipe as a command: its configuration from the command line and files, and how it ends."""
 
-import io
+import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stderr
-from typing import TypeVar
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import is_dataclass, make_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
+from tyro.conf import AvoidSubcommands, Fixed, Suppress
 
+from transduce.config import to_dict
 from transduce.exit import exit_code
 from transduce.experiment.config import AnyExperiment
+from transduce.experiment.fields import with_file
 
-INTERNAL = re.compile(r"__tyro-dummy-inner__\.?(.*)(.)")
-"""A name that tyro gives to the nameless, up to the border of the box that its message stands in."""
+OFTEN = {
+    *("run", "corpus", "tokenizer", "vocab_size", "tokens_per_batch", "frames_per_batch", "batch_size", "max_seconds"),
+    *(
+        "start_from",
+        "validate_by",
+        "test",
+        "device",
+        "features.n_features",
+        "model.d_model",
+        "model.dropout",
+        "decoding.beam_size",
+    ),
+    *("training.max_updates", "training.max_minutes", "training.patience", "training.precision", "training.seed"),
+    *("training.optim.peak_rate", "training.optim.warmup_steps"),
+}
+"""Fields that --help shows; --help-all shows all."""
 
+FOOT = """
+  --config FILE    read fields from a JSON or YAML file, such as a run's config.json; flags win over it
+  --print-config   print all fields as such a file, and do nothing else
+  --help-all       show every flag, not only those that are used most"""
 
 ExperimentT = TypeVar("ExperimentT", bound=AnyExperiment)
 
@@ -29,9 +52,9 @@ def main(
 ) -> int:
     """A recipe's command line: 0 if all went well, 2 if its input was at fault, 130 after Ctrl-C."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    experiment = choose(settings, default=default, description=description)
 
     def go() -> None:
+        experiment = choose(settings, default=default, description=description)
         from transduce.device import torch_device
 
         torch_device(experiment.device)  # before an hour with the data
@@ -45,13 +68,89 @@ def main(
 
 
 def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, description: str | None) -> ExperimentT:
-    """The named setting, with the fields that the command line overrides; `default` where it names none."""
-    arguments = sys.argv[1:]
-    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
-        arguments = [default, *arguments]
-    said = io.StringIO()
+    """The named setting, with the fields that files and then flags override; `default` where none is named.
+
+    Raises:
+        ValueError: there is no such setting, or a file does not fit.
+        SystemExit: a flag is wrong (2); or help or the configuration was asked for, and printed (0).
+    """
+    words, prog = sys.argv[1:], sys.argv[0] if sys.argv[0].startswith("transduce ") else f"python {sys.argv[0]}"
+    if words[:1] in (["-h"], ["--help"]):
+        _print_settings(settings, prog, description)
+        sys.exit(0)
+    name = words.pop(0) if words and not words[0].startswith("-") else default
+    if name not in settings:
+        near = get_close_matches(name, settings, n=1)
+        way_out = f"did you mean {near[0]}?" if near else f"name one of {', '.join(settings)}"
+        raise ValueError(f"there is no setting {name!r}; {way_out}")
+    told, experiment = settings[name]
+    words, files, printing = _own_flags(words)
+    for path in files:
+        experiment = with_file(experiment, path)
+    full = "--help-all" in words
+    if full or {"-h", "--help"} & set(words):
+        _print_fields(experiment if full else _shown(experiment, OFTEN), f"{prog} {name}", told)
+        sys.exit(0)
+    experiment = _parsed(experiment, f"{prog} {name}", told, words)
+    if printing:
+        print(json.dumps(to_dict(experiment), indent=2))
+        sys.exit(0)
+    return experiment
+
+
+def _parsed(experiment: ExperimentT, prog: str, told: str, words: list[str]) -> ExperimentT:
+    kind: Any = type(experiment)
+    found: ExperimentT = tyro.cli(
+        kind, default=experiment, prog=prog, description=told, args=words, config=(AvoidSubcommands,)
+    )
+    return found
+
+
+def _own_flags(words: list[str]) -> tuple[list[str], list[Path], bool]:
+    """Split into the words that set fields, the files of --config, and whether --print-config is there."""
+    left, files, rest = [], [], iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if flag == "--config":
+            files.append(Path(value if equals else next(rest, "")))
+        else:
+            left.append(word)
+    return [word for word in left if word != "--print-config"], files, "--print-config" in left
+
+
+def _print_settings(settings: Mapping[str, tuple[str, object]], prog: str, description: str | None) -> None:
+    width = max(map(len, settings)) + 2
+    print(f"usage: {prog} [NAME] [--FLAG VALUE ...]\n")
+    print(re.sub(r"python recipes/\w+\.py", prog, description or "").strip() + "\n")
+    for name, (told, _) in settings.items():
+        print(f"  {name:<{width}}{told}")
+    print(f"\n{prog} NAME --help shows the flags that are used most.\n{FOOT}")
+
+
+def _print_fields(experiment: Any, prog: str, told: str) -> None:
     try:
-        with redirect_stderr(said):
-            return tyro.extras.overridable_config_cli(dict(settings), args=arguments, description=description)
+        _parsed(experiment, prog, told, ["--help"])
     finally:
-        sys.stderr.write(INTERNAL.sub(lambda box: box[1].ljust(len(box[0]) - 1) + box[2], said.getvalue()))
+        print(FOOT)
+
+
+def _shown(config: Any, names: Collection[str]) -> Any:
+    """A configuration like this one, of which tyro shows the fields of these dotted names alone.
+
+    Its class inherits from that of `config` because tyro looks there for the docstrings of the fields.
+    """
+    options: list[tuple[str, Any, Any]] = []
+    for name, kind in get_type_hints(type(config), include_extras=True).items():
+        value = getattr(config, name)
+        inner = {each.removeprefix(f"{name}.") for each in names if each.startswith(f"{name}.")}
+        if inner and is_dataclass(value):
+            value = _shown(value, inner)
+            kind = type(value)
+        elif name not in names:
+            kind = Annotated[kind, Suppress, Fixed]
+        options.append((name, kind, value))
+    namespace = {"__doc__": type(config).__doc__, "__post_init__": lambda self: None}
+    kind = make_dataclass(
+        type(config).__name__, options, bases=(type(config),), namespace=namespace, frozen=True, kw_only=True
+    )
+    return kind()

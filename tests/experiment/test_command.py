@@ -1,0 +1,191 @@
+"""An experiment from files and flags: what wins, what is refused and how, and what help shows."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes import language_model, masked_language_model, speech_to_text, translation
+from transduce.cli.main import COMMANDS, main
+from transduce.config import flatten, to_dict
+from transduce.data.text.corpus import Files, Folder
+from transduce.experiment.command import choose, main as recipe_main
+
+RECIPES = (translation, speech_to_text, language_model, masked_language_model)
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """What a recipe makes of a command line."""
+
+    def call(recipe, *words):
+        monkeypatch.setattr(sys, "argv", ["recipes/recipe.py", *map(str, words)])
+        return choose(recipe.SETTINGS, default="commands", description=recipe.__doc__)
+
+    return call
+
+
+@pytest.fixture
+def said(monkeypatch, capsys):
+    """Exit code and what is printed."""
+
+    def call(recipe, *words):
+        monkeypatch.setattr(sys, "argv", ["recipes/recipe.py", *map(str, words)])
+        try:
+            code = recipe_main(lambda x: None, recipe.SETTINGS, default="commands", description=recipe.__doc__)
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
+def test_what_is_printed_is_read_again_by_every_setting(recipe, said, chosen, tmp_path):
+    """From the default setting too, whose corpus or features may be of another class."""
+    for name, (_, setting) in recipe.SETTINGS.items():
+        code, out, _ = said(recipe, name, "--print-config", "--training.seed", "7")
+        assert code == 0
+        (tmp_path / "x.json").write_text(out)
+        (tmp_path / "x.yaml").write_text(yaml.safe_dump(json.loads(out)))
+        want = replace(setting, training=replace(setting.training, seed=7))
+        if name != "commands" and hasattr(setting.corpus, "data"):
+            assert chosen(recipe, name, "--config", tmp_path / "x.json") == want
+        assert to_dict(chosen(recipe, "--config", tmp_path / "x.json")) == to_dict(want)
+        assert to_dict(chosen(recipe, f"--config={tmp_path / 'x.yaml'}")) == to_dict(want)
+
+
+def test_flags_win_over_files_and_files_over_the_setting(chosen, tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        "vocab_size: 500\ntraining:\n  max_minutes: 3\n  optim: {peak_rate: 5e-3, betas: [0.8, 0.9]}\n"
+        "corpus: {train_source: a.en, train_target: a.de}\n"
+    )
+    x = chosen(translation, "multi30k", "--vocab-size", "600", "--config", tmp_path / "a.yaml")
+    setting = translation.SETTINGS["multi30k"][1]
+    optim = replace(setting.training.optim, peak_rate=5e-3, betas=(0.8, 0.9))
+    training = replace(setting.training, max_minutes=3.0, optim=optim)
+    corpus = Files(train_source=Path("a.en"), train_target=Path("a.de"))
+    assert isinstance(setting.corpus, Folder)
+    assert x == replace(setting, vocab_size=600, training=training, corpus=corpus)
+
+
+def test_the_config_of_a_run_is_the_experiment_that_made_it(chosen, tmp_path):
+    x = chosen(translation, "--no-joint", "--run", "runs/mine")
+    plain = {"format": 1, "model": {}, "experiment": {**to_dict(x), "data": "abc"}}
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    assert chosen(translation, "multi30k", "--config", tmp_path / "config.json") == x
+
+
+@pytest.mark.parametrize(
+    ("plain", "message"),
+    [
+        ({"training": {"max_update": 3}}, "there is no field training.max_update; did you mean max_updates?"),
+        ({"vocab_sice": 3}, "there is no field vocab_sice; did you mean vocab_size?"),
+        ({"training": {"max_updates": "3"}}, 'training.max_updates must be a whole number, but it is "3"'),
+        ({"training": {"max_updates": True}}, "training.max_updates must be a whole number, but it is true"),
+        ({"training": {"max_updates": 1.5}}, "training.max_updates must be a whole number, but it is 1.5"),
+        ({"training": {"max_minutes": "long"}}, 'training.max_minutes must be a number or null, but it is "long"'),
+        ({"joint": "False"}, 'joint must be true or false, but it is "False"'),
+        (
+            {"training": {"precision": "fp16"}},
+            'training.precision must be one of "fp32", "bf16", but it is "fp16"',
+        ),
+        (
+            {"training": {"optim": {"betas": [0.9]}}},
+            "training.optim.betas must be a list of a number, a number, but it is [0.9]",
+        ),
+        ({"training": 3}, "training must be an object of fields, but it is 3"),
+        ([1], "the whole must be an object of fields, but it is [1]"),
+    ],
+)
+def test_a_wrong_field_of_a_file_is_named(said, tmp_path, plain, message):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(plain))
+    assert said(translation, "--config", path) == (2, "", f"error: {path}: {message}\n")
+
+
+def test_a_field_out_of_its_range_is_named_with_its_file(said, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text('{"training": {"patience": 0}}')
+    assert said(translation, "--config", path)[2] == f"error: {path}: patience must be at least 1, but patience=0\n"
+
+
+def test_what_is_no_config_is_named(said, tmp_path):
+    path = tmp_path / "x.json"
+    message = f"--config takes a file, .json or .yaml, but {path} is none; --print-config writes one"
+    assert said(translation, "--config", path) == (2, "", f"error: {message}\n")
+    path.write_text("{")
+    code, _, err = said(translation, "--config", path)
+    assert code == 2 and err.startswith(
+        f"error: --config takes JSON, or YAML in a .yaml, but {path} is not: Expecting "
+    )
+    assert said(translation, "--config")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "way_out"),
+    [("multi3k", "did you mean multi30k?"), ("xyz", "name one of commands, multi30k, files, files_base")],
+)
+def test_a_wrong_setting_gets_the_nearest_one(said, word, way_out):
+    assert said(translation, word, "--run", "x") == (2, "", f"error: there is no setting {word!r}; {way_out}\n")
+
+
+def flags(page: str) -> dict[str, str]:
+    """Every flag of a page of help in one column, with its text."""
+    found: dict[str, str] = {}
+    flag = None
+    for line in page.splitlines():
+        line = line.strip("│ ")
+        if re.match(r"--?[a-z]", line):
+            head, _, told = line.partition("  ")
+            flag = head.split()[0].rstrip(",")
+            found[flag] = told
+        elif not re.match(r"[\w(]", line) or line.endswith(" options"):
+            flag = None
+        elif flag:
+            found[flag] += f" {line}"
+    return found
+
+
+def has_text(told: str) -> bool:
+    return re.search("[a-z]{2}", re.sub(r"\((default|required|the run's).*", "", told)) is not None
+
+
+def test_the_reader_of_help_sees_what_is_missing():
+    page = "│ --a INT        (default: 3)  │\n│ --bc {x,y}     │\n│      What it is. (default: x) │\n│ --d    Some. │"
+    assert {flag: has_text(told) for flag, told in flags(page).items()} == {"--a": False, "--bc": True, "--d": True}
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
+def test_every_flag_of_a_recipe_has_a_help_text(recipe, said, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    for name, (_, setting) in recipe.SETTINGS.items():
+        code, out, _ = said(recipe, name, "--help-all")
+        found = flags(out)
+        assert code == 0 and [flag for flag, told in found.items() if not has_text(told)] == []
+        names = {"--" + path.replace("_", "-").removeprefix("corpus.") for path in flatten(to_dict(setting))}
+        assert names - set(found) <= {"--model.encoder", "--model.decoder"}  # a half that is not there has no flags
+        assert {"--config", "--print-config", "--help-all"} <= set(found)
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if not name.startswith("train ")])
+def test_every_flag_of_a_command_has_a_help_text(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    found = flags(capsys.readouterr().out)
+    assert len(found) > 0 and [flag for flag, told in found.items() if not has_text(told)] == []
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
+def test_help_shows_what_is_used_most_and_help_all_the_rest(recipe, said, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    for name in recipe.SETTINGS:
+        short, full = (set(flags(said(recipe, name, word)[1])) for word in ("--help", "--help-all"))
+        assert short < full
+        assert {"--run", "--device", "--start-from", "--training.max-updates", "--config"} <= short
+        assert 15 <= len(short) <= 32 and len(full) > 60

@@ -1,0 +1,123 @@
+"""An experiment from a file: JSON or YAML whose names are the fields of a configuration, nested as they are."""
+
+import json
+from dataclasses import fields, is_dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+ConfigT = TypeVar("ConfigT")
+
+PLAIN = {bool: (bool,), int: (int,), float: (int, float), str: (str,), Path: (str,)}
+"""What stands in a file for a value of each type."""
+
+
+def with_file(config: ConfigT, path: Path) -> ConfigT:
+    """The configuration with the fields that a file names: one that --print-config wrote, or a run's config.json.
+
+    Raises:
+        ValueError: there is no such file, it is neither JSON nor YAML, or a field has a wrong name or a value that does
+            not fit.
+    """
+    if not path.is_file():
+        raise ValueError(f"--config takes a file, .json or .yaml, but {path} is none; --print-config writes one")
+    text = path.read_text("utf-8")
+    try:
+        plain = yaml.safe_load(text) if path.suffix in (".yaml", ".yml") else json.loads(text)
+    except (yaml.YAMLError, ValueError) as error:
+        told = " ".join(str(error).split())
+        raise ValueError(f"--config takes JSON, or YAML in a .yaml, but {path} is not: {told}") from error
+    if isinstance(plain, dict) and isinstance(plain.get("experiment"), dict):  # a run's config.json
+        plain = {name: value for name, value in plain["experiment"].items() if name != "data"}
+    try:
+        found: ConfigT = _changed(config, {} if plain is None else plain, "")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return found
+
+
+def _changed(config: Any, plain: Any, prefix: str) -> Any:
+    _check_object(plain, prefix)
+    return replace(config, **_values(type(config), plain, prefix, config))
+
+
+def _values(kind: type, plain: dict[str, Any], prefix: str, old: object = None) -> dict[str, Any]:
+    """The values of these fields of a dataclass; nested ones change those of `old`."""
+    hints, found = get_type_hints(kind), {}
+    names = [each.name for each in fields(kind)]
+    for name, value in plain.items():
+        if name not in names:
+            near = get_close_matches(str(name), names, n=1) or names
+            raise ValueError(f"there is no field {prefix}{name}; did you mean {', '.join(near)}?")
+        found[name] = _value(hints[name], value, prefix + name, getattr(old, name, None))
+    return found
+
+
+def _value(kind: Any, value: Any, name: str, old: object = None) -> Any:
+    """A value of this type, from what the file has."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    classes: list[Any] = [each for each in kinds if is_dataclass(each)]
+    if classes and not (value is None and NoneType in kinds):
+        _check_object(value, name)
+        if is_dataclass(old):  # the one that is there, unless another one has all these fields
+            classes.sort(key=lambda each: each is not type(old))
+        fitting = [each for each in classes if value.keys() <= {field.name for field in fields(each)}]
+        chosen = (fitting or classes)[0]
+        if is_dataclass(old) and chosen is type(old):
+            return _changed(old, value, f"{name}.")
+        try:
+            return chosen(**_values(chosen, value, f"{name}."))
+        except TypeError as error:
+            raise ValueError(f"{name} lacks fields: {error}") from error
+    for each in (kind for kind in kinds if kind not in classes):
+        fits, found = _fits(each, value)
+        if fits:
+            return found
+    raise ValueError(f"{name} must be {_told(kinds)}, but it is {json.dumps(value, default=str)}")
+
+
+def _fits(kind: Any, value: Any) -> tuple[bool, Any]:
+    """Whether this stands for a value of the type, and which."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is NoneType:
+        return value is None, None
+    if origin is Literal:
+        return any(value == part and type(value) is type(part) for part in parts), value
+    if origin is tuple:
+        if not isinstance(value, list):
+            return False, None
+        wanted = [parts[0]] * len(value) if parts[-1] is ... else parts
+        found = [_fits(part, each) for part, each in zip(wanted, value, strict=False)]
+        return len(wanted) == len(value) and all(fits for fits, _ in found), tuple(each for _, each in found)
+    if kind is float and isinstance(value, str):  # YAML reads 5e-3 as text
+        try:
+            return True, float(value)
+        except ValueError:
+            return False, None
+    right = isinstance(value, PLAIN[kind]) and (kind is bool or not isinstance(value, bool))
+    return right, kind(value) if right else None
+
+
+def _check_object(plain: Any, name: str) -> None:
+    if not isinstance(plain, dict):
+        told = json.dumps(plain, default=str)
+        raise ValueError(f"{name.rstrip('.') or 'the whole'} must be an object of fields, but it is {told}")
+
+
+def _told(kinds: tuple[Any, ...]) -> str:
+    """The types in words."""
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+    told = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            told.append("one of " + ", ".join(json.dumps(each) for each in get_args(kind)))
+        elif get_origin(kind) is tuple:
+            parts = get_args(kind)
+            inner = _told(parts[:1]) if parts[-1] is ... else ", ".join(_told((part,)) for part in parts)
+            told.append(f"a list of {inner}")
+        else:
+            told.append("null" if kind is NoneType else names[kind])
+    return " or ".join(told)
