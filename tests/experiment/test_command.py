@@ -1,5 +1,6 @@
 """An experiment from files and flags: what wins, what is refused and how, and what help shows."""
 
+import importlib
 import json
 import re
 import sys
@@ -189,3 +190,36 @@ def test_help_shows_what_is_used_most_and_help_all_the_rest(recipe, said, monkey
         assert short < full
         assert {"--run", "--device", "--start-from", "--training.max-updates", "--config"} <= short
         assert 15 <= len(short) <= 32 and len(full) > 60
+
+
+def test_help_says_what_was_typed(capsys):
+    for words in (["--help"], ["multi30k", "--help"]):
+        with pytest.raises(SystemExit) as stop:
+            main(["train", "translation", *words])
+        assert stop.value.code == 0
+        out = capsys.readouterr().out
+        assert out.startswith("usage: transduce train translation") and "recipes/" not in out
+
+
+def test_a_recipe_runs_as_a_command_and_leaves_no_trace(tmp_path, capsys):
+    (tmp_path / "input.txt").write_text("To be, or not to be: that is the question.\n" * 20)
+    before = sys.argv, sys.path, sys.modules["__main__"]
+    words = "language-model shakespeare_cpu --training.max-updates 2 --training.validate-every 1 --batch-size 2"
+    model = "--model.d-model 16 --model.d-ff 32 --model.n-heads 2 --model.max-positions 8 --generation.max-length 3"
+    with pytest.raises(SystemExit) as stop:
+        main(["train", *words.split(), *model.split(), "--data", str(tmp_path), "--run", str(tmp_path / "run")])
+    assert stop.value.code == 0, capsys.readouterr().err
+    assert (tmp_path / "run" / "validation.json").is_file()
+    plain = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert plain["experiment"]["training"]["max_updates"] == 2
+    assert (sys.argv, sys.path, sys.modules["__main__"]) == before
+
+
+def test_recipes_that_are_not_there_are_named(monkeypatch, tmp_path, capsys):
+    module = importlib.import_module("transduce.cli.train")
+    monkeypatch.setattr(module, "PACKAGE", tmp_path / "transduce")
+    assert main(["train", "translation"]) == 2
+    assert capsys.readouterr().err == (
+        f"transduce: transduce train runs the recipes, which lie in {tmp_path / 'transduce' / 'recipes'} or "
+        f"{tmp_path / 'recipes'}, but they are in neither; install transduce again\n"
+    )

@@ -11,6 +11,10 @@ import tyro
 from transduce.exit import exit_code
 
 COMMANDS = {
+    "train translation": ("train:train", "Train text to text: parallel text in, a run directory and BLEU out."),
+    "train speech-to-text": ("train:train", "Train sound to text: recordings and their texts in, WER out."),
+    "train language-model": ("train:train", "Train a decoder alone on any text."),
+    "train masked-language-model": ("train:train", "Train an encoder alone to find hidden words."),
     "translate": ("translate:translate", "Translate lines: as many out as in, in the same order."),
     "transcribe": ("transcribe:transcribe", "Transcribe sound: a text for each file, as text, TSV, JSON or subtitles."),
     "generate": ("generate:generate", "Go on from prompts with a language model."),
@@ -47,6 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _call(name: str, arguments: list[str]) -> None:
     module, function = COMMANDS[name][0].split(":")
     command = getattr(import_module(f"transduce.cli.{module}"), function)
+    if name.startswith("train "):
+        command(name.removeprefix("train "), arguments)
+        return
     tyro.cli(
         command,
         prog=f"transduce {name}",

@@ -1,0 +1,42 @@
+"""`transduce train TASK ...`: the recipes. Their files are what runs, in a clone and as an installation brings them."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def recipes() -> Path:
+    """The folder of the recipes: inside the package where it was installed from a wheel, beside it in a clone.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for folder in (PACKAGE / "recipes", PACKAGE.parent / "recipes"):
+        if (folder / "translation.py").is_file():
+            return folder
+    raise ValueError(
+        f"transduce train runs the recipes, which lie in {PACKAGE / 'recipes'} or {PACKAGE.parent / 'recipes'}, but "
+        "they are in neither; install transduce again"
+    )
+
+
+def train(task: str, arguments: list[str]) -> None:
+    """Run a recipe as `python recipes/TASK.py ARGUMENTS` would, and end as it ends.
+
+    Raises:
+        SystemExit: always, with the recipe's exit code.
+    """
+    folder = recipes()
+    path = folder / f"{task.replace('-', '_')}.py"
+    main = ModuleType("__main__")
+    main.__file__ = str(path)
+    before = sys.argv, sys.path, sys.modules["__main__"]
+    sys.argv = [f"transduce train {task}", *arguments]  # runpy would put the file's name there, and help would say it
+    sys.path = [str(folder), *sys.path]  # a recipe may import the file beside it
+    sys.modules["__main__"] = main
+    try:
+        exec(compile(path.read_bytes(), path, "exec"), vars(main))
+    finally:
+        sys.argv, sys.path, sys.modules["__main__"] = before
