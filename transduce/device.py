@@ -1,5 +1,7 @@
 """Where to compute, in which numbers, and with which attention kernels."""
 
+import os
+from pathlib import Path
 from threading import Lock
 from typing import Literal
 
@@ -45,6 +47,18 @@ def computes_bf16(device: torch.device) -> bool:
 def dtype_of(precision: Precision) -> torch.dtype:
     """The type of the weights."""
     return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def memory(device: torch.device) -> int | None:
+    """Bytes that a process can have there: of a GPU what is free or ours already, of a CPU all; None: unknown."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    if device.type != "cpu" or not hasattr(os, "sysconf"):
+        return None
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return min(found, int(text)) if text.isdecimal() else found
 
 
 class _WithoutCudnnAttention:

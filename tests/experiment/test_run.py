@@ -33,6 +33,19 @@ DECODER = TransformerConfig(
 )
 
 
+def test_a_model_that_cannot_be_trained_here_is_refused_before_it_takes_memory(tmp_path):
+    """Three numbers beside each weight: its gradient and Adam's moments."""
+    config = replace(DECODER, d_model=10**6, d_ff=10**9)
+    with pytest.raises(ValueError) as caught:
+        new_model(Tuning(tmp_path), config)
+    layer = 4 * 10**12 + 4 * 10**6 + 2 * 10**15 + 10**9 + 10**6 + 4 * 10**6
+    n = 3 * layer + (311 + 64) * 10**6
+    assert str(caught.value).startswith(
+        f"a model must fit into memory, but this one has {n:,} parameters and training takes "
+        f"{16 * n / 2**30:,.1f} GiB, where cpu has "
+    )
+
+
 @pytest.mark.parametrize(
     ("values", "target", "name", "value", "n_candidates"),
     [

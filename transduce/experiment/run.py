@@ -15,6 +15,7 @@ from transduce.device import torch_device, trains_in_bf16
 from transduce.experiment.config import AnyExperiment
 from transduce.files import copy_weights, read_weights, set_weights, weights_of, write_file
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.size import TRAINING, check_fits
 from transduce.model.transformer import Transformer
 from transduce.run import (
     CONFIG,
@@ -64,8 +65,9 @@ def new_model(x: AnyExperiment, config: TransformerConfig, start_from: Path | No
         start_from: another run, whose weights are taken where names and shapes agree; the others are listed.
 
     Raises:
-        ValueError: start_from is no run with weights, or none of them fits.
+        ValueError: start_from is no run with weights, or none of them fits; or the model cannot fit into memory.
     """
+    check_fits(config, torch_device(x.device), bytes_each=TRAINING)
     torch.manual_seed(x.training.seed)
     model = Transformer(config).to(torch_device(x.device))
     numbers = "bf16" if trains_in_bf16(x.training.precision, model.device) else "fp32"

@@ -80,7 +80,7 @@ class StackConfig:
     """Layers of this half."""
 
     def __post_init__(self) -> None:
-        at_least(1, n_layers=self.n_layers)
+        within("[1, 10000]", n_layers=self.n_layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,8 @@ class TransformerConfig:
         at_least(1, d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff, max_positions=self.max_positions)
         at_least(1, n_kv_heads=self.n_kv_heads, head_width=self.head_width, window=self.window)
         at_least(1, experts_per_token=self.experts_per_token)
-        at_least(0, n_experts=self.n_experts, balance_weight=self.balance_weight)
+        within("[0, 10000]", n_experts=self.n_experts)
+        at_least(0, balance_weight=self.balance_weight)
         within("[0, 1)", dropout=self.dropout, attention_dropout=self.attention_dropout)
         within("(0, inf)", init_gain=self.init_gain, norm_eps=self.norm_eps)
         within("(1, inf)", rotary_theta=self.rotary_theta)

@@ -1,0 +1,84 @@
+"""The size of a model is told from its configuration alone, and one that cannot fit is refused before it takes memory."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transduce.device import memory
+from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.size import TRAINING, check_fits, n_parameters
+from transduce.model.transformer import Transformer
+
+TEXT = StackConfig(input=Tokens(vocab_size=11), n_layers=2)
+OTHER = StackConfig(input=Tokens(vocab_size=13, multiple=4), n_layers=3)
+SOUND = StackConfig(input=Frames(n_features=3, stack=2), n_layers=2)
+BASE = TransformerConfig(encoder=TEXT, decoder=TEXT, d_model=12, n_heads=2, d_ff=20, max_positions=9)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie": "all"},
+        {"tie": "none", "decoder": OTHER},
+        {"encoder": None, "positions": "learned", "norm_position": "pre"},
+        {"encoder": None, "tie": "none"},
+        {"decoder": None},
+        {"decoder": None, "tie": "none"},
+        {"encoder": SOUND, "ctc": True},
+        {"encoder": SOUND, "decoder": None, "bias": False},
+        {"encoder": replace(SOUND, input=Frames(n_features=6, stack=2)), "decoder": OTHER},
+        {"encoder": replace(SOUND, input=Frames(n_features=6, stack=2, project=True))},
+        {"bias": False, "gated": True, "norm_position": "pre"},
+        {"norm": "rms", "n_kv_heads": 1, "head_width": 4, "qk_norm": True, "positions": "rotary"},
+        {"n_experts": 3, "gated": True, "bias": False, "ctc": True},
+    ],
+    ids=str,
+)
+def test_parameters_are_as_many_as_the_model_has(changes):
+    config = replace(BASE, **changes)
+    assert n_parameters(config) == sum(parameter.numel() for parameter in Transformer(config).parameters())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"d_model": 10**15},
+        {"d_ff": 10**15},
+        {"encoder": replace(TEXT, n_layers=10_000), "d_model": 10**6},
+        {"decoder": StackConfig(input=Tokens(vocab_size=10**15))},
+        {"encoder": StackConfig(input=Frames(n_features=10**15))},
+        {"positions": "learned", "max_positions": 10**15},
+        {"positions": "sinusoidal", "max_positions": 10**15},
+        {"positions": "rotary", "max_positions": 10**15},
+        {"head_width": 10**15},
+    ],
+    ids=str,
+)
+def test_a_model_that_cannot_fit_is_refused_with_its_size(changes):
+    with pytest.raises(ValueError, match=r"a model must fit into memory, but this one has [\d,]+ parameters and its "):
+        check_fits(replace(BASE, **changes), torch.device("cpu"))
+
+
+def test_the_message_tells_the_size_and_the_memory(monkeypatch):
+    monkeypatch.setattr("transduce.model.size.memory", lambda device: 3 * 2**30 // 2)
+    config = TransformerConfig(encoder=None, decoder=TEXT, d_model=4096, n_heads=8, d_ff=16384, positions="none")
+    n = sum(p.numel() for p in Transformer(config).parameters())
+    assert 1.5 * 2**30 < 4 * n < 1.6 * 2**30
+    with pytest.raises(ValueError) as caught:
+        check_fits(config, torch.device("cpu"), bytes_each=TRAINING)
+    assert str(caught.value) == (
+        f"a model must fit into memory, but this one has {n:,} parameters and training takes {16 * n / 2**30:.1f} GiB, "
+        "where cpu has 1.5 GiB; take fewer layers or smaller ones"
+    )
+    check_fits(replace(config, d_ff=8192), torch.device("cpu"))
+    monkeypatch.setattr("transduce.model.size.memory", lambda device: None)  # unknown
+    check_fits(config, torch.device("cpu"), bytes_each=TRAINING)
+
+
+def test_the_memory_of_a_machine_is_what_its_kernel_tells():
+    with open("/proc/meminfo") as file:
+        (total,) = (int(line.split()[1]) * 1024 for line in file if line.startswith("MemTotal:"))
+    assert 0 < memory(torch.device("cpu")) <= total
+    assert memory(torch.device("meta")) is None

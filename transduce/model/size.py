@@ -1,0 +1,69 @@
+"""How large a model is, from its configuration alone: nothing is allocated for a model that is too large."""
+
+import torch
+
+from transduce.device import memory
+from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+
+TRAINING = 16
+"""Bytes a parameter in training: its weight, its gradient and Adam's two moments, each in float32."""
+
+INFERENCE = 4
+
+
+def n_parameters(config: TransformerConfig) -> int:
+    """How many parameters a Transformer of this configuration has; a shared table counts once."""
+    d = config.d_model
+    stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
+    n = sum(_stack(config, stack, cross=i == 1) for i, stack in enumerate(stacks))
+    tables = [stack.input.padded_size * d for stack in stacks if isinstance(stack.input, Tokens)]
+    n += tables[0] if len(tables) == 2 and config.tie == "all" else sum(tables)
+    if config.tie == "none" and isinstance(stacks[-1].input, Tokens):
+        n += tables[-1]
+    if config.encoder is not None and isinstance(frames := config.encoder.input, Frames):
+        n += _linear(config, frames.width, d) if frames.width != d or frames.project else 0
+    return n + (_linear(config, d, config.vocab_size) if config.ctc else 0)
+
+
+def _stack(config: TransformerConfig, stack: StackConfig, *, cross: bool) -> int:
+    """Everything of a half but its table."""
+    d = config.d_model
+    norm = d * (2 if config.norm == "layer" and config.bias else 1)
+    query, key = config.n_heads * config.d_head, config.kv_heads * config.d_head
+    attention = _linear(config, d, query + 2 * key) + _linear(config, query, d)
+    attention += 2 * config.d_head if config.qk_norm else 0
+    wide = config.d_ff * (2 if config.gated else 1)
+    feed_forward = _linear(config, d, wide) + _linear(config, config.d_ff, d)
+    if config.n_experts:
+        feed_forward = config.n_experts * (feed_forward + d)  # and a row of the router for each
+    layer = (attention + norm) * (2 if cross else 1) + feed_forward + norm
+    learned = config.max_positions * d if config.positions == "learned" else 0
+    return stack.n_layers * layer + learned + (norm if config.norm_position == "pre" else 0)
+
+
+def _linear(config: TransformerConfig, width: int, height: int) -> int:
+    return (width + config.bias) * height
+
+
+def check_fits(config: TransformerConfig, device: torch.device, *, bytes_each: int = INFERENCE) -> None:
+    """Check, before anything is allocated, that a model can fit into the memory of a device.
+
+    Args:
+        bytes_each: bytes a parameter, TRAINING or INFERENCE.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    n, has = n_parameters(config), memory(device)
+    table = 0 if config.positions in ("learned", "none") else 4 * config.max_positions * config.d_model
+    wanted = n * bytes_each + table
+    if has is not None and wanted > has:
+        what = "training takes" if bytes_each == TRAINING else "its weights take"
+        raise ValueError(
+            f"a model must fit into memory, but this one has {n:,} parameters and {what} {_gib(wanted)}, "
+            f"where {device} has {_gib(has)}; take fewer layers or smaller ones"
+        )
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes // 2**20 / 2**10:,.1f} GiB" if n_bytes < 2**60 else f"{n_bytes // 2**30:,} GiB"
