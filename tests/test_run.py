@@ -129,7 +129,7 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(ValueError) as caught:
         load_run(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path / 'config.json'} must be JSON with model and experiment, but it is not: KeyError('experiment')"
+        f"{tmp_path / 'config.json'} must have an object 'experiment', but it has none; copy the whole run directory again"
     )
 
 
@@ -137,7 +137,8 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path):
 def test_tokenizers_come_back_one_for_both_sides_or_two(tmp_path, joint):
     one = SentencePieceTokenizer.train(TEXT, vocab_size=290)
     other = one if joint else SentencePieceTokenizer.train(TEXT[:2], vocab_size=280)
-    save_run(tmp_path, Run(tiny(), {"a": {"b": 1}}, one, other))
+    halves = [StackConfig(input=Tokens(vocab_size=side.vocab_size), n_layers=1) for side in (one, other)]
+    save_run(tmp_path, Run(tiny(encoder=halves[0], decoder=halves[1]), {"a": {"b": 1}}, one, other))
     run = load_run(tmp_path)
     assert run.experiment == {"a": {"b": 1}}
     assert (run.source_tokenizer is run.target_tokenizer) == joint

@@ -12,10 +12,27 @@ from cattrs.v import format_exception
 
 Config = TypeVar("Config")
 
+NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+
 
 @cache
 def _converter() -> JsonConverter:
-    return make_converter(forbid_extra_keys=True)
+    converter = make_converter(forbid_extra_keys=True)
+    for kind in (int, float, bool, str):
+        converter.register_structure_hook(kind, _exactly)
+    return converter
+
+
+def _exactly(value: Any, kind: type) -> Any:
+    """A value that is of this type already; a whole number may stand for a float."""
+    if kind is float and type(value) is int:
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ValueError("it is too large for a float") from error
+    if type(value) is kind:
+        return value
+    raise ValueError(f"it must be {NAMES[kind]}, but it is {value!r:.60}")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -31,6 +48,10 @@ def from_dict(kind: type[Config], plain: dict[str, Any], name: str) -> Config:
         ValueError: an unknown, missing or impossible field.
     """
     try:
+        if not isinstance(plain, dict):
+            raise ValueError(
+                f"{name} does not describe a {kind.__name__}: it must be an object, but it is {plain!r:.60}"
+            )
         return _converter().structure(plain, kind)
     except (cattrs.BaseValidationError, cattrs.StructureHandlerNotFoundError) as error:
         told = str(error)
@@ -40,9 +61,10 @@ def from_dict(kind: type[Config], plain: dict[str, Any], name: str) -> Config:
 
 
 def _told(error: BaseException, kind: Any) -> str:
-    """What cattrs says, and what the dataclass itself says of its fields."""
-    told = format_exception(error, kind)
-    return f"{told} ({error})" if isinstance(error, ValueError) else told
+    """What the dataclass itself says of its fields, or what cattrs says."""
+    if isinstance(error, AttributeError):  # it asked something else for its keys
+        return "it must be an object"
+    return str(error) if isinstance(error, ValueError) else format_exception(error, kind).removeprefix("unknown error ")
 
 
 def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Files that a crash cannot leave half done, and weights as safetensors, which run nothing when they are read."""
 
 import json
+import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+DEEPEST = 100
+"""So many objects and lists inside each other are more than any file of ours has."""
 
 
 def write_file(path: Path, content: str | bytes, *, durable: bool = True) -> None:
@@ -67,8 +73,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         ValueError: the file is damaged.
     """
     try:
-        return load_file(path)
-    except SafetensorError as error:
+        return load_file(path)  # it compares the sizes that the file declares with the file's own
+    except (SafetensorError, TypeError, KeyError) as error:  # the last two: numbers of a kind that torch lacks
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
 
 
@@ -85,7 +91,7 @@ def copy_weights(own: dict[str, Tensor], weights: dict[str, Tensor], name: str) 
     """Copy `weights` into the tensors `own` of the same names; `name` says in errors where they come from.
 
     Raises:
-        ValueError: a name is missing or unknown, or a shape differs.
+        ValueError: a name is missing or unknown, a shape differs, or the numbers are none that weights have.
     """
     wrong = [f"{n} is missing" for n in own if n not in weights]
     wrong += [f"{n} is unknown" for n in weights if n not in own]
@@ -94,6 +100,7 @@ def copy_weights(own: dict[str, Tensor], weights: dict[str, Tensor], name: str) 
         for n in own
         if n in weights and weights[n].shape != own[n].shape
     ]
+    wrong += [f"{n} is of {w.dtype}" for n, w in weights.items() if n in own and w.dtype not in WEIGHT_TYPES]
     if wrong:
         raise ValueError(f"weights must fit the configuration, but in {name} {'; '.join(wrong[:5])}")
     with torch.no_grad():
@@ -101,14 +108,54 @@ def copy_weights(own: dict[str, Tensor], weights: dict[str, Tensor], name: str) 
             tensor.copy_(weights[n])
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds, whoever wrote it.
+
+    Raises:
+        ValueError: it is something else than one object, nested deeper than DEEPEST, or has a number that is not finite.
+    """
+    way_out = f"take {path.name} from a whole run directory"
+    try:
+        plain = json.loads(path.read_bytes().decode(), parse_constant=_finite, parse_float=_finite)
+        _check_depth(plain)
+    except RecursionError as error:
+        raise ValueError(f"{path} must be nested at most {DEEPEST} deep, but it is deeper; {way_out}") from error
+    except ValueError as error:  # of decoding and of JSON, too
+        raise ValueError(f"{path} must be JSON without NaN and Infinity, but: {error}; {way_out}") from error
+    if not isinstance(plain, dict):
+        raise ValueError(f"{path} must hold a JSON object, but it holds a {type(plain).__name__}; {way_out}")
+    return plain
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(found := float(number)):
+        raise ValueError(f"it has {number}")
+    return found
+
+
+def _check_depth(plain: object) -> None:
+    """Raise RecursionError where objects and lists lie deeper in each other than DEEPEST."""
+    level = [plain]
+    for _ in range(DEEPEST):
+        level = [x for each in level if isinstance(each, dict | list) for x in _inside(each)]
+    if any(isinstance(each, dict | list) for each in level):
+        raise RecursionError
+
+
+def _inside(plain: dict[str, object] | list[object]) -> Iterable[object]:
+    return plain.values() if isinstance(plain, dict) else plain
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of JSON objects; one that a crash has torn is left out."""
+    """The lines of a file that are JSON objects; one that a crash has torn is left out."""
     lines = []
-    for line in path.read_text().split("\n"):
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
+            plain = json.loads(line)
+        except (ValueError, RecursionError):
             continue
+        if isinstance(plain, dict):
+            lines.append(plain)
     return lines
 
 

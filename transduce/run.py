@@ -21,11 +21,13 @@ from transduce.config import differences, flatten, from_dict, to_dict
 from transduce.data.speech.config import FeatureConfig, VectorConfig
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.vectors import VectorReader
+from transduce.data.text.byte_bpe import ByteBPE
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizers import FILES, Tokenizer, tokenizer_file
 from transduce.device import torch_device
-from transduce.files import read_json_lines, read_weights, set_weights, write_file
-from transduce.model.config import TransformerConfig
+from transduce.files import read_json, read_json_lines, read_weights, set_weights, write_file
+from transduce.model.config import Frames, Tokens, TransformerConfig
+from transduce.model.size import check_fits, n_parameters
 from transduce.model.transformer import Transformer
 
 CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
@@ -112,36 +114,61 @@ def load_run(directory: Path) -> Run:
         raise ValueError(
             f"a run directory holds {CONFIG}, but {directory} {what}; a recipe makes one (--run DIRECTORY)"
         )
-    try:
-        plain = json.loads(path.read_text())
-        _check_format(path, plain)
-        model, experiment = plain["model"], plain["experiment"]
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} must be JSON with model and experiment, but it is not: {error!r}") from error
-    config = from_dict(TransformerConfig, model, str(path))
+    plain = read_json(path)
+    _check_format(path, plain)
+    for name in ("model", "experiment"):
+        if not isinstance(plain.get(name), dict):
+            found = f"it is {plain[name]!r:.60}" if name in plain else "it has none"
+            raise ValueError(f"{path} must have an object {name!r}, but {found}; copy the whole run directory again")
+    config = from_dict(TransformerConfig, plain["model"], str(path))
     shared = _read_tokenizer(directory, "tokenizer")
-    return Run(
+    run = Run(
         model=config,
-        experiment=experiment,
+        experiment=plain["experiment"],
         source_tokenizer=(shared if config.encoder else None) or _read_tokenizer(directory, "source"),
         target_tokenizer=shared or _read_tokenizer(directory, "target"),
         feature_extractor=_read_feature_extractor(plain["features"], directory) if "features" in plain else None,
     )
+    _check_sizes(directory, run)
+    return run
+
+
+def _check_sizes(directory: Path, run: Run) -> None:
+    """Raise ValueError unless the tokenizers and the feature extractor have the sizes that the model is made for."""
+    encoder, decoder = run.model.encoder, run.model.decoder
+    if run.feature_extractor is not None and encoder is not None and isinstance(encoder.input, Frames):
+        wanted, found = encoder.input.n_features, run.feature_extractor.config.n_features
+        if found != wanted:
+            raise ValueError(
+                f"the model takes {wanted} features a frame, but those of {directory / CONFIG} are {found}"
+            )
+    for side, stack, tokenizer in (
+        ("encoder", encoder, run.source_tokenizer),
+        ("decoder", decoder, run.target_tokenizer),
+    ):
+        if stack is None or tokenizer is None or decoder is None or not isinstance(stack.input, Tokens):
+            continue  # FillMask checks what an encoder alone needs
+        size = stack.input.vocab_size
+        if tokenizer.vocab_size > size or (tokenizer.vocab_size < size and not isinstance(tokenizer, ByteBPE)):
+            raise ValueError(
+                f"a tokenizer must have as many tokens as the model's {side}, which has {size}, but that of {directory} "
+                f"has {tokenizer.vocab_size}; copy the whole run directory again"
+            )
 
 
 def _check_format(path: Path, plain: dict[str, Any]) -> None:
     """Raise ValueError unless this version reads such a config.json."""
     if (found := plain.get("format", 0)) != FORMAT:
-        by = plain.get("transduce", "0.1")  # the version that did not say its format
+        by = str(plain.get("transduce", "0.1"))[:20]  # the version that did not say its format
         raise ValueError(
-            f"{path} must have format {FORMAT}, which transduce {version('transduce')} reads, but it has format {found} "
+            f"{path} must have format {FORMAT}, which transduce {version('transduce')} reads, but it has format {str(found)[:20]} "
             f"of transduce {by}; use that version for it (pip install transduce=={by}), or train the run again"
         )
 
 
 def _read_feature_extractor(plain: dict[str, Any], directory: Path) -> FeatureExtractor | VectorReader:
     where = str(directory / CONFIG)
-    if "sample_rate" not in plain:
+    if not isinstance(plain, dict) or "sample_rate" not in plain:
         return VectorReader(from_dict(VectorConfig, plain, where))
     path = directory / STATISTICS
     config = from_dict(FeatureConfig, plain, where)
@@ -153,7 +180,12 @@ def _read_feature_extractor(plain: dict[str, Any], directory: Path) -> FeatureEx
             "whole run directory"
         )
     statistics = read_weights(path)
-    return FeatureExtractor(config, mean=statistics.get("mean"), std=statistics.get("std"))
+    if not all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in statistics.values()):
+        raise ValueError(f"mean and std must be finite numbers of float32, but in {path} they are not")
+    try:
+        return FeatureExtractor(config, mean=statistics.get("mean"), std=statistics.get("std"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _read_tokenizer(directory: Path, side: str) -> Tokenizer | None:
@@ -166,20 +198,32 @@ def _read_tokenizer(directory: Path, side: str) -> Tokenizer | None:
 
 def checkpoints(directory: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
-    return sorted(path for path in (directory / CHECKPOINTS).glob("[0-9]*") if path.is_dir())
+    found = (directory / CHECKPOINTS).glob("[0-9]*")
+    return sorted(path for path in found if path.is_dir() and path.name.isdecimal())
 
 
 def validated_checkpoints(directory: Path) -> list[tuple[Path, float]]:
-    """The checkpoints of a run that were validated, with their scores (higher is better), oldest first."""
+    """The checkpoints of a run that were validated, with their scores (higher is better), oldest first.
+
+    Raises:
+        ValueError: the newest checkpoint does not tell what the validations gave.
+    """
     found = checkpoints(directory)
-    scores = dict(json.loads((found[-1] / STATE).read_text())["validations"]) if found else {}
+    if not found:
+        return []
+    path = found[-1] / STATE
+    state = read_json(path)
+    try:
+        scores = {int(update): float(score) for update, score in state["validations"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} must list validations as pairs of update and score, but it does not") from error
     return [(path, scores[int(path.name)]) for path in found if int(path.name) in scores]
 
 
 def validations(directory: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl that validations wrote, oldest first."""
     path = directory / METRICS
-    return [line for line in read_json_lines(path) if line["kind"] == "valid"] if path.is_file() else []
+    return [line for line in read_json_lines(path) if line.get("kind") == "valid"] if path.is_file() else []
 
 
 def weights_path(directory: Path) -> Path:
@@ -202,16 +246,29 @@ def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Tra
         ValueError: the directory is not a whole run, or this machine has no such device.
     """
     directory, device = Path(directory), torch_device(device)
-    model = Transformer(load_run(directory).model)
+    config = load_run(directory).model
     path = weights_path(directory)
     weights = read_weights(path)
+    _check_number(config, weights, path)
+    check_fits(config, device)
+    model = Transformer(config)
+    set_weights(model, weights, str(path))
     if wrong := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
         raise ValueError(
             f"weights must be finite, but in {path} {', '.join(wrong[:3])} are not; take an earlier checkpoint: "
             f"transduce average {directory} --best 1"
         )
-    set_weights(model, weights, str(path))
     return model.to(device).eval()
+
+
+def _check_number(config: TransformerConfig, weights: dict[str, Tensor], path: Path) -> None:
+    """Raise ValueError where the configuration asks for far more weights than there are, before they take memory."""
+    wanted, found = n_parameters(config), sum(tensor.numel() for tensor in weights.values())
+    if wanted > 2 * found:  # below that, the names and shapes that do not fit are told
+        raise ValueError(
+            f"weights must fit the configuration, but it describes {wanted:,} and {path} has {found:,}; copy the whole "
+            "run directory again"
+        )
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:

@@ -170,10 +170,10 @@ def test_progress_counts_every_line(translator):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"beam_size": 0}, "beam_size must be at least 1, but beam_size=0"),
+        ({"beam_size": 0}, "beam_size must lie in [1, 1000], but beam_size=0"),
         ({"n_best": 6}, "n_best must lie in [1, 5], but n_best=6"),
         ({"alpha": -1.0}, "alpha must be at least 0, but alpha=-1.0"),
-        ({"length_extra": 0}, "length_extra must be at least 1, but length_extra=0"),
+        ({"length_extra": 0}, "length_extra must lie in [1, 1000000], but length_extra=0"),
     ],
 )
 def test_decoding_checks_itself(fields, message):

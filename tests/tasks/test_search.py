@@ -99,7 +99,7 @@ def test_greedy_settings_are_the_same_but_for_the_beam():
         ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0, but no_repeat_ngram=-1"),
         ({"ctc_weight": -0.1}, "ctc_weight must lie in [0, 1], but ctc_weight=-0.1"),
         ({"max_seconds": 0.5}, "max_seconds must be at least 1.0, but max_seconds=0.5"),
-        ({"length_ratio": -0.5}, "length_ratio must be at least 0, but length_ratio=-0.5"),
+        ({"length_ratio": -0.5}, "length_ratio must lie in [0, 1000], but length_ratio=-0.5"),
     ],
 )
 def test_impossible_settings_are_refused(fields, message):

@@ -23,7 +23,8 @@ def describe(run: Positional[Run]) -> None:
     print(f"checkpoints: {', '.join(str(int(path.name)) for path in checkpoints(run)) or 'none'}")
     if valid := validations(run):
         last = {name: value for name, value in valid[-1].items() if name not in ("kind", "skipped")}
-        print("last validation: " + ", ".join(f"{name} {value:g}" for name, value in last.items()))
+        numbers = {name: value for name, value in last.items() if isinstance(value, int | float)}  # null: not finite
+        print("last validation: " + ", ".join(f"{name} {value:g}" for name, value in numbers.items()))
     for title, plain in (("model", to_dict(kept.model)), ("experiment", kept.experiment)):
         print(f"{title}:")
         for name, value in flatten({k: v for k, v in plain.items() if title == "model" or k != "model"}).items():

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import save as serialize
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from transduce.files import write_file
 from transduce.interop.pretrained import ACTIVATIONS, CONFIG, WEIGHTS, fill, read_settings, read_tensors, require_equal
 from transduce.model.config import TransformerConfig
 from transduce.model.presets import gpt2
+from transduce.model.size import check_fits
 from transduce.model.transformer import Transformer
 
 FIELDS = {
@@ -78,7 +80,9 @@ def import_gpt2(directory: Path) -> GPT2:
     require_equal(theirs, "embd_pdrop", "resid_pdrop", directory, way_out)
     if not isinstance(theirs["eos_token_id"], int | None):
         raise ValueError(f"eos_token_id must be one id or null, but in {directory} it is {theirs['eos_token_id']}")
-    model = Transformer(_our_config(theirs, str(directory / CONFIG)))
+    config = _our_config(theirs, str(directory / CONFIG))
+    check_fits(config, torch.device("cpu"))
+    model = Transformer(config)
     tensors = read_tensors(directory, "GPT2LMHeadModel")
     weights = {name.removeprefix("transformer."): weight for name, weight in tensors.items()}
     # a tied table may be stored twice, and older files hold the causal mask of every layer
@@ -115,9 +119,10 @@ def export_gpt2(model: Transformer, directory: Path, *, tokenizer: ByteBPE | Non
 
 def _our_config(theirs: dict[str, Any], name: str) -> TransformerConfig:
     """Translate the settings of GPT-2's config.json; `name` says in errors where they were found."""
-    ours = to_dict(gpt2(theirs["vocab_size"], n_layers=theirs["n_layer"]))
+    ours, width = to_dict(gpt2()), theirs["n_embd"]
+    ours["decoder"] = {"input": {"vocab_size": theirs["vocab_size"]}, "n_layers": theirs["n_layer"]}
     ours |= {our_name: theirs[their_name] for their_name, our_name in FIELDS.items()}
-    ours["d_ff"] = theirs["n_inner"] or 4 * theirs["n_embd"]
+    ours["d_ff"] = theirs["n_inner"] or (4 * width if isinstance(width, int) else width)
     ours["activation"] = ACTIVATIONS[theirs["activation_function"]]
     ours["tie"] = "output" if theirs["tie_word_embeddings"] else "none"
     return from_dict(TransformerConfig, ours, name)

@@ -13,8 +13,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from transduce.interop.pretrained import ACTIVATIONS, fill, read_settings, read_tensors, require_equal
-from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.config import from_dict
+from transduce.interop.pretrained import ACTIVATIONS, CONFIG, fill, read_settings, read_tensors, require_equal
+from transduce.model.config import TransformerConfig
+from transduce.model.size import check_fits
 from transduce.model.transformer import Transformer
 
 READERS = {
@@ -74,7 +76,9 @@ def import_marian(directory: Path) -> Marian:
         )
     if (shared := weights.pop("model.shared.weight", None)) is not None:
         weights = {f"model.{half}.embed_tokens.weight": shared for half in ("encoder", "decoder")} | weights
-    model = Transformer(_config(theirs))
+    config = _config(theirs, str(directory / CONFIG))
+    check_fits(config, torch.device("cpu"))
+    model = Transformer(config)
     own = _their_weights(model)
     fill({name: weight for name, (weight, _) in own.items()}, weights, directory, unneeded=UNNEEDED)
     order = residual_order(model.config.d_model)
@@ -89,23 +93,24 @@ def residual_order(d_model: int) -> Int[Tensor, " D"]:
     return torch.arange(d_model).view(2, -1).T.flatten()
 
 
-def _config(theirs: dict[str, Any]) -> TransformerConfig:
+def _config(theirs: dict[str, Any], name: str) -> TransformerConfig:
+    """Translate the settings of Marian's config.json; `name` says in errors where they were found."""
     shared, tied = theirs["share_encoder_decoder_embeddings"], theirs["tie_word_embeddings"]
-    source = Tokens(vocab_size=theirs["vocab_size"])
-    target = source if shared else Tokens(vocab_size=theirs["decoder_vocab_size"])
-    return TransformerConfig(
-        encoder=StackConfig(input=source, n_layers=theirs["encoder_layers"]),
-        decoder=StackConfig(input=target, n_layers=theirs["decoder_layers"]),
-        d_model=theirs["d_model"],
-        n_heads=theirs["encoder_attention_heads"],
-        d_ff=theirs["encoder_ffn_dim"],
-        dropout=theirs["dropout"],
-        attention_dropout=theirs["attention_dropout"],
-        activation=ACTIVATIONS[theirs["activation_function"]],
-        max_positions=theirs["max_position_embeddings"],
-        scale_embeddings=theirs["scale_embedding"],
-        tie="none" if not tied else "all" if shared else "output",
-    )
+    source, target = theirs["vocab_size"], theirs["vocab_size" if shared else "decoder_vocab_size"]
+    ours = {
+        "encoder": {"input": {"vocab_size": source}, "n_layers": theirs["encoder_layers"]},
+        "decoder": {"input": {"vocab_size": target}, "n_layers": theirs["decoder_layers"]},
+        "d_model": theirs["d_model"],
+        "n_heads": theirs["encoder_attention_heads"],
+        "d_ff": theirs["encoder_ffn_dim"],
+        "dropout": theirs["dropout"],
+        "attention_dropout": theirs["attention_dropout"],
+        "activation": ACTIVATIONS[theirs["activation_function"]],
+        "max_positions": theirs["max_position_embeddings"],
+        "scale_embeddings": theirs["scale_embedding"],
+        "tie": "none" if not tied else "all" if shared else "output",
+    }
+    return from_dict(TransformerConfig, ours, name)
 
 
 def _their_weights(model: Transformer) -> dict[str, tuple[Tensor, int | None]]:

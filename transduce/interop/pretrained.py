@@ -1,12 +1,11 @@
 """Directories as transformers' save_pretrained writes them: settings in config.json, weights in safetensors files."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from transduce.files import copy_weights, read_weights
+from transduce.files import copy_weights, read_json, read_weights
 from transduce.model.config import Activation
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -30,7 +29,7 @@ def read_settings(directory: Path, *, fixed: dict[str, Any], defaults: dict[str,
     Raises:
         ValueError: the directory holds another kind of model, or a setting would silently give other numbers here.
     """
-    found = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    found = read_json(directory / CONFIG)
     theirs = {**defaults, "model_type": None, **found}
     allowed = {name: [value] for name, value in fixed.items()} | {"activation_function": list(ACTIVATIONS)}
     for name, values in allowed.items():
@@ -59,7 +58,12 @@ def read_tensors(directory: Path, architecture: str) -> dict[str, Tensor]:
     if (directory / WEIGHTS).is_file():
         return read_weights(directory / WEIGHTS)
     if (directory / INDEX).is_file():
-        shards = set(json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        names = read_json(directory / INDEX).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(n, str) and Path(n).name == n for n in names.values()):
+            raise ValueError(
+                f"{directory / INDEX} must have a weight_map from names to files beside it, but it has not"
+            )
+        shards = set(names.values())
         return {name: weight for shard in sorted(shards) for name, weight in read_weights(directory / shard).items()}
     found = "has none"
     if (directory / "pytorch_model.bin").exists():

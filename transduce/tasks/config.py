@@ -41,9 +41,11 @@ class SearchConfig:
     """No n-gram of this many tokens comes out twice; 0 = off."""
 
     def __post_init__(self) -> None:
-        at_least(1, beam_size=self.beam_size, batch_tokens=self.batch_tokens)
-        at_least(1, max_source_length=self.max_source_length, length_extra=self.length_extra)
-        at_least(0, no_repeat_ngram=self.no_repeat_ngram, alpha=self.alpha, length_ratio=self.length_ratio)
+        within("[1, 1000]", beam_size=self.beam_size)
+        at_least(1, batch_tokens=self.batch_tokens, max_source_length=self.max_source_length)
+        within("[1, 1000000]", length_extra=self.length_extra)
+        at_least(0, no_repeat_ngram=self.no_repeat_ngram, alpha=self.alpha)
+        within("[0, 1000]", length_ratio=self.length_ratio)
         at_least(0, split_length=self.split_length, min_seconds=self.min_seconds)
         at_least(1.0, max_seconds=self.max_seconds)
         within("[0, 1]", ctc_weight=self.ctc_weight)

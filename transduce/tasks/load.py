@@ -8,6 +8,7 @@ import torch
 from transduce.config import from_dict
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizers import Tokenizer
+from transduce.model.config import Tokens
 from transduce.model.packed import pack
 from transduce.run import CONFIG, load_model, load_run
 from transduce.tasks.config import SearchConfig
@@ -43,6 +44,10 @@ def load(
     decoding = from_dict(SearchConfig, run.experiment.get("decoding", {}), f"decoding in {directory / CONFIG}")
     if run.feature_extractor is not None:
         return Transcriber(model, target, run.feature_extractor, decoding)
+    if not isinstance(run.model.encoder.input, Tokens):
+        raise ValueError(
+            f"a transcriber needs features, but {directory / CONFIG} has none; copy the whole run directory"
+        )
     if run.source_tokenizer is None:
         raise ValueError(f"a translator needs two tokenizers or a shared one, but {directory} has none")
     return Translator(model, _sentencepiece(run.source_tokenizer, directory), target, decoding)

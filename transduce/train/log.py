@@ -40,7 +40,7 @@ class Log:
         from torch.utils.tensorboard import SummaryWriter  # slow to load, so only a training does
 
         if self.path.exists():
-            kept = [line for line in read_json_lines(self.path) if line["update"] <= progress.update]
+            kept = [line for line in read_json_lines(self.path) if line.get("update", math.inf) <= progress.update]
             write_file(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         if progress.update:
             self.say(f"resuming after update {progress.update}")

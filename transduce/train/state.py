@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from transduce.config import from_dict, to_dict
-from transduce.files import read_weights, save_weights, set_weights, write_directory
+from transduce.files import read_json, read_weights, save_weights, set_weights, write_directory
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,15 @@ class Store:
         weights = path / "model.safetensors"
         set_weights(model, read_weights(weights), str(weights))
         state: dict[int, dict[str, torch.Tensor]] = {}
-        for name, tensor in load_file(path / "optimizer.safetensors").items():
-            index, key = name.split(".")
+        progress = from_dict(Progress, read_json(path / "state.json"), str(path / "state.json"))
+        moments = path / "optimizer.safetensors"
+        for name, tensor in read_weights(moments).items():
+            index, _, key = name.partition(".")
+            if not index.isdecimal() or int(index) >= sum(len(group["params"]) for group in optimizer.param_groups):
+                raise ValueError(f"{moments} must hold the optimizer's state of this model, but it has {name!r:.60}")
             state.setdefault(int(index), {})[key] = tensor
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-        plain = json.loads((path / "state.json").read_text())
-        return from_dict(Progress, plain, str(path / "state.json"))
+        return progress
 
 
 def _flat_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

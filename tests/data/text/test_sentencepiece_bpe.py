@@ -162,7 +162,8 @@ def test_a_model_with_other_special_ids_is_refused(tmp_path):
     with pytest.raises(ValueError) as caught:
         SentencePieceTokenizer.load(tmp_path / "a.model")
     assert str(caught.value) == (
-        "pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them [-1, 0, 1, 2]"
+        f"{tmp_path / 'a.model'} holds no tokenizer of this kind: pad, unk, bos and eos must have the ids 0, 1, 2, 3, but "
+        "this model gives them [-1, 0, 1, 2]"
     )
 
 

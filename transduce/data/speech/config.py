@@ -42,15 +42,17 @@ class FeatureConfig:
     """Each feature gets mean 0 and variance 1 over the utterance, or over the training data (see `statistics`)."""
 
     def __post_init__(self) -> None:
-        within("(0, inf)", frame=self.frame, hop=self.hop)
+        within("(0, 1]", frame=self.frame)
+        within("(0, inf)", hop=self.hop)
         if self.sample_rate < 2 or self.sample_rate % 2:  # torchaudio's filters end at sample_rate // 2
             raise ValueError(f"sample_rate must be positive and even, but sample_rate={self.sample_rate} Hz")
+        within("[2, 1000000]", sample_rate=self.sample_rate)
         if not (0 < self.hop <= self.frame and self.hop_samples >= 1):
             raise ValueError(
                 f"hop must lie between one sample and frame, but hop={self.hop} s and frame={self.frame} s "
                 f"at sample_rate={self.sample_rate} Hz"
             )
-        at_least(1, n_mels=self.n_mels)
+        within("[1, 1000]", n_mels=self.n_mels)
         within(f"[1, {self.n_mels}]", n_coefficients=self.n_coefficients)
         if not 0 <= self.low < self.highest <= self.sample_rate / 2:
             raise ValueError(

@@ -64,7 +64,7 @@ class ByteBPE(Tokenizer):
         path = Path(path)
         for file in (path, path / "tokenizer.json"):
             if file.is_file():
-                return cls(file.read_bytes())
+                return super().load(file)
         vocabulary, merges = path / "vocab.json", path / "merges.txt"
         if not vocabulary.is_file() or not merges.is_file():
             raise ValueError(

@@ -18,8 +18,8 @@ class CharTokenizer(Tokenizer):
         super().__init__(model)
         try:
             characters = json.loads(model)["characters"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f'characters must come as JSON {{"characters": "..."}}, but: {error!r}') from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f'characters must come as JSON {{"characters": "..."}}, but: {error!r:.200}') from error
         if not isinstance(characters, str) or not characters or len(set(characters)) < len(characters):
             raise ValueError(f"characters must be a string in which each stands once, but it is {characters!r:.60}")
         self._characters = characters

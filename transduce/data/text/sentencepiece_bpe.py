@@ -21,8 +21,19 @@ class SentencePieceTokenizer(Tokenizer):
     bos_id, eos_id, suppressed = BOS, EOS, (PAD, UNK, BOS)
 
     def __init__(self, model: bytes) -> None:
+        """Read the bytes of a SentencePiece model.
+
+        Raises:
+            ValueError: they are something else, or its special pieces have other ids.
+        """
         super().__init__(model)
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor()
+            self._processor.LoadFromSerializedProto(model)
+        except RuntimeError as error:
+            raise ValueError(
+                f"a SentencePiece model is a protocol buffer, but these {len(model)} bytes are none"
+            ) from error
         self._ids = {self._processor.id_to_piece(i): i for i in range(self.vocab_size)}
         """The id of every piece; a merge learned earlier has the smaller id."""
         ids = [getattr(self._processor, f"{name}_id")() for name in ("pad", "unk", "bos", "eos")]

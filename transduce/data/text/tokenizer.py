@@ -20,8 +20,15 @@ class Tokenizer(ABC):
 
     @classmethod
     def load(cls: type[AnyKind], path: Path | str) -> AnyKind:
-        """Read a file that `save` wrote."""
-        return cls(Path(path).read_bytes())
+        """Read a file that `save` wrote.
+
+        Raises:
+            ValueError: it holds something else; the message names it.
+        """
+        try:
+            return cls(Path(path).read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{path} holds no tokenizer of this kind: {error}") from error
 
     def save(self, path: Path | str) -> None:
         """Write the whole tokenizer to one file."""
