@@ -24,6 +24,7 @@ from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.experiment.config import ValidateBy
 from transduce.experiment.validation import held_out_loss, speech_validator, translation_validator
 from transduce.model.attention_maps import cross_attention
+from transduce.model.transformer import Transformer
 from transduce.score.measures import MEASURES
 from transduce.tasks.search import GREEDY
 from transduce.train.plot import attention_map
@@ -60,6 +61,16 @@ def test_validation_is_loss_and_the_bleu_of_what_greedy_search_says(translator, 
     assert first.metrics == {"loss": loss, "perplexity": math.exp(loss), "bleu": bleu}
     assert first.score == bleu
     assert first.samples == again.samples == [(ENGLISH[i], GERMAN[i], outputs[i]) for i in (0, 3)]
+
+
+def test_a_model_whose_loss_is_not_finite_is_not_searched(translator, pairs):
+    """Its logits are NaN, among which a search finds nothing."""
+    broken = Transformer(translator.model.config)
+    with torch.no_grad():
+        next(broken.parameters()).fill_(1e38)
+    found = translation_validator(translator, ParallelText(ENGLISH[:6], GERMAN[:6]), pairs.epoch(0))(broken)
+    assert found.metrics.keys() == {"loss"} and math.isnan(found.metrics["loss"]) and math.isnan(found.score)
+    assert found.by == "bleu"
 
 
 @pytest.mark.parametrize(("by", "want"), [

@@ -18,7 +18,7 @@ from transduce.data.batch import IGNORE, Batch
 from transduce.data.text.characters import CharTokenizer
 from transduce.data.text.masking import MaskedWindows, MaskingConfig
 from transduce.data.text.stream import Stream, Windows
-from transduce.files import read_json_lines
+from transduce.files import read_json_lines, read_weights, set_weights
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.flops import peak_flops
@@ -197,8 +197,69 @@ def test_without_a_checkpoint_the_error_says_so(tmp_path):
         training.run()
     assert str(caught.value) == (
         "loss and gradient must be finite, but 2 updates in a row had loss nan or gradient norm nan; "
-        "begin another run with less than peak_rate=0.01 or more than warmup_steps=20; there is no checkpoint yet"
+        "begin another run with less than peak_rate=0.01 or more than warmup_steps=20; there is no good checkpoint yet"
     )
+
+
+def loss_of(model) -> Validation:
+    loss = held_out(model)
+    return Validation({"loss": loss}, -loss, by="loss")
+
+
+@pytest.mark.parametrize("rate", [1e30, 1e38], ids=["weights that overflow later", "weights that overflow now"])
+@pytest.mark.parametrize("max_updates", [4, 15])
+def test_a_training_that_is_no_longer_finite_ends_with_its_last_good_checkpoint(tmp_path, rate, max_updates):
+    """It begins healthy and goes on with an absurd rate; too few updates are left for max_skipped to end it."""
+    toy.trainer(tmp_path, validate=loss_of, config=toy.config(max_updates=3, validate_every=3)).run()
+    good = tmp_path / "checkpoints" / "00000003"
+    before = {path.name: path.read_bytes() for path in good.iterdir()}
+    optim = OptimConfig(peak_rate=rate, warmup_steps=1, clip_norm=1.0)
+    config = toy.config(max_updates=max_updates, validate_every=5, keep_last=1, keep_best=1, optim=optim)
+    training = toy.trainer(tmp_path, validate=loss_of, config=config)
+    with pytest.raises(FloatingPointError) as caught:
+        training.run()
+    at = min(max_updates, 5)
+    assert training.progress.update == at
+    nan = f"a validation must be finite, but after update {at} the loss is nan and the loss that decides nan"
+    assert str(caught.value).startswith((nan, f"weights must be finite, but after update {at} some are not"))
+    assert str(caught.value).endswith(
+        f"; begin another run with less than peak_rate={rate} or more than warmup_steps=1; the last good checkpoint is "
+        f"{good}"
+    )
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000003"]
+    assert {path.name: path.read_bytes() for path in good.iterdir()} == before
+    assert training.progress.validations == [(3, pytest.approx(-held_out(read(good)), rel=1e-6))]
+
+
+def read(checkpoint) -> Transformer:
+    model = toy.model()
+    set_weights(model, read_weights(checkpoint / "model.safetensors"), "")
+    return model.eval()
+
+
+@pytest.mark.parametrize("wrong", ["weight", "loss", "score"])
+def test_what_is_not_finite_becomes_no_checkpoint(tmp_path, wrong):
+    def validate(model) -> Validation:
+        bad = math.nan if len(training.progress.validations) == 2 else 1.0
+        return Validation({"loss": bad if wrong == "loss" else 1.0}, bad if wrong == "score" else 1.0, by="bleu")
+
+    def step_and_spoil():
+        step()
+        if wrong == "weight" and training.progress.update == 12:
+            next(training.model.parameters()).data.view(-1)[0] = math.inf
+
+    training = toy.trainer(tmp_path, validate=validate, config=toy.config(validate_every=5))
+    step, training.optimizer.step = training.optimizer.step, step_and_spoil
+    with pytest.raises(FloatingPointError) as caught:
+        training.run()
+    told = {
+        "weight": "weights must be finite, but after update 15 some are not",
+        "loss": "a validation must be finite, but after update 15 the loss is nan and the bleu that decides 1.0",
+        "score": "a validation must be finite, but after update 15 the loss is 1.0 and the bleu that decides nan",
+    }
+    assert str(caught.value).startswith(told[wrong])
+    assert str(caught.value).endswith(f"the last good checkpoint is {tmp_path / 'checkpoints' / '00000010'}")
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["00000005", "00000010"]
 
 
 def test_metrics_stay_json_when_an_update_is_skipped(tmp_path):

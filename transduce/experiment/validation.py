@@ -49,8 +49,10 @@ class Validator:
 
     def __call__(self, model: Transformer) -> Validation:
         """Metrics of this model, the score that decides (higher is better), samples and pictures."""
-        found = self.look(model)
         loss = held_out_loss(model, self.batches)
+        if not math.isfinite(loss):  # such a model writes nothing that one could look at
+            return Validation({"loss": loss}, by=self.by)
+        found = self.look(model)
         metrics = {"loss": loss} | ({"perplexity": math.exp(min(loss, 50))} if self.perplexity else {}) | found.metrics
         if self.by not in metrics:
             raise ValueError(f"what decides must be one of {', '.join(metrics)}, but it is {self.by!r}")

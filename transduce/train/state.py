@@ -96,6 +96,12 @@ class Store:
         found = sorted(self.directory.glob("[0-9]*/optimizer.safetensors"))
         return found[-1].parent if found else None
 
+    def newest_good(self, progress: Progress) -> Path | None:
+        """The newest checkpoint with a finite validation."""
+        scores = dict(progress.validations)
+        found = [path for path in self.directory.glob("[0-9]*") if math.isfinite(scores.get(int(path.name), math.nan))]
+        return max(found, default=None)
+
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Write the checkpoint of this update, then remove those that are not to be kept."""
 

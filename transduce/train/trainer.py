@@ -148,7 +148,8 @@ class Trainer:
         """Train to the end; on Ctrl-C or SIGTERM save, then raise KeyboardInterrupt.
 
         Raises:
-            FloatingPointError: max_skipped updates in a row had no finite loss or gradient.
+            FloatingPointError: max_skipped updates in a row had no finite loss or gradient, or what is to become a
+                checkpoint has weights or a validation that are not finite; the checkpoints before stay as they are.
         """
         now = time.monotonic()
         self.progress, self.unread = self.store.resume(self.model, self.optimizer) or Progress(), None
@@ -179,6 +180,7 @@ class Trainer:
             if stop.requested:
                 self._read()
                 if not self.progress.validated:  # else this very update is saved already
+                    self._check_weights()
                     self.store.save(self.model, self.optimizer, self.progress)
                 raise KeyboardInterrupt
             if self._finished():
@@ -230,18 +232,35 @@ class Trainer:
         self.progress.skipped_in_a_row += 1
         self.log.say(f"update {update} skipped: loss {loss}, gradient norm {norm} ({self.progress.skipped} so far)")
         if self.progress.skipped_in_a_row >= self.config.max_skipped:
-            kept = self.store.newest()
-            raise FloatingPointError(
+            raise self._diverged(
                 f"loss and gradient must be finite, but {self.config.max_skipped} updates in a row had loss {loss} or "
-                f"gradient norm {norm}; begin another run with less than "
-                f"peak_rate={self.config.optim.peak_rate} or more than warmup_steps={self.config.optim.warmup_steps}; "
-                + (f"the last good checkpoint is {kept}" if kept else "there is no checkpoint yet")
+                f"gradient norm {norm}"
             )
+
+    def _diverged(self, told: str) -> FloatingPointError:
+        optim, kept = self.config.optim, self.store.newest_good(self.progress)
+        return FloatingPointError(
+            f"{told}; begin another run with less than peak_rate={optim.peak_rate} or more than "
+            f"warmup_steps={optim.warmup_steps}; "
+            + (f"the last good checkpoint is {kept}" if kept else "there is no good checkpoint yet")
+        )
+
+    def _check_weights(self) -> None:
+        """Raise FloatingPointError unless all weights are finite: others may not become a checkpoint."""
+        if not torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()]).all():
+            raise self._diverged(f"weights must be finite, but after update {self.progress.update} some are not")
 
     def _validate(self) -> None:
         self._read()
         before = self._seconds()
+        self._check_weights()
         validation = self.validation()
+        loss = validation.metrics.get("loss", 0.0)
+        if not (math.isfinite(validation.score) and math.isfinite(loss)):
+            raise self._diverged(
+                f"a validation must be finite, but after update {self.progress.update} the loss is {loss} and the "
+                f"{validation.by} that decides {abs(validation.score)}"
+            )
         self._seconds()
         self.progress.validations.append((self.progress.update, validation.score))
         self.log.validation(self.progress, validation)  # before the checkpoint: a resumed run takes it back otherwise
