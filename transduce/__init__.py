@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from transduce.tasks.config import GenerationConfig as GenerationConfig, SearchConfig as SearchConfig
     from transduce.tasks.fill_mask import FillMask as FillMask
     from transduce.tasks.generate import Generator as Generator
-    from transduce.tasks.load import load as load
+    from transduce.tasks.load import (
+        load as load,
+        load_fill_mask as load_fill_mask,
+        load_generator as load_generator,
+        load_transcriber as load_transcriber,
+        load_translator as load_translator,
+    )
     from transduce.tasks.transcribe import Transcriber as Transcriber
     from transduce.tasks.translate import Translator as Translator
 else:

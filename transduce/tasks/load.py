@@ -86,3 +86,47 @@ def load_as(
     if not isinstance(found, kind):
         raise ValueError(f"{KINDS[kind][0]}, but {directory} {KINDS[type(found)][1]}")
     return found
+
+
+def load_translator(
+    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Translator:
+    """Load a run of text to text, as `load` does.
+
+    Raises:
+        ValueError: something else was trained there, or the directory is not a whole run.
+    """
+    return load_as(Translator, directory, device, dtype)
+
+
+def load_transcriber(
+    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Transcriber:
+    """Load a run of speech to text, as `load` does.
+
+    Raises:
+        ValueError: something else was trained there, or the directory is not a whole run.
+    """
+    return load_as(Transcriber, directory, device, dtype)
+
+
+def load_generator(
+    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Generator:
+    """Load a run of language modelling, as `load` does.
+
+    Raises:
+        ValueError: something else was trained there, or the directory is not a whole run.
+    """
+    return load_as(Generator, directory, device, dtype)
+
+
+def load_fill_mask(
+    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> FillMask:
+    """Load a run of masked language modelling, as `load` does.
+
+    Raises:
+        ValueError: something else was trained there, or the directory is not a whole run.
+    """
+    return load_as(FillMask, directory, device, dtype)
