@@ -93,7 +93,7 @@ def test_the_config_of_a_run_is_the_experiment_that_made_it(chosen, tmp_path):
         ({"joint": "False"}, 'joint must be true or false, but it is "False"'),
         (
             {"training": {"precision": "fp16"}},
-            'training.precision must be one of "fp32", "bf16", but it is "fp16"',
+            'training.precision must be one of "fp32", "bf16", "auto", but it is "fp16"',
         ),
         (
             {"training": {"optim": {"betas": [0.9]}}},

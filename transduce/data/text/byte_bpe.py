@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer as LibraryTokenizer, decoders, models, pre_tokenizers, trainers
 
-from transduce.data.text.tokenizer import Tokenizer
+from transduce.data.text.tokenizer import Tokenizer, say_if_smaller
 
 END = "<|endoftext|>"
 """The token that stands between the texts of GPT-2's training data."""
@@ -38,21 +38,38 @@ class ByteBPE(Tokenizer):
             )
 
     @classmethod
-    def train(cls, texts: Iterable[str], *, vocab_size: int) -> "ByteBPE":
-        """Learn merges of bytes; END is id 0. A small text may have fewer merges than asked for.
+    def train(cls, texts: Iterable[str], *, vocab_size: int, symbols: Sequence[str] = ()) -> "ByteBPE":
+        """Learn merges of bytes; END is id 0, and symbols have the last ids.
+
+        A small text may have fewer merges than asked for, which is said.
 
         Raises:
-            ValueError: vocab_size leaves no room for END and the 256 bytes.
+            ValueError: vocab_size leaves no room for END, the 256 bytes and the symbols.
         """
-        if vocab_size < 257:
-            raise ValueError(f"vocab_size must be at least 257, for END and all bytes, but vocab_size={vocab_size}")
+        least = 257 + len(symbols)
+        if vocab_size < least:
+            what = "END, all bytes and the symbols" if symbols else "END and all bytes"
+            raise ValueError(f"vocab_size must be at least {least}, for {what}, but vocab_size={vocab_size}")
         tokenizer = _byte_level(models.BPE())
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+            vocab_size=vocab_size - len(symbols),
+            special_tokens=[END],
+            initial_alphabet=alphabet,
+            show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)
-        return cls(tokenizer.to_str().encode())
+        trained = cls(tokenizer.to_str().encode())
+        trained = trained.with_symbols(symbols) if symbols else trained
+        say_if_smaller(trained.vocab_size, vocab_size)
+        return trained
+
+    def with_symbols(self, symbols: Sequence[str]) -> "ByteBPE":
+        if END in symbols:
+            raise ValueError(f"a symbol must be no special token, but {END} stands between texts; rename it")
+        tokenizer = LibraryTokenizer.from_str(self.model.decode())
+        tokenizer.add_tokens([AddedToken(symbol, normalized=False, special=False) for symbol in symbols])
+        return ByteBPE(tokenizer.to_str().encode())
 
     @classmethod
     def load(cls, path: Path | str) -> "ByteBPE":

@@ -1,7 +1,7 @@
 """Text for language models, from files, from one text that is cut in two, or from shards; and its tokenizer."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +79,13 @@ class TextFiles:
     valid: tuple[Path, ...] = ()
     """Files to validate on."""
 
-    def read(self, kind: TokenizerKind, vocab_size: int, tokenizer: Tokenizer | None = None) -> Language:
+    def read(
+        self,
+        kind: TokenizerKind | Path,
+        vocab_size: int,
+        tokenizer: Tokenizer | None = None,
+        symbols: Sequence[str] = (),
+    ) -> Language:
         """Train the tokenizer, unless there is one, and encode both sides, each file by itself.
 
         Raises:
@@ -90,9 +96,8 @@ class TextFiles:
                 "a language model needs text to train on and text to validate on: give --train FILES and "
                 f"--valid FILES, but there are {len(self.train)} and {len(self.valid)}"
             )
-        return _encode(
-            tokenizer, kind, vocab_size, [read_text(p) for p in self.train], [read_text(p) for p in self.valid]
-        )
+        texts = ([read_text(path) for path in paths] for paths in (self.train, self.valid))
+        return _encode(tokenizer, kind, vocab_size, symbols, *texts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +114,13 @@ class OneText:
     def __post_init__(self) -> None:
         within("(0, 1)", valid_share=self.valid_share)
 
-    def read(self, kind: TokenizerKind, vocab_size: int, tokenizer: Tokenizer | None = None) -> Language:
+    def read(
+        self,
+        kind: TokenizerKind | Path,
+        vocab_size: int,
+        tokenizer: Tokenizer | None = None,
+        symbols: Sequence[str] = (),
+    ) -> Language:
         """Cut at a character, train the tokenizer, unless there is one, and encode both sides.
 
         Raises:
@@ -119,7 +130,7 @@ class OneText:
             raise ValueError(f"the text must be DIR/{self.name} with --data DIR, but --data is {self.data}")
         text = read_text(self.data / self.name)
         cut = int(len(text) * (1 - self.valid_share))
-        return _encode(tokenizer, kind, vocab_size, [text[:cut]], [text[cut:]])
+        return _encode(tokenizer, kind, vocab_size, symbols, [text[:cut]], [text[cut:]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +142,13 @@ class Shards:
     verify: bool = False
     """Whether to compare all bytes with their checksums first."""
 
-    def read(self, kind: TokenizerKind, vocab_size: int, tokenizer: Tokenizer | None = None) -> Language:
+    def read(
+        self,
+        kind: TokenizerKind | Path,
+        vocab_size: int,
+        tokenizer: Tokenizer | None = None,
+        symbols: Sequence[str] = (),
+    ) -> Language:
         """Map the shards into memory. The tokenizer is the shards' own, and the arguments are not used.
 
         Raises:
@@ -148,10 +165,17 @@ class Shards:
 
 
 def _encode(
-    tokenizer: Tokenizer | None, kind: TokenizerKind, vocab_size: int, train: list[str], valid: list[str]
+    tokenizer: Tokenizer | None,
+    kind: TokenizerKind | Path,
+    vocab_size: int,
+    symbols: Sequence[str],
+    train: list[str],
+    valid: list[str],
 ) -> Language:
-    if tokenizer is None:
+    if isinstance(kind, Path):
+        tokenizer = tokenizer or load_tokenizer(kind)
+    elif tokenizer is None:
         seen = [*train, *valid] if kind == "characters" else train  # which characters occur gives nothing away
-        tokenizer = train_tokenizer(kind, seen, vocab_size=vocab_size)
+        tokenizer = train_tokenizer(kind, seen, vocab_size=vocab_size, symbols=symbols)
     sides = [Stream([encode_text(tokenizer, text) for text in texts]) for texts in (train, valid)]
     return Language(tokenizer, *sides)

@@ -1,19 +1,30 @@
-"""SentencePiece BPE: raw text to ids and back (in NFKC, with single spaces); no character is unknown."""
+"""SentencePiece BPE: raw text to ids and back (in NFKC, with single spaces); no character is unknown.
+
+Models that were learned elsewhere are taken too, BPE or unigram (Kudo 2018), whatever their special ids are.
+"""
 
 import io
 import random
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import groupby, pairwise
+from typing import Any
 
 import sentencepiece
 
-from transduce.data.text.tokenizer import Tokenizer
+from transduce.data.text.tokenizer import Tokenizer, say_if_smaller
 
 PAD, UNK, BOS, EOS = range(4)
+SPECIAL = ("pad", "unk", "bos", "eos")
+PIECES = ("<pad>", "<unk>", "<s>", "</s>")
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+"""Types of pieces in a SentencePiece model."""
+BPE = 2
+"""The type of a model that was learned by merging."""
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model. Its first ids are 0 padding, 1 unknown (unused, as bytes stand in), 2 begin and 3 end.
+    """A SentencePiece model. Its first ids are 0 padding, 1 unknown (unused where bytes stand in), 2 begin and 3 end.
 
     Source: Sennrich et al. (2016), BPE; Kudo and Richardson (2018), SentencePiece.
     """
@@ -36,17 +47,22 @@ class SentencePieceTokenizer(Tokenizer):
             ) from error
         self._ids = {self._processor.id_to_piece(i): i for i in range(self.vocab_size)}
         """The id of every piece; a merge learned earlier has the smaller id."""
-        ids = [getattr(self._processor, f"{name}_id")() for name in ("pad", "unk", "bos", "eos")]
+        ids = [getattr(self._processor, f"{name}_id")() for name in SPECIAL]
         if ids != [PAD, UNK, BOS, EOS]:
             raise ValueError(f"pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them {ids}")
 
     @classmethod
-    def train(cls, texts: Iterable[str], *, vocab_size: int) -> "SentencePieceTokenizer":
-        """Learn BPE from raw sentences, with byte fallback. A small corpus may give a smaller vocabulary.
+    def train(cls, texts: Iterable[str], *, vocab_size: int, symbols: Sequence[str] = ()) -> "SentencePieceTokenizer":
+        """Learn BPE from raw sentences, with byte fallback. A small corpus may give a smaller vocabulary, which is said.
+
+        Args:
+            symbols: what is one piece wherever it stands, such as <2de>.
 
         Raises:
-            ValueError: vocab_size leaves no room for the 4 special pieces, 256 bytes and the characters.
+            ValueError: vocab_size leaves no room for the 4 special pieces, 256 bytes, the symbols and the characters;
+                or a symbol marks something else.
         """
+        _check_symbols(symbols, dict.fromkeys(PIECES, CONTROL))
         model = io.BytesIO()
         sentences = (t for t in texts if t.strip())
         try:
@@ -63,15 +79,75 @@ class SentencePieceTokenizer(Tokenizer):
                 unk_id=UNK,
                 bos_id=BOS,
                 eos_id=EOS,
+                user_defined_symbols=list(symbols),
                 num_threads=1,
                 minloglevel=2,
             )
         except RuntimeError as error:
             raise ValueError(
                 f"SentencePiece could not learn vocab_size={vocab_size} pieces: {error}; "
-                "it must exceed 260 (special pieces and bytes) by more than the number of different characters"
+                f"it must exceed {260 + len(symbols)} (special pieces{', symbols' if symbols else ''} and bytes) by more "
+                "than the number of different characters"
             ) from error
-        return cls(model.getvalue())
+        tokenizer = cls(model.getvalue())
+        say_if_smaller(tokenizer.vocab_size, vocab_size)
+        return tokenizer
+
+    @classmethod
+    def adapt(cls, model: bytes) -> "SentencePieceTokenizer":
+        """A SentencePiece model of any origin: padding, unknown, begin and end become 0 to 3, added where it lacks them.
+
+        All other pieces keep their order, and a text its segmentation.
+
+        Raises:
+            ValueError: this is no SentencePiece model.
+        """
+        try:
+            processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ValueError(f"this is no SentencePiece model: {error}") from error
+        proto = _parse(model)
+        if not proto.pieces:
+            raise ValueError("this is no SentencePiece model: it has no pieces")
+        ids = [getattr(processor, f"{name}_id")() for name in SPECIAL]
+        if ids == [PAD, UNK, BOS, EOS]:
+            return cls(model)
+        kept = [piece for i, piece in enumerate(proto.pieces) if i not in ids and piece.piece not in PIECES]
+        del proto.pieces[:]
+        for i, (name, piece) in enumerate(zip(SPECIAL, PIECES, strict=True)):
+            proto.pieces.add(piece=piece, score=0.0, type=UNKNOWN if i == UNK else CONTROL)
+            setattr(proto.trainer_spec, f"{name}_id", i)
+            setattr(proto.trainer_spec, f"{name}_piece", piece)
+        proto.pieces.extend(kept)
+        proto.trainer_spec.vocab_size = len(proto.pieces)
+        return cls(proto.SerializeToString())
+
+    def with_symbols(self, symbols: Sequence[str]) -> "SentencePieceTokenizer":
+        proto = _parse(self.model)
+        there = {piece.piece: piece for piece in proto.pieces}
+        _check_symbols(symbols, {name: piece.type for name, piece in there.items()})
+        for symbol in symbols:
+            if symbol in there:
+                there[symbol].type = USER_DEFINED
+            else:
+                proto.pieces.add(piece=symbol, score=0.0, type=USER_DEFINED)
+        proto.trainer_spec.vocab_size = len(proto.pieces)
+        return SentencePieceTokenizer(proto.SerializeToString())
+
+    @cached_property
+    def _whole(self) -> set[int]:
+        """The ids of what merges with nothing: bytes, symbols, and what is unknown.
+
+        Raises:
+            ValueError: the pieces were not learned by merging.
+        """
+        proto = _parse(self.model)
+        if proto.trainer_spec.model_type != BPE:
+            raise ValueError(
+                "bpe_dropout skips merges of BPE, but this tokenizer is another kind of SentencePiece model, such as "
+                "unigram; use bpe_dropout=0"
+            )
+        return {i for i, piece in enumerate(proto.pieces) if piece.type != NORMAL}
 
     @property
     def vocab_size(self) -> int:
@@ -92,8 +168,8 @@ class SentencePieceTokenizer(Tokenizer):
         rows = []
         for plain in self.encode(texts):
             row: list[int] = []
-            for is_byte, run in groupby(plain, self._processor.is_byte):
-                if is_byte:  # characters without a piece merge with nothing
+            for is_whole, run in groupby(plain, self._whole.__contains__):
+                if is_whole:  # a symbol, or bytes of a character without a piece
                     row += run
                     continue
                 text = "".join(self._processor.id_to_piece(i) for i in run)
@@ -124,8 +200,26 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def tokenizers(
-    source: Sequence[str], target: Sequence[str], *, vocab_size: int, joint: bool
+    source: Sequence[str], target: Sequence[str], *, vocab_size: int, joint: bool, symbols: Sequence[str] = ()
 ) -> tuple[SentencePieceTokenizer, SentencePieceTokenizer]:
     """Trained tokenizers of both sides; if `joint`, one tokenizer of both texts, twice."""
-    first = SentencePieceTokenizer.train([*source, *target] if joint else source, vocab_size=vocab_size)
-    return first, first if joint else SentencePieceTokenizer.train(target, vocab_size=vocab_size)
+    options: dict[str, Any] = {"vocab_size": vocab_size, "symbols": symbols}
+    first = SentencePieceTokenizer.train([*source, *target] if joint else source, **options)
+    return first, first if joint else SentencePieceTokenizer.train(target, **options)
+
+
+def _parse(model: bytes) -> Any:
+    """The pieces of a SentencePiece model and how they were learned, as its file format has them."""
+    from sentencepiece import sentencepiece_model_pb2  # slow to load, so only what changes a model does
+
+    module: Any = sentencepiece_model_pb2
+    return module.ModelProto.FromString(model)
+
+
+def _check_symbols(symbols: Sequence[str], types: dict[str, int]) -> None:
+    """Raise ValueError if a symbol is a piece of a type that no text can hold."""
+    for symbol in symbols:
+        if types.get(symbol, NORMAL) not in (NORMAL, USER_DEFINED):
+            raise ValueError(
+                f"a symbol must be no special piece, but {symbol} has another meaning in this vocabulary; rename it"
+            )

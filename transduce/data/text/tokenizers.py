@@ -1,5 +1,6 @@
 """Which kinds of tokenizers there are, and what their files are called."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,27 +19,56 @@ FILES: dict[str, type[Tokenizer]] = {
 """The names of tokenizer files, as in a run directory, and the class of each."""
 
 
-def train_tokenizer(kind: TokenizerKind, texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
-    """A new tokenizer; vocab_size does not apply to characters."""
+def train_tokenizer(
+    kind: TokenizerKind, texts: Sequence[str], *, vocab_size: int, symbols: Sequence[str] = ()
+) -> Tokenizer:
+    """A new tokenizer; vocab_size does not apply to characters.
+
+    Args:
+        symbols: what is one token wherever it stands, such as <2de>.
+
+    Raises:
+        ValueError: vocab_size leaves no room, or there are symbols for characters.
+    """
     if kind == "characters":
-        return CharTokenizer.train(texts)
+        tokenizer = CharTokenizer.train(texts)
+        return tokenizer.with_symbols(symbols) if symbols else tokenizer
     if kind == "byte_bpe":
-        return ByteBPE.train(texts, vocab_size=vocab_size)
-    return SentencePieceTokenizer.train([line for text in texts for line in text.split("\n")], vocab_size=vocab_size)
+        return ByteBPE.train(texts, vocab_size=vocab_size, symbols=symbols)
+    lines = [line for text in texts for line in text.split("\n")]
+    return SentencePieceTokenizer.train(lines, vocab_size=vocab_size, symbols=symbols)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a file, or of a folder: a run, shards, or vocab.json and merges.txt of GPT-2.
+    """The tokenizer of a file of any name, or of a folder: a run, shards, or vocab.json and merges.txt of GPT-2.
 
     Raises:
         ValueError: there is no tokenizer.
     """
-    for file in [path, *(path / name for name in FILES)]:
-        if file.name in FILES and file.is_file():
-            return FILES[file.name].load(file)
+    if path.is_file():
+        return _read(path)
+    for name, kind in FILES.items():
+        if (path / name).is_file():
+            return kind.load(path / name)
     if (path / "vocab.json").is_file():
         return ByteBPE.load(path)
-    raise ValueError(f"a tokenizer is one of {', '.join(FILES)}, or a folder with one, but {path} is neither")
+    found = "is neither" if path.is_dir() else "does not exist"
+    raise ValueError(f"a tokenizer is one of {', '.join(FILES)}, or a folder with one, but {path} {found}")
+
+
+def _read(path: Path) -> Tokenizer:
+    """What the first bytes of a file say it is."""
+    model = path.read_bytes()
+    try:
+        if not model.lstrip().startswith(b"{"):
+            return SentencePieceTokenizer.adapt(model)
+        plain = json.loads(model)
+        return CharTokenizer(model) if "characters" in plain else ByteBPE(model)
+    except ValueError as error:
+        raise ValueError(
+            "a tokenizer file is a SentencePiece model, or JSON of the library tokenizers, or of characters, but "
+            f"{path}: {error}"
+        ) from error
 
 
 def tokenizer_file(tokenizer: Tokenizer) -> str:
