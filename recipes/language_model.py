@@ -28,8 +28,11 @@ class Experiment:
     run: Path
     """The run directory: everything that comes out, and all one needs to generate with it."""
     corpus: Annotated[ex.TextFiles | ex.OneText | ex.Shards, tyro.conf.arg(name="")]
-    tokenizer: ex.TokenizerKind = "characters"
-    """Shards have their own."""
+    tokenizer: ex.TokenizerKind | Path = "characters"
+    """A kind to train, or a file to use instead: a SentencePiece model, or JSON of the library tokenizers. Shards have
+    their own."""
+    symbols: str = ""
+    """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
     vocab_size: int = 8000
     """Tokens of a BPE vocabulary, all bytes included; characters are as many as there are."""
     batch_size: int
@@ -42,7 +45,8 @@ class Experiment:
     """Training tokens that the bigram beside the result counts, at most."""
     model: td.TransformerConfig
     start_from: Path | None = None
-    """Another run to go on from with other data, at any rate: its weights where they fit, and its tokenizer."""
+    """Another run to go on from, with a schedule of its own: its weights where they fit, and its tokenizer unless one is
+    named."""
     training: ex.TrainingConfig
     generation: td.GenerationConfig = field(
         default_factory=lambda: td.GenerationConfig(max_length=100, temperature=0.8)
@@ -156,8 +160,8 @@ SETTINGS = {
 def run(x: Experiment) -> dict[str, float]:
     """Train, then measure the validation text; returns its scores."""
     # Data
-    _, tokenizer = ex.saved_tokenizers(x.run, x.start_from) or (None, None)
-    language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer)
+    _, tokenizer = ex.saved_tokenizers(x.run, x.start_from, x.tokenizer, x.symbols) or (None, None)
+    language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer, x.symbols.split())
     tokenizer, context = language.tokenizer, x.model.max_positions
     windows = ex.Windows(
         stream=language.train,
@@ -171,7 +175,7 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Model
     config = ex.with_vocabularies(x.model, tokenizer.vocab_size, tokenizer.vocab_size, joint=True)
-    model = ex.new_model(x, config, x.start_from)
+    model = ex.new_model(x, config, x.start_from, target_tokenizer=tokenizer)
 
     # Training
     ex.train(

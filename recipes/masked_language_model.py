@@ -30,8 +30,10 @@ class Experiment:
     corpus: Annotated[ex.TextFiles | ex.OneText, tyro.conf.arg(name="")]
     test: tuple[Path, ...] = ()
     """Text to score the finished model on; none: the validation text again."""
-    tokenizer: ex.TokenizerKind = "characters"
-    """characters, byte_bpe or sentencepiece."""
+    tokenizer: ex.TokenizerKind | Path = "characters"
+    """A kind to train, or a file to use instead: a SentencePiece model, or JSON of the library tokenizers."""
+    symbols: str = ""
+    """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
     vocab_size: int = 8000
     """Tokens of a BPE vocabulary, all bytes included; characters are as many as there are."""
     batch_size: int
@@ -43,7 +45,8 @@ class Experiment:
     """Training tokens whose pairs are counted for the baseline beside the result, at most."""
     model: td.TransformerConfig
     start_from: Path | None = None
-    """Another run to go on from with other data, at any rate: its weights where they fit, and its tokenizer."""
+    """Another run to go on from, with a schedule of its own: its weights where they fit, and its tokenizer unless one is
+    named."""
     training: ex.TrainingConfig
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
@@ -131,8 +134,8 @@ SETTINGS = {
 def run(x: Experiment) -> dict[str, float]:
     """Train, then find tokens again in held-out text; returns the scores."""
     # Data
-    _, tokenizer = ex.saved_tokenizers(x.run, x.start_from) or (None, None)
-    language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer)
+    _, tokenizer = ex.saved_tokenizers(x.run, x.start_from, x.tokenizer, x.symbols) or (None, None)
+    language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer, x.symbols.split())
     tokenizer, context = language.tokenizer, x.model.max_positions
     windows = ex.Windows(stream=language.train, context=context, batch_size=x.batch_size, seed=x.training.seed)
     tested = ex.Stream([ex.encode_text(tokenizer, ex.read_text(path)) for path in x.test]) if x.test else language.valid
@@ -145,7 +148,7 @@ def run(x: Experiment) -> dict[str, float]:
     # Model
     size = ex.mask_id(tokenizer) + 1
     config = ex.with_vocabularies(x.model, size, size, joint=True)
-    model = ex.new_model(x, config, x.start_from)
+    model = ex.new_model(x, config, x.start_from, tokenizer, tokenizer)
 
     # Training
     ex.train(

@@ -44,6 +44,10 @@ class Experiment:
     """Processes that compute them."""
     vocab_size: int = 320
     """Tokens of the BPE vocabulary, 260 special ones and bytes included."""
+    tokenizer: Path | None = None
+    """A SentencePiece model (BPE or unigram) to use instead of training one."""
+    symbols: str = ""
+    """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
     max_seconds: float = 20.0
     """Longer recordings are not trained on, and counted."""
     frames_per_batch: int = 4000
@@ -52,7 +56,8 @@ class Experiment:
     """Share of CTC in the loss; 0 = none."""
     model: td.TransformerConfig = field(default_factory=ex.speech_tiny)
     start_from: Path | None = None
-    """Another run to go on from with other data, at any rate: its weights where they fit, and its tokenizer."""
+    """Another run to go on from, with a schedule of its own: its weights where they fit, and its tokenizer unless one is
+    named."""
     training: ex.TrainingConfig = field(default_factory=ex.TrainingConfig)
     validate_by: ex.ValidateBy | None = None
     """What decides which checkpoint is best. By itself it is WER, or BLEU where the target column is a translation."""
@@ -161,8 +166,12 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Data
     recordings, valid, test = x.corpus.read(x.training.seed)
-    _, tokenizer = ex.saved_tokenizers(run, x.start_from) or (None, None)
-    tokenizer = tokenizer or ex.SentencePieceTokenizer.train([r.text for r in recordings], vocab_size=x.vocab_size)
+    _, tokenizer = ex.saved_tokenizers(
+        run, x.start_from, x.tokenizer or (), x.symbols, kind=ex.SentencePieceTokenizer
+    ) or (None, None)
+    tokenizer = tokenizer or ex.SentencePieceTokenizer.train(
+        [r.text for r in recordings], vocab_size=x.vocab_size, symbols=x.symbols.split()
+    )
     cache = ex.FeatureCache(x.cache)
     reader = ex.FrameReader(
         ex.make_feature_extractor(x.features, recordings, cache, x.workers, max_seconds=x.max_seconds), cache
@@ -192,7 +201,7 @@ def run(x: Experiment) -> dict[str, float]:
     print(f"transcribes in segments of {shortest:.1f} to {longest:.1f} s, as the training has no others")
 
     # Model
-    model = ex.new_model(x, config, x.start_from)
+    model = ex.new_model(x, config, x.start_from, target_tokenizer=tokenizer)
     print(f"input: {config.flow}")
 
     # Training

@@ -27,6 +27,10 @@ class Experiment:
     corpus: Annotated[ex.Folder | ex.Files, tyro.conf.arg(name="")]
     vocab_size: int = 8000
     """Tokens of the BPE vocabulary, 260 special ones and bytes included; per side if not joint."""
+    tokenizer: tuple[Path, ...] = ()
+    """SentencePiece models (BPE or unigram) to use instead of training them: one file for both sides, or one for each."""
+    symbols: str = ""
+    """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
     joint: bool = True
     """One vocabulary for both sides, and one table for encoder, decoder and output."""
     bpe_dropout: float = 0.0
@@ -37,7 +41,8 @@ class Experiment:
     """Rows times the longest side of a batch, padding included: what bounds memory."""
     model: td.TransformerConfig = field(default_factory=td.transformer_tiny)
     start_from: Path | None = None
-    """Another run to go on from with other data, at any rate: its weights where they fit, and its tokenizer."""
+    """Another run to go on from, with a schedule of its own: its weights where they fit, and its tokenizer unless one is
+    named."""
     training: ex.TrainingConfig = field(default_factory=ex.TrainingConfig)
     validate_by: ex.ValidateBy = "bleu"
     """What decides which checkpoint is best."""
@@ -107,9 +112,9 @@ def run(x: Experiment) -> dict[str, float]:
     """Train, then translate and score the test split; returns its scores."""
     # Data
     text, valid, test = (x.corpus.read(split) for split in ("train", "valid", "test"))
-    source, target = ex.saved_tokenizers(x.run, x.start_from) or ex.tokenizers(
-        text.source, text.target, vocab_size=x.vocab_size, joint=x.joint
-    )
+    source, target = ex.saved_tokenizers(
+        x.run, x.start_from, x.tokenizer, x.symbols, kind=ex.SentencePieceTokenizer
+    ) or ex.tokenizers(text.source, text.target, vocab_size=x.vocab_size, joint=x.joint, symbols=x.symbols.split())
     pairs, held_out = (
         ex.TextPairs(
             side,
@@ -127,7 +132,7 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Model
     config = ex.with_vocabularies(x.model, source.vocab_size, target.vocab_size, joint=source is target)
-    model = ex.new_model(x, config, x.start_from)
+    model = ex.new_model(x, config, x.start_from, source, target)
 
     # Training
     ex.train(

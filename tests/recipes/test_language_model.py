@@ -178,3 +178,13 @@ def test_gpt2_has_the_size_of_its_paper_and_47_rows_that_make_its_table_a_multip
     layer = 4 * (d * d + d) + 8 * d * d + 5 * d + 4 * d
     assert v * d + t * d + 12 * layer + 2 * d == 124_439_808 and (v + 47) % 128 == 0
     assert sum(p.numel() for p in model.parameters()) == 124_439_808 + 47 * d
+
+
+def test_a_named_tokenizer_is_used_and_symbols_are_tokens(tmp_path, data):
+    tokenizer = train_tokenizer("byte_bpe", [(data / "input.txt").read_text()], vocab_size=280)
+    tokenizer.save(tmp_path / "mine.json")
+    run(small(tmp_path / "run", data, tokenizer=tmp_path / "mine.json", symbols="<2de>"))
+    assert load_tokenizer(tmp_path / "run").model == tokenizer.with_symbols(["<2de>"]).model
+    run(small(tmp_path / "trained", data, tokenizer="byte_bpe", vocab_size=270, symbols="<2de>"))
+    trained = load_tokenizer(tmp_path / "trained")
+    assert trained.vocab_size == 270 and trained.tokens(trained.encode(["<2de>"])[0]) == ["<2de>"]

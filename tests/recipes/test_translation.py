@@ -1,10 +1,12 @@
 """The recipe from end to end, with a model too small to be good."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
 import pytest
+import sentencepiece
 from safetensors.numpy import load_file
 
 import transduce as td
@@ -113,6 +115,22 @@ def test_a_run_starts_from_another_one(finished, tmp_path, corpus, monkeypatch, 
     assert {name for name in old if (old[name] == new[name]).all()} == frozen
     assert (tmp_path / "tuned" / "tokenizer.model").read_bytes() == (source / "tokenizer.model").read_bytes()
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
+
+
+def test_a_tokenizer_of_a_file_keeps_vectors_of_another_run(finished, tmp_path, corpus, capsys):
+    """Unigram with T5's special ids; the same command goes on without the file, and symbols are pieces."""
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus / "train.en"), model_prefix=str(tmp_path / "my"), model_type="unigram", vocab_size=90,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    x = small(tmp_path / "run", corpus, tokenizer=(tmp_path / "my.model",), symbols="<2de>", start_from=finished[0])
+    scores = run(x)
+    assert re.search(r"\ntarget: \d+ of 92 pieces keep their vectors\n", capsys.readouterr().out)  # its 90, <s>, <2de>
+    (tmp_path / "my.model").unlink()
+    assert run(x) == scores
+    translator = td.load(tmp_path / "run")
+    assert translator.source_tokenizer.tokens(translator.source_tokenizer.encode(["<2de>"])[0])[-1] == "<2de>"
+    assert len(translator(["Open the letter."])) == 1
 
 
 def test_another_measure_decides(tmp_path, corpus):

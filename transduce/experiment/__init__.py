@@ -59,11 +59,11 @@ if TYPE_CHECKING:
     )
     from transduce.experiment.run import (
         new_model as new_model,
-        saved_tokenizers as saved_tokenizers,
         train as train,
         with_frames as with_frames,
         with_vocabularies as with_vocabularies,
     )
+    from transduce.experiment.start import saved_tokenizers as saved_tokenizers
     from transduce.experiment.validation import (
         Validator as Validator,
         language_validator as language_validator,

@@ -1,4 +1,4 @@
-"""What every recipe needs besides its data: a model for it, the tokenizers of a run that goes on, and the training."""
+"""What every recipe needs besides its data: a model for it, and the training."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,22 +13,12 @@ from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.device import torch_device, trains_in_bf16
 from transduce.experiment.config import AnyExperiment
-from transduce.files import copy_weights, read_weights, set_weights, weights_of, write_file
+from transduce.experiment.start import take_weights
+from transduce.files import set_weights, write_file
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.size import TRAINING, check_fits
 from transduce.model.transformer import Transformer
-from transduce.run import (
-    CONFIG,
-    WEIGHTS,
-    Run,
-    average,
-    checkpoint_weights,
-    checkpoints,
-    load_run,
-    open_run,
-    serialize,
-    weights_path,
-)
+from transduce.run import WEIGHTS, Run, average, checkpoint_weights, checkpoints, open_run, serialize
 from transduce.train.objectives import Objective
 from transduce.train.state import Validation
 from transduce.train.trainer import Data, Trainer
@@ -58,11 +48,19 @@ def with_frames(config: TransformerConfig, n_features: int, target: int) -> Tran
     return with_vocabularies(config, target, target, joint=False)
 
 
-def new_model(x: AnyExperiment, config: TransformerConfig, start_from: Path | None = None) -> Transformer:
+def new_model(
+    x: AnyExperiment,
+    config: TransformerConfig,
+    start_from: Path | None = None,
+    source_tokenizer: Tokenizer | None = None,
+    target_tokenizer: Tokenizer | None = None,
+) -> Transformer:
     """A model with the initial weights of the experiment's seed, on its device.
 
     Args:
         start_from: another run, whose weights are taken where names and shapes agree; the others are listed.
+        source_tokenizer: the model's own; where it is not that of the run, pieces that both have keep their vectors.
+        target_tokenizer: the same for the target.
 
     Raises:
         ValueError: start_from is no run with weights, or none of them fits; or the model cannot fit into memory.
@@ -73,42 +71,8 @@ def new_model(x: AnyExperiment, config: TransformerConfig, start_from: Path | No
     numbers = "bf16" if trains_in_bf16(x.training.precision, model.device) else "fp32"
     print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {model.device}, trained in {numbers}")
     if start_from is not None and not checkpoints(x.run):
-        _start_from(model, start_from)
+        take_weights(model, start_from, source_tokenizer, target_tokenizer)
     return model
-
-
-def _start_from(model: Transformer, directory: Path) -> None:
-    load_run(directory)
-    weights, own = read_weights(weights_path(directory)), weights_of(model)
-    fit = {name: weight for name, weight in weights.items() if name in own and own[name].shape == weight.shape}
-    new = ", ".join(f"{name} {tuple(t.shape)}" for name, t in own.items() if name not in fit)
-    if not fit:
-        raise ValueError(
-            f"a model that starts from a run must have weights of the same names and shapes, but {directory} has none "
-            f"that fit; new are {new}"
-        )
-    copy_weights({name: own[name] for name in fit}, fit, str(directory))
-    print(f"starts from {directory}: {len(fit)} of {len(own)} tensors; new: {new or 'none'}")
-    if unused := [name for name in weights if name not in fit]:
-        print(f"not taken from {directory}: {', '.join(unused)}")
-
-
-def saved_tokenizers(
-    directory: Path, start_from: Path | None = None
-) -> tuple[Tokenizer | None, Tokenizer | None] | None:
-    """Source and target tokenizer of the run that was begun in this directory, or of the one it starts from.
-
-    Returns:
-        None where there is neither.
-
-    Raises:
-        ValueError: a config.json is not ours, or of another format, or start_from is no run.
-    """
-    origin = directory if (directory / CONFIG).exists() else start_from
-    if origin is None:
-        return None
-    run = load_run(origin)
-    return run.source_tokenizer, run.target_tokenizer
 
 
 def train(

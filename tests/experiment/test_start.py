@@ -1,0 +1,173 @@
+"""What a run begins with that was made before: vectors of pieces that two vocabularies share, and whose tokenizer counts."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import transduce as td
+from tests.runs import ENGLISH, GERMAN, random_run, random_speech_run, sentences
+from transduce.data.text.byte_bpe import ByteBPE
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, tokenizers
+from transduce.experiment.run import new_model, with_frames, with_vocabularies
+from transduce.experiment.start import saved_tokenizers
+from transduce.files import save_weights
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.presets import transformer_tiny
+from transduce.model.transformer import Transformer
+from transduce.run import Run, load_run, save_run
+from transduce.train.trainer import TrainingConfig
+
+OTHER = [line.replace("letter", "telegram").replace("the", "this") for line in ENGLISH]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `new_model` reads of an experiment."""
+
+    run: Path
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    device: str = "cpu"
+
+
+def padded(config: TransformerConfig, multiple: int) -> TransformerConfig:
+    sides = {
+        name: replace(stack, input=replace(stack.input, multiple=multiple))
+        for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
+    }
+    return replace(config, **sides)
+
+
+def check_rows(new: torch.Tensor, old: torch.Tensor, fresh: torch.Tensor, tokens: list[str], before: list[str]) -> int:
+    """Row by row: the vector of the same piece, or that of a new model. Returns how many were kept."""
+    kept = 0
+    for i, token in enumerate(tokens):
+        want = old[before.index(token)] if token in before else fresh[i]
+        assert torch.equal(new[i], want), token
+        kept += token in before
+    assert torch.equal(new[len(tokens) :], fresh[len(tokens) :])  # padding rows
+    return kept
+
+
+@pytest.mark.parametrize("tie", ["all", "output", "none"])
+@pytest.mark.parametrize("multiple", [1, 64])
+def test_pieces_that_both_vocabularies_have_keep_their_vectors(tmp_path, capsys, tie, multiple):
+    """One vocabulary for both sides, whose ids mean other pieces now, in tables that are shared or not, and padded."""
+    source = random_run(tmp_path / "source")
+    old_model, before = td.load_model(source), load_run(source).target_tokenizer
+    after, _ = tokenizers(OTHER, GERMAN, vocab_size=350, joint=True)
+    config = with_vocabularies(transformer_tiny(), after.vocab_size, after.vocab_size, joint=True)
+    config = replace(padded(config, multiple), tie=tie)
+    fresh = new_model(Tuning(tmp_path / "run"), config)
+    model = new_model(Tuning(tmp_path / "run"), config, source, after, after)
+    sides = [each.tokens(range(each.vocab_size)) for each in (after, before)]
+    old = old_model.state_dict()
+    tables = {"source_input.weight", "target_input.weight", "output"}
+    for name, tensor in model.state_dict().items():
+        if name in tables:
+            kept = check_rows(tensor, old[name], fresh.state_dict()[name], *sides)
+        else:
+            assert torch.equal(tensor, old[name]), name
+    assert 280 < kept < after.vocab_size
+    assert f"target: {kept:,} of {after.vocab_size:,} pieces keep their vectors" in capsys.readouterr().out
+
+
+def test_each_side_keeps_its_own_pieces(tmp_path, capsys):
+    source = random_run(tmp_path / "source", joint=False)
+    befores = load_run(source)
+    afters = tokenizers(OTHER, GERMAN[:12], vocab_size=340, joint=False)
+    config = with_vocabularies(transformer_tiny(), *(t.vocab_size for t in afters), joint=False)
+    fresh = new_model(Tuning(tmp_path / "run"), config).state_dict()
+    model = new_model(Tuning(tmp_path / "run"), config, source, *afters).state_dict()
+    old = td.load_model(source).state_dict()
+    said = capsys.readouterr().out
+    pairs = (("source", befores.source_tokenizer, afters[0]), ("target", befores.target_tokenizer, afters[1]))
+    for side, before, after in pairs:
+        name = f"{side}_input.weight"
+        tokens = [each.tokens(range(each.vocab_size)) for each in (after, before)]
+        kept = check_rows(model[name], old[name], fresh[name], *tokens)
+        assert f"{side}: {kept} of {after.vocab_size} pieces keep their vectors" in said
+
+
+def test_a_ctc_head_keeps_pieces_and_their_biases(tmp_path):
+    source = random_speech_run(tmp_path / "source")
+    with torch.no_grad():
+        weights = load_file(source / "model.safetensors")
+        weights["ctc.bias"].normal_()
+    run = load_run(source)
+    model = Transformer(run.model)
+    model.load_state_dict(weights, strict=False)
+    save_weights(source / "model.safetensors", model)
+    after = SentencePieceTokenizer.train([*sentences(30), "yellow violet"], vocab_size=300)
+    config = with_frames(run.model, 10, after.vocab_size)
+    fresh = new_model(Tuning(tmp_path / "run"), config).state_dict()
+    found = new_model(Tuning(tmp_path / "run"), config, source, target_tokenizer=after).state_dict()
+    tokens = [each.tokens(range(each.vocab_size)) for each in (after, run.target_tokenizer)]
+    for name in ("ctc.weight", "ctc.bias", "output"):
+        assert check_rows(found[name], weights[name], fresh[name], *tokens) > 260
+
+
+@pytest.mark.parametrize("multiple", [1, 64])
+def test_the_mask_symbol_stays_the_mask_symbol(tmp_path, multiple):
+    """It stands behind the tokens, so its id is another one in a larger vocabulary; an equal one may be padded."""
+    before = ByteBPE.train(ENGLISH, vocab_size=280)
+
+    def encoder(tokenizer: ByteBPE, multiple: int = 1) -> TransformerConfig:
+        known = Tokens(vocab_size=tokenizer.vocab_size + 1, multiple=multiple)
+        return TransformerConfig(encoder=StackConfig(input=known, n_layers=1), d_model=8, n_heads=2, d_ff=8)
+
+    model = Transformer(encoder(before))
+    save_run(tmp_path / "source", Run(model.config, {}, before, before))
+    save_weights(tmp_path / "source" / "model.safetensors", model)
+    for after in (before, before.with_symbols(["<2de>", "<2fr>"])):
+        x, config = Tuning(tmp_path / "run"), encoder(after, multiple)
+        found = new_model(x, config, tmp_path / "source", after, after).output
+        assert torch.equal(found[after.vocab_size], model.output[before.vocab_size])
+        assert torch.equal(found[: before.vocab_size], model.output[: before.vocab_size])
+        fresh = new_model(x, config).output
+        assert torch.equal(found[before.vocab_size : after.vocab_size], fresh[before.vocab_size : after.vocab_size])
+        assert torch.equal(found[after.vocab_size + 1 :], fresh[after.vocab_size + 1 :])
+
+
+def test_whose_tokenizer_counts(tmp_path):
+    """The run's own, once it has begun; then that of the files; then that of the run it starts from."""
+    start, begun = random_run(tmp_path / "start"), random_run(tmp_path / "begun", joint=False)
+    mine = SentencePieceTokenizer.train(OTHER, vocab_size=300)
+    mine.save(tmp_path / "mine.model")
+    file, new = tmp_path / "mine.model", tmp_path / "new"
+    own = load_run(begun)
+    source, target = saved_tokenizers(begun, start, file)
+    assert (source.model, target.model) == (own.source_tokenizer.model, own.target_tokenizer.model)
+    source, target = saved_tokenizers(new, start, file)
+    assert source is target and source.model == mine.model
+    source, target = saved_tokenizers(new, start, "byte_bpe")
+    assert source is target and source.model == load_run(start).target_tokenizer.model
+    source, target = saved_tokenizers(new, None, (begun / "source.model", file))
+    assert (source.model, target.model) == (own.source_tokenizer.model, mine.model)
+    assert saved_tokenizers(new) is None
+    speech = saved_tokenizers(new, random_speech_run(tmp_path / "speech"))
+    assert speech[0] is speech[1]  # a translation that starts from it has one vocabulary
+
+
+def test_symbols_are_added_to_the_vocabulary_one_starts_from(tmp_path):
+    start = random_run(tmp_path / "start")
+    source, target = saved_tokenizers(tmp_path / "new", start, (), "<2de> <2fr>")
+    assert source is target and target.vocab_size == load_run(start).target_tokenizer.vocab_size + 2
+    assert target.tokens(target.encode(["<2de> Open"])[0])[:2] == ["▁", "<2de>"]
+    assert saved_tokenizers(start, start, (), "<2de>")[0].model == load_run(start).target_tokenizer.model  # has begun
+
+
+def test_tokenizers_that_a_recipe_cannot_use_are_refused(tmp_path):
+    file = tmp_path / "tokenizer.json"
+    ByteBPE.train(ENGLISH, vocab_size=280).save(file)
+    with pytest.raises(ValueError) as error:
+        saved_tokenizers(tmp_path / "new", None, file, kind=SentencePieceTokenizer)
+    assert str(error.value) == (
+        f"this recipe takes a tokenizer of the kind SentencePieceTokenizer, but {file} has a ByteBPE; name another one "
+        "with --tokenizer FILE"
+    )
+    with pytest.raises(ValueError) as error:
+        saved_tokenizers(tmp_path / "new", None, (file, file, file))
+    assert str(error.value) == "tokenizer is one file for both sides, or one for each, but there are 3"
