@@ -1,11 +1,14 @@
 """The learning rate against the paper's formula; the optimizer against Adam written out."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.transformer import Transformer
 from transduce.train.optim import OptimConfig, optimizer, step
 
 LAST = 1_000_000
@@ -130,6 +133,59 @@ def test_every_trained_parameter_is_in_one_group_and_a_frozen_one_in_none():
     model[0].weight.requires_grad_(False)
     ids = [id(p) for group in optimizer(model, OptimConfig()).param_groups for p in group["params"]]
     assert sorted(ids) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+
+
+def translator(**changes) -> Transformer:
+    """Three layers and two, learned positions, a CTC head."""
+    torch.manual_seed(0)
+    encoder, decoder = (StackConfig(input=Tokens(vocab_size=11), n_layers=n) for n in (3, 2))
+    config = TransformerConfig(
+        encoder=encoder,
+        decoder=decoder,
+        d_model=8,
+        n_heads=2,
+        d_ff=8,
+        positions="learned",
+        norm_position="pre",
+        ctc=True,
+    )
+    return Transformer(replace(config, **changes))
+
+
+@pytest.mark.parametrize("tie", ["none", "output", "all"])
+def test_layer_wise_rates_are_the_formula(tie):
+    """Rate of layer l = rate of layer l + 1 / 2.6: with equal gradients, Adam's first step is the rate itself."""
+    model = translator(tie=tie)
+    steps = optimizer(model, OptimConfig(layer_decay=1 / 2.6, eps=1e-30))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    step(steps, rate=0.1, finite=torch.tensor(True))
+    powers = {
+        "output": 0, "ctc.weight": 0, "ctc.bias": 0, "encoder.norm.weight": 0, "decoder.norm.bias": 0,
+        "encoder.layers.2.attention.qkv.weight": 1, "encoder.layers.1.feed_forward.wide.bias": 2,
+        "encoder.layers.0.attention_sublayer.norm.weight": 3, "encoder.positions.learned": 4,
+        "decoder.layers.1.cross.q.weight": 1, "decoder.layers.0.attention.output.weight": 2,
+        "decoder.positions.learned": 3,
+    }  # fmt: skip
+    powers |= {"none": {"source_input.weight": 4, "target_input.weight": 3}, "output": {"source_input.weight": 4}}.get(
+        tie, {}
+    )
+    after = dict(model.named_parameters())
+    for name, power in powers.items():
+        moved = before[name] - after[name].detach()
+        torch.testing.assert_close(moved, torch.full_like(moved, 0.1 / 2.6**power), rtol=1e-4, atol=1e-6)
+    groups = [id(p) for group in steps.param_groups for p in group["params"]]
+    assert sorted(groups) == sorted(map(id, model.parameters()))
+
+
+def test_without_layer_wise_rates_groups_are_matrices_and_the_rest():
+    model = translator()
+    groups = optimizer(model, OptimConfig()).param_groups
+    assert [[id(p) for p in group["params"]] for group in groups] == [
+        [id(p) for p in model.parameters() if p.dim() >= 2],
+        [id(p) for p in model.parameters() if p.dim() < 2],
+    ]
 
 
 def test_steps_are_those_of_adam_written_out():

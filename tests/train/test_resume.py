@@ -153,6 +153,26 @@ def test_more_updates_go_on_where_it_ended(straight, data, tmp_path):
     assert toy.same(toy.weights(straight[0].model), toy.weights(longer.model))
 
 
+def test_layer_wise_rates_go_on_where_they_were(data, tmp_path):
+    def trainer(name: str, **more) -> Trainer:
+        found = training(tmp_path / name, data, updates=12, **more)
+        optim = replace(found.config.optim, layer_decay=0.5)
+        return toy.trainer(
+            tmp_path / name, objective=found.objective, data=data, config=replace(found.config, optim=optim)
+        )
+
+    straight, first = trainer("a"), trainer("b", update=7, how=signal.SIGINT)
+    straight.objective.progress, first.objective.progress = lambda: straight.progress, lambda: first.progress
+    straight.run()
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    again = trainer("b")
+    again.objective.progress = lambda: again.progress
+    again.run()
+    assert toy.same(toy.weights(straight.model), toy.weights(again.model))
+    assert toy.same(adam(straight), adam(again))
+
+
 def test_a_torn_last_line_of_metrics_is_dropped(straight, data, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         training(tmp_path, data, update=15, how=signal.SIGINT).run()

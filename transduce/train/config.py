@@ -33,11 +33,16 @@ class OptimConfig:
     """Decoupled (AdamW), on matrices only."""
     clip_norm: float = 1.0
     """Largest norm of the gradient; 0 = no clipping."""
+    layer_decay: float = 1.0
+    """Layer-wise rates for a run that starts from another one: each layer's rate is that of the layer above it times
+    this (0.385 in the paper). The output is on top, and the embeddings are below the first layer; encoder and decoder
+    count each by themselves. Source: Howard and Ruder (2018), ULMFiT, section 3.2, "discriminative fine-tuning"."""
 
     def __post_init__(self) -> None:
         within("(0, inf)", peak_rate=self.peak_rate, eps=self.eps)
         within(f"[0, {self.peak_rate}]", final_rate=self.final_rate)
         within("[0, 1]", cooldown=self.cooldown)
+        within("(0, 1]", layer_decay=self.layer_decay)
         at_least(0, warmup_steps=self.warmup_steps, clip_norm=self.clip_norm, weight_decay=self.weight_decay)
 
     def rate(self, update: int, max_updates: int, *, done: float = 0.0) -> float:
