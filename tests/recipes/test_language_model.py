@@ -188,3 +188,32 @@ def test_a_named_tokenizer_is_used_and_symbols_are_tokens(tmp_path, data):
     run(small(tmp_path / "trained", data, tokenizer="byte_bpe", vocab_size=270, symbols="<2de>"))
     trained = load_tokenizer(tmp_path / "trained")
     assert trained.vocab_size == 270 and trained.tokens(trained.encode(["<2de>"])[0]) == ["<2de>"]
+
+
+def test_more_updates_have_the_schedule_of_their_number_or_one_of_their_own(tmp_path, data, capsys, monkeypatch):
+    """A cosine that has ended goes up to where a longer one would be; in a run that starts from it, it begins anew."""
+    monkeypatch.setattr("transduce.train.log.EVERY", 1)
+    peak, last, warmup = 2e-3, 1e-4, 3
+    optim = replace(SHAKESPEARE_CPU.training.optim, peak_rate=peak, final_rate=last, warmup_steps=warmup)
+
+    def rates(name, updates, **more):
+        x = small(tmp_path / name, data, **more)
+        run(replace(x, training=replace(x.training, optim=optim, max_updates=updates)))
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        return [line["rate"] for line in lines if line["kind"] == "train"]
+
+    def formula(update, updates):
+        done = (update - warmup) / (updates - warmup)
+        cosine = last + (peak - last) * (1 + math.cos(math.pi * done)) / 2
+        return peak * update / warmup if update < warmup else cosine
+
+    short = [formula(update, 8) for update in range(1, 9)]
+    assert rates("run", 8) == pytest.approx(short)
+    assert "goes on" not in capsys.readouterr().out
+    assert rates("new", 8, start_from=tmp_path / "run") == pytest.approx(short)
+    assert f"starts from {tmp_path / 'run'}: " in capsys.readouterr().out
+    assert rates("run", 12) == pytest.approx(short + [formula(update, 12) for update in range(9, 13)])
+    assert (
+        f"goes on after update 8, in a schedule of 12 updates: the rate was 0.0001 and is now {formula(9, 12):.3g}; for a "
+        f"schedule of its own: --start-from {tmp_path / 'run'} --run NEW\n"
+    ) in capsys.readouterr().out

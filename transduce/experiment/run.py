@@ -18,10 +18,10 @@ from transduce.files import set_weights, write_file
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.size import TRAINING, check_fits
 from transduce.model.transformer import Transformer
-from transduce.run import WEIGHTS, Run, average, checkpoint_weights, checkpoints, open_run, serialize
+from transduce.run import WEIGHTS, Run, average, checkpoint_weights, checkpoints, load_run, open_run, serialize
 from transduce.train.objectives import Objective
 from transduce.train.state import Validation
-from transduce.train.trainer import Data, Trainer
+from transduce.train.trainer import Data, Trainer, TrainingConfig
 
 
 def with_vocabularies(config: TransformerConfig, source: int, target: int, *, joint: bool) -> TransformerConfig:
@@ -100,6 +100,7 @@ def train(
     plain = {**to_dict(x), "data": fingerprint}
     run = Run(objective.model.config, plain, source_tokenizer, target_tokenizer, feature_extractor)
     with open_run(x.run, run):
+        _say_if_longer(x.run, x.training)
         trainer = Trainer(
             objective=objective,
             data=data,
@@ -110,6 +111,19 @@ def train(
         )
         trainer.run()
         finish(x.run, trainer)
+
+
+def _say_if_longer(directory: Path, training: TrainingConfig) -> None:
+    """Say what the rate does where a run that had ended goes on."""
+    first = load_run(directory).experiment["training"]["max_updates"]
+    done = max((int(path.name) for path in checkpoints(directory)), default=0)
+    if first <= done < training.max_updates:
+        was = training.optim.rate(done, done)
+        now = training.optim.rate(done + 1, training.max_updates)
+        print(
+            f"goes on after update {done}, in a schedule of {training.max_updates} updates: the rate was {was:.3g} and is "
+            f"now {now:.3g}; for a schedule of its own: --start-from {directory} --run NEW"
+        )
 
 
 def finish(directory: Path, trainer: Trainer) -> None:

@@ -79,7 +79,8 @@ class TrainingConfig:
 
     optim: OptimConfig = field(default_factory=OptimConfig)
     max_updates: int = 100_000
-    """Updates of the whole training, at most; schedules end there."""
+    """More of them for a run that has ended go on from its newest checkpoint, at the rate that a schedule of the new
+    length has there. For a schedule of its own, begin another run that starts from it: --start-from RUN --run NEW."""
     max_minutes: float | None = None
     """Stop after this much wall time: updates, waiting for data, validations and checkpoints, summed over all parts of
     a resumed training. The schedule ends by then (OptimConfig.rate), and a validation that would not end by then waits
