@@ -14,6 +14,7 @@ from recipes.translation import COMMANDS, SETTINGS, run
 from transduce.data.text.corpus import Folder
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.experiment.run import with_vocabularies
+from transduce.train.config import LoRAConfig
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,29 @@ def test_a_run_starts_from_another_one(finished, tmp_path, corpus, monkeypatch, 
     assert {name for name in old if (old[name] == new[name]).all()} == frozen
     assert (tmp_path / "tuned" / "tokenizer.model").read_bytes() == (source / "tokenizer.model").read_bytes()
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
+
+
+def test_low_rank_changes_are_merged_into_the_finished_model(finished, tmp_path, corpus, capsys):
+    """It loads like any other; the same command again finds it finished, and a third run starts from it."""
+    x = small(tmp_path / "tuned", corpus, start_from=finished[0])
+    x = replace(x, training=replace(x.training, lora=LoRAConfig(rank=2, maps=("q", "wide"))))
+    scores = run(x)
+    layers = 2 * x.model.encoder.n_layers  # of both sides, each with q and wide, the decoder's with cross.q too
+    trained = layers * (2 * (16 + 16) + 2 * (16 + 32)) + layers // 2 * 2 * (16 + 16)
+    old, new = (load_file(folder / "model.safetensors") for folder in (finished[0], tmp_path / "tuned"))
+    frozen = sum(weight.size for weight in old.values())
+    assert f"trained: {trained:,} parameters; frozen: {frozen:,}\n" in capsys.readouterr().out
+    assert old.keys() == new.keys()
+    changed = {name for name in old if (old[name] != new[name]).any()}
+    assert {name.split(".", 3)[3] for name in changed} == {
+        "attention.qkv.weight", "cross.q.weight", "feed_forward.wide.weight",
+    }  # fmt: skip
+    kv = "decoder.layers.0.attention.qkv.weight"
+    assert (old[kv][16:] == new[kv][16:]).all() and (old[kv][:16] != new[kv][:16]).any()
+    assert run(x) == scores
+    assert len(td.load(tmp_path / "tuned")(["Open the letter."])) == 1
+    run(small(tmp_path / "third", corpus, start_from=tmp_path / "tuned"))
+    assert f"starts from {tmp_path / 'tuned'}: {len(new)} of {len(new)} tensors; new: none\n" in capsys.readouterr().out
 
 
 def test_a_tokenizer_of_a_file_keeps_vectors_of_another_run(finished, tmp_path, corpus, capsys):

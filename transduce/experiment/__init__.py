@@ -74,7 +74,11 @@ if TYPE_CHECKING:
     from transduce.model.presets import gpt2 as gpt2, speech_small as speech_small, speech_tiny as speech_tiny
     from transduce.score.measures import MEASURES as MEASURES
     from transduce.score.score import Measure as Measure
-    from transduce.train.config import OptimConfig as OptimConfig, TrainingConfig as TrainingConfig
+    from transduce.train.config import (
+        LoRAConfig as LoRAConfig,
+        OptimConfig as OptimConfig,
+        TrainingConfig as TrainingConfig,
+    )
     from transduce.train.flops import flops_per_token as flops_per_token
     from transduce.train.objectives import (
         CrossEntropy as CrossEntropy,

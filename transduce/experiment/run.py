@@ -19,6 +19,7 @@ from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.size import TRAINING, check_fits
 from transduce.model.transformer import Transformer
 from transduce.run import WEIGHTS, Run, average, checkpoint_weights, checkpoints, load_run, open_run, serialize
+from transduce.train.adapt import merge
 from transduce.train.objectives import Objective
 from transduce.train.state import Validation
 from transduce.train.trainer import Data, Trainer, TrainingConfig
@@ -109,6 +110,7 @@ def train(
             directory=x.run,
             flops_per_token=flops_per_token,
         )
+        _say_what_is_frozen(trainer.model)
         trainer.run()
         finish(x.run, trainer)
 
@@ -126,12 +128,19 @@ def _say_if_longer(directory: Path, training: TrainingConfig) -> None:
         )
 
 
+def _say_what_is_frozen(model: torch.nn.Module) -> None:
+    trained, frozen = (sum(p.numel() for p in model.parameters() if p.requires_grad is on) for on in (True, False))
+    if frozen:
+        print(f"trained: {trained:,} parameters; frozen: {frozen:,}")
+
+
 def finish(directory: Path, trainer: Trainer) -> None:
     """Make the best candidate the finished model, and say which: the best checkpoint, or the mean of several.
 
     The means are validated first, so the finished model is never worse on the validation data than any checkpoint.
     """
     progress, config = trainer.progress, trainer.config
+    merge(trainer.model)
     candidates = progress.candidates(config.keep_last, config.keep_best)
     scores = {"best checkpoint": max(score for _, score in progress.validations)}
     by = "score"

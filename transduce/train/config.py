@@ -74,12 +74,34 @@ class OptimConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Low-rank adaptation: W + alpha / rank * B A is trained instead of W, with thin matrices A and B, and W is frozen.
+
+    Source: Hu et al. (2021), LoRA: Low-rank adaptation of large language models.
+    """
+
+    rank: int = 0
+    """Rows of A and columns of B; 0: no LoRA, all weights are trained."""
+    alpha: float = 16.0
+    """alpha / rank is the factor of the change."""
+    maps: tuple[str, ...] = ("q", "v")
+    """Which linear maps: q, k, v and output of attention, wide and narrow of feed-forwards, ctc; or by more of their
+    name, such as decoder.*.q or cross.v."""
+    train: tuple[str, ...] = ()
+    """Parts of the model that are trained as they are beside it, such as target_input or ctc."""
+
+    def __post_init__(self) -> None:
+        at_least(0, rank=self.rank)
+        within("(0, inf)", alpha=self.alpha)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """How long to train, how to step, when to validate and what to keep."""
 
     optim: OptimConfig = field(default_factory=OptimConfig)
     max_updates: int = 100_000
-    """More of them for a run that has ended go on from its newest checkpoint, at the rate that a schedule of the new
+    """Updates of the whole training, at most; schedules end there. More of them for a run that has ended go on from its newest checkpoint, at the rate that a schedule of the new
     length has there. For a schedule of its own, begin another run that starts from it: --start-from RUN --run NEW."""
     max_minutes: float | None = None
     """Stop after this much wall time: updates, waiting for data, validations and checkpoints, summed over all parts of
@@ -92,6 +114,8 @@ class TrainingConfig:
     """Share of the target's probability that is spread over all tokens (paper, section 5.4)."""
     freeze: tuple[str, ...] = ()
     """Parts of the model that keep their weights, such as encoder or decoder.layers.0."""
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    """Low-rank changes of linear maps are trained instead of all weights, and merged into what is saved."""
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     """bf16: autocast, in updates and validations; weights and optimizer stay in float32. auto: bf16 where the hardware
     has instructions for it, fp32 elsewhere."""

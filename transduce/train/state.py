@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from transduce.config import from_dict, to_dict
-from transduce.files import read_json, read_weights, save_weights, set_weights, write_directory
+from transduce.files import read_json, read_weights, set_weights, weights_of, write_directory
+from transduce.train.adapt import is_part, merged, whole
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class Progress:
 class Store:
     """checkpoints/UPDATE/ with model.safetensors, state.json and, in the newest, optimizer.safetensors.
 
+    With LoRA, model.safetensors holds merged weights, and lora.safetensors in the newest their parts.
+
     A checkpoint appears whole or not at all. Each save removes the checkpoints that are neither the newest, nor among
     the last, nor among the best.
     """
@@ -106,7 +109,9 @@ class Store:
         """Write the checkpoint of this update, then remove those that are not to be kept."""
 
         def fill(path: Path) -> None:
-            save_weights(path / "model.safetensors", model)
+            save_file(_plain(merged(model)), path / "model.safetensors")
+            if parts := {name: part for name, part in weights_of(model).items() if is_part(name)}:
+                save_file(_plain(parts), path / "lora.safetensors")
             save_file(_flat_state(optimizer), path / "optimizer.safetensors")
             (path / "state.json").write_text(json.dumps(to_dict(progress)) + "\n")
 
@@ -116,15 +121,20 @@ class Store:
             if int(path.name) not in kept:
                 shutil.rmtree(path)
             elif int(path.name) != progress.update:
-                (path / "optimizer.safetensors").unlink(missing_ok=True)
+                for name in ("optimizer.safetensors", "lora.safetensors"):
+                    (path / name).unlink(missing_ok=True)
 
     def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
         """Load the newest checkpoint into model and optimizer; None where there is none."""
         path = self.newest()
         if path is None:
             return None
-        weights = path / "model.safetensors"
-        set_weights(model, read_weights(weights), str(weights))
+        weights = read_weights(path / "model.safetensors")
+        if (path / "lora.safetensors").is_file():
+            weights |= read_weights(path / "lora.safetensors")
+            for name in {whole(part) for part in weights if is_part(part)}:
+                del weights[name]
+        set_weights(model, weights, str(path / "model.safetensors"))
         state: dict[int, dict[str, torch.Tensor]] = {}
         progress = from_dict(Progress, read_json(path / "state.json"), str(path / "state.json"))
         moments = path / "optimizer.safetensors"
@@ -137,6 +147,10 @@ class Store:
         return progress
 
 
+def _plain(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+
+
 def _flat_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     states = optimizer.state_dict()["state"]
-    return {f"{i}.{key}": t.detach().cpu().contiguous() for i, state in states.items() for key, t in state.items()}
+    return _plain({f"{i}.{key}": tensor for i, state in states.items() for key, tensor in state.items()})

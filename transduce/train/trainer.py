@@ -14,8 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from torch import Tensor, cuda, nn
+from torch.nn.utils import parametrize
 
 from transduce.device import trains_in_bf16, without_cudnn_attention
+from transduce.train.adapt import add_lora, freeze
 from transduce.train.config import TrainingConfig
 from transduce.train.flops import peak_flops
 from transduce.train.log import Log
@@ -83,27 +85,6 @@ class Data(Protocol):
     def epoch(self, n: int) -> Sequence[Batch]: ...
 
 
-def freeze(model: nn.Module, parts: Sequence[str]) -> None:
-    """Let these parts keep their weights.
-
-    Args:
-        parts: names of modules or parameters, such as encoder.
-
-    Raises:
-        ValueError: a name stands for no weight, or no weight is left to train.
-    """
-    own = dict(model.named_parameters(remove_duplicate=False))  # a shared table has several names
-    for part in parts:
-        found = [parameter for name, parameter in own.items() if f"{name}.".startswith(f"{part}.")]
-        if not found:
-            there = ", ".join(dict.fromkeys(name.split(".")[0] for name in own))
-            raise ValueError(f"freeze must name parts of the model, but {part!r} has no weights; it has {there}")
-        for parameter in found:
-            parameter.requires_grad_(False)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError(f"a training needs weights to train, but freeze={', '.join(parts)} leaves none")
-
-
 class Trainer:
     """Trains an objective's model on `data`, in `directory`, from the newest checkpoint there if there is one.
 
@@ -133,6 +114,8 @@ class Trainer:
         if config.compile:
             objective.compile(dynamic=not config.static_shapes)
         self.device = next(self.model.parameters()).device
+        if config.lora.rank:
+            add_lora(self.model, config.lora, seed=config.seed)
         freeze(self.model, config.freeze)
         self.optimizer = optimizer(self.model, config.optim)
         self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best)
@@ -270,7 +253,7 @@ class Trainer:
     def validation(self) -> Validation:
         """A validation of the weights as they are; nothing is logged and nothing kept."""
         self.model.eval()
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), self._precision(), parametrize.cached():  # LoRA's sums are computed once
             return self.validate(self.model)
 
     def _precision(self) -> torch.autocast:

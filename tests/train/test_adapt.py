@@ -1,0 +1,162 @@
+"""LoRA against its formula: what is trained, what is saved, and what a training that goes on has."""
+
+import signal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from tests.train import toy
+from transduce.files import set_weights
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.transformer import Transformer
+from transduce.train.adapt import add_lora, merge, merged
+from transduce.train.config import LoRAConfig
+from transduce.train.objectives import CrossEntropy
+
+LORA = LoRAConfig(rank=2, alpha=6.0)
+
+
+class Stopped(CrossEntropy):
+    """A signal comes when it works on its n-th batch."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(toy.model(dropout=0.3))
+        self.left = at
+
+    def forward(self, batch):
+        self.left -= 1
+        if not self.left:
+            signal.raise_signal(signal.SIGINT)
+        return super().forward(batch)
+
+
+def trainer(directory, lora=LORA, objective=None, **fields):
+    objective = objective or CrossEntropy(toy.model(dropout=0.3))
+    return toy.trainer(directory, objective=objective, config=toy.config(lora=lora, **fields))
+
+
+def parts(model):
+    """By the name of a fused weight, its A and B in the order q, k, v."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        if name.endswith((".a", ".b")):
+            found.setdefault(name.split(".parametrizations.")[0], []).append(parameter.detach().clone())
+    return {name: list(zip(values[::2], values[1::2], strict=True)) for name, values in found.items()}
+
+
+def test_at_the_start_it_changes_nothing(tmp_path):
+    plain, model = toy.model(), trainer(tmp_path).model.eval()
+    batch = toy.Backwards().epoch(0)[0]
+    with torch.no_grad():
+        assert torch.equal(CrossEntropy(plain.eval())(batch).total, CrossEntropy(model)(batch).total)
+    assert toy.same(toy.weights(plain), {name: weight.detach() for name, weight in merged(model).items()})
+
+
+def test_what_is_saved_is_the_formula_and_what_is_frozen_stays(tmp_path):
+    """W + alpha / rank * B A in the rows of q and v, in a file that an ordinary model loads."""
+    before = toy.weights(toy.model())
+    training = trainer(tmp_path)
+    training.run()
+    saved = load_file(tmp_path / "checkpoints" / "00000030" / "model.safetensors")
+    assert saved.keys() == before.keys()
+    width, changed = 16, {}
+    for name, pairs in parts(training.model).items():
+        weight = before[f"{name}.weight"].double()
+        rows = {"qkv": (0, 2), "q": (0,), "kv": (1,)}[name.rsplit(".", 1)[-1]]
+        assert len(pairs) == len(rows)
+        for row, (a, b) in zip(rows, pairs, strict=True):
+            assert a.shape == (2, width) and b.shape == (width, 2) and b.abs().max() > 0
+            for i in range(width):
+                for j in range(width):
+                    weight[row * width + i, j] += 6.0 / 2 * sum(b[i, r].item() * a[r, j].item() for r in range(2))
+        changed[f"{name}.weight"] = weight
+    assert changed.keys() == {
+        "encoder.layers.0.attention.qkv.weight", "decoder.layers.0.attention.qkv.weight",
+        "decoder.layers.0.cross.q.weight", "decoder.layers.0.cross.kv.weight",
+    }  # fmt: skip
+    for name, weight in saved.items():
+        if name in changed:
+            torch.testing.assert_close(weight.double(), changed[name], rtol=1e-5, atol=1e-6)
+        else:
+            assert torch.equal(weight, before[name]), name
+    plain = toy.model()
+    set_weights(plain, saved, "what was saved")
+    batch = toy.Backwards().epoch(0)[0]
+    training.model.eval()
+    with torch.no_grad():
+        want = CrossEntropy(training.model)(batch).total
+        assert torch.equal(CrossEntropy(plain.eval())(batch).total, want)
+        merge(training.model)
+        assert torch.equal(CrossEntropy(training.model)(batch).total, want)
+    assert toy.weights(training.model).keys() == before.keys()
+
+
+def test_it_goes_on_with_the_same_bits(tmp_path):
+    straight = trainer(tmp_path / "straight")
+    straight.run()
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path / "again", objective=Stopped(14)).run()
+    again = trainer(tmp_path / "again")
+    assert again.store.newest().name == "00000014"
+    assert again.run().update == 30
+    assert toy.same(toy.weights(straight.model), toy.weights(again.model))
+    assert any(name.endswith(".b") for name in toy.weights(again.model))
+    kept = [path.parent.name for path in (tmp_path / "again").rglob("lora.safetensors")]
+    assert kept == ["00000030"]
+
+
+def test_named_parts_are_trained_beside_it_and_others_are_frozen(tmp_path):
+    lora = LoRAConfig(rank=1, maps=("decoder.*.narrow", "cross.k"), train=("encoder.layers.0.attention_sublayer",))
+    model = trainer(tmp_path, lora, freeze=("decoder.layers.0.cross",)).model
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {
+        "encoder.layers.0.attention_sublayer.norm.weight", "encoder.layers.0.attention_sublayer.norm.bias",
+        "decoder.layers.0.feed_forward.narrow.parametrizations.weight.0.a",
+        "decoder.layers.0.feed_forward.narrow.parametrizations.weight.0.b",
+    }  # fmt: skip
+
+
+def test_keys_that_several_heads_share_are_narrower():
+    """With one head of keys and values for two of queries, q has 8 rows, k and v have 4."""
+    decoder = StackConfig(input=Tokens(vocab_size=7), n_layers=1)
+    model = Transformer(TransformerConfig(decoder=decoder, d_model=8, n_heads=2, n_kv_heads=1, d_ff=8, dropout=0.0))
+    before = toy.weights(model)
+    add_lora(model, LoRAConfig(rank=3, alpha=3.0, maps=("v",)), seed=1)
+    (((a, b),),) = parts(model).values()
+    assert a.shape == (3, 8) and b.shape == (4, 3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".b"):
+                parameter.fill_(0.5)
+    x = torch.randn(2, 5, 8)
+    name = "decoder.layers.0.attention.qkv"
+    got = model.get_submodule(name)(x)
+    want = F.linear(x, before[f"{name}.weight"], before[f"{name}.bias"])
+    want[..., 12:] += F.linear(F.linear(x, a), torch.full_like(b, 0.5))  # x A^T B^T, as in the paper's figure 1
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"maps": ("q", "query")},
+            "lora.maps must name linear maps of the model, but 'query' is none; it has k, narrow, output, q, v, wide",
+        ),
+        (
+            {"train": ("embedding",)},
+            "lora.train must name parts of the model, but 'embedding' has no weights; it has output, source_input, "
+            "encoder, target_input, decoder",
+        ),
+        (
+            {"rank": 17},
+            "lora.rank must be at most the rows and columns of every map, but rank=17 and encoder.layers.0.attention.q "
+            "has 16 and 16",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, fields, message):
+    with pytest.raises(ValueError) as error:
+        trainer(tmp_path, LoRAConfig(**({"rank": 2} | fields)))
+    assert str(error.value) == message

@@ -1,0 +1,136 @@
+"""Which weights a training changes: all, all but some parts, or low-rank changes of linear maps (LoRA)."""
+
+import math
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Generator, Tensor, nn
+from torch.nn.utils import parametrize
+
+from transduce.files import weights_of
+from transduce.train.config import LoRAConfig
+
+FUSED = {"qkv": ("q", "k", "v"), "kv": ("k", "v")}
+"""By the name of a linear map, the maps that are fused into it; the module it belongs to has their widths."""
+
+
+class LowRank(nn.Module):
+    """Adds alpha / rank * B A to some rows of a weight. A begins normal and B zero, so at the start it adds nothing."""
+
+    def __init__(self, weight: Tensor, rows: range, config: LoRAConfig, rng: Generator) -> None:
+        super().__init__()
+        a = torch.randn(config.rank, weight.size(1), generator=rng) / math.sqrt(weight.size(1))
+        self.a = nn.Parameter(a.to(weight))
+        self.b = nn.Parameter(weight.new_zeros(len(rows), config.rank))
+        self.scale = config.alpha / config.rank
+        self.above, self.below = rows.start, len(weight) - rows.stop
+
+    def forward(self, weight: Float[Tensor, "O I"]) -> Float[Tensor, "O I"]:
+        with torch.autocast(weight.device.type, enabled=False):  # the sum is what the finished model has
+            return weight + F.pad(self.scale * self.b @ self.a, (0, 0, self.above, self.below))
+
+
+def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
+    """Freeze a model and make low-rank changes of some of its linear maps, and some parts, what is trained.
+
+    Raises:
+        ValueError: a name is that of no linear map or of no part, or the rank is larger than a map.
+    """
+    maps = list(_linear_maps(model))
+    for pattern in config.maps:
+        if not any(_fits(name, pattern) for name, _, _ in maps):
+            there = ", ".join(sorted({name.rsplit(".", 1)[-1] for name, _, _ in maps}))
+            raise ValueError(f"lora.maps must name linear maps of the model, but {pattern!r} is none; it has {there}")
+    model.requires_grad_(False)
+    for parameter in parts_of(model, config.train, "lora.train"):
+        parameter.requires_grad_(True)
+    rng = torch.Generator().manual_seed(seed)
+    for name, linear, rows in maps:
+        if any(_fits(name, pattern) for pattern in config.maps):
+            if config.rank > min(len(rows), linear.in_features):
+                raise ValueError(
+                    "lora.rank must be at most the rows and columns of every map, but "
+                    f"rank={config.rank} and {name} has {len(rows)} and {linear.in_features}"
+                )
+            parametrize.register_parametrization(linear, "weight", LowRank(linear.weight, rows, config, rng))
+
+
+def _linear_maps(model: nn.Module) -> Iterator[tuple[str, nn.Linear, range]]:
+    """Every linear map by name, the module that holds it, and which rows of its weight it is."""
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        if isinstance(module, nn.Linear):
+            owner, _, leaf = name.rpartition(".")
+            start = 0
+            for part in FUSED.get(leaf, ()):
+                width = modules[owner].widths[FUSED[leaf].index(part)]
+                yield f"{owner}.{part}", module, range(start, start + width)
+                start += width
+            if leaf not in FUSED:
+                yield name, module, range(module.out_features)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(f".{name}", f"*.{pattern}")
+
+
+def parts_of(model: nn.Module, parts: Sequence[str], field: str) -> list[nn.Parameter]:
+    """The parameters of these parts, names of modules or parameters; `field` is what an error calls them.
+
+    Raises:
+        ValueError: a name stands for no weight.
+    """
+    own = dict(model.named_parameters(remove_duplicate=False))  # a shared table has several names
+    found = []
+    for part in parts:
+        new = [parameter for name, parameter in own.items() if f"{name}.".startswith(f"{part}.")]
+        if not new:
+            there = ", ".join(dict.fromkeys(name.split(".")[0] for name in own))
+            raise ValueError(f"{field} must name parts of the model, but {part!r} has no weights; it has {there}")
+        found += new
+    return found
+
+
+def freeze(model: nn.Module, parts: Sequence[str]) -> None:
+    """Let these parts keep their weights.
+
+    Args:
+        parts: names of modules or parameters, such as encoder.
+
+    Raises:
+        ValueError: a name stands for no weight, or no weight is left to train.
+    """
+    for parameter in parts_of(model, parts, "freeze"):
+        parameter.requires_grad_(False)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(f"a training needs weights to train, but freeze={', '.join(parts)} leaves none")
+
+
+def merge(model: nn.Module) -> None:
+    """Make every sum of a weight and its low-rank change an ordinary weight again."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and parametrize.is_parametrized(module, "weight"):
+            parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
+
+
+@torch.no_grad()
+def merged(model: nn.Module) -> dict[str, Tensor]:
+    """The weights that the model would have after `merge`, by name."""
+    weights = {name: weight for name, weight in weights_of(model).items() if not is_part(name)}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and parametrize.is_parametrized(module, "weight"):
+            weights[f"{name}.weight"] = module.weight
+    return weights
+
+
+def is_part(name: str) -> bool:
+    """Whether this is a part of a weight: the frozen one, or A or B."""
+    return ".parametrizations." in name
+
+
+def whole(name: str) -> str:
+    """The weight that a part belongs to."""
+    return name.split(".parametrizations.")[0] + ".weight"
