@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transduce.run import load_model as load_model
     from transduce.tasks.config import GenerationConfig as GenerationConfig, SearchConfig as SearchConfig
     from transduce.tasks.fill_mask import FillMask as FillMask
+    from transduce.tasks.forced import Alignment as Alignment, TokenScores as TokenScores
     from transduce.tasks.generate import Generator as Generator
     from transduce.tasks.load import (
         load as load,

@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transduce.data.batch import pad
+from transduce.data.text.language import encode_text
 from transduce.data.text.masking import encode_masked, mask_id
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
-from transduce.tasks.search import check_list, in_batches, one_line
+from transduce.tasks.forced import Source, check_positions, encoder_states
+from transduce.tasks.search import check_list, in_batches, last_position, one_line
 
 
 class FillMask:
@@ -55,6 +57,23 @@ class FillMask:
         for n, text in in_batches([len(row) for _, row in masked], batch_tokens, filled):
             outputs[masked[n][0]] = one_line(text)
         return outputs
+
+    @torch.no_grad()
+    def encode(self, lines: Sequence[str], *, batch_tokens: int = 4096) -> list[Float[Tensor, "_ D"]]:
+        """The encoder's states, of shape (T, d_model), for every line: a row per token of the text as in training.
+
+        A tokenizer with BOS and EOS puts them around every line.
+
+        Raises:
+            ValueError: a line has no token, or is longer than learned positions.
+        """
+        check_list(lines, "encode takes a list of lines")
+        rows: list[Source] = [encode_text(self.tokenizer, line).tolist() for line in lines]
+        for number, row in enumerate(rows, start=1):
+            check_positions(f"line {number}", len(row), last_position(self.model))
+            if not len(row):
+                raise ValueError(f"a line must have a token to encode, but line {number} has none; leave it out")
+        return encoder_states(self.model, rows, batch_tokens)
 
     @torch.no_grad()
     def likeliest(

@@ -4,10 +4,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from transduce.data.text.language import encode_text
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.constraints import Constraints
 from transduce.decode.sample import Sampler, Sampling
@@ -15,6 +17,7 @@ from transduce.decode.scorer import ModelScorer
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import GenerationConfig
+from transduce.tasks.forced import TokenScores, check_positions, token_log_probs
 from transduce.tasks.search import Output, check_list, last_position, search
 
 logger = logging.getLogger("transduce")
@@ -108,6 +111,28 @@ class Generator:
             if piece := text.add([] if finished else [token], last=not sampler.running):
                 yield piece
         self._warn([[Output("", tokens=[0] * n_tokens, finished=finished)]], config)
+
+    @torch.no_grad()
+    def score(self, texts: Sequence[str]) -> list[TokenScores]:
+        """How likely each text is, token by token; it is made tokens as it is for training (`encode_text`).
+
+        BOS stands first where the tokenizer has one; without one, the first token is given and not predicted. Where EOS
+        is another one, it is predicted at the end of every line.
+
+        Raises:
+            ValueError: a text is longer than learned positions; `measure_perplexity` takes windows of it.
+        """
+        check_list(texts, "score takes a list of texts")
+        found = []
+        for number, text in enumerate(texts, start=1):
+            ids = torch.from_numpy(encode_text(self.tokenizer, text).astype(np.int64)).to(self.model.device)
+            check_positions(f"text {number}", len(ids) - 1, last_position(self.model))
+            if len(ids) < 2:
+                found.append(TokenScores([], torch.empty(0)))
+                continue
+            log_probs = token_log_probs(self.model, self.model.decoder_states(ids[None, :-1])[0], ids[1:])
+            found.append(TokenScores(self.tokenizer.tokens(ids[1:].tolist()), log_probs.cpu()))
+        return found
 
     def _constraints(self, ids: Int[Tensor, "B P"], config: GenerationConfig) -> Constraints:
         """What may follow these prompts; the last new token needs no position."""

@@ -7,16 +7,13 @@ from importlib.metadata import version
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.text.language import encode_text
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.model.transformer import Transformer
-
-ROWS = 512
-"""Positions projected to the vocabulary at a time."""
+from transduce.tasks.forced import token_log_probs
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,4 @@ def _nats(model: Transformer, rows: Int[Tensor, "B T"], fresh: int) -> float:
     """The cost of the last `fresh` predictions of every row, summed in float64."""
     states: Float[Tensor, "B t D"] = model.decoder_states(rows[:, :-1])[:, -fresh:]
     targets = rows[:, -fresh:].flatten()
-    total = 0.0
-    for some, wanted in zip(states.flatten(0, 1).split(ROWS), targets.split(ROWS), strict=True):
-        total += F.cross_entropy(model.project(some).float(), wanted, reduction="none").double().sum().item()
-    return total
+    return -token_log_probs(model, states.flatten(0, 1), targets).double().sum().item()

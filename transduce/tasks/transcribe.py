@@ -22,6 +22,7 @@ from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.decode.hypothesis import Hypothesis
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
+from transduce.tasks.forced import ForcedDecoding, Source
 from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
 
 logger = logging.getLogger("transduce")
@@ -31,6 +32,9 @@ LOOP = 24
 
 BLOCK = 4
 """What looped is searched again without any n-gram of so many tokens coming twice."""
+
+WHOLE = 1e9
+"""Seconds that no recording has, so that it stays in one piece."""
 
 Audio = Path | str | BufferedIOBase | tuple[np.ndarray | Tensor, int]
 """A file, by its path or open; or samples with their rate in Hz: one channel of shape (n,), floats of which full scale
@@ -78,7 +82,7 @@ class Transcript:
         return " ".join(text for segment in self.segments if (text := segment.outputs[0].text.strip()))
 
 
-class Transcriber:
+class Transcriber(ForcedDecoding[Audio]):
     """A list of sounds in, as many texts out, in the same order: files, or samples with their rate."""
 
     def __init__(
@@ -129,7 +133,7 @@ class Transcriber:
         A sound of nothing but digital silence is named by a warning, and so is what is shorter than half of
         `min_seconds`. If max_seconds is above the run's own, a warning says that the run knows no such segments.
         """
-        if decoding.max_seconds > self.decoding.max_seconds:
+        if self.decoding.max_seconds < decoding.max_seconds < WHOLE:
             logger.warning(
                 "segments of up to %g s are longer than what the run was trained on, %g s with some reserve; expect "
                 "errors, or leave out max_seconds",
@@ -184,6 +188,28 @@ class Transcriber:
         for row, outputs in self._decode([frames for *_, frames in heard], config, names):
             i, start, stop, _ = heard[row]
             yield i, Segment(start, stop, outputs)
+
+    def sources(self, inputs: Sequence[Audio]) -> list[Source]:
+        """The frames of every sound, which is not cut.
+
+        Raises:
+            ValueError: one of them cannot be used, or is silent.
+        """
+        check_list(inputs, "encode, score and align take a list of sounds")
+        found: list[Source] = []
+        for sound in self.read(inputs, replace(self.decoding, max_seconds=WHOLE)):
+            if sound.error:
+                raise ValueError(sound.error)
+            ((_, _, frames),) = sound.segments
+            if not len(frames):
+                raise ValueError(f"a sound must have something to hear, but {sound.path} is silent; leave it out")
+            found.append(frames)
+        return found
+
+    @property
+    def position_seconds(self) -> float:
+        """The time from one source position to the next."""
+        return self.feature_extractor.config.hop * self.model.config.frames.stack
 
     def decode(self, frames: Sequence[Float[Tensor, "_ F"]], decoding: SearchConfig) -> list[list[Output]]:
         """The n best texts of every utterance, in order; what loops is searched again, as a warning tells."""

@@ -11,12 +11,13 @@ from transduce.data.text.sentences import sentences
 from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
+from transduce.tasks.forced import ForcedDecoding, Source
 from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
 
 logger = logging.getLogger("transduce")
 
 
-class Translator:
+class Translator(ForcedDecoding[str]):
     """A list of sentences in, as many translations out, in the same order; a blank line gives a blank line."""
 
     def __init__(
@@ -90,6 +91,16 @@ class Translator:
             which = ", ".join(map(str, sorted(parted)[:5])) + ", ..." * (len(parted) > 5)
             told = "%d of %d lines, having more than %d tokens (split_length), were translated sentence by sentence: %s"
             logger.warning(told, len(parted), len(lines), config.split_length, which or "none")
+
+    def sources(self, inputs: Sequence[str]) -> list[Source]:
+        """Ids of every line, with its end; nothing is cut."""
+        check_list(inputs, "encode, score and align take a list of lines")
+        return [[*ids, EOS] for ids in self.source_tokenizer.encode(inputs)]
+
+    def source_tokens(self, source: Source) -> list[str]:
+        """The tokens of a line, its end last."""
+        assert isinstance(source, list)
+        return self.source_tokenizer.tokens(source)
 
     def _ways(self, lines: Sequence[str], config: SearchConfig, first_line: int) -> dict[int, list[list[list[int]]]]:
         """By the number of a line that is not blank, the ways to translate it: each is the ids of one or more texts.

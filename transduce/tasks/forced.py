@@ -1,0 +1,229 @@
+"""What a model makes of outputs that are given: encoder states, log-probabilities of every token, attention."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transduce.data.batch import bucket, pad, pad_frames
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD
+from transduce.data.text.tokenizers import Tokenizer
+from transduce.decode.scorer import at_least_float32
+from transduce.model.attention_maps import cross_attention
+from transduce.model.transformer import Memory, Transformer
+from transduce.tasks.search import SearchConfig, check_list, last_position
+
+InputT = TypeVar("InputT")
+
+Source = list[int] | Float[Tensor, "_ F"]
+"""What flows into an encoder: ids, or frames."""
+
+ROWS = 512
+"""Positions projected to the vocabulary at a time."""
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """How likely a given text is, token by token."""
+
+    tokens: list[str]
+    """The T tokens, readable, as the tokenizer cuts the text; the end is one of them where the model predicts it."""
+    log_probs: Float[Tensor, " T"]
+    """The natural log-probability of each, given the tokens before it, and the source if there is one."""
+
+    @property
+    def log_prob(self) -> float:
+        """The natural log-probability of the whole text."""
+        return float(self.log_probs.double().sum())
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Where a decoder looks while it writes a given text."""
+
+    source: list[str]
+    """The S source tokens; of sound there are none, see `seconds`."""
+    target: list[str]
+    """The T target tokens; the last is the end."""
+    weights: Float[Tensor, "L H T S"]
+    """Cross-attention by layer and head: row t is the look that token t was predicted with, and sums to 1."""
+    seconds: float | None = None
+    """The time from one source position to the next, if the source is sound; position s begins at s * seconds."""
+
+    @property
+    def mean(self) -> Float[Tensor, "T S"]:
+        """The mean over the heads of the last layer but one, which follows translations best; of a single layer, its own.
+
+        Source: Garg et al. (2019), Jointly Learning to Align and Translate with Transformer Models.
+        """
+        return self.weights[max(0, len(self.weights) - 2)].mean(dim=0)
+
+    @property
+    def places(self) -> list[int]:
+        """For each target token, the source position that `mean` looks at most."""
+        return self.mean.argmax(dim=-1).tolist()
+
+
+class ForcedDecoding(ABC, Generic[InputT]):
+    """What a task of encoder and decoder tells about inputs and given outputs, besides writing outputs of its own."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    decoding: SearchConfig
+
+    @abstractmethod
+    def sources(self, inputs: Sequence[InputT]) -> list[Source]:
+        """What flows into the encoder, for every input.
+
+        Raises:
+            ValueError: one of them cannot be used.
+        """
+
+    def source_tokens(self, source: Source) -> list[str]:
+        """The tokens of a source of ids; of frames there are none."""
+        return []
+
+    @property
+    def position_seconds(self) -> float | None:
+        """The time from one source position to the next, if the source is sound."""
+        return None
+
+    @torch.no_grad()
+    def encode(self, inputs: Sequence[InputT]) -> list[Float[Tensor, "_ D"]]:
+        """The encoder's states, of shape (S, d_model), for every input: a row per source position, on the CPU.
+
+        Text has a position per token and one for the end; sound, one per stack of frames.
+
+        Raises:
+            ValueError: an input cannot be used, or is longer than learned positions.
+        """
+        return encoder_states(self.model, self._checked(inputs), self.decoding.batch_tokens)
+
+    @torch.no_grad()
+    def score(self, inputs: Sequence[InputT], texts: Sequence[str]) -> list[TokenScores]:
+        """How likely each text is as the output for its input, by attention (a CTC head is not asked).
+
+        Raises:
+            ValueError: there are not as many texts as inputs, or one of either cannot be used.
+        """
+        sources, targets = self._checked(inputs), self._targets(inputs, texts)
+        found: list[TokenScores] = [TokenScores([], torch.empty(0))] * len(sources)
+        for rows, memory, target_in in self._forced(sources, targets):
+            states = self.model.decoder_states(target_in, memory=memory)
+            for row, own in zip(rows, states, strict=True):
+                wanted = torch.tensor(targets[row], device=states.device)
+                log_probs = token_log_probs(self.model, own[: len(wanted)], wanted).cpu()
+                found[row] = TokenScores(self.tokenizer.tokens(targets[row]), log_probs)
+        return found
+
+    @torch.no_grad()
+    def align(self, inputs: Sequence[InputT], texts: Sequence[str]) -> list[Alignment]:
+        """Where the decoder looks in each input while it is made to write the text.
+
+        Raises:
+            ValueError: as for `score`.
+        """
+        sources, targets = self._checked(inputs), self._targets(inputs, texts)
+        found: dict[int, Alignment] = {}
+        for rows, memory, target_in in self._forced(sources, targets):
+            assert memory.lengths is not None
+            weights = cross_attention(self.model, memory, target_in).cpu()
+            for b, (row, n_places) in enumerate(zip(rows, memory.lengths.tolist(), strict=True)):
+                found[row] = Alignment(
+                    self.source_tokens(sources[row]),
+                    self.tokenizer.tokens(targets[row]),
+                    weights[:, b, :, : len(targets[row]), :n_places].clone(),
+                    self.position_seconds,
+                )
+        return [found[row] for row in range(len(sources))]
+
+    def _checked(self, inputs: Sequence[InputT]) -> list[Source]:
+        """The sources, none of them longer than learned positions."""
+        sources, limit = self.sources(inputs), last_position(self.model)
+        for number, n_places in enumerate(source_lengths(self.model, sources), start=1):
+            check_positions(f"input {number}", n_places, limit)
+        return sources
+
+    def _targets(self, inputs: Sequence[InputT], texts: Sequence[str]) -> list[list[int]]:
+        """Ids of the texts, with their ends."""
+        check_list(texts, "given outputs are a list of texts")
+        if len(inputs) != len(texts):
+            raise ValueError(
+                f"every input has one given text, but there are {len(inputs)} inputs and {len(texts)} texts"
+            )
+        rows = [[*ids, EOS] for ids in self.tokenizer.encode(texts)]
+        for number, row in enumerate(rows, start=1):
+            check_positions(f"text {number}", len(row), last_position(self.model))
+        return rows
+
+    def _forced(
+        self, sources: list[Source], targets: list[list[int]]
+    ) -> Iterator[tuple[list[int], Memory, Int[Tensor, "B T"]]]:
+        """Batch by batch: the numbers of the pairs, their memory, and what the decoder reads."""
+        lengths = zip(source_lengths(self.model, sources), map(len, targets), strict=True)
+        for rows in _batches(list(lengths), self.decoding.batch_tokens):
+            memory = encoded(self.model, [sources[row] for row in rows])
+            target_in, _ = pad([[BOS, *targets[row][:-1]] for row in rows], PAD)
+            yield rows, memory, target_in.to(self.model.device)
+
+
+def encoder_states(model: Transformer, sources: Sequence[Source], batch_tokens: int) -> list[Float[Tensor, "_ D"]]:
+    """The encoder's states (S, D) of every source, without padding, on the CPU.
+
+    Args:
+        batch_tokens: source positions in one go: speed and memory, never the figures.
+    """
+    found: dict[int, Tensor] = {}
+    for rows in _batches([(n,) for n in source_lengths(model, sources)], batch_tokens):
+        memory = encoded(model, [sources[row] for row in rows])
+        assert memory.lengths is not None
+        for row, states, n in zip(rows, memory.states.cpu(), memory.lengths.tolist(), strict=True):
+            found[row] = states[:n].clone()
+    return [found[row] for row in range(len(sources))]
+
+
+def encoded(model: Transformer, sources: Sequence[Source]) -> Memory:
+    """The memory of some sources together: all ids, or all frames."""
+    if isinstance(sources[0], list):
+        source, lengths = pad([row for row in sources if isinstance(row, list)], PAD)
+    else:
+        source, lengths = pad_frames([row for row in sources if isinstance(row, Tensor)])
+        source = source.to(next(model.parameters()).dtype)
+    return model.encode(source.to(model.device), lengths.to(model.device))
+
+
+def source_lengths(model: Transformer, sources: Sequence[Source]) -> list[int]:
+    """How many encoder positions each source takes."""
+    return [len(row) if isinstance(row, list) else model.config.frames.out_lengths(len(row)) for row in sources]
+
+
+def token_log_probs(model: Transformer, states: Float[Tensor, "N D"], wanted: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """The natural log-probability that each of the decoder's states gives to the token wanted there, in float32 or more."""
+    parts = []
+    for some, tokens in zip(states.split(ROWS), wanted.split(ROWS), strict=True):
+        logits = at_least_float32(model.project(some))
+        parts.append(logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0])
+    return torch.cat(parts)
+
+
+def check_positions(name: str, n_positions: int, limit: int) -> None:
+    """Check that a model has so many positions.
+
+    Raises:
+        ValueError: it has fewer.
+    """
+    if n_positions > limit:
+        raise ValueError(
+            f"{name} must fit into the model's learned positions, which end at {limit}, but it takes {n_positions}; "
+            "split it"
+        )
+
+
+def _batches(lengths: Sequence[tuple[int, ...]], batch_tokens: int) -> Iterator[list[int]]:
+    if lengths:
+        yield from (batch.tolist() for batch in bucket(np.array(lengths), batch_tokens))
