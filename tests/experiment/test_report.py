@@ -49,7 +49,9 @@ def recordings(tmp_path_factory):
 )
 def test_every_search_is_made_once_and_the_sound_is_read_once(run, recordings, monkeypatch, capsys, decoding, searches):
     opened, made, read, search = [], [], transcriber.read_audio, transcriber.search_sources
-    monkeypatch.setattr(transcriber, "read_audio", lambda path, rate: opened.append(path) or read(path, rate))
+    monkeypatch.setattr(
+        transcriber, "read_audio", lambda path, *rest, **named: opened.append(path) or read(path, *rest, **named)
+    )
     monkeypatch.setattr(transcriber, "search_sources", lambda *parts: made.append(parts[3]) or search(*parts))
     scores = speech_report(run, recordings, decoding, "cpu")
     spoken = recordings[:4]

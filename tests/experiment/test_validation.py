@@ -20,9 +20,10 @@ from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.pairs import FrameReader, SpeechPairs
 from transduce.data.text.corpus import ParallelText
 from transduce.data.text.pairs import TextPairs
-from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, tokenizers
 from transduce.experiment.config import ValidateBy
-from transduce.experiment.validation import held_out_loss, speech_validator, translation_validator
+from transduce.experiment.run import with_vocabularies
+from transduce.experiment.validation import _aligned, held_out_loss, speech_validator, translation_validator
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Transformer
 from transduce.score.measures import MEASURES
@@ -156,12 +157,37 @@ def test_speech_validation_draws_the_straightest_head(speech, tmp_path, monkeypa
     assert path == tmp_path / "a.png"
 
 
+def test_translation_validation_draws_the_alignment_of_the_shortest_sample(translator, pairs, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("transduce.experiment.validation.attention_map", lambda *parts: drawn.append(parts))
+    text = ParallelText(ENGLISH[:6], GERMAN[:6])
+    found = translation_validator(translator, text, pairs.epoch(0), n_samples=6)(translator.model)
+    found.pictures["attention"](tmp_path / "a.png")
+    ((weights, target, source, title, path),) = drawn
+    (s,), (t,) = translator.source_tokenizer.encode(["Print it."]), translator.tokenizer.encode(["Druck es aus."])
+    memory = translator.model.encode(torch.tensor([[*s, EOS]]))
+    want = cross_attention(translator.model, memory, torch.tensor([[BOS, *t]]))[-2, 0].mean(dim=0)
+    torch.testing.assert_close(weights, want, rtol=0, atol=1e-6)
+    assert (source, target) == (translator.source_tokenizer.tokens([*s, EOS]), translator.tokenizer.tokens([*t, EOS]))
+    assert title == "mean over heads of the last layer but one" and path == tmp_path / "a.png"
+
+
+def test_a_sample_without_positions_for_it_has_no_picture():
+    source, target = tokenizers(ENGLISH, GERMAN, vocab_size=330, joint=True)
+    config = replace(td.transformer_tiny(), positions="learned", max_positions=6)
+    model = td.Transformer(with_vocabularies(config, 330, 330, joint=True))
+    assert _aligned(td.Translator(model, source, target), [(ENGLISH[0], GERMAN[0], "")]) == {}
+
+
 def test_a_picture_of_any_text_can_be_drawn(tmp_path):
     """No formula in dollars, no script that the font lacks, no length stops a training."""
     pieces = ["▁$", "x$", "\\$_{", "<0x0A>", "語", "ü", "</s>"]
     attention_map(torch.rand(7, 30), pieces, 0.04, "a$b_語$: layer 1", tmp_path / "a.png")
     attention_map(torch.rand(700, 3), ["a"] * 700, 0.04, "long", tmp_path / "b.png")
-    for path, height in ((tmp_path / "a.png", 2.9 * 120), (tmp_path / "b.png", 22 * 120)):
+    attention_map(torch.rand(7, 3), pieces, pieces[:3], "two texts", tmp_path / "c.png")
+    attention_map(torch.rand(2, 500), pieces[:2], pieces[:1] * 500, "wide", tmp_path / "d.png")
+    heights = {"a": 2.9, "b": 22, "c": 3.9, "d": 2.9}
+    for path, height in ((tmp_path / f"{name}.png", height * 120) for name, height in heights.items()):
         picture = matplotlib.image.imread(path)
         assert picture.shape[0] == pytest.approx(height, abs=1) and picture.std() > 0
 

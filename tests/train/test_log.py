@@ -1,10 +1,17 @@
-"""What a training loads in order to draw and log, and nothing else does."""
+"""What a training shows and keeps of its validations, and what it loads for that and nothing else does."""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from transduce.train.log import Log
+from transduce.train.plot import attention_map, read_picture
+from transduce.train.state import Progress, Validation
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,3 +25,29 @@ def test_nothing_is_loaded_for_help_that_only_a_training_needs(program):
     words = f"import sys, transduce, {program}; print(sorted(set(sys.modules) & {SLOW}))"
     done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_tensorboard_has_samples_and_pictures_and_the_bar_the_score(tmp_path, capsys):
+    log, progress = Log(tmp_path, 9), Progress(update=3, validations=[(3, 41.5)])
+    log.open(Progress())
+    log.validation(
+        progress,
+        Validation(
+            {"loss": 2.5, "bleu": 41.5},
+            samples=[("one | *two*", "eins zwei", "ein <b>"), ("a", "b", "c")],
+            pictures={"attention": lambda path: attention_map(torch.rand(2, 3), ["a", "b"], ["x", "y", "z"], "", path)},
+        ),
+    )
+    log.close()
+    assert "bleu=41.50" in capsys.readouterr().err.splitlines()[-1]
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    (text,) = board.Tensors("valid/samples/text_summary")
+    assert text.step == 3 and text.tensor_proto.string_val[0].decode() == (
+        "    one | *two*\n    should be  eins zwei\n    is         ein <b>\n    \n"
+        "    a\n    should be  b\n    is         c"
+    )
+    (image,) = board.Images("valid/attention")
+    drawn = read_picture(tmp_path / "samples" / "00000003.attention.png")
+    (tmp_path / "kept.png").write_bytes(image.encoded_image_string)
+    np.testing.assert_allclose(read_picture(tmp_path / "kept.png"), drawn, rtol=0, atol=1 / 255)
+    assert (image.step, (image.height, image.width)) == (3, drawn.shape[:2]) and drawn.std() > 0

@@ -23,7 +23,7 @@ from transduce.score.score import Measure
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
-from transduce.tasks.search import GREEDY
+from transduce.tasks.search import GREEDY, last_position
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 from transduce.train.objectives import CrossEntropy
@@ -71,17 +71,27 @@ def held_out_loss(model: Transformer, batches: Sequence[Batch]) -> float:
 def translation_validator(
     translator: Translator, text: ParallelText, batches: Sequence[Batch], *, by: str = "bleu", n_samples: int = 3
 ) -> Validator:
-    """Loss and BLEU (greedy search) on held-out pairs, and `by` where it is another measure."""
+    """Loss and BLEU (greedy search) on held-out pairs, `by` where it is another measure, and a picture of attention."""
     measures = _measures(["bleu"], by)
 
     def look(model: Transformer) -> Validation:
         outputs = translator(text.source, GREEDY)
         metrics = {measure.name: measure(outputs, text.target, resamples=0).value for measure in measures}
-        return Validation(
-            metrics, samples=[(text.source[i], text.target[i], outputs[i]) for i in _spread(len(outputs), n_samples)]
-        )
+        samples = [(text.source[i], text.target[i], outputs[i]) for i in _spread(len(outputs), n_samples)]
+        return Validation(metrics, samples=samples, pictures=_aligned(translator, samples))
 
     return Validator(batches=batches, look=look, by=by, perplexity=True)
+
+
+def _aligned(translator: Translator, samples: Sequence[tuple[str, str, str]]) -> dict[str, Callable[[Path], None]]:
+    """What draws the alignment of the shortest sample with its reference, if the model has positions for it."""
+    source, reference, _ = min(samples, key=lambda sample: len(sample[0]) + len(sample[1]))
+    (ids,), (target,) = translator.sources([source]), translator.tokenizer.encode([reference])
+    if max(len(ids), len(target) + 1) > last_position(translator.model):
+        return {}
+    (found,) = translator.align([source], [reference])
+    title = "mean over heads of the last layer but one"
+    return {"attention": lambda path: attention_map(found.mean.float(), found.target, found.source, title, path)}
 
 
 def speech_validator(

@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from transduce.files import read_json_lines, write_file
-from transduce.train.plot import learning_curve
+from transduce.train.plot import learning_curve, read_picture
 from transduce.train.state import Progress, Validation
 
 EVERY = 50
@@ -94,11 +94,17 @@ class Log:
         for source, reference, output in validation.samples:
             self.say(f"  {source}\n    should be  {reference}\n    is         {output}")
         self.shown |= {name: f"{value:.2f}" for name, value in validation.metrics.items() if name != "loss"}
+        self.bar.set_postfix(self.shown)
         samples = self.directory / "samples"
         samples.mkdir(exist_ok=True)
         for name, draw in validation.pictures.items():
-            draw(samples / f"{progress.update:08d}.{name}.png")
+            path = samples / f"{progress.update:08d}.{name}.png"
+            draw(path)
+            self.board.add_image(f"valid/{name}", read_picture(path), progress.update, dataformats="HWC")
         if validation.samples:
+            # indented lines are code in Markdown, which is shown as it is
+            shown = [f"    {s}\n    should be  {r}\n    is         {o}" for s, r, o in validation.samples]
+            self.board.add_text("valid/samples", "\n    \n".join(shown), progress.update)
             text = "".join(f"{s}\t{r}\t{o}\n" for s, r, o in validation.samples)
             write_file(samples / f"{progress.update:08d}.tsv", text)
         learning_curve(read_json_lines(self.path), self.directory / "learning_curve.png")

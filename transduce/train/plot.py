@@ -1,10 +1,11 @@
 """Plots of a training. Matplotlib is slow to load, so it is loaded when the first plot is drawn."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
@@ -30,26 +31,45 @@ def learning_curve(metrics: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def attention_map(weights: Float[Tensor, "T S"], tokens: Sequence[str], seconds: float, title: str, path: Path) -> None:
-    """Plot the cross-attention of one head: time runs to the right, and every output token has a row.
+def attention_map(
+    weights: Float[Tensor, "T S"], tokens: Sequence[str], source: Sequence[str] | float, title: str, path: Path
+) -> None:
+    """Plot cross-attention: the source runs to the right, and every output token has a row.
 
     Args:
         tokens: what each of the T steps produced.
-        seconds: the time from one source position to the next.
+        source: what stands at each of the S source positions; or, of sound, the seconds from one to the next.
     """
     from matplotlib.figure import Figure
 
     n_steps, n_places = weights.shape
-    figure = Figure(figsize=(min(3 + n_places / 20, 14), min(1.5 + n_steps / 5, 22)), layout="constrained")
+    seconds = source if isinstance(source, float) else None
+    width, height = (3 + n_places / 20, 1.5 + n_steps / 5) if seconds else (3 + n_places / 4, 2.5 + n_steps / 5)
+    figure = Figure(figsize=(min(width, 14), min(height, 22)), layout="constrained")
     axes = figure.subplots()
-    extent = (0, n_places * seconds, n_steps, 0)
+    extent = (0, n_places * (seconds or 1.0), n_steps, 0)
     image = axes.imshow(weights.cpu().numpy(), aspect="auto", cmap="Greys", extent=extent, vmin=0)
-    named = range(0, n_steps, -(-n_steps // 100))  # more labels take seconds to lay out
-    labels = [tokens[step] for step in named]
-    axes.set_yticks([step + 0.5 for step in named], labels=labels, parse_math=False)  # a "$" begins no formula
-    axes.set_xlabel("seconds")
+    _name(axes.set_yticks, tokens)
+    if isinstance(source, float):
+        axes.set_xlabel("seconds")
+    else:
+        _name(axes.set_xticks, source, rotation=90)
     axes.set_title(title, parse_math=False)
     figure.colorbar(image, label="attention")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # an empty box does for scripts without a font
         figure.savefig(path, dpi=120)
+
+
+def _name(ticks: Callable[..., object], tokens: Sequence[str], **style: Any) -> None:
+    """Put tokens beside the middles of their rows or columns."""
+    shown = range(0, len(tokens), -(-len(tokens) // 100))  # more labels take seconds to lay out
+    labels = [tokens[i] for i in shown]
+    ticks([i + 0.5 for i in shown], labels=labels, parse_math=False, **style)  # a "$" begins no formula
+
+
+def read_picture(path: Path) -> Float[np.ndarray, "h w 3"]:
+    """The pixels of a PNG, 0 to 1."""
+    from matplotlib.image import imread
+
+    return imread(path)[..., :3]
