@@ -111,7 +111,7 @@ SETTINGS = {
 def run(x: Experiment) -> dict[str, float]:
     """Train, then translate and score the test split; returns its scores."""
     # Data
-    text, valid, test = (x.corpus.read(split) for split in ("train", "valid", "test"))
+    text, valid, test = x.corpus.splits(x.training.seed)
     source, target = ex.saved_tokenizers(
         x.run, x.start_from, x.tokenizer, x.symbols, kind=ex.SentencePieceTokenizer
     ) or ex.tokenizers(text.source, text.target, vocab_size=x.vocab_size, joint=x.joint, symbols=x.symbols.split())

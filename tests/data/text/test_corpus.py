@@ -203,7 +203,41 @@ def test_half_a_split_or_two_answers_are_refused(tmp_path, split, given):
     fields = {part: path if part in given else None for part in ("source", "target", "tsv")}
     with pytest.raises(ValueError) as caught:
         Files(**{f"{split}_{part}": value for part, value in fields.items()}).read(split)
+    more = ", or --hold-out 500" if split == "valid" and not given else ""
     assert str(caught.value) == (
-        f"the {split} text is two files or one TSV: give --{split}-source and --{split}-target, or --{split}-tsv, "
+        f"the {split} text is two files or one TSV: give --{split}-source and --{split}-target, or --{split}-tsv{more}, "
         f"but {split}_source={fields['source']}, {split}_target={fields['target']} and {split}_tsv={fields['tsv']}"
     )
+
+
+def test_validation_can_be_held_out_of_the_training_text(tmp_path, caplog):
+    """By the seed, in order; what equals a held-out pair on both sides leaves too, and one side alone does not."""
+    pairs = [(f"s{i % 40}", f"t{i % 60}") for i in range(200)]  # pair i equals pair i + 120
+    tsv = write(tmp_path / "a", "".join(f"{s}\t{t}\n" for s, t in pairs))
+    test = write(tmp_path / "b", "s1\tt1\n" * 3)
+    corpus = Files(train_tsv=tsv, test_tsv=test, hold_out=30)
+    train, valid, kept = corpus.splits(7)
+    held, left = (list(zip(text.source, text.target, strict=True)) for text in (valid, train))
+    assert len(held) == 30 and kept == ParallelText(["s1"] * 3, ["t1"] * 3)
+    assert left == [pair for pair in pairs if pair not in held] and set(left) | set(held) == set(pairs)
+    places = iter(pairs)
+    assert all(pair in places for pair in held)  # in order
+    n_twins = 200 - 30 - len(left)
+    assert n_twins > 0 and [r.getMessage() for r in caplog.records] == [
+        f"validation holds out 30 of 200 training pairs; {n_twins} equal to one of them left the training text too"
+    ]
+    assert corpus.splits(7) == (train, valid, kept) and corpus.splits(8)[1] != valid
+
+
+def test_what_cannot_be_held_out_is_refused(tmp_path):
+    tsv = write(tmp_path / "a", "one\teins\n" * 5)
+    for files, message in (
+        (lambda: Files(train_tsv=tsv, hold_out=1),
+         "a training needs pairs besides those held out, but hold_out=1 takes all of 5; hold out fewer"),
+        (lambda: Files(train_tsv=tsv, valid_tsv=tsv, hold_out=1),
+         "validation has files or is held out, but hold_out=1 and files are named; leave one out"),
+        (lambda: Files(train_tsv=tsv, hold_out=-1), "hold_out must be at least 0, but hold_out=-1"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError) as caught:
+            files().splits(1)
+        assert str(caught.value) == message

@@ -2,12 +2,19 @@
 
 import gzip
 import hashlib
+import logging
 import os
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
+
+from transduce.config import at_least
+
+logger = logging.getLogger("transduce")
 
 
 def check_text(path: Path) -> None:
@@ -141,6 +148,33 @@ def _without_blanks(sources: list[str], targets: list[str], name: str) -> Parall
     return ParallelText([s for s, _ in kept], [t for _, t in kept], len(sources) - len(kept))
 
 
+def hold_out(text: ParallelText, n: int, seed: int) -> tuple[ParallelText, ParallelText]:
+    """Most pairs for training, and n that validation takes; both keep their order.
+
+    Which ones is a function of n, the seed and the number of pairs. Pairs equal to one that is held out, on both sides,
+    leave the training text too; a line of the log tells how many.
+
+    Raises:
+        ValueError: no pair would be left for training.
+    """
+    order = np.random.default_rng(seed).permutation(len(text))
+    taken = sorted(order[:n].tolist())
+    pairs = list(zip(text.source, text.target, strict=True))
+    twins = {pairs[i] for i in taken}
+    train = [pair for pair in pairs if pair not in twins]
+    if not train:
+        raise ValueError(
+            f"a training needs pairs besides those held out, but hold_out={n} takes all of {len(pairs)}; hold out fewer"
+        )
+    told = "validation holds out %d of %d training pairs; %d equal to one of them left the training text too"
+    logger.warning(told, len(taken), len(pairs), len(pairs) - len(taken) - len(train))
+    valid = [pairs[i] for i in taken]
+    return (
+        ParallelText([s for s, _ in train], [t for _, t in train], text.n_blank),
+        ParallelText([s for s, _ in valid], [t for _, t in valid]),
+    )
+
+
 def corpus_folder(name: str) -> Path | None:
     """The folder `name` inside the one that the environment variable TRANSDUCE_DATA names; None if it is not set."""
     root = os.environ.get("TRANSDUCE_DATA")
@@ -172,6 +206,10 @@ class Folder:
         """
         name = getattr(self, split)
         return read_parallel(self._file(f"{name}.{self.source}"), self._file(f"{name}.{self.target}"))
+
+    def splits(self, seed: int) -> tuple[ParallelText, ParallelText, ParallelText | None]:
+        """Training, validation and test text; the seed decides nothing here."""
+        return self.read("train"), self.read("valid"), self.read("test")
 
     def _file(self, name: str) -> Path:
         if self.data is None:
@@ -207,6 +245,30 @@ class Files:
     """Its translation."""
     test_tsv: Path | None = None
     """In place of both."""
+    hold_out: int = 0
+    """Pairs that validation takes out of the training text, where it has no files; the seed decides which."""
+
+    def __post_init__(self) -> None:
+        at_least(0, hold_out=self.hold_out)
+
+    def splits(self, seed: int) -> tuple[ParallelText, ParallelText, ParallelText | None]:
+        """Training, validation and test text; the test is never touched.
+
+        Raises:
+            ValueError: as for `read`; or validation has files and is held out as well.
+        """
+        train, test = self.read("train"), self.read("test")
+        assert train is not None
+        if not self.hold_out:
+            valid = self.read("valid")
+            assert valid is not None
+            return train, valid, test
+        if self.valid_source or self.valid_target or self.valid_tsv:
+            raise ValueError(
+                f"validation has files or is held out, but hold_out={self.hold_out} and files are named; leave one out"
+            )
+        train, valid = hold_out(train, self.hold_out, seed)
+        return train, valid, test
 
     def read(self, split: Literal["train", "valid", "test"]) -> ParallelText | None:
         """One split; None if there is no test split.
@@ -221,7 +283,8 @@ class Files:
             return read_parallel(source, target)
         if split == "test" and not (source or target or tsv):
             return None
+        way_out = ", or --hold-out 500" if split == "valid" and not (source or target or tsv) else ""
         raise ValueError(
-            f"the {split} text is two files or one TSV: give --{split}-source and --{split}-target, or --{split}-tsv, "
+            f"the {split} text is two files or one TSV: give --{split}-source and --{split}-target, or --{split}-tsv{way_out}, "
             f"but {split}_source={source}, {split}_target={target} and {split}_tsv={tsv}"
         )
