@@ -1,6 +1,7 @@
 """The command line as a user meets it: files and streams in, lines out, errors with a way out."""
 
 import io
+import json
 import re
 import sys
 from dataclasses import fields
@@ -111,7 +112,35 @@ def test_describe_tells_size_vocabulary_and_fields(run, capsys):
     n = sum(p.numel() for p in td.load_model(run).parameters())
     assert f"{n:,} parameters in model.safetensors" in out
     assert "source vocabulary: 330 tokens" in out
-    assert "  d_model = 128\n" in out and "input:" not in out
+    assert "  model.d_model = 128\n" in out and "input:" not in out
+
+
+def test_describe_shows_scores_first_and_the_rest_within_a_screen(tmp_path, capsys):
+    run = random_run(tmp_path / "run")
+    told = [
+        {"search": s, "measure": "bleu", "value": v, "score": f"BLEU {v} sig"} for s, v in (("greedy", 4.5), ("b", 5))
+    ]
+    (run / "test.json").write_text(json.dumps(told))
+    (run / "validation.json").write_text('{"loss": 1.25, "perplexity": 3.5}')
+    lines = [
+        '{"update": 10, "kind": "valid", "bleu": 3.25, "loss": null, "skipped": 0}',
+        '{"update": 12, "kind": "train"}',
+    ]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert main(["describe", str(run)]) == 0
+    short = capsys.readouterr().out.splitlines()
+    assert short[:4] == [
+        "test, greedy: BLEU 4.5 sig",
+        "test, b: BLEU 5 sig",
+        "validation: loss 1.25, perplexity 3.5",
+        "last validation: update 10, bleu 3.25",
+    ]
+    assert 24 <= len(short) <= 40
+    assert main(["describe", str(run), "--all"]) == 0
+    whole = capsys.readouterr().out.splitlines()
+    n_hidden = len(set(whole) - set(short))
+    assert set(short) - set(whole) == {f"and {n_hidden} more fields: transduce describe {run} --all"}
+    assert "  seed = 3" in whole and f"  model.dropout = {td.transformer_tiny().dropout}" in whole
 
 
 def test_describe_tells_how_sound_flows_in(tmp_path, capsys):
