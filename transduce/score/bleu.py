@@ -1,13 +1,20 @@
 """BLEU, chrF and TER by sacrebleu: how they are counted is written in the signature that each score carries."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from jaxtyping import Float
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
-from sacrebleu.significance import PairedTest, Result
+from sacrebleu.significance import estimate_ci
 
+from transduce.score.bootstrap import resampled_sums
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples
+
+CHUNK = 200
+"""Lines whose n-grams are in memory at a time: as many as fit into a CPU's caches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +40,7 @@ class TranslationMeasure(Measure):
             ((score, _),) = self._bootstrap([hypotheses], [references, *more], resamples)
             return score
         metric = self.metric(lowercase=self.lowercase)
-        got = metric.corpus_score(hypotheses, [references, *more])
+        got = metric._compute_score_from_stats(_statistics(metric, hypotheses, [references, *more]).sum(axis=0))
         return Score(got.name, got.score, str(metric.get_signature()), len(hypotheses))
 
     def compare(
@@ -50,18 +57,42 @@ class TranslationMeasure(Measure):
     def _bootstrap(
         self, systems: Sequence[Lines], references: Sequence[Lines], resamples: int
     ) -> list[tuple[Score, float]]:
-        """Each system's score with its interval, and the p-value of its difference from the first (1 for the first)."""
-        named = [(str(i), system) for i, system in enumerate(systems)]
-        metrics = {self.name: self.metric(lowercase=self.lowercase)}
-        signatures, results = PairedTest(named, metrics, references, "bs", n_samples=resamples)()
-        ((label, signature),) = signatures.items()
-        found = []
-        for result in results[label]:
-            assert isinstance(result, Result) and result.mean is not None and result.ci is not None
-            low, high = float(result.mean - result.ci), float(result.mean + result.ci)
-            score = Score(label, result.score, str(signature), len(systems[0]), low, high)
-            found.append((score, 1.0 if result.p_value is None else result.p_value))
+        """Each system's score with its interval, and the p-value of its difference from the first (1 for the first).
+
+        It is sacrebleu's PairedTest, whose memory grows with lines * resamples, on the same draws.
+        """
+        metric = self.metric(lowercase=self.lowercase)
+        statistics = [_statistics(metric, system, references) for system in systems]
+        setting = os.environ.get("SACREBLEU_SEED", "12345").lower()
+        signature = metric.get_signature()
+        signature.update("seed", setting)
+        signature.update("bs", resamples)
+        sums = resampled_sums(np.hstack(statistics), resamples, None if setting == "none" else int(setting))
+        found: list[tuple[Score, float]] = []
+        first = np.zeros(0)
+        for one, drawn in zip(statistics, np.split(sums, len(systems), axis=1), strict=True):
+            score = metric._compute_score_from_stats(one.sum(axis=0))
+            scores = np.array([metric._compute_score_from_stats(each).score for each in drawn])
+            mean, half = estimate_ci(scores)
+            told = Score(score.name, score.score, str(signature), len(one), float(mean - half), float(mean + half))
+            if not found:
+                found, first = [(told, 1.0)], scores
+                continue
+            leads = np.abs(scores - first)
+            more = np.sum(leads - leads.mean() > abs(told.value - found[0][0].value))
+            found.append((told, float(more + 1) / (resamples + 1)))
         return found
+
+
+def _statistics(metric: Metric, hypotheses: Lines, references: Sequence[Lines]) -> Float[np.ndarray, "U K"]:
+    """What the metric sums up over the lines, such as matching n-grams, for every line."""
+    found = []
+    for start in range(0, len(hypotheses), CHUNK):
+        chunk = slice(start, start + CHUNK)
+        parts = metric._extract_corpus_statistics(hypotheses[chunk], [lines[chunk] for lines in references])
+        found.append(np.array(parts, dtype=np.float64))
+        metric._force = True  # of tokenized text, BLEU has warned by now
+    return np.concatenate(found)
 
 
 def _numbered(*references: Lines) -> dict[str, Lines]:

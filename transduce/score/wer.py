@@ -11,10 +11,14 @@ from jaxtyping import Float
 from jiwer import CharacterOutput, WordOutput
 
 from transduce.score.alignment import NOUN, Errors, Unit, align, all_errors, count_errors
+from transduce.score.bootstrap import resampled_sums
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples, counted
 
 SEED = 12345
 """The seed of every bootstrap here, so that a score comes out the same twice; it stands in the signature."""
+
+CHUNK = 10_000
+"""Utterances whose alignments are in memory at a time."""
 
 APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ`´", "'"))
 
@@ -24,12 +28,16 @@ class ErrorRate(Score):
     """Errors in percent of the reference, over `n` utterances; lower is better, and more than 100 is possible."""
 
     unit: Unit
-    aligned: WordOutput | CharacterOutput = field(repr=False)
+    utterances: list[Errors] = field(repr=False)
+    """The errors of each utterance."""
+    hypotheses: Lines = field(repr=False)
+    references: Lines = field(repr=False)
+    """Both as they were aligned: normalized, if asked for."""
 
     @property
-    def utterances(self) -> list[Errors]:
-        """The errors of each utterance."""
-        return [count_errors(chunks) for chunks in self.aligned.alignments]
+    def aligned(self) -> WordOutput | CharacterOutput:
+        """Every utterance with its alignment, which is made anew: that of many utterances takes much memory."""
+        return align(self.hypotheses, self.references, unit=self.unit)
 
     @property
     def errors(self) -> Errors:
@@ -87,8 +95,7 @@ class ErrorRateMeasure(Measure):
         check_resamples(resamples, compared=False)
         if self.normalize:
             hypotheses, references = ([normalized(line) for line in lines] for lines in (hypotheses, references))
-        aligned = align(hypotheses, references, unit=self.unit)
-        utterances = [count_errors(chunks) for chunks in aligned.alignments]
+        utterances = _errors(hypotheses, references, self.unit)
         errors = all_errors(utterances)
         if errors.n_reference == 0:
             after = " after normalization" if self.normalize else ""
@@ -99,7 +106,15 @@ class ErrorRateMeasure(Measure):
         interval = np.quantile(_resampled(utterances, resamples), (0.025, 0.975)).tolist() if resamples else ()
         signature = self._signature(resamples)
         return ErrorRate(
-            self.title, errors.rate, signature, len(utterances), *interval, unit=self.unit, aligned=aligned
+            self.title,
+            errors.rate,
+            signature,
+            len(utterances),
+            *interval,
+            unit=self.unit,
+            utterances=utterances,
+            hypotheses=hypotheses,
+            references=references,
         )
 
     def compare(self, hypotheses: Lines, other: Lines, references: Lines, *, resamples: int = 1000) -> Comparison:
@@ -126,17 +141,21 @@ class ErrorRateMeasure(Measure):
         return f"{bootstrap}{letters}|unit:{self.unit}{space}|jiwer:{importlib.metadata.version('jiwer')}"
 
 
+def _errors(hypotheses: Lines, references: Lines, unit: Unit) -> list[Errors]:
+    found = []
+    for start in range(0, len(references), CHUNK):
+        chunk = slice(start, start + CHUNK)
+        found += [count_errors(chunks) for chunks in align(hypotheses[chunk], references[chunk], unit=unit).alignments]
+    return found
+
+
 def _resampled(utterances: Sequence[Errors], resamples: int) -> Float[np.ndarray, " R"]:
     """The rate in percent on every bootstrap draw that has a token in its references.
 
     The same numbers of utterances and draws give the same draws, so two systems are resampled as pairs.
-
-    Source: Efron (1979), Bootstrap methods.
     """
-    rng = np.random.default_rng(SEED)
-    counts = np.array([(errors.total, errors.n_reference) for errors in utterances])
-    draws = (rng.integers(len(counts), size=len(counts)) for _ in range(resamples))  # one at a time: U x R is large
-    errors, tokens = np.stack([counts[draw].sum(axis=0) for draw in draws]).T
+    counts = np.array([(errors.total, errors.n_reference) for errors in utterances], dtype=np.float64)
+    errors, tokens = resampled_sums(counts, resamples, SEED).T
     return 100 * errors[tokens > 0] / tokens[tokens > 0]
 
 
