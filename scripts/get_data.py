@@ -33,6 +33,7 @@ import argparse
 import gzip
 import hashlib
 import http.client
+import io
 import sys
 import tarfile
 import urllib.error
@@ -40,7 +41,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from make_manifest import make_folder, make_fsdd, make_kaldi, make_speechocean762
 
@@ -94,13 +95,31 @@ CORPORA = {
 }
 
 
+LARGEST = 4 * 10**9
+"""Bytes that an archive or a text may have when it is unpacked; the largest here, speechocean762, has 0.6e9."""
+
+
+def too_large(name: object, how: str) -> ValueError:
+    return ValueError(f"{name} may have {LARGEST:,} bytes when it is unpacked, but {how}; fetch it elsewhere")
+
+
 def digest(name: str, content: bytes) -> str:
     """SHA-256 of a file's text, or of an archive as it is; what does not unpack has the reason in place of one."""
     packed = name.endswith(".gz") and not name.endswith(".tar.gz")
     try:
-        return hashlib.sha256(gzip.decompress(content) if packed else content).hexdigest()
+        return _sha256(gzip.GzipFile(fileobj=io.BytesIO(content)) if packed else io.BytesIO(content), name)
     except (OSError, EOFError, zlib.error) as error:
         return f"no whole gzip file: {error}"
+
+
+def _sha256(file: IO[bytes], name: str) -> str:
+    found, size = hashlib.sha256(), 0
+    while block := file.read(2**20):
+        found.update(block)
+        size += len(block)
+        if size > LARGEST:
+            raise too_large(name, "it has more")
+    return found.hexdigest()
 
 
 def check(name: str, content: bytes, wanted: str | None, *, where: str, way_out: str) -> None:
@@ -129,17 +148,35 @@ def download(url: str, folder: Path) -> bytes:
         raise ValueError(f"{url} must be reachable, but {getattr(error, 'reason', error)}; {way_out}") from error
 
 
+def members(archive: Path) -> list[tuple[tarfile.TarInfo, tuple[str, ...]]]:
+    """The files of an archive and the parts of their names.
+
+    Raises:
+        ValueError: it declares more than LARGEST bytes, or has more.
+    """
+    files, declared, read = [], 0, 0
+    with tarfile.open(archive, "r:gz") as tar:
+        while (member := tar.next()) is not None:
+            declared += member.size
+            if declared > LARGEST:  # before tarfile looks for what follows so many bytes
+                raise too_large(archive, f"it declares {declared:,} up to {member.name!r}")
+            if member.isfile():
+                files.append((member, PurePosixPath(member.name).parts))
+        while block := tar.fileobj.read(2**20):  # to its end, where gzip compares a checksum
+            read += len(block)
+            if declared + read > LARGEST:
+                raise too_large(archive, "it has more")
+    return files
+
+
 def unpack(archive: Path, folder: Path) -> None:
     """Put the files of an archive into a folder, without the one they share; what is there in its size is kept.
 
     Raises:
-        ValueError: it is no whole archive, or a name leads elsewhere; then nothing is written.
+        ValueError: it is no whole archive, a name leads elsewhere, or it is too large; then nothing is written.
     """
     try:
-        with tarfile.open(archive, "r:gz") as tar:
-            files = [(m, PurePosixPath(m.name).parts) for m in tar if m.isfile()]
-            while tar.fileobj.read(2**20):  # to its end, where gzip compares a checksum
-                pass
+        files = members(archive)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
             f"{archive} must be a whole .tar.gz, but it is not: {error}; move it away to have it fetched anew"

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import io
 import os
 import re
 import tarfile
@@ -299,3 +300,55 @@ def test_the_table_is_the_corpus(capsys, name, n_files):
         pytest.skip(f"needs {name} inside the folder that TRANSDUCE_DATA names")
     get_data.get(get_data.CORPORA[name], Path(root) / name, mirror="http://127.0.0.1:1")  # all are kept
     assert capsys.readouterr().out.count("bytes, kept") == n_files
+
+
+def packed(path: Path, sizes: list[int], rest: bytes = b"") -> Path:
+    """An archive of zeros, and what follows behind its end."""
+    with gzip.open(path, "wb") as file:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            for i, size in enumerate(sizes):
+                member = tarfile.TarInfo(f"a/{i}.wav")
+                member.size = size
+                tar.addfile(member, io.BytesIO(bytes(size)))
+        file.write(rest)
+    return path
+
+
+def declares(size: int) -> bytes:
+    member = tarfile.TarInfo("a/0.wav")
+    member.size = size
+    return gzip.compress(member.tobuf(tarfile.GNU_FORMAT))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda path: path.write_bytes(declares(300 * 10**9)), "it declares 300,000,000,000 up to 'a/0.wav'"),
+        (lambda path: packed(path, [30_000, 30_000, 50_000, 1]), "it declares 110,000 up to 'a/2.wav'"),
+        (lambda path: packed(path, [30_000], rest=bytes(3 * 2**20)), "it has more"),
+    ],
+    ids=["in one file", "in several", "behind its end"],
+)
+def test_an_archive_that_is_too_large_is_refused_before_anything_is_unpacked(tmp_path, monkeypatch, make, told):
+    monkeypatch.setattr(get_data, "LARGEST", 100_000)
+    archive = tmp_path / "x.tar.gz"
+    make(archive)
+    with pytest.raises(ValueError) as caught:
+        get_data.unpack(archive, tmp_path / "out")
+    assert str(caught.value) == (
+        f"{archive} may have 100,000 bytes when it is unpacked, but {told}; fetch it elsewhere"
+    )
+    assert not (tmp_path / "out").exists()
+    get_data.unpack(packed(archive, [30_000, 40_000]), tmp_path / "out")
+    assert [path.stat().st_size for path in sorted((tmp_path / "out").iterdir())] == [30_000, 40_000]
+
+
+def test_a_text_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(get_data, "LARGEST", 100_000)
+    path = tmp_path / "a.en.gz"
+    path.write_bytes(gzip.compress(bytes(3 * 2**20)))
+    with pytest.raises(ValueError) as caught:
+        get_data.fetch(path, "http://127.0.0.1/a.en.gz", "0" * 64)
+    assert (
+        str(caught.value) == "a.en.gz may have 100,000 bytes when it is unpacked, but it has more; fetch it elsewhere"
+    )
