@@ -24,6 +24,7 @@ COMMANDS = {
     "score wer": ("score:score_wer", "Word error rate of transcripts, with a report and tables."),
     "score cer": ("score:score_cer", "Character error rate."),
     "score per": ("score:score_per", "Phone error rate."),
+    "score comet": ("score:score_comet", "COMET of translations, which reads their sources too."),
     "score perplexity": ("generate:score_perplexity", "Perplexity of a text by a language model."),
     "describe": ("describe:describe", "Tell what a run directory holds: model, tokenizers, training, scores."),
     "average": ("average:average_checkpoints", "Make the mean of checkpoints the run's finished model."),

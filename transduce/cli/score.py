@@ -12,6 +12,7 @@ from transduce.cli.common import STDIN, OptionalFile, read_side, side_name
 from transduce.data.text.corpus import split_table
 from transduce.score.alignment import NOUN, all_errors, error_report
 from transduce.score.bleu import TranslationMeasure, bleu, chrf, ter
+from transduce.score.comet import comet
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines
 from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, per, wer
 
@@ -76,6 +77,26 @@ def score_translations(
     _print_score(measure, systems, references, [read_side(path) for path in references], scoring.resamples)
 
 
+def score_with_sources(
+    measure: Measure,
+    hypotheses: Hypotheses,
+    reference: Reference,
+    *,
+    source: Annotated[Path, arg(metavar="SRC")],
+    scoring: Options,
+) -> None:
+    """Print a score that reads the sources too, with its signature. Needs unbabel-comet (pip install 'transduce[comet]').
+
+    Args:
+        hypotheses: Translations to score, one a line: a file, plain or .gz, or - for standard input.
+        reference: The right translations, line by line.
+        source: What was translated, line by line.
+    """
+    systems = _systems(hypotheses, scoring, [reference, source])
+    measure = measure.of(read_side(source))
+    _print_score(measure, systems, [reference], [read_side(reference)], scoring.resamples)
+
+
 def score_transcripts(
     measure: ErrorRateMeasure, hypotheses: Hypotheses, reference: Reference, scoring: TranscriptOptions
 ) -> None:
@@ -112,6 +133,7 @@ def _command(function: Callable[..., None], measure: Measure) -> "partial[None]"
 
 
 score_bleu, score_chrf, score_ter = (_command(score_translations, measure) for measure in (bleu, chrf, ter))
+score_comet = _command(score_with_sources, comet)
 score_wer, score_cer, score_per = (_command(score_transcripts, measure) for measure in (wer, cer, per))
 
 

@@ -19,7 +19,7 @@ from transduce.data.text.shards import Stream
 from transduce.model.attention_maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
 from transduce.score.measures import MEASURES, get_measure
-from transduce.score.score import Measure
+from transduce.score.score import Lines, Measure
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
@@ -72,7 +72,7 @@ def translation_validator(
     translator: Translator, text: ParallelText, batches: Sequence[Batch], *, by: str = "bleu", n_samples: int = 3
 ) -> Validator:
     """Loss and BLEU (greedy search) on held-out pairs, `by` where it is another measure, and a picture of attention."""
-    measures = _measures(["bleu"], by)
+    measures = _measures(["bleu"], by, text.source)
 
     def look(model: Transformer) -> Validation:
         outputs = translator(text.source, GREEDY)
@@ -98,7 +98,7 @@ def speech_validator(
     transcriber: Transcriber, pairs: SpeechPairs, *, search: SearchConfig = GREEDY, by: str = "wer", n_samples: int = 3
 ) -> Validator:
     """Loss and error rates (BLEU, if BLEU or chrF decide) on held-out recordings, and how straight attention is."""
-    measures = _measures(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by)
+    measures = _measures(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None)
 
     def look(model: Transformer) -> Validation:
         references = [recording.text for recording in pairs.recordings]
@@ -192,9 +192,9 @@ def _filled(fill_mask: FillMask, batch: Batch) -> Int[Tensor, " n"]:
     return fill_mask.likeliest(batch.source, batch.source_lengths, batch.target_out != IGNORE)
 
 
-def _measures(names: list[str], by: str) -> list[Measure]:
-    """The measures of these names, and the one that decides where it is not among them."""
-    return [get_measure(name) for name in dict.fromkeys([*names, *([by] if by != "loss" else [])])]
+def _measures(names: list[str], by: str, sources: Lines | None) -> list[Measure]:
+    """The measures of these names, and the one that decides where it is not among them, for outputs of these sources."""
+    return [get_measure(name).of(sources) for name in dict.fromkeys([*names, *([by] if by != "loss" else [])])]
 
 
 def _spread(n: int, n_samples: int) -> range:

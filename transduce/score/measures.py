@@ -1,10 +1,11 @@
 """Every measure by its name."""
 
 from transduce.score.bleu import bleu, bleu_lowercase, chrf, ter
+from transduce.score.comet import comet
 from transduce.score.score import Measure
 from transduce.score.wer import cer, per, wer
 
-MEASURES: dict[str, Measure] = {each.name: each for each in (bleu, bleu_lowercase, chrf, ter, wer, cer, per)}
+MEASURES: dict[str, Measure] = {each.name: each for each in (bleu, bleu_lowercase, chrf, ter, wer, cer, per, comet)}
 
 
 def get_measure(name: str) -> Measure:

@@ -60,6 +60,10 @@ class Measure(ABC):
         """Which of two scores is the better one: "higher" or "lower"."""
         return "higher" if self.higher_is_better else "lower"
 
+    def of(self, sources: Lines | None) -> "Measure":
+        """The measure for outputs of these sources, None being sound: itself, where sources are not looked at."""
+        return self
+
     @abstractmethod
     def __call__(self, hypotheses: Lines, references: Lines, *, resamples: int = 1000) -> Score:
         """The score of all lines together, with its 95 % interval.

@@ -1,0 +1,110 @@
+"""COMET with a stand-in of unbabel-comet: what is asked of it, and what becomes of its judgements."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from transduce.cli.main import main
+from transduce.data.text.corpus import ParallelText
+from transduce.experiment import validation
+from transduce.score import comet as module
+from transduce.score.comet import comet
+
+SOURCES, REFERENCES = ["a b", "c", "d e f", "g"], ["x y", "z", "u v w", "q"]
+
+
+class Judge:
+    """A line is worth the share of the reference that its letters make up; every call is kept."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[dict[str, str]], dict]] = []
+
+    def download_model(self, name: str) -> str:
+        return f"/cache/{name}"
+
+    def load_from_checkpoint(self, path: str) -> "Judge":
+        assert path == "/cache/Unbabel/wmt22-comet-da"
+        return self
+
+    def predict(self, data, **how) -> SimpleNamespace:
+        self.calls.append((data, how))
+        scores = [len(set(row["mt"]) & set(row["ref"])) / len(set(row["ref"])) for row in data]
+        return SimpleNamespace(scores=scores, system_score=sum(scores) / len(scores))
+
+
+@pytest.fixture
+def judge(monkeypatch) -> Judge:
+    found = Judge()
+    monkeypatch.setitem(sys.modules, "comet", found)
+    monkeypatch.setattr(module, "find_spec", lambda name: name == "comet")
+    monkeypatch.setattr(module, "version", lambda name: {"unbabel-comet": "2.2.7"}[name])
+    module._model.cache_clear()
+    yield found
+    module._model.cache_clear()
+
+
+def test_the_score_is_the_mean_judgement_times_100(judge):
+    score = comet.of(SOURCES)(["x y", "", "u", "q"], REFERENCES, resamples=0)
+    assert score.value == pytest.approx(100 * (1 + 0 + 1 / 4 + 1) / 4)  # the space is a letter here
+    assert (score.n, score.low, score.name) == (4, None, "COMET")
+    assert score.signature == "model:Unbabel/wmt22-comet-da|scale:100|version:2.2.7"
+    ((data, how),) = judge.calls
+    assert data[2] == {"src": "d e f", "mt": "u", "ref": "u v w"} and how["progress_bar"] is False
+
+
+def test_the_interval_holds_the_means_of_most_draws(judge):
+    """All 4^4 draws of four lines, instead of a thousand random ones."""
+    score = comet.of(SOURCES)(["x y", "", "u", "q"], REFERENCES, resamples=4000)
+    judged = np.array([100.0, 0.0, 25.0, 100.0])
+    every = [judged[list(np.unravel_index(i, (4, 4, 4, 4)))].mean() for i in range(256)]
+    assert (score.low, score.high) == pytest.approx(np.quantile(every, (0.025, 0.975)), abs=7)
+    assert score.signature.startswith("bs:4000|seed:12345|")
+
+
+def test_two_systems_are_compared_on_the_same_draws(judge):
+    measure, right = comet.of(SOURCES * 10), REFERENCES * 10
+    found = measure.compare(right, [""] * 40, right, resamples=200)
+    assert found.difference == 100 and found.p_value == pytest.approx(1 / 201)
+    assert measure.compare(right, right, right, resamples=200).p_value == 1.0
+
+
+def test_what_is_missing_is_told(judge, monkeypatch):
+    for call, message in (
+        (lambda: comet.of(None), "COMET reads source texts, but the sources are sound; name another measure, such as bleu"),
+        (lambda: comet(["a"], ["b"]), "every side of a score must be a list of at least one line, but sources is empty"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError) as error:
+            call()
+        assert str(error.value) == message
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(ValueError) as error:
+        validation._measures(["bleu"], "comet", SOURCES)
+    assert str(error.value) == "COMET needs unbabel-comet, but it is not installed; pip install 'transduce[comet]'"
+
+
+def test_it_decides_which_checkpoint_is_best(judge, monkeypatch):
+    """With the held-out sources."""
+    monkeypatch.setattr(validation, "held_out_loss", lambda model, batches: 2.0)
+    monkeypatch.setattr(validation, "_aligned", lambda translator, samples: {})
+    text = ParallelText(SOURCES, REFERENCES)
+    validate = validation.translation_validator(lambda lines, how: ["x y", "", "u", "q"], text, [], by="comet")
+    found = validate(None)
+    assert found.by == "comet" and found.score == found.metrics["comet"] == pytest.approx(56.25)
+    assert [row["src"] for row in judge.calls[0][0]] == SOURCES
+
+
+def test_score_comet_reads_three_files(judge, tmp_path, capsys, monkeypatch):
+    for name, lines in (("src", SOURCES), ("hyp", ["x y", "", "u", "q"]), ("ref", REFERENCES)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    monkeypatch.chdir(tmp_path)
+    arguments = ["score", "comet", "hyp", "ref", "--source", "src", "--resamples", "0"]
+    assert main(arguments) == 0
+    want = "COMET 56.25 model:Unbabel/wmt22-comet-da|scale:100|version:2.2.7\nover 4 lines\n"
+    assert capsys.readouterr().out == want
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == (
+        "transduce: COMET needs unbabel-comet, but it is not installed; pip install 'transduce[comet]'\n"
+    )
