@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import sys
 from contextlib import contextmanager
@@ -371,6 +372,42 @@ def test_no_microphone_is_told(run, folder, stdin, microphone, monkeypatch, caps
         "recording; Enter ends it\n"
         "transduce: a microphone must give sound, but nothing came; look at the system's sound settings\n"
     )
+
+
+@pytest.mark.parametrize("format", ["text", "tsv", "json", "srt"])
+@pytest.mark.parametrize("name", [b"caf\xe9.wav", b"two\nlines\tand a tab.wav"], ids=["not UTF-8", "two lines"])
+def test_any_name_of_a_file_works_in_every_format(run, folder, tmp_path, capsys, name, format):
+    """A line stays a line; JSON alone can spell a line break."""
+    path = Path(os.fsdecode(bytes(tmp_path) + b"/" + name))
+    path.write_bytes((folder / "8000.wav").read_bytes())
+    assert transcribe(run, [path], "--format", format) == 0
+    plain = transcribe(run, [folder / "8000.wav"], "--format", format)
+    out = capsys.readouterr().out
+    assert plain == 0
+    shown = f"{tmp_path}/" + name.decode(errors="replace")
+    if format == "json":
+        found, other = map(json.loads, out.splitlines())
+        assert found == {**other, "audio": shown}
+    elif format == "tsv":
+        half = out.splitlines()
+        assert half[: len(half) // 2] == [
+            line.replace(str(folder / "8000.wav"), shown.replace("\n", " ").replace("\t", " "))
+            for line in half[len(half) // 2 :]
+        ]
+    else:
+        assert out[: len(out) // 2] == out[len(out) // 2 :] and "red blue" in out
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.wav", b"two\nlines.wav"], ids=["not UTF-8", "two lines"])
+def test_a_bad_file_of_any_name_is_named_in_one_line(run, tmp_path, capsys, name):
+    path = Path(os.fsdecode(bytes(tmp_path) + b"/" + name))
+    path.write_bytes(b"no sound" * 100)
+    with pytest.raises(SystemExit) as stopped:
+        transcribe(run, [path])
+    assert stopped.value.code == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"transduce: {tmp_path}/{name.decode(errors='replace')} cannot be read".replace("\n", " "))
+    assert second == "transduce: 1 of 1 files could not be transcribed"
 
 
 def test_no_file_and_no_run_are_refused(run, folder, tmp_path, capsys):

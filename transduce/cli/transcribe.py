@@ -89,7 +89,7 @@ def transcribe(
             progress = partial(_advance, bar, before=bar.n, left=len(given) - n_read)
             for transcript in transcriber.transcripts(sounds, decoding, progress=progress):
                 if transcript.error:
-                    tqdm.write(f"transduce: {_printable(transcript.error)}", file=sys.stderr)
+                    tqdm.write(f"transduce: {_line(transcript.error)}", file=sys.stderr)
                     n_bad += 1
                 out.write(WRITE[format](transcript))
             out.flush()
@@ -173,12 +173,17 @@ def _printable(text: object) -> str:
     return str(text).encode(errors="surrogateescape").decode(errors="replace")
 
 
+def _line(text: object) -> str:
+    """As text of one line."""
+    return _printable(text).replace("\n", " ").replace("\r", " ")
+
+
 def _text(transcript: Transcript) -> str:
     return transcript.text + "\n"
 
 
 def _tsv(transcript: Transcript) -> str:
-    name = _printable(transcript.path).replace("\t", " ")
+    name = _line(transcript.path).replace("\t", " ")
     return "".join(
         f"{name}\t{p.start:.3f}\t{p.stop:.3f}\t{p.outputs[0].score:.4f}\t" + p.outputs[0].text.replace("\t", " ") + "\n"
         for p in transcript.segments

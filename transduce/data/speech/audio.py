@@ -157,7 +157,9 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
     if isinstance(sound, Path):
         sound_status(sound)
     try:
-        with soundfile.SoundFile(sound) as file:
+        # soundfile itself turns a name into UTF-8, which not every name on a disk is
+        source = os.fsencode(sound) if isinstance(sound, Path) and os.name == "posix" else sound
+        with soundfile.SoundFile(source) as file:
             yield file
     except (soundfile.SoundFileError, TypeError) as error:  # TypeError: a format without header, such as .raw
         told = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
