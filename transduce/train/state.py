@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -115,7 +116,10 @@ class Store:
             save_file(_flat_state(optimizer), path / "optimizer.safetensors")
             (path / "state.json").write_text(json.dumps(to_dict(progress)) + "\n")
 
-        write_directory(self.directory / f"{progress.update:08d}", fill)
+        try:
+            write_directory(self.directory / f"{progress.update:08d}", fill)
+        except SafetensorError as error:  # it hides the number of the error, such as a full disk's
+            raise OSError(f"{self.directory / f'{progress.update:08d}'} cannot be written: {error}") from error
         kept = {progress.update, *progress.last(self.keep_last), *progress.best(self.keep_best)}
         for path in self.directory.glob("[0-9]*"):
             if int(path.name) not in kept:
