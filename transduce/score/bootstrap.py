@@ -7,11 +7,13 @@ from jaxtyping import Float
 def resampled_sums(statistics: Float[np.ndarray, "U K"], resamples: int, seed: int | None) -> Float[np.ndarray, "R K"]:
     """The sums of the lines' statistics over as many lines, drawn with replacement, again and again.
 
-    One draw at a time is kept, and as counts: how often each line was drawn. The same number of lines and seed give the
-    same draws, which are those of sacrebleu.
+    One draw at a time is kept, and as counts: how often lines of these statistics were drawn. The same number of lines
+    and seed give the same draws, which are those of sacrebleu.
 
     Source: Efron (1979), Bootstrap methods.
     """
-    rng, n, columns = np.random.default_rng(seed), len(statistics), np.asfortranarray(statistics)
-    draws = (np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(resamples))
-    return np.stack([counts.astype(np.float64) @ columns for counts in draws])
+    rows, kinds = np.unique(statistics, axis=0, return_inverse=True)  # of many lines, most have statistics of another
+    kinds = kinds.ravel().astype(np.int32)  # fewer bytes to look up in any order
+    rng, n = np.random.default_rng(seed), len(statistics)
+    draws = (np.bincount(kinds[rng.integers(n, size=n)], minlength=len(rows)) for _ in range(resamples))
+    return np.stack([counts.astype(np.float64) @ rows for counts in draws])
