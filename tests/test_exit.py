@@ -65,7 +65,7 @@ def test_a_full_disk_while_a_checkpoint_is_written_keeps_the_one_before(tmp_path
 
 def test_weights_that_cannot_be_written_are_told_in_one_line(tmp_path, monkeypatch, capsys):
     """safetensors has an error of its own, here of a folder that is not there."""
-    monkeypatch.setattr("transduce.train.state.save_weights", lambda path, model: save_nowhere(tmp_path))
+    monkeypatch.setattr("transduce.train.state.save_file", lambda tensors, path: save_nowhere(tmp_path))
     with pytest.raises(SafetensorError) as caught:
         save_nowhere(tmp_path)
     training = toy.trainer(tmp_path, config=toy.config(max_updates=5, validate_every=5))

@@ -100,7 +100,9 @@ def copy_weights(own: dict[str, Tensor], weights: dict[str, Tensor], name: str) 
         for n in own
         if n in weights and weights[n].shape != own[n].shape
     ]
-    wrong += [f"{n} is of {w.dtype}" for n, w in weights.items() if n in own and w.dtype not in WEIGHT_TYPES]
+    wrong += [
+        f"{n} is of {w.dtype}" for n, w in weights.items() if n in own and w.dtype not in (*WEIGHT_TYPES, own[n].dtype)
+    ]
     if wrong:
         raise ValueError(f"weights must fit the configuration, but in {name} {'; '.join(wrong[:5])}")
     with torch.no_grad():

@@ -283,7 +283,10 @@ TOKENS = StackConfig(input=Tokens(vocab_size=29))
         (lambda: Tokens(vocab_size=5, multiple=0), "multiple must be at least 1, but multiple=0"),
         (lambda: Frames(n_features=0), "n_features must be at least 1, but n_features=0"),
         (lambda: Frames(n_features=13, stack=-1), "stack must be at least 1, but stack=-1"),
-        (lambda: StackConfig(input=Tokens(vocab_size=29), n_layers=0), "n_layers must be at least 1, but n_layers=0"),
+        (
+            lambda: StackConfig(input=Tokens(vocab_size=29), n_layers=0),
+            "n_layers must lie in [1, 10000], but n_layers=0",
+        ),
         (lambda: TransformerConfig(decoder=TOKENS, d_model=0), "d_model must be at least 1, but d_model=0"),
         (lambda: TransformerConfig(decoder=TOKENS, n_heads=0), "n_heads must be at least 1, but n_heads=0"),
         (lambda: TransformerConfig(decoder=TOKENS, d_ff=0), "d_ff must be at least 1, but d_ff=0"),

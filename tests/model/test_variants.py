@@ -345,7 +345,7 @@ def test_a_configuration_from_before_the_variants_is_the_paper():
             "rotary positions need heads of an even width, but theirs is 7; set head_width",
         ),
         ({"rotary_theta": 1.0}, "rotary_theta must lie in (1, inf), but rotary_theta=1.0"),
-        ({"n_experts": -1}, "n_experts must be at least 0, but n_experts=-1"),
+        ({"n_experts": -1}, "n_experts must lie in [0, 10000], but n_experts=-1"),
         ({"experts_per_token": 0}, "experts_per_token must be at least 1, but experts_per_token=0"),
         ({"n_experts": 1}, "experts_per_token must lie in [1, 1], but experts_per_token=2"),
         ({"balance_weight": -0.5}, "balance_weight must be at least 0, but balance_weight=-0.5"),

@@ -113,9 +113,9 @@ def test_the_directory_alone_transcribes_as_the_report_did(straight, corpus, tmp
     transcriber = td.load(moved)
     paths = [corpus / f"test{i:02d}.wav" for i in range(4)]
     own = transcriber.decoding  # the run says how to search, and in segments of which lengths
-    assert own == replace(small(moved, corpus).decoding, max_seconds=own.max_seconds)
+    assert own == replace(small(moved, corpus).decoding, min_seconds=own.min_seconds, max_seconds=own.max_seconds)
     heard = [r.seconds for r in read_manifest(corpus / "train.tsv") if r.id != "broken"]
-    assert own.max_seconds == pytest.approx(max(1.0, 1.2 * max(heard)))
+    assert own.max_seconds == pytest.approx(max(1.0, 1.2 * max(heard))) and own.min_seconds == min(heard)
     got = transcriber.transcribe(paths)
     kept = (straight[0] / "test.beam2.ctc.txt").read_text().removesuffix("\n").split("\n")
     assert [t.text for t in got] == kept[:4] and kept[4] == ""  # the broken one counts as blank

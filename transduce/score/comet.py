@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from transduce.device import default_device
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples
 
 SEED = 12345
@@ -66,6 +65,8 @@ class CometMeasure(Measure):
         check_lines({"hypotheses": hypotheses, "references": references, "sources": self.sources})
         sides = zip(self.sources, hypotheses, references, strict=True)
         data = [{"src": source, "mt": output, "ref": reference} for source, output, reference in sides]
+        from transduce.device import default_device  # torch takes seconds to import, and --help does without
+
         found = _model(self.model).predict(data, batch_size=8, gpus=int(default_device() != "cpu"), progress_bar=False)
         return 100 * np.array(found.scores)
 

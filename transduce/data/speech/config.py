@@ -155,5 +155,5 @@ class Augmentation:
         within("[0, 1)", vtlp=self.vtlp, token_dropout=self.token_dropout)
         within("[0, 10]", silence=self.silence)
         if self.lowest_snr is not None:
-            within(f"[-20, {HIGHEST_SNR:g}]", lowest_snr=self.lowest_snr)
+            within(f"[0, {HIGHEST_SNR:g}]", lowest_snr=self.lowest_snr)
         within("[0, 1]", time_mask_proportion=self.time_mask_proportion)
