@@ -41,7 +41,7 @@ class Experiment:
     cache: Path = Path("runs/features")
     """Where log-mels are kept, for all runs; safe to share and to delete."""
     workers: int = os.cpu_count() or 1
-    """Processes that compute them."""
+    """Threads that compute them; 0: none but the first."""
     vocab_size: int = 320
     """Tokens of the BPE vocabulary, 260 special ones and bytes included."""
     tokenizer: Path | None = None

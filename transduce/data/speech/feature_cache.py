@@ -3,16 +3,10 @@
 import hashlib
 import io
 import json
-import multiprocessing
-import os
-import signal
 import sys
-import threading
-from collections.abc import Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -71,27 +65,34 @@ class FeatureCache:
         known = self._kept.get((path, _settings(config), speed))
         if known and (found := _load(known, config.n_mels)) is not None:
             return found
-        kept = self.file(path, config, speed)
-        if (found := _load(kept, config.n_mels)) is not None:
+        if (found := _load(self.file(path, config, speed), config.n_mels)) is not None:
             return found
-        waveform = change_speed(read_audio(path, config.sample_rate), speed)
-        try:
-            log_mel = features.log_mel(waveform)
-        except ValueError as error:
-            raise ValueError(f"{path} cannot be used at speed {speed}: {error}") from error
-        content = io.BytesIO()
-        np.save(content, log_mel.numpy(), allow_pickle=False)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        write_file(kept, content.getvalue(), durable=False)  # a torn one is computed anew
-        return log_mel
+        return self._compute(path, features, (speed,))[speed]
+
+    def _compute(
+        self, path: Path, features: FeatureExtractor, speeds: Sequence[float]
+    ) -> dict[float, Float[Tensor, "S M"]]:
+        """Keep the log-mels of a sound file, which is read once, and return them by speed."""
+        waveform, found = read_audio(path, features.config.sample_rate), {}
+        for speed in speeds:
+            try:
+                found[speed] = features.log_mel(change_speed(waveform, speed))
+            except ValueError as error:
+                raise ValueError(f"{path} cannot be used at speed {speed}: {error}") from error
+            content = io.BytesIO()
+            np.save(content, found[speed].numpy(), allow_pickle=False)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            # not durable: a torn one is computed anew
+            write_file(self.file(path, features.config, speed), content.getvalue(), durable=False)
+        return found
 
     def fill(
         self, paths: Sequence[Path], features: FeatureExtractor, speeds: Sequence[float] = (1.0,), workers: int = 0
     ) -> dict[Path, str]:
-        """Compute what is missing, in `workers` processes or, with 0, in this one. Progress goes to stderr.
+        """Compute what is missing, in `workers` threads or, with 0, in this one. Progress goes to stderr.
 
-        A script that calls this with workers needs `if __name__ == "__main__"`. If it is interrupted, what is written
-        stays.
+        Reading sound, resampling and the DFT leave Python's lock to others, so threads share the work. If it is
+        interrupted, what is written stays.
 
         Returns:
             The files that cannot be used at one of the speeds, each with the reason, which names the file.
@@ -100,75 +101,50 @@ class FeatureCache:
             OSError: the directory cannot be written.
         """
         config = replace(features.config, normalize="none")  # no log-mel needs means and deviations
-        settings = _settings(config)
+        settings, plain = _settings(config), FeatureExtractor(config)
         errors: dict[Path, str] = {}
-        missing: list[tuple[Path, float]] = []
+        missing: dict[Path, list[float]] = {}
         for path in dict.fromkeys(paths):
             try:
                 found = {speed: self.file(path, config, speed) for speed in speeds}
             except ValueError as error:
                 errors[path] = str(error)
                 continue
-            missing += [(path, speed) for speed, kept in found.items() if not kept.exists()]
+            if lacking := [speed for speed, kept in found.items() if not kept.exists()]:
+                missing[path] = lacking
             self._kept.update({(path, settings, speed): kept for speed, kept in found.items()})
-        if workers and missing:
-            done = self._fill_with(workers, missing, config)
-        else:
-            done = ((path, _fill_one(self, path, config, speed)) for path, speed in missing)
-        with closing(done):  # a generator that a traceback keeps alive would keep its processes running
-            for path, told in tqdm(done, total=len(missing), desc="features", unit="file", file=sys.stderr):
-                if told:
-                    errors.setdefault(path, told)
+
+        def told(path: Path) -> tuple[Path, str]:
+            try:
+                self._compute(path, plain, missing[path])
+            except ValueError as error:
+                return path, str(error)
+            return path, ""
+
+        with tqdm(total=len(missing), desc="features", unit="file", file=sys.stderr, disable=not missing) as bar:
+            for path, reason in _each(told, list(missing), workers):
+                bar.update()
+                if reason:
+                    errors[path] = reason
         return errors
 
-    def _fill_with(
-        self, workers: int, missing: list[tuple[Path, float]], config: FeatureConfig
-    ) -> Generator[tuple[Path, str], None, None]:
-        # spawned, as a fork of a process in which torch has threads can hang
-        pool = ProcessPoolExecutor(
-            min(workers, len(missing)), multiprocessing.get_context("spawn"), initializer=_begin_worker
-        )
-        bare = FeatureCache(self.directory)  # remembers nothing, as it is sent along with every task
+
+def _each(work: Callable[[Path], tuple[Path, str]], paths: list[Path], workers: int) -> Iterator[tuple[Path, str]]:
+    """What `work` returns for every path, as it is there. Each thread computes alone."""
+    if not workers:
+        yield from map(work, paths)
+        return
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         try:
-            futures = {pool.submit(_fill_one, bare, path, config, speed): path for path, speed in missing}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            for future in as_completed([pool.submit(work, path) for path in paths]):
+                yield future.result()
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process tells the others to end
-    torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End this worker when its parent is gone: a killed parent tells its workers nothing, and they would wait."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _fill_one(cache: FeatureCache, path: Path, config: FeatureConfig, speed: float) -> str:
-    """Keep the log-mel of a file, and return what is wrong with the file, or an empty text."""
-    try:
-        cache.get(path, _features(config), speed)
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def _settings(config: FeatureConfig) -> tuple[int | float, ...]:
     """The settings that a log-mel depends on."""
     return (config.sample_rate, config.frame, config.hop, config.n_mels, config.low, config.highest)
-
-
-@cache
-def _features(config: FeatureConfig) -> FeatureExtractor:
-    """A feature extractor, made once per process."""
-    return FeatureExtractor(config)
 
 
 def _load(kept: Path, n_mels: int) -> Float[Tensor, "S M"] | None:

@@ -135,7 +135,7 @@ class SpeechPairs:
         max_seconds: longer recordings are left out.
         out_lengths: how many positions the encoder sees of so many frames, as the model's `Frames.out_lengths` says it.
             No text can have more tokens than positions.
-        workers: processes that fill the cache of log-mels; 0: this one.
+        workers: threads that fill the cache of log-mels; 0: this one.
 
     Raises:
         ValueError: no recording is left.
