@@ -23,7 +23,9 @@ def main() -> None:
     parser.add_argument("manifest", type=Path, help="its test recordings")
     parser.add_argument("--n", type=int, default=64, help="how many recordings, from the first on")
     parser.add_argument("--joined", type=int, default=8, help="how many of them become one file")
-    parser.add_argument("--max-seconds", type=float, nargs="+", default=[20.0, 4.8], help="longest segments to try")
+    parser.add_argument(
+        "--max-seconds", type=float, nargs="*", default=[], help="longest segments to try; the run's first"
+    )
     asked = parser.parse_args()
     transcriber = td.load(asked.run)
     assert isinstance(transcriber, td.Transcriber)
@@ -41,7 +43,7 @@ def main() -> None:
         right.append(" ".join(texts[start : start + asked.joined]))
     lengths = [len(samples) / rate for samples, _ in sounds]
     print(f"{len(sounds)} joined files of {min(lengths):.0f} to {max(lengths):.0f} s")
-    for seconds in asked.max_seconds:
+    for seconds in [transcriber.decoding.max_seconds, *asked.max_seconds]:
         print(f"segments of up to {seconds:g} s:", wer(transcriber(sounds, max_seconds=seconds), right, resamples=0))
 
 
