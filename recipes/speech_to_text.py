@@ -197,7 +197,8 @@ def run(x: Experiment) -> dict[str, float]:
     # in longer or shorter segments than these the model would be lost
     shortest, longest = (extreme(r.seconds for r in pairs.recordings) for extreme in (min, max))
     longest = min(x.decoding.max_seconds, max(1.0, BEYOND * longest))
-    x = replace(x, decoding=replace(x.decoding, min_seconds=shortest, max_seconds=longest))
+    margin = x.augmentation.silence / 2
+    x = replace(x, decoding=replace(x.decoding, min_seconds=shortest, max_seconds=longest, margin=margin))
     print(f"transcribes in segments of {shortest:.1f} to {longest:.1f} s, as the training has no others")
 
     # Model

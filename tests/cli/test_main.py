@@ -193,7 +193,7 @@ def test_options_replace_what_the_run_says_and_nothing_else():
 @pytest.mark.parametrize(
     ("command", "config", "without"),
     [
-        ("translate", td.SearchConfig, {"ctc_weight", "max_seconds", "min_seconds"}),
+        ("translate", td.SearchConfig, {"ctc_weight", "max_seconds", "min_seconds", "margin"}),
         ("transcribe", td.SearchConfig, {"n_best", "max_source_length", "split_length"}),
         ("generate", td.GenerationConfig, set()),
     ],

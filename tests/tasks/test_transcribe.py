@@ -190,7 +190,7 @@ def test_a_long_file_is_cut_in_its_pauses(transcriber, tmp_path):
     (transcript,) = transcriber.transcribe([tmp_path / "long.wav"], replace(SHORT, max_seconds=3.0))
     segments = transcript.segments
     for segment, start in zip(segments, starts, strict=True):  # a segment for every text
-        assert segment.start <= start and segment.stop >= start + 0.6 and segment.stop - segment.start <= 1.2
+        assert segment.start <= start + 0.05 and segment.stop >= start + 0.6 and segment.stop - segment.start <= 1.2
     assert transcript.text == " ".join(text for p in segments if (text := p.outputs[0].text.strip()))
     for segment in (segments[0], segments[-1]):  # each is what a file of its own would give
         part = read_audio(tmp_path / "long.wav", RATE)[round(segment.start * RATE) : round(segment.stop * RATE)]

@@ -9,6 +9,7 @@ from importlib import import_module
 import tyro
 
 from transduce.exit import exit_code
+from transduce.threads import wait_politely
 
 COMMANDS = {
     "train translation": ("train:train", "Train text to text: parallel text in, a run directory and BLEU out."),
@@ -55,6 +56,7 @@ def _call(name: str, arguments: list[str]) -> None:
     if name.startswith("train "):
         command(name.removeprefix("train "), arguments)
         return
+    wait_politely()
     tyro.cli(
         command,
         prog=f"transduce {name}",

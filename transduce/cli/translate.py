@@ -28,7 +28,7 @@ else:  # torch takes seconds to import, and --help does without
 CHUNK = 2000
 """Lines translated, and then written, at a time: sorted by length within, in order without."""
 
-Search = search_options(without=("ctc_weight", "max_seconds", "min_seconds"))
+Search = search_options(without=("ctc_weight", "max_seconds", "min_seconds", "margin"))
 
 
 def translate(

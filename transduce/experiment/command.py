@@ -17,6 +17,7 @@ from transduce.config import to_dict
 from transduce.exit import exit_code
 from transduce.experiment.config import AnyExperiment
 from transduce.experiment.fields import with_file
+from transduce.threads import wait_politely
 
 OFTEN = {
     *("run", "corpus", "tokenizer", "vocab_size", "tokens_per_batch", "frames_per_batch", "batch_size", "max_seconds"),
@@ -55,6 +56,8 @@ def main(
 
     def go() -> None:
         experiment = choose(settings, default=default, description=description)
+        if told := wait_politely():
+            print(told)
         from transduce.device import torch_device
 
         torch_device(experiment.device)  # before an hour with the data

@@ -35,6 +35,8 @@ class SearchConfig:
     sets it to a little more than the longest recording that it had."""
     min_seconds: float = 0.0
     """Shorter segments of a recording join their neighbours. A training sets it to the shortest recording it had."""
+    margin: float = 0.0
+    """Seconds of a pause, beside a tenth, that a segment keeps on either side. A training sets it to what it heard."""
     ctc_weight: float = 0.0
     """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC head."""
     no_repeat_ngram: int = 0
@@ -46,7 +48,7 @@ class SearchConfig:
         within("[1, 1000000]", length_extra=self.length_extra)
         at_least(0, no_repeat_ngram=self.no_repeat_ngram, alpha=self.alpha)
         within("[0, 1000]", length_ratio=self.length_ratio)
-        at_least(0, split_length=self.split_length, min_seconds=self.min_seconds)
+        at_least(0, split_length=self.split_length, min_seconds=self.min_seconds, margin=self.margin)
         at_least(1.0, max_seconds=self.max_seconds)
         within("[0, 1]", ctc_weight=self.ctc_weight)
         within(f"[1, {self.beam_size}]", n_best=self.n_best)

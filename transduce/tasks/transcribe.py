@@ -278,7 +278,7 @@ class Transcriber(ForcedDecoding[Audio]):
                     f"{type(audio).__name__}; give a list such as [(samples, rate)]"
                 )
             try:
-                spans = segments(waveform, rate, decoding.max_seconds, decoding.min_seconds)
+                spans = segments(waveform, rate, decoding.max_seconds, decoding.min_seconds, decoding.margin)
                 found = [(a / rate, b / rate, self._heard(waveform[a:b])) for a, b in spans]
             except ValueError as error:
                 raise ValueError(f"{path} cannot be transcribed: {error}") from error

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from transduce.data.speech.segments import MARGIN, segments
+from transduce.data.speech.segments import LEAD, TRAIL, segments
 
 RATE = 8000
 
@@ -32,27 +32,37 @@ SPOKEN = [(0.5, 2.0), (2.4, 3.1), (5.0, 8.0), (8.5, 9.5)]
 @pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3, 1e-2], ids=["silence", "-60 dB", "-40 dB", "-20 dB"])
 @pytest.mark.parametrize("level", [0.5, 0.1])
 def test_a_long_recording_is_cut_in_its_pauses(noise, level):
-    """Whatever the levels of speech and background are; MARGIN of a pause stays on either side."""
+    """Whatever the levels of speech and background are; a little of a pause stays on either side."""
     found = in_seconds(segments(speech(SPOKEN, 10, noise=noise * level / 0.1, level=level), RATE, 4.0))
     assert len(found) == len(SPOKEN)
     for (start, stop), (first, last) in zip(found, SPOKEN, strict=True):
-        assert start == pytest.approx(max(0, first - MARGIN), abs=0.02)
-        assert stop == pytest.approx(last + MARGIN, abs=0.02)
+        assert start == pytest.approx(max(0, first - LEAD), abs=0.02)
+        assert stop == pytest.approx(last + TRAIL, abs=0.02)
+
+
+def test_more_of_a_pause_stays_where_that_is_asked_for():
+    """But not so much that half of the shortest pause is exceeded."""
+    waveform = speech(SPOKEN, 10, noise=1e-4)
+    for margin, lead, trail in ((0.05, 0.07, 0.14), (0.3, 0.15, 0.15)):
+        for (start, stop), (first, last) in zip(
+            in_seconds(segments(waveform, RATE, 4.0, margin=margin)), SPOKEN, strict=True
+        ):
+            assert (start, stop) == (pytest.approx(first - lead, abs=0.02), pytest.approx(last + trail, abs=0.02))
 
 
 def test_a_gap_within_a_word_and_a_click_are_no_end_and_no_speech():
     spoken = [(0.2, 1.0), (1.1, 2.0), (3.0, 3.03), (4.0, 5.5)]  # 0.1 s of silence; 0.03 s of sound
     found = in_seconds(segments(speech(spoken, 6, noise=1e-4), RATE, 3.0))
     (first, second) = found
-    assert first == (0.0, pytest.approx(2.0 + MARGIN, abs=0.02))  # 0.2 s of silence are no pause either
-    assert second == pytest.approx((4.0 - MARGIN, 5.5 + MARGIN), abs=0.02)
+    assert first == (0.0, pytest.approx(2.0 + TRAIL, abs=0.02))  # 0.2 s of silence are no pause either
+    assert second == pytest.approx((4.0 - LEAD, 5.5 + TRAIL), abs=0.02)
 
 
 @pytest.mark.parametrize(
-    ("shortest", "longest", "want"), [(0.0, 5.0, 4), (0.9, 5.0, 4), (1.1, 5.0, 3), (1.5, 5.0, 2), (1.5, 4.0, 3)]
+    ("shortest", "longest", "want"), [(0.0, 5.0, 4), (0.7, 5.0, 4), (0.9, 5.0, 3), (1.5, 5.0, 2), (1.5, 4.0, 3)]
 )
 def test_what_is_too_short_joins_its_neighbour_where_both_fit(shortest, longest, want):
-    """With their margins they last 1.8, 1.0, 3.3 and 1.3 s."""
+    """With what stays of the pauses they last 1.61, 0.81, 3.11 and 1.11 s."""
     found = in_seconds(segments(speech(SPOKEN, 10, noise=1e-4), RATE, longest, shortest))
     assert len(found) == want
     assert all(stop - start <= longest for start, stop in found)

@@ -13,8 +13,8 @@ PAUSE = 0.3
 CLICK = 0.05
 """Seconds: what is loud for a shorter time is no speech."""
 
-MARGIN = 0.15
-"""Seconds of a pause that stay with the speech before and after it, as consonants fade in and out."""
+LEAD, TRAIL = 0.02, 0.09
+"""Seconds of a pause that stay with the speech after and before it, at least: a word fades out more slowly than in."""
 
 DROPS = (15.0, 35.0)
 """By how many decibels the level falls in a pause: the least that counts, and what is always enough."""
@@ -24,12 +24,12 @@ QUIET = 0.1
 
 
 def segments(
-    waveform: Float[Tensor, " n"], sample_rate: int, longest: float, shortest: float = 0.0
+    waveform: Float[Tensor, " n"], sample_rate: int, longest: float, shortest: float = 0.0, margin: float = 0.0
 ) -> list[tuple[int, int]]:
     """Cut a long recording: the start and stop samples of its segments, in order.
 
-    A recording of at most `longest` seconds is one segment. A longer one is cut in every pause; of the pause, MARGIN
-    stays on either side. Two neighbours are one segment where either is shorter than `shortest` seconds and both together
+    A recording of at most `longest` seconds is one segment. A longer one is cut in every pause; of the
+    pause, LEAD and TRAIL stay with the speech, and `margin` seconds more on either side. Two neighbours are one segment where either is shorter than `shortest` seconds and both together
     are not too long. Where somebody speaks for longer than `longest` without a pause, the cut is at the quietest place in
     the second half of the longest segment possible.
 
@@ -41,7 +41,7 @@ def segments(
     limit = int(longest * sample_rate)
     if len(waveform) <= limit:
         return [(0, len(waveform))]
-    spans = _joined(_between_pauses(waveform, sample_rate), limit, int(shortest * sample_rate))
+    spans = _joined(_between_pauses(waveform, sample_rate, margin), limit, int(shortest * sample_rate))
     return [
         (first + start, first + stop)
         for first, last in spans
@@ -49,15 +49,15 @@ def segments(
     ]
 
 
-def _between_pauses(waveform: Float[Tensor, " n"], sample_rate: int) -> list[tuple[int, int]]:
-    """The spans between pauses, MARGIN wider; the whole where there is no pause, or nothing else."""
+def _between_pauses(waveform: Float[Tensor, " n"], sample_rate: int, margin: float) -> list[tuple[int, int]]:
+    """The spans between pauses, with what stays of these; the whole where there is no pause, or nothing else."""
     size = max(1, round(FRAME * sample_rate))
     loud = _loud(waveform, size)
     spoken = _runs(~_long(~_long(loud, CLICK), PAUSE))
     if not spoken:
         return [(0, len(waveform))]
-    margin = round(MARGIN * sample_rate)
-    return [(max(0, a * size - margin), min(len(waveform), b * size + margin)) for a, b in spoken]
+    lead, trail = (round(sample_rate * min(each + margin, PAUSE / 2)) for each in (LEAD, TRAIL))
+    return [(max(0, a * size - lead), min(len(waveform), b * size + trail)) for a, b in spoken]
 
 
 def _loud(waveform: Float[Tensor, " n"], size: int) -> Bool[Tensor, " frames"]:
