@@ -138,6 +138,8 @@ SETTINGS = {
             SPEECHOCEAN,
             name="speech_manifest",
             corpus=ex.Manifests(test=None),
+            # whoever records something does not cut it as closely as a corpus does
+            augmentation=replace(SPEECHOCEAN.augmentation, silence=0.3),
             vocab_size=500,
             frames_per_batch=16_000,
             training=replace(

@@ -118,6 +118,7 @@ def test_a_run_starts_from_another_one(finished, tmp_path, corpus, monkeypatch, 
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.long
 def test_low_rank_changes_are_merged_into_the_finished_model(finished, tmp_path, corpus, capsys):
     """It loads like any other; the same command again finds it finished, and a third run starts from it."""
     x = small(tmp_path / "tuned", corpus, start_from=finished[0])
@@ -141,6 +142,7 @@ def test_low_rank_changes_are_merged_into_the_finished_model(finished, tmp_path,
     assert f"starts from {tmp_path / 'tuned'}: {len(new)} of {len(new)} tensors; new: none\n" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_tokenizer_of_a_file_keeps_vectors_of_another_run(finished, tmp_path, corpus, capsys):
     """Unigram with T5's special ids; the same command goes on without the file, and symbols are pieces."""
     sentencepiece.SentencePieceTrainer.train(

@@ -42,7 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     n_words = 2 if " ".join(words[:2]) in COMMANDS else 1
     name = " ".join(words[:n_words])
     if name not in COMMANDS:
-        return _without_command(words)
+        codes = [0]
+        return exit_code(lambda: codes.append(_without_command(words)), prefix="transduce", interrupted="") or codes[-1]
     return exit_code(
         lambda: _call(name, words[n_words:]),
         prefix="transduce",
