@@ -128,7 +128,7 @@ def run(x: Experiment) -> dict[str, float]:
         for side, dropout in ((text, x.bpe_dropout), (valid, 0.0))
     )
     print(f"train: {pairs}\nvalid: {held_out}")
-    x = replace(x, decoding=replace(x.decoding, split_length=x.decoding.split_length or pairs.longest_source))
+    x = replace(x, decoding=replace(x.decoding, split_length=x.decoding.split_length or pairs.usual_length))
 
     # Model
     config = ex.with_vocabularies(x.model, source.vocab_size, target.vocab_size, joint=source is target)

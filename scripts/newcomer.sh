@@ -66,7 +66,7 @@ PYTHON
   done
   transduce train speech-to-text manifest --run "$OUT/speech" --train "$OUT/digits/train.tsv" --test "$OUT/digits/test.tsv" \
     --hold-out recordings --features.sample-rate 8000 --features.n-mels 40 --cache "$OUT/features" --vocab-size 290 \
-    --augmentation.silence 0.3 --frames-per-batch 4000 --training.max-updates "$(n 300 4)" \
+    --features.normalize global --training.optim.peak-rate 3e-3 --frames-per-batch 8000 --training.max-updates "$(n 300 4)" \
     --training.validate-every "$(n 50 2)" --training.optim.warmup-steps 100 | tee "$OUT/speech.out"
   echo "$(scores "$OUT/speech"); $(finished <"$OUT/speech.out")"
 }
@@ -78,7 +78,7 @@ long_recordings() {
 
 long_lines() { # three test lines in one
   for side in cs en; do paste -d ' ' - - - <"$(plain "$side")" >"$OUT/long.$side"; done
-  for split in 0 "$(n 40 20)"; do
+  for split in 0 "$(n 28 20)"; do
     transduce translate "$OUT/cs-en" "$OUT/long.cs" --split-length "$split" --output "$OUT/long.$split"
     transduce score bleu "$OUT/long.$split" "$OUT/long.en" --resamples 0 | head -n 1 | sed 's/ nrefs:.*//' >"$OUT/long.$split.score"
   done

@@ -195,6 +195,13 @@ def test_pairs_too_long_are_left_out_and_counted():
     )
 
 
+def test_the_usual_length_is_exceeded_by_one_text_in_a_hundred():
+    pairs = text_pairs(tokens_per_batch=64)
+    lengths = sorted(len(ids) - 1 for ids in pairs.source)
+    n_longer = sum(length > pairs.usual_length for length in lengths)
+    assert n_longer <= 0.02 * len(lengths) and pairs.usual_length >= lengths[int(0.97 * len(lengths))]
+
+
 def test_dropout_segments_anew_in_every_epoch_and_differently_on_either_side():
     pairs = text_pairs(tokens_per_batch=64, bpe_dropout=0.5, seed=3)
     texts = [pairs.target_tokenizer.decode([row[:-1] for row in pairs.ids(n)[1]]) for n in range(2)]

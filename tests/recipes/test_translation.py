@@ -73,7 +73,10 @@ def test_a_run_directory_is_whole(tmp_path, corpus, joint, capsys):
     (tmp_path / "run").rename(tmp_path / "moved")
     lines = (corpus / "test.en").read_text().removesuffix("\n").split("\n")
     kept = (tmp_path / "moved" / "test.beam5.txt").read_text().removesuffix("\n").split("\n")
-    assert td.load(tmp_path / "moved")(lines) == kept
+    translator = td.load(tmp_path / "moved")
+    assert translator(lines) == kept
+    lengths = [len(ids) for ids in translator.source_tokenizer.encode((corpus / "train.en").read_text().splitlines())]
+    assert min(lengths) < translator.decoding.split_length <= max(lengths)
 
 
 def test_the_same_command_again_changes_nothing_and_another_is_refused(finished, copy, corpus):

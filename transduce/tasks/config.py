@@ -29,7 +29,7 @@ class SearchConfig:
     """Longer texts, in tokens, are cut, with a warning."""
     split_length: int = 0
     """Longer texts, in tokens, are translated both as a whole and sentence by sentence, and the likelier of the two is
-    taken; 0 = never. A training sets it to the longest text that it had."""
+    taken; 0 = never. A training sets it to the length that 99 % of its texts do not exceed."""
     max_seconds: float = 20.0
     """Longer recordings are transcribed in segments: sound is cut in its pauses, vectors into equal parts. A training
     sets it to a little more than the longest recording that it had."""

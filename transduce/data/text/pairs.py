@@ -1,5 +1,7 @@
 """Parallel text as training data: encoded, filtered by length, and in other batches in every epoch."""
 
+import numpy as np
+
 from transduce.data.batch import Epoch, pair_epoch
 from transduce.data.text.corpus import ParallelText, lines_fingerprint
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, SentencePieceTokenizer
@@ -55,9 +57,9 @@ class TextPairs:
         )
 
     @property
-    def longest_source(self) -> int:
-        """Tokens of the longest source text, without EOS."""
-        return max(map(len, self.source)) - 1
+    def usual_length(self) -> int:
+        """The tokens, without EOS, that 99 % of the source texts do not exceed: of longer ones little is learned."""
+        return int(np.percentile([len(row) for row in self.source], 99)) - 1
 
     def epoch(self, n: int) -> Epoch:
         """The batches of epoch n."""
