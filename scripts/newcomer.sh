@@ -25,7 +25,7 @@ step() { # step WHAT FUNCTION: the function's last line is what came out
   printf '| %s | %s | %s |\n' "$1" $((SECONDS - started)) "${said//|/ }" | tee -a "$TABLE"
 }
 
-scores() { transduce describe "$1" | grep -E "^test.*: (BLEU|WER) " | tail -n 1 | sed 's/^test, //; s/ bs:.*//; s/ nrefs:.*//'; }
+scores() { transduce describe "$1" | grep -E "^test.*: (BLEU|WER) .*case:mixed" | tail -n 1 | sed 's/^test, //; s/ bs:.*//; s/ nrefs:.*//'; }
 finished() { grep -a "^finished model" | tail -n 1; } # of a training's output
 
 parallel_text() {
