@@ -1,12 +1,13 @@
 """The switch for cuDNN's attention, which threads share, and what the hardware computes in."""
 
+import re
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
-from transduce.device import computes_bf16, without_cudnn_attention
+from transduce.device import computes_bf16, torch_device, without_cudnn_attention
 
 enabled = torch.backends.cuda.cudnn_sdp_enabled
 
@@ -33,3 +34,11 @@ def test_of_two_that_overlap_the_last_to_leave_brings_the_choice_of_the_process_
 def test_the_cpu_says_itself_whether_it_computes_in_bf16():
     flags = Path("/proc/cpuinfo").read_text().split()
     assert computes_bf16(torch.device("cpu")) == ("avx512_bf16" in flags or "amx_tile" in flags)
+
+
+def test_a_device_that_computes_nothing_is_refused():
+    with pytest.raises(ValueError) as caught:
+        torch_device("meta")
+    assert re.fullmatch(
+        r"device must be one that this machine has, but 'meta': .*; try --device cpu", str(caught.value)
+    )

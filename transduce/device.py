@@ -23,8 +23,8 @@ def torch_device(name: torch.device | str) -> torch.device:
     """
     try:
         device = torch.device(default_device() if name == "auto" else name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.empty(1, device=device).item()  # "meta" makes tensors, but computes nothing
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
             f"device must be one that this machine has, but {str(name)!r}: {reason}; try --device cpu"

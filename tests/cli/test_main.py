@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -214,3 +215,12 @@ def test_an_option_that_means_nothing_to_a_command_is_refused(run, capsys):
         main(["translate", str(run), "--max-seconds", "3"])
     assert stop.value.code == 2
     assert "--max-seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("raw", ["[{}]", "[1]", '{"loss": "much"}', "no JSON", "[" * 100_000])
+def test_describe_goes_on_where_scores_are_not_as_a_recipe_writes_them(run, capsys, tmp_path, raw):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    (copy / "test.json").write_text(raw)
+    assert main(["describe", str(copy)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith(f"test: {copy / 'test.json'} is not as a recipe writes it (") and len(told) > 5

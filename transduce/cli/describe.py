@@ -58,11 +58,16 @@ def _scores(run: Path, valid: list[dict[str, Any]]) -> list[str]:
     """The scores on test data, then the best and the last validation, as far as there are any."""
     told = []
     for path in (run / "test.json", run / "validation.json"):
-        found: Any = json.loads(path.read_text()) if path.is_file() else []
-        if isinstance(found, dict):
-            told.append(f"{path.stem}: " + ", ".join(f"{name} {value:g}" for name, value in found.items()))
-        else:
-            told += [f"{path.stem}, {each['search']}: {each['score']}" for each in found]
+        try:
+            found: Any = json.loads(path.read_text()) if path.is_file() else []
+            if isinstance(found, dict):
+                told.append(f"{path.stem}: " + ", ".join(f"{name} {value:g}" for name, value in found.items()))
+            else:
+                told += [f"{path.stem}, {each['search']}: {each['score']}" for each in found]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            told.append(
+                f"{path.stem}: {path} is not as a recipe writes it ({error!r:.80}); the recipe again makes it anew"
+            )
     if valid:
         last = {
             name: value for name, value in valid[-1].items() if name not in ("kind", "skipped") and value is not None
