@@ -10,7 +10,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import estimate_ci
 
-from transduce.score.bootstrap import resampled_sums
+from transduce.score.bootstrap import SEED, resampled_sums
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples
 
 CHUNK = 200
@@ -63,7 +63,7 @@ class TranslationMeasure(Measure):
         """
         metric = self.metric(lowercase=self.lowercase)
         statistics = [_statistics(metric, system, references) for system in systems]
-        setting = os.environ.get("SACREBLEU_SEED", "12345").lower()
+        setting = os.environ.get("SACREBLEU_SEED", str(SEED)).lower()
         signature = metric.get_signature()
         signature.update("seed", setting)
         signature.update("bs", resamples)

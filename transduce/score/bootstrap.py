@@ -3,6 +3,9 @@
 import numpy as np
 from jaxtyping import Float
 
+SEED = 12345
+"""Of every bootstrap, as sacrebleu has it; it stands in the signatures."""
+
 
 def resampled_sums(statistics: Float[np.ndarray, "U K"], resamples: int, seed: int | None) -> Float[np.ndarray, "R K"]:
     """The sums of the lines' statistics over as many lines, drawn with replacement, again and again.
@@ -16,4 +19,4 @@ def resampled_sums(statistics: Float[np.ndarray, "U K"], resamples: int, seed: i
     kinds = kinds.ravel().astype(np.int32)  # fewer bytes to look up in any order
     rng, n = np.random.default_rng(seed), len(statistics)
     draws = (np.bincount(kinds[rng.integers(n, size=n)], minlength=len(rows)) for _ in range(resamples))
-    return np.stack([counts.astype(np.float64) @ rows for counts in draws])
+    return np.array([counts.astype(np.float64) @ rows for counts in draws]).reshape(-1, rows.shape[1])

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from transduce.score.bootstrap import SEED, resampled_sums
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples
-
-SEED = 12345
-"""The seed of every bootstrap here; it stands in the signature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +43,14 @@ class CometMeasure(Measure):
         """The score of all lines together, with its 95 % interval."""
         check_resamples(resamples, compared=False)
         judged = self._judged(hypotheses, references)
-        return self._score(judged, _means(judged, resamples), resamples)
+        return self._score(judged, _means(judged, resamples))
 
     def compare(self, hypotheses: Lines, other: Lines, references: Lines, *, resamples: int = 1000) -> Comparison:
         """Tell whether two systems differ by more than the choice of lines explains: paired bootstrap."""
         check_resamples(resamples, compared=True)
         ours, theirs = (self._judged(lines, references) for lines in (hypotheses, other))
         draws = [_means(judged, resamples) for judged in (ours, theirs)]
-        system, rival = (self._score(*both, resamples) for both in zip((ours, theirs), draws, strict=True))
+        system, rival = (self._score(*both) for both in zip((ours, theirs), draws, strict=True))
         difference = system.value - rival.value
         if difference == 0:
             return Comparison(system, rival, 1.0)
@@ -70,17 +68,16 @@ class CometMeasure(Measure):
         found = _model(self.model).predict(data, batch_size=8, gpus=int(default_device() != "cpu"), progress_bar=False)
         return 100 * np.array(found.scores)
 
-    def _score(self, judged: Float[np.ndarray, " n"], draws: Float[np.ndarray, " R"], resamples: int) -> Score:
-        interval: Sequence[float] = np.quantile(draws, (0.025, 0.975)).tolist() if resamples else ()
-        bootstrap = f"bs:{resamples}|seed:{SEED}|" if resamples else ""
+    def _score(self, judged: Float[np.ndarray, " n"], draws: Float[np.ndarray, " R"]) -> Score:
+        interval: Sequence[float] = np.quantile(draws, (0.025, 0.975)).tolist() if len(draws) else ()
+        bootstrap = f"bs:{len(draws)}|seed:{SEED}|" if len(draws) else ""
         signature = f"{bootstrap}model:{self.model}|scale:100|version:{version('unbabel-comet')}"
         return Score(self.title, float(judged.mean()), signature, len(judged), *interval)
 
 
 def _means(judged: Float[np.ndarray, " n"], resamples: int) -> Float[np.ndarray, " R"]:
     """The mean of every bootstrap draw; as many lines give the same draws, so two systems are resampled as pairs."""
-    rng = np.random.default_rng(SEED)
-    return np.array([judged[rng.integers(len(judged), size=len(judged))].mean() for _ in range(resamples)])
+    return resampled_sums(judged[:, None], resamples, SEED)[:, 0] / len(judged)
 
 
 @lru_cache(maxsize=1)

@@ -11,11 +11,8 @@ from jaxtyping import Float
 from jiwer import CharacterOutput, WordOutput
 
 from transduce.score.alignment import NOUN, Errors, Unit, align, all_errors, count_errors
-from transduce.score.bootstrap import resampled_sums
+from transduce.score.bootstrap import SEED, resampled_sums
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples, counted
-
-SEED = 12345
-"""The seed of every bootstrap here, so that a score comes out the same twice; it stands in the signature."""
 
 CHUNK = 10_000
 """Utterances whose alignments are in memory at a time."""

@@ -36,7 +36,8 @@ class SearchConfig:
     min_seconds: float = 0.0
     """Shorter segments of a recording join their neighbours. A training sets it to the shortest recording it had."""
     margin: float = 0.0
-    """Seconds of a pause, beside a tenth, that a segment keeps on either side. A training sets it to what it heard."""
+    """Seconds of silence that a segment of a long recording keeps on either side, beyond the fading of its sounds. A
+    training sets it to half of the silence that it put around its recordings."""
     ctc_weight: float = 0.0
     """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC head."""
     no_repeat_ngram: int = 0

@@ -14,7 +14,7 @@ CLICK = 0.05
 """Seconds: what is loud for a shorter time is no speech."""
 
 LEAD, TRAIL = 0.02, 0.09
-"""Seconds of a pause that stay with the speech after and before it, at least: a word fades out more slowly than in."""
+"""Seconds of a pause that a segment keeps before and after the speech, at least: words fade out more slowly than in."""
 
 DROPS = (15.0, 35.0)
 """By how many decibels the level falls in a pause: the least that counts, and what is always enough."""
