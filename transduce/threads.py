@@ -1,29 +1,27 @@
-"""How the threads of a computation wait for one another, beside other work."""
+"""How the threads of a computation wait for one another."""
 
 import os
 import sys
 
-BUSY = 0.5
-"""A machine's load, in computing threads, from which on somebody else is at work."""
+SPINS = "1000"
+"""Turns that a thread waits awake before it sleeps. GNU's OpenMP has 300,000 of its own accord, milliseconds."""
 
-OWN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
+OWN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """With one of these variables the user has decided."""
 
 
 def wait_politely() -> str:
-    """Let OpenMP's threads wait without spinning if the machine is at work already; to be called before torch is loaded.
+    """Let OpenMP's threads sleep soon while they wait; to be called before torch is loaded.
 
     A thread that spins keeps its core while the one that it waits for does not get any: with two threads on two cores
-    and one busy process beside them, a training fell to a seventh of its speed, and to a half where they sleep. On a
-    quiet machine spinning is a little faster, and stays.
+    and two busy processes beside them, a training fell to a quarter of its speed, and to a half where they sleep soon.
+    On a quiet machine that costs nothing (recipes/README.md, "Beside other work"), and whether work begins later nobody
+    knows.
 
     Returns:
         A line that says so; empty where nothing was changed.
     """
-    if "torch" in sys.modules or any(name in os.environ for name in OWN) or not hasattr(os, "getloadavg"):
+    if "torch" in sys.modules or any(name in os.environ for name in OWN):
         return ""
-    load = os.getloadavg()[0]
-    if load < BUSY:
-        return ""
-    os.environ["OMP_WAIT_POLICY"] = "passive"
-    return f"the machine has other work (load {load:.1f}), so threads wait without spinning: OMP_WAIT_POLICY=passive"
+    os.environ["GOMP_SPINCOUNT"] = SPINS
+    return f"threads that wait sleep soon, for the sake of other work: GOMP_SPINCOUNT={SPINS}"
