@@ -17,7 +17,12 @@ print(wait_politely())
 
 @pytest.mark.parametrize(
     ("own", "spins"),
-    [({}, "1000"), ({"OMP_NUM_THREADS": "1"}, "1000"), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")],
+    [
+        ({}, "1000"),
+        ({"OMP_NUM_THREADS": "1"}, "1000"),
+        ({"OMP_WAIT_POLICY": "active"}, None),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+    ],
 )
 def test_threads_sleep_soon_unless_the_user_decides(own, spins):
     theirs = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}

@@ -153,13 +153,12 @@ def test_more_updates_go_on_where_it_ended(straight, data, tmp_path):
     assert toy.same(toy.weights(straight[0].model), toy.weights(longer.model))
 
 
-def test_layer_wise_rates_go_on_where_they_were(data, tmp_path):
+@pytest.mark.parametrize("choice", [{"layer_decay": 0.5}, {"optimizer": "muon"}], ids=str)
+def test_optimizer_and_average_go_on_where_they_were(data, tmp_path, choice):
     def trainer(name: str, **more) -> Trainer:
         found = training(tmp_path / name, data, updates=12, **more)
-        optim = replace(found.config.optim, layer_decay=0.5)
-        return toy.trainer(
-            tmp_path / name, objective=found.objective, data=data, config=replace(found.config, optim=optim)
-        )
+        config = replace(found.config, optim=replace(found.config.optim, **choice), ema=0.9)
+        return toy.trainer(tmp_path / name, objective=found.objective, data=data, config=config)
 
     straight, first = trainer("a"), trainer("b", update=7, how=signal.SIGINT)
     straight.objective.progress, first.objective.progress = lambda: straight.progress, lambda: first.progress
@@ -170,7 +169,7 @@ def test_layer_wise_rates_go_on_where_they_were(data, tmp_path):
     again.objective.progress = lambda: again.progress
     again.run()
     assert toy.same(toy.weights(straight.model), toy.weights(again.model))
-    assert toy.same(adam(straight), adam(again))
+    assert toy.same(adam(straight), adam(again)) and toy.same(straight.ema, again.ema)
 
 
 def test_a_torn_last_line_of_metrics_is_dropped(straight, data, tmp_path):

@@ -25,7 +25,7 @@ from transduce.train.flops import peak_flops
 from transduce.train.objectives import CrossEntropy, HybridCTC
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Progress, Validation
-from transduce.train.trainer import Data, HostCopy, TrainingConfig
+from transduce.train.trainer import Data, HostCopy, Trainer, TrainingConfig
 
 
 def held_out(model) -> float:
@@ -502,6 +502,39 @@ def test_patience_ends_the_training_after_so_many_looks_without_a_better_score(t
     progress = toy.trainer(tmp_path, config=config, validate=scores).run()
     assert progress.update == 25
     assert progress.validations == [(5, 1.0), (10, 3.0), (15, 2.0), (20, 3.0), (25, 2.9)]
+
+
+def test_the_average_of_the_weights_is_the_recursion_written_out(tmp_path, monkeypatch):
+    """Of all weights after every update, from the initial ones on; the checkpoint keeps it."""
+    seen = []
+    average = Trainer._average
+
+    def record(self, update):
+        average(self, update)
+        seen.append({name: p.detach().double() for name, p in self.model.named_parameters()})
+
+    monkeypatch.setattr(Trainer, "_average", record)
+    trainer = toy.trainer(tmp_path, config=toy.config(ema=0.8))
+    want = {name: p.detach().double() for name, p in trainer.model.named_parameters()}
+    trainer.run()
+    for update, weights in enumerate(seen, start=1):
+        decay = min(0.8, (1 + update) / (10 + update))
+        want = {name: decay * want[name] + (1 - decay) * weights[name] for name in want}
+    kept = load_file(tmp_path / "checkpoints" / "00000030" / "ema.safetensors")
+    assert kept.keys() == want.keys() and len(seen) == 30
+    for name, value in kept.items():
+        torch.testing.assert_close(value.double(), want[name], rtol=1e-5, atol=1e-6)
+        assert (value - trainer.model.get_parameter(name)).abs().max() > 1e-4
+
+
+def test_weights_of_another_run_are_looked_at_before_the_first_update(tmp_path):
+    """They may be better than all that follows; the same command again does not look twice."""
+    for _ in range(2):
+        scores = toy.Scores([9.0, 1.0, 2.0, 3.0])
+        progress = toy.trainer(tmp_path, validate=scores, started=True).run()
+        assert progress.validations == [(0, 9.0), (10, 1.0), (20, 2.0), (30, 3.0)]
+    assert progress.candidates(1, 1) == {"best checkpoint": [0]}
+    assert (tmp_path / "checkpoints" / "00000000" / "model.safetensors").is_file()
 
 
 def test_the_last_updates_are_looked_at_too(tmp_path):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.size import TRAINING, check_fits
 from transduce.model.transformer import Transformer
 from transduce.run import WEIGHTS, Run, average, checkpoint_weights, checkpoints, load_run, open_run, serialize
-from transduce.train.adapt import merge
+from transduce.train.adapt import merge, merged
 from transduce.train.objectives import Objective
 from transduce.train.state import Validation
 from transduce.train.trainer import Data, Trainer, TrainingConfig
@@ -109,6 +110,7 @@ def train(
             config=x.training,
             directory=x.run,
             flops_per_token=flops_per_token,
+            started=getattr(x, "start_from", None) is not None,
         )
         _say_what_is_frozen(trainer.model)
         trainer.run()
@@ -140,15 +142,21 @@ def finish(directory: Path, trainer: Trainer) -> None:
     The means are validated first, so the finished model is never worse on the validation data than any checkpoint.
     """
     progress, config = trainer.progress, trainer.config
+    averaged = {n: w.clone() for n, w in merged(trainer.model).items()} if trainer.take_average() else None
     merge(trainer.model)
-    candidates = progress.candidates(config.keep_last, config.keep_best)
-    scores = {"best checkpoint": max(score for _, score in progress.validations)}
-    by = "score"
-    for name, updates in list(candidates.items())[1:]:
-        set_weights(trainer.model, average(checkpoint_weights(directory, updates)), name)
+    scores, by = {"best checkpoint": max(score for _, score in progress.validations)}, "score"
+    candidates: dict[str, tuple[list[int], Callable[[], dict[str, torch.Tensor]]]] = {
+        name: (updates, partial(average, checkpoint_weights(directory, updates)))
+        for name, updates in progress.candidates(config.keep_last, config.keep_best).items()
+    }
+    if averaged is not None:
+        candidates["moving average"] = ([progress.update], lambda: averaged)
+    for name, (_, weights) in list(candidates.items())[1:]:
+        set_weights(trainer.model, weights(), name)
         found = trainer.validation()
         scores[name], by = found.score, found.by
     chosen = max(scores, key=scores.__getitem__)
-    write_file(directory / WEIGHTS, serialize(average(checkpoint_weights(directory, candidates[chosen]))))
+    updates, weights = candidates[chosen]
+    write_file(directory / WEIGHTS, serialize(weights()))
     told = ", ".join(f"{name} {abs(score):.3f}" for name, score in scores.items())
-    print(f"finished model: {chosen} (update {', '.join(map(str, sorted(candidates[chosen])))}); {by}: {told}")
+    print(f"finished model: {chosen} (update {', '.join(map(str, sorted(updates)))}); {by}: {told}")

@@ -39,7 +39,7 @@ def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
     Raises:
         ValueError: a name is that of no linear map or of no part, or the rank is larger than a map.
     """
-    maps = list(_linear_maps(model))
+    maps = list(linear_maps(model))
     for pattern in config.maps:
         if not any(_fits(name, pattern) for name, _, _ in maps):
             there = ", ".join(sorted({name.rsplit(".", 1)[-1] for name, _, _ in maps}))
@@ -58,7 +58,7 @@ def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
             parametrize.register_parametrization(linear, "weight", LowRank(linear.weight, rows, config, rng))
 
 
-def _linear_maps(model: nn.Module) -> Iterator[tuple[str, nn.Linear, range]]:
+def linear_maps(model: nn.Module) -> Iterator[tuple[str, nn.Linear, range]]:
     """Every linear map by name, the module that holds it, and which rows of its weight it is."""
     modules = dict(model.named_modules())
     for name, module in modules.items():

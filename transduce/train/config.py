@@ -14,6 +14,9 @@ class OptimConfig:
     Source: Vaswani et al. (2017), section 5.3.
     """
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """muon: the linear maps of attention and feed-forward step along their momentum made orthogonal (Jordan et al.
+    2024), at AdamW's rate (Liu et al. 2025), and AdamW steps for the rest."""
     peak_rate: float = 7e-4
     """Learning rate at the end of the warm-up; the paper's own is (d_model * warmup_steps)^-0.5."""
     warmup_steps: int = 4000
@@ -128,6 +131,9 @@ class TrainingConfig:
     """Updates between validations; each makes a checkpoint."""
     patience: int | None = None
     """Stop after this many validations without a better score."""
+    ema: float = 0.0
+    """Decay of an exponential moving average of the weights, such as 0.999, which may become the finished model; early on
+    it is (1 + update) / (10 + update) where that is less. 0: none. Source: Polyak and Juditsky (1992)."""
     keep_last: int = 5
     """The newest checkpoints that are kept. Their mean may become the finished model, as may that of the best ones."""
     keep_best: int = 5
@@ -143,4 +149,4 @@ class TrainingConfig:
         at_least(1, patience=self.patience)
         at_least(0, seed=self.seed)
         within("(0, inf)", max_minutes=self.max_minutes)
-        within("[0, 1)", label_smoothing=self.label_smoothing)
+        within("[0, 1)", label_smoothing=self.label_smoothing, ema=self.ema)

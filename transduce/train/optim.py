@@ -7,7 +7,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from transduce.train.adapt import linear_maps
 from transduce.train.config import OptimConfig
+from transduce.train.muon import Muon
 
 LAYER = re.compile(r"(\w+)\.layers\.(\d+)\.")
 INPUTS = {"source_input": "encoder", "target_input": "decoder"}
@@ -37,18 +39,30 @@ def levels(model: nn.Module) -> dict[str, int]:
 
 
 def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the model's parameters, with weight decay on matrices alone, and a factor on the rate of each level."""
+    """AdamW over the model's parameters; or Muon over the linear maps of its layers, and AdamW over what is left.
+
+    Weight decay is for matrices alone, and each level has a factor on its rate.
+    """
     above = levels(model) if config.layer_decay < 1 else {}
+    maps: dict[nn.Parameter, list[int]] = {}  # what Muon steps, and how many rows each map in it has
+    for name, linear, of in linear_maps(model) if config.optimizer == "muon" else ():
+        if LAYER.match(name) and isinstance(linear.weight, nn.Parameter):  # with LoRA it is a sum
+            maps.setdefault(linear.weight, []).append(len(of))
     groups: list[dict[str, Any]] = []
     for level in sorted({0, *above.values()}):
-        parameters = [p for name, p in model.named_parameters() if p.requires_grad and above.get(name, 0) == level]
+        own = [p for name, p in model.named_parameters() if p.requires_grad and above.get(name, 0) == level]
+        turned = [p for p in own if p in maps]
         factor = config.layer_decay**level
         for chosen, decay in (
-            ([p for p in parameters if p.dim() >= 2], config.weight_decay),
-            ([p for p in parameters if p.dim() < 2], 0.0),
+            ([p for p in own if p.dim() >= 2 and p not in maps], config.weight_decay),
+            ([p for p in own if p.dim() < 2], 0.0),
         ):
             groups.append({"params": chosen, "weight_decay": decay, "factor": factor})
-    return torch.optim.AdamW(groups, lr=config.peak_rate, betas=config.betas, eps=config.eps, fused=True)
+        if turned:
+            rows = [maps[p] for p in turned]
+            groups.append({"params": turned, "weight_decay": config.weight_decay, "factor": factor, "rows": rows})
+    kind = Muon if config.optimizer == "muon" else torch.optim.AdamW
+    return kind(groups, lr=config.peak_rate, betas=config.betas, eps=config.eps, fused=True)
 
 
 def step(optimizer: torch.optim.AdamW, *, rate: float, finite: Bool[Tensor, ""]) -> None:

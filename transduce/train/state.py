@@ -3,18 +3,20 @@
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from transduce.config import from_dict, to_dict
-from transduce.files import read_json, read_weights, set_weights, weights_of, write_directory
+from transduce.files import copy_weights, read_json, read_weights, set_weights, weights_of, write_directory
 from transduce.train.adapt import is_part, merged, whole
+
+EMPTY: Mapping[str, Tensor] = {}
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class Progress:
 class Store:
     """checkpoints/UPDATE/ with model.safetensors, state.json and, in the newest, optimizer.safetensors.
 
-    With LoRA, model.safetensors holds merged weights, and lora.safetensors in the newest their parts.
+    With LoRA, model.safetensors holds merged weights, and lora.safetensors in the newest their parts; with an average of
+    the weights, that is ema.safetensors in the newest.
 
     A checkpoint appears whole or not at all. Each save removes the checkpoints that are neither the newest, nor among
     the last, nor among the best.
@@ -106,13 +109,17 @@ class Store:
         found = [path for path in self.directory.glob("[0-9]*") if math.isfinite(scores.get(int(path.name), math.nan))]
         return max(found, default=None)
 
-    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    def save(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, ema: Mapping[str, Tensor] = EMPTY
+    ) -> None:
         """Write the checkpoint of this update, then remove those that are not to be kept."""
 
         def fill(path: Path) -> None:
             save_file(_plain(merged(model)), path / "model.safetensors")
             if parts := {name: part for name, part in weights_of(model).items() if is_part(name)}:
                 save_file(_plain(parts), path / "lora.safetensors")
+            if ema:
+                save_file(_plain(ema), path / "ema.safetensors")
             save_file(_flat_state(optimizer), path / "optimizer.safetensors")
             (path / "state.json").write_text(json.dumps(to_dict(progress)) + "\n")
 
@@ -125,11 +132,13 @@ class Store:
             if int(path.name) not in kept:
                 shutil.rmtree(path)
             elif int(path.name) != progress.update:
-                for name in ("optimizer.safetensors", "lora.safetensors"):
+                for name in ("optimizer.safetensors", "lora.safetensors", "ema.safetensors"):
                     (path / name).unlink(missing_ok=True)
 
-    def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
-        """Load the newest checkpoint into model and optimizer; None where there is none."""
+    def resume(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Mapping[str, Tensor] = EMPTY
+    ) -> Progress | None:
+        """Load the newest checkpoint into model, optimizer and average; None where there is none."""
         path = self.newest()
         if path is None:
             return None
@@ -139,7 +148,9 @@ class Store:
             for name in {whole(part) for part in weights if is_part(part)}:
                 del weights[name]
         set_weights(model, weights, str(path / "model.safetensors"))
-        state: dict[int, dict[str, torch.Tensor]] = {}
+        if ema:
+            copy_weights(dict(ema), read_weights(path / "ema.safetensors"), str(path / "ema.safetensors"))
+        state: dict[int, dict[str, Tensor]] = {}
         progress = from_dict(Progress, read_json(path / "state.json"), str(path / "state.json"))
         moments = path / "optimizer.safetensors"
         for name, tensor in read_weights(moments).items():
@@ -151,10 +162,10 @@ class Store:
         return progress
 
 
-def _plain(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
 
 
-def _flat_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def _flat_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     states = optimizer.state_dict()["state"]
     return _plain({f"{i}.{key}": tensor for i, state in states.items() for key, tensor in state.items()})

@@ -94,6 +94,7 @@ class Trainer:
         validate: called with the model, gives metrics, the score that decides (higher is better) and sample outputs.
         flops_per_token: floating-point operations that training on one of n_tokens takes; where they are given
             and the GPU's peak is known, the progress bar shows which share of it is used (MFU).
+        started: whether the initial weights are those of another run; they are validated then, and may stay the best.
 
     Randomness is a function of (seed, update) and the order of (seed, epoch), so a resumed run needs no generator's
     state and ends, on a CPU, with the same bits.
@@ -108,6 +109,7 @@ class Trainer:
         config: TrainingConfig,
         directory: Path,
         flops_per_token: float | None = None,
+        started: bool = False,
     ) -> None:
         self.objective, self.data, self.validate, self.config = objective, data, validate, config
         self.model: nn.Module = objective.model
@@ -118,9 +120,11 @@ class Trainer:
             add_lora(self.model, config.lora, seed=config.seed)
         freeze(self.model, config.freeze)
         self.optimizer = optimizer(self.model, config.optim)
+        self.ema = {n: p.detach().clone() for n, p in self._trained() if config.ema}
         self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best)
         self.progress = Progress()
         self.unread: tuple[int, float, list[str], HostCopy] | None = None  # of the last update: tokens, rate, losses
+        self.begins_trained = started
         self.started = time.monotonic()  # or earlier, by the time of the parts before a break
         self.validation_seconds = 0.0  # how long the last one took
         peak = peak_flops(self.device)
@@ -135,7 +139,7 @@ class Trainer:
                 checkpoint has weights or a validation that are not finite; the checkpoints before stay as they are.
         """
         now = time.monotonic()
-        self.progress, self.unread = self.store.resume(self.model, self.optimizer) or Progress(), None
+        self.progress, self.unread = self.store.resume(self.model, self.optimizer, self.ema) or Progress(), None
         self.started = now - self.progress.seconds
         with ExitStack() as stack:
             if not self.config.static_shapes:
@@ -143,6 +147,8 @@ class Trainer:
             stop = stack.enter_context(StopRequest())
             self.log.open(self.progress)
             stack.callback(self.log.close)
+            if self.begins_trained and not self.progress.update and not self.progress.validated:
+                self._validate()
             while not self._finished():
                 self._epoch(stop)
             if not self.progress.validated:  # the last updates are validated too
@@ -164,7 +170,7 @@ class Trainer:
                 self._read()
                 if not self.progress.validated:  # else this very update is saved already
                     self._check_weights()
-                    self.store.save(self.model, self.optimizer, self.progress)
+                    self.store.save(self.model, self.optimizer, self.progress, self.ema)
                 raise KeyboardInterrupt
             if self._finished():
                 return
@@ -192,9 +198,27 @@ class Trainer:
         rate = self.config.optim.rate(update, self.config.max_updates, done=self._minutes_done())
         step(self.optimizer, rate=rate, finite=numbers.isfinite().all())
         self.optimizer.zero_grad(set_to_none=True)
+        self._average(update)
         late = HostCopy(numbers)
         self._read()
         self.progress.update, self.unread = update, (n_tokens, rate, ["loss", *loss.parts], late)
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    def _average(self, update: int) -> None:
+        """Move the average of the weights towards them."""
+        if self.ema:
+            decay = min(self.config.ema, (1 + update) / (10 + update))
+            torch._foreach_lerp_(list(self.ema.values()), [p.detach() for _, p in self._trained()], 1 - decay)
+
+    def take_average(self) -> bool:
+        """Make the average of the weights the model's weights; False where none is kept."""
+        with torch.no_grad():
+            for name, parameter in self._trained():
+                if self.ema:
+                    parameter.copy_(self.ema[name])
+        return bool(self.ema)
 
     def _read(self) -> None:
         """Read the numbers of the last update and log them, unless that is done already."""
@@ -247,7 +271,7 @@ class Trainer:
         self._seconds()
         self.progress.validations.append((self.progress.update, validation.score))
         self.log.validation(self.progress, validation)  # before the checkpoint: a resumed run takes it back otherwise
-        self.store.save(self.model, self.optimizer, self.progress)
+        self.store.save(self.model, self.optimizer, self.progress, self.ema)
         self.validation_seconds = self._seconds() - before
 
     def validation(self) -> Validation:

@@ -1,0 +1,75 @@
+"""Muon: the momentum of a matrix, made orthogonal, is the step; AdamW steps for everything else."""
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+STEPS = ((3.4445, -4.7750, 2.0315),) * 5
+"""Coefficients a, b, c of every Newton-Schulz step x <- a x + b (x x^T) x + c (x x^T)^2 x. Source: Jordan et al. (2024)."""
+
+
+def orthogonal(matrices: Float[Tensor, "N R C"]) -> Float[Tensor, "N R C"]:
+    """The same singular vectors, with singular values near 1: between about 0.7 and 1.2.
+
+    On a GPU it is computed in bfloat16. Source: Jordan et al. (2024), Muon: an optimizer for hidden layers in neural
+    networks, kellerjordan.github.io/posts/muon.
+    """
+    tall = matrices.size(-2) > matrices.size(-1)
+    x = matrices.mT if tall else matrices
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)  # no singular value above 1
+    if x.is_cuda:
+        x = x.bfloat16()
+    for a, b, c in STEPS:
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).to(matrices.dtype)
+
+
+class Muon(torch.optim.AdamW):
+    """Muon over the groups that have `rows`, AdamW over the others.
+
+    `rows` says, for each parameter of the group, of how many rows each of its maps are, as the maps of queries, keys and
+    values are one parameter. A step has the size of AdamW's, 0.2 for each weight, so both share one rate; momentum is
+    Nesterov's, 0.95, and weight decay is decoupled. Source of the size: Liu et al. (2025), Muon is scalable for LLM
+    training, equation 4.
+    """
+
+    momentum = 0.95
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step, unless `found_inf` is there and not 0; see `optim.step`."""
+        groups, found = self.param_groups, getattr(self, "found_inf", None)
+        self.param_groups = [group for group in groups if "rows" not in group]
+        super().step()
+        self.param_groups = groups
+        for group in groups:
+            if "rows" in group:
+                self._turn(group, None if found is None else found == 0)
+
+    def _turn(self, group: dict[str, Any], finite: Tensor | None) -> None:
+        parts: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)  # maps of one shape are turned together
+        found: dict[tuple[int, ...], Any] = {}
+        stepped = [(p, rows) for p, rows in zip(group["params"], group["rows"], strict=True) if p.grad is not None]
+        for p, rows in stepped:
+            state = self.state[p]
+            if not state:  # AdamW reads `step` of every state
+                state["step"], state["momentum"] = torch.zeros(()), torch.zeros_like(p)
+            before, gradient = state["momentum"], p.grad
+            momentum = before.lerp(gradient, 1 - self.momentum)
+            if finite is not None:
+                momentum = torch.where(finite, momentum, before)
+                gradient = torch.where(finite, gradient, before)
+            before.copy_(momentum)
+            for part in gradient.lerp(momentum, self.momentum).split(rows):
+                parts[tuple(part.shape)].append(part)
+        for shape, matrices in parts.items():
+            found[shape] = iter(orthogonal(torch.stack(matrices)) * (0.2 * math.sqrt(max(shape))))
+        for p, rows in stepped:
+            change = torch.cat([next(found[n, p.size(1)]) for n in rows])
+            rate = torch.as_tensor(group["lr"]) if finite is None else finite.to(p) * group["lr"]
+            p.sub_(rate * (change + group["weight_decay"] * p))
