@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -59,7 +60,12 @@ def main(
         if told := wait_politely():
             print(told)
         from transduce.device import torch_device
+        from transduce.train.distributed import world
 
+        if not world().first:  # it says nothing, and begins when the data is prepared
+            os.environ["TQDM_DISABLE"] = "1"
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            world().prepared()
         torch_device(experiment.device)  # before an hour with the data
         run(experiment)
 

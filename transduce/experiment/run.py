@@ -1,6 +1,7 @@
 """What every recipe needs besides its data: a model for it, and the training."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from transduce.model.size import TRAINING, check_fits
 from transduce.model.transformer import Transformer
 from transduce.run import WEIGHTS, Run, average, checkpoint_weights, checkpoints, load_run, open_run, serialize
 from transduce.train.adapt import merge, merged
+from transduce.train.distributed import world
 from transduce.train.objectives import Objective
 from transduce.train.state import Validation
 from transduce.train.trainer import Data, Trainer, TrainingConfig
@@ -101,7 +103,8 @@ def train(
     """
     plain = {**to_dict(x), "data": fingerprint}
     run = Run(objective.model.config, plain, source_tokenizer, target_tokenizer, feature_extractor)
-    with open_run(x.run, run):
+    with open_run(x.run, run) if world().first else nullcontext():  # the first process alone writes there
+        world().prepared()
         _say_if_longer(x.run, x.training)
         trainer = Trainer(
             objective=objective,
@@ -115,6 +118,8 @@ def train(
         _say_what_is_frozen(trainer.model)
         trainer.run()
         finish(x.run, trainer)
+    if not world().first:
+        raise SystemExit(0)  # what comes now is work for one
 
 
 def _say_if_longer(directory: Path, training: TrainingConfig) -> None:
@@ -144,6 +149,7 @@ def finish(directory: Path, trainer: Trainer) -> None:
     progress, config = trainer.progress, trainer.config
     averaged = {n: w.clone() for n, w in merged(trainer.model).items()} if trainer.take_average() else None
     merge(trainer.model)
+    trainer.world.told(None)  # by now the first process has written the checkpoints
     scores, by = {"best checkpoint": max(score for _, score in progress.validations)}, "score"
     candidates: dict[str, tuple[list[int], Callable[[], dict[str, torch.Tensor]]]] = {
         name: (updates, partial(average, checkpoint_weights(directory, updates)))
@@ -157,6 +163,7 @@ def finish(directory: Path, trainer: Trainer) -> None:
         scores[name], by = found.score, found.by
     chosen = max(scores, key=scores.__getitem__)
     updates, weights = candidates[chosen]
-    write_file(directory / WEIGHTS, serialize(weights()))
+    if trainer.world.first:
+        write_file(directory / WEIGHTS, serialize(weights()))
     told = ", ".join(f"{name} {abs(score):.3f}" for name, score in scores.items())
     print(f"finished model: {chosen} (update {', '.join(map(str, sorted(updates)))}); {by}: {told}")

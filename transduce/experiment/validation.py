@@ -26,6 +26,7 @@ from transduce.tasks.generate import Generator
 from transduce.tasks.search import GREEDY, last_position
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
+from transduce.train.distributed import world
 from transduce.train.objectives import CrossEntropy
 from transduce.train.plot import attention_map
 from transduce.train.state import Validation
@@ -64,8 +65,10 @@ class Validator:
 def held_out_loss(model: Transformer, batches: Sequence[Batch]) -> float:
     """Cross-entropy without label smoothing, in nats per token."""
     objective = CrossEntropy(model).eval()
-    losses = [objective(batch.to(model.device)).total.item() for batch in batches]
-    return sum(losses) / sum(batch.n_tokens for batch in batches)
+    own = [batches[i] for i in world().share(range(len(batches)))]
+    losses = [objective(batch.to(model.device)).total.item() for batch in own]
+    loss, n_tokens = world().total(sum(losses), sum(batch.n_tokens for batch in own))
+    return loss / n_tokens
 
 
 def translation_validator(
@@ -75,7 +78,7 @@ def translation_validator(
     measures = _measures(["bleu"], by, text.source)
 
     def look(model: Transformer) -> Validation:
-        outputs = translator(text.source, GREEDY)
+        outputs = world().gather(translator(world().share(text.source), GREEDY))
         metrics = {measure.name: measure(outputs, text.target, resamples=0).value for measure in measures}
         samples = [(text.source[i], text.target[i], outputs[i]) for i in _spread(len(outputs), n_samples)]
         return Validation(metrics, samples=samples, pictures=_aligned(translator, samples))
@@ -102,11 +105,12 @@ def speech_validator(
 
     def look(model: Transformer) -> Validation:
         references = [recording.text for recording in pairs.recordings]
-        frames = [pairs.reader(recording.audio) for recording in pairs.recordings]
-        outputs = [found[0].text for found in transcriber.decode(frames, search)]
+        own = [pairs.reader(recording.audio) for recording in world().share(pairs.recordings)]
+        outputs = world().gather([found[0].text for found in transcriber.decode(own, search)])
         metrics = {measure.name: measure(outputs, references, resamples=0).value for measure in measures}
         chosen = _spread(len(references), n_samples)
-        metrics["diagonality"], draw = _alignment(transcriber, pairs, [frames[i] for i in chosen], chosen)
+        frames = [pairs.reader(pairs.recordings[i].audio) for i in chosen]
+        metrics["diagonality"], draw = _alignment(transcriber, pairs, frames, chosen)
         samples = [(pairs.recordings[i].id, references[i], outputs[i]) for i in chosen]
         return Validation(metrics, samples=samples, pictures={"attention": draw})
 
@@ -181,10 +185,12 @@ def masked_language_validator(
 
 def masked_accuracy(fill_mask: FillMask, batches: MaskedBatches) -> float:
     """The share of the chosen tokens that are found again."""
-    right = 0
-    for batch in (batch.to(fill_mask.model.device) for batch in batches):
+    right = n_tokens = 0
+    for batch in (batches[i].to(fill_mask.model.device) for i in world().share(range(len(batches)))):
         right += int((_filled(fill_mask, batch) == batch.target_out[batch.target_out != IGNORE]).sum())
-    return right / sum(batch.n_tokens for batch in batches)
+        n_tokens += batch.n_tokens
+    all_right, of = world().total(right, n_tokens)
+    return all_right / of
 
 
 def _filled(fill_mask: FillMask, batch: Batch) -> Int[Tensor, " n"]:

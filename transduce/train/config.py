@@ -112,7 +112,7 @@ class TrainingConfig:
     until the training is over. This is the only field that makes a result depend on the machine's speed, and only
     where minutes / max_minutes comes to exceed update / max_updates."""
     accumulate: int = 1
-    """Batches per update."""
+    """Batches per update, of all processes together."""
     label_smoothing: float = 0.1
     """Share of the target's probability that is spread over all tokens (paper, section 5.4)."""
     freeze: tuple[str, ...] = ()

@@ -124,3 +124,22 @@ class Log:
         for name, value in values.items():
             self.board.add_scalar(f"{kind}/{name}", value, progress.update)
         self.board.flush()
+
+
+class NoLog(Log):
+    """The log of a process that another one speaks for."""
+
+    def open(self, progress: Progress) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def say(self, message: str) -> None:
+        """Nothing."""
+
+    def update(self, progress: Progress, losses: dict[str, float], *, norm: float, rate: float, n_tokens: int) -> None:
+        """Nothing."""
+
+    def validation(self, progress: Progress, validation: Validation) -> None:
+        """Nothing."""

@@ -1,4 +1,8 @@
-"""The training loop: accumulate, clip, step, validate, log, save, resume. It knows batches and objectives, not tasks."""
+"""The training loop: accumulate, clip, step, validate, log, save, resume. It knows batches and objectives, not tasks.
+
+With several processes each computes some batches of an update, and one exchange makes their gradients one. All else they
+decide alike, from numbers that all of them have.
+"""
 
 import math
 import signal
@@ -19,8 +23,9 @@ from torch.nn.utils import parametrize
 from transduce.device import trains_in_bf16, without_cudnn_attention
 from transduce.train.adapt import add_lora, freeze
 from transduce.train.config import TrainingConfig
+from transduce.train.distributed import world
 from transduce.train.flops import peak_flops
-from transduce.train.log import Log
+from transduce.train.log import Log, NoLog
 from transduce.train.objectives import Loss, Objective
 from transduce.train.optim import optimizer, step
 from transduce.train.prefetch import prefetch
@@ -85,6 +90,11 @@ class Data(Protocol):
     def epoch(self, n: int) -> Sequence[Batch]: ...
 
 
+def seed_of_batch(seed: int, update: int, index: int) -> None:
+    """Seed torch for one batch of an update: its dropout is the same in whichever process it is computed."""
+    torch.manual_seed((seed * 1_000_003 + update + index * 2**40) % 2**63)
+
+
 class Trainer:
     """Trains an objective's model on `data`, in `directory`, from the newest checkpoint there if there is one.
 
@@ -112,6 +122,13 @@ class Trainer:
         started: bool = False,
     ) -> None:
         self.objective, self.data, self.validate, self.config = objective, data, validate, config
+        self.world = world()
+        if config.accumulate < self.world.size:
+            raise ValueError(
+                f"an update must have a batch for every process, but accumulate={config.accumulate} and there are "
+                f"{self.world.size} processes; give --training.accumulate {self.world.size}, by which an update has "
+                f"{self.world.size / config.accumulate:g} x as many tokens, and halve what a batch holds or raise the rate"
+            )
         self.model: nn.Module = objective.model
         if config.compile:
             objective.compile(dynamic=not config.static_shapes)
@@ -123,13 +140,15 @@ class Trainer:
         self.ema = {n: p.detach().clone() for n, p in self._trained() if config.ema}
         self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best)
         self.progress = Progress()
-        self.unread: tuple[int, float, list[str], HostCopy] | None = None  # of the last update: tokens, rate, losses
+        self.unread: tuple[float, list[str], HostCopy] | None = None  # of the last update: rate, losses, numbers
+        self.used: tuple[list[str], list[bool]] | None = None  # names of losses, and which weights get a gradient
+        self.stopping = False  # as all processes know
         self.begins_trained = started
         self.started = time.monotonic()  # or earlier, by the time of the parts before a break
         self.validation_seconds = 0.0  # how long the last one took
         peak = peak_flops(self.device)
         full = peak / flops_per_token if peak and flops_per_token else None
-        self.log = Log(directory, config.max_updates, full_speed=full)
+        self.log = (Log if self.world.first else NoLog)(directory, config.max_updates, full_speed=full)
 
     def run(self) -> Progress:
         """Train to the end; on Ctrl-C or SIGTERM save, then raise KeyboardInterrupt.
@@ -141,6 +160,11 @@ class Trainer:
         now = time.monotonic()
         self.progress, self.unread = self.store.resume(self.model, self.optimizer, self.ema) or Progress(), None
         self.started = now - self.progress.seconds
+        if self.world.told(self.progress.update) != self.progress.update:
+            raise ValueError(
+                f"every process must see the same run directory, but {self.store.directory} has update "
+                f"{self.progress.update} for process {self.world.rank} and another one for the first"
+            )
         with ExitStack() as stack:
             if not self.config.static_shapes:
                 stack.enter_context(without_cudnn_attention)
@@ -153,24 +177,31 @@ class Trainer:
                 self._epoch(stop)
             if not self.progress.validated:  # the last updates are validated too
                 self._validate()
-            if stop.requested:
+            if self._stops(stop):
                 raise KeyboardInterrupt
         return self.progress
 
     def _epoch(self, stop: StopRequest) -> None:
-        batches = self.data.epoch(self.progress.epoch)
-        queue = prefetch(lambda i: batches[i].to(self.device), range(self.progress.batch, len(batches)))
-        while group := list(islice(queue, self.config.accumulate)):
-            self._update(group)
+        batches, size = self.data.epoch(self.progress.epoch), self.config.accumulate
+        if len(batches) < self.world.size:
+            raise ValueError(
+                f"every process must have a batch, but there are {self.world.size} processes and the data has "
+                f"{len(batches)} batches; start fewer processes or make batches smaller"
+            )
+        groups = [range(i, min(i + size, len(batches))) for i in range(self.progress.batch, len(batches), size)]
+        own = (i for group in groups for i in self.world.share(group))
+        queue = prefetch(lambda i: batches[i].to(self.device), own)
+        for group in groups:
+            self._update(list(islice(queue, len(self.world.share(group)))), stop.requested)
             self.progress.batch += len(group)
             due = self.progress.update % self.config.validate_every == 0 and not self.progress.validated
             if due and self._minutes_done(self.validation_seconds) < 1:
                 self._validate()
-            if stop.requested:
+            if self._stops(stop):
                 self._read()
                 if not self.progress.validated:  # else this very update is saved already
                     self._check_weights()
-                    self.store.save(self.model, self.optimizer, self.progress, self.ema)
+                    self._save()
                 raise KeyboardInterrupt
             if self._finished():
                 return
@@ -178,30 +209,64 @@ class Trainer:
         self.progress.epoch += 1
         self.progress.batch = 0
 
-    def _update(self, group: Sequence[Batch]) -> None:
+    def _stops(self, stop: StopRequest) -> bool:
+        return self.stopping if self.world.size > 1 else stop.requested
+
+    def _update(self, group: Sequence[Batch], stop: bool = False) -> None:
         """One step over the accumulated batches, as if they were one; skipped where anything is not finite.
 
         The numbers of the update before are read when this one is queued, so that a GPU has work while it is waited for.
         """
         update = self.progress.update + 1
-        torch.manual_seed(self.config.seed * 1_000_003 + update)
         self.model.train()
         n_tokens = sum(batch.n_tokens for batch in group)
-        sums: list[Tensor] = []  # of each batch its loss and then the parts of it
-        for batch in group:
+        sums: dict[str, list[Tensor]] = {}
+        for i, batch in enumerate(group):
+            seed_of_batch(self.config.seed, update, self.world.rank + i * self.world.size)
             with self._precision():
                 loss: Loss = self.objective(batch)
             (loss.total / n_tokens).backward()
-            sums += [loss.total.detach(), *loss.parts.values()]
+            for name, value in {"loss": loss.total.detach(), **loss.parts}.items():
+                sums.setdefault(name, []).append(value)
+        numbers = torch.stack(
+            [torch.full((), float(n_tokens), device=self.device), *(torch.stack(v).sum() for v in sums.values())]
+        )
+        names = list(sums)
+        if self.world.size > 1:
+            names, numbers = self._exchange(names, numbers, stop)
         gradient = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip_norm or math.inf)
-        numbers = torch.stack([gradient, *sums])
+        numbers = torch.cat([gradient[None], numbers])
         rate = self.config.optim.rate(update, self.config.max_updates, done=self._minutes_done())
         step(self.optimizer, rate=rate, finite=numbers.isfinite().all())
         self.optimizer.zero_grad(set_to_none=True)
         self._average(update)
         late = HostCopy(numbers)
         self._read()
-        self.progress.update, self.unread = update, (n_tokens, rate, ["loss", *loss.parts], late)
+        self.progress.update, self.unread = update, (rate, names, late)
+
+    def _exchange(self, names: list[str], numbers: Tensor, stop: bool) -> tuple[list[str], Tensor]:
+        """Make gradients and sums those of all processes, in one exchange, by which they also agree on what comes next.
+
+        Returns:
+            The names of the losses; the number of tokens and the sums over all batches of the update; then how many
+            processes are to stop, and the first one's seconds.
+        """
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if self.used is None:  # the first process has a batch in every update
+            self.used = self.world.told((names, [p.grad is not None for p in parameters]))
+        names, flags = self.used
+        if not len(numbers) > 1:  # the last batches of an epoch need not suffice for all
+            numbers = numbers.new_zeros(1 + len(names))
+        chosen = [p for p, flag in zip(parameters, flags, strict=True) if flag]
+        first = float(self.world.first)
+        decisions = numbers.new_tensor([float(stop), first * (time.monotonic() - self.started)])
+        own = [torch.zeros_like(p) if p.grad is None else p.grad * numbers[0] for p in chosen]
+        flat = torch.cat([numbers, decisions, *(part.flatten() for part in own)])
+        self.world.add_up(flat)
+        numbers, gradient = flat.split([len(numbers) + 2, len(flat) - len(numbers) - 2])
+        for p, part in zip(chosen, (gradient / numbers[0]).split([p.numel() for p in chosen]), strict=True):
+            p.grad = part.view_as(p)
+        return names, numbers
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -224,15 +289,18 @@ class Trainer:
         """Read the numbers of the last update and log them, unless that is done already."""
         if self.unread is None:
             return
-        (n_tokens, rate, names, late), self.unread = self.unread, None
-        norm, *sums = late.tolist()
-        losses = {name: sum(sums[i :: len(names)]) / n_tokens for i, name in enumerate(names)}
+        (rate, names, late), self.unread = self.unread, None
+        norm, n_tokens, *sums = late.tolist()
+        if self.world.size > 1:
+            *sums, n_stopping, self.progress.seconds = sums
+            self.stopping = n_stopping > 0
+        losses = {name: value / n_tokens for name, value in zip(names, sums, strict=True)}
         update, loss = self.progress.update, losses["loss"]
         if math.isfinite(loss) and math.isfinite(norm):
             self.progress.skipped_in_a_row = 0
         else:
             self._skip(update, loss, norm)
-        self.log.update(self.progress, losses, norm=norm, rate=rate, n_tokens=n_tokens)
+        self.log.update(self.progress, losses, norm=norm, rate=rate, n_tokens=round(n_tokens))
 
     def _skip(self, update: int, loss: float, norm: float) -> None:
         self.progress.skipped += 1
@@ -259,7 +327,7 @@ class Trainer:
 
     def _validate(self) -> None:
         self._read()
-        before = self._seconds()
+        before = self._clock()
         self._check_weights()
         validation = self.validation()
         loss = validation.metrics.get("loss", 0.0)
@@ -268,11 +336,11 @@ class Trainer:
                 f"a validation must be finite, but after update {self.progress.update} the loss is {loss} and the "
                 f"{validation.by} that decides {abs(validation.score)}"
             )
-        self._seconds()
+        self._clock()
         self.progress.validations.append((self.progress.update, validation.score))
         self.log.validation(self.progress, validation)  # before the checkpoint: a resumed run takes it back otherwise
-        self.store.save(self.model, self.optimizer, self.progress, self.ema)
-        self.validation_seconds = self._seconds() - before
+        self._save()
+        self.validation_seconds = self._clock() - before
 
     def validation(self) -> Validation:
         """A validation of the weights as they are; nothing is logged and nothing kept."""
@@ -284,14 +352,20 @@ class Trainer:
         in_bf16 = trains_in_bf16(self.config.precision, self.device)
         return torch.autocast(self.device.type, torch.bfloat16, enabled=in_bf16)
 
-    def _seconds(self) -> float:
-        """Count the time until now."""
-        self.progress.seconds = time.monotonic() - self.started
+    def _save(self) -> None:
+        if self.world.first:
+            self.store.save(self.model, self.optimizer, self.progress, self.ema)
+
+    def _clock(self) -> float:
+        """Count the time until now, by the first process's clock."""
+        self.progress.seconds = self.world.told(time.monotonic() - self.started)
         return self.progress.seconds
 
     def _minutes_done(self, more_seconds: float = 0.0) -> float:
         """The share of max_minutes that is used up, now or so many seconds later; 1 is the end."""
-        seconds, limit = self._seconds() + more_seconds, self.config.max_minutes
+        if self.world.size == 1:  # else the time of the last exchange, on which they agree
+            self._clock()
+        seconds, limit = self.progress.seconds + more_seconds, self.config.max_minutes
         return seconds / (60 * limit) if limit else 0.0
 
     def _finished(self) -> bool:

@@ -1,0 +1,107 @@
+"""The processes that train one model: which of them this is, and what they tell one another."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+T = TypeVar("T")
+
+PREPARED = "prepared"
+PATIENCE = timedelta(days=30)
+"""How long the others wait for the first process to prepare data."""
+LATE = timedelta(seconds=30)
+"""Within which a process that does not hang answers."""
+
+
+@dataclass(frozen=True)
+class World:
+    """One process of `size`, by its `rank`; what is shared goes by round: item i to process i % size."""
+
+    rank: int = 0
+    size: int = 1
+    store: Any = None
+    watch: Any = None
+    """The group in which a process that hangs is looked for."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that prints and writes files."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """What this process does of some work."""
+        return items[self.rank :: self.size]
+
+    def gather(self, shared: Sequence[T]) -> list[T]:
+        """The results of all processes for what `share` gave them, in the order of the whole work."""
+        if self.size == 1:
+            return list(shared)
+        parts: list[Any] = [None] * self.size
+        self._named(dist.all_gather_object, parts, list(shared))
+        return [parts[i % self.size][i // self.size] for i in range(sum(map(len, parts)))]
+
+    def total(self, *numbers: float) -> list[float]:
+        """Sums over all processes, the same in each."""
+        if self.size == 1:
+            return list(numbers)
+        sums = torch.tensor(numbers, dtype=torch.float64)
+        self._named(dist.all_reduce, sums)
+        return sums.tolist()
+
+    def add_up(self, numbers: Float[Tensor, " n"]) -> None:
+        """Sum a tensor over all processes, in place; afterwards it is the same, bit for bit, in each."""
+        self._named(dist.all_reduce, numbers)
+
+    def told(self, value: T) -> T:
+        """What the first process says."""
+        if self.size > 1:
+            box = [value]
+            self._named(dist.broadcast_object_list, box)
+            return box[0]
+        return value
+
+    def prepared(self) -> None:
+        """Of the first process: the others may go on. Of the others: wait for that."""
+        if self.size > 1 and self.first:
+            self.store.set(PREPARED, "yes")
+        elif self.size > 1:
+            self.store.wait([PREPARED], PATIENCE)
+
+    def _named(self, exchange: Any, *values: Any) -> None:
+        """Exchange something.
+
+        Raises:
+            RuntimeError: a process has died or hangs; the message of the first process says which.
+        """
+        try:
+            exchange(*values)
+        except RuntimeError as error:
+            try:
+                dist.monitored_barrier(self.watch, LATE, wait_all_ranks=True)
+            except RuntimeError as named:
+                raise RuntimeError(f"process {self.rank} of {self.size} waits in vain: {named}") from error
+            raise
+
+
+@cache
+def world() -> World:
+    """This process among those that torchrun has started; alone where it has not.
+
+    The first call joins them: over NCCL where there are GPUs, one for each process of a machine, over Gloo on CPUs.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
+        return World()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    store, rank, size = next(dist.rendezvous("env://"))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    return World(rank, size, store, dist.new_group(backend="gloo"))
