@@ -54,7 +54,12 @@ def together(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
 def train(directory: Path, **changes: Any) -> tuple[list[float], dict[str, Any]]:
     """The losses of all updates of a training with dropout, and the weights it ends with."""
     losses: list[float] = []
-    settings = {"accumulate": 3, "max_updates": 200, "validate_every": 60, "optim": OptimConfig(peak_rate=3e-4, warmup_steps=50)}
+    settings = {
+        "accumulate": 3,
+        "max_updates": 200,
+        "validate_every": 60,
+        "optim": OptimConfig(peak_rate=3e-4, warmup_steps=50),
+    }
     trainer = toy.trainer(
         directory,
         objective=toy.CrossEntropy(toy.model(dropout=0.3)),
