@@ -35,6 +35,8 @@ class Experiment:
     """One vocabulary for both sides, and one table for encoder, decoder and output."""
     bpe_dropout: float = 0.0
     """Share of BPE's merges that training leaves out at random (Provilkov et al. 2020); 0: none."""
+    cache: Path = Path("runs/text")
+    """Where more than 262,144 training pairs are kept as token ids, which are made once. It may be deleted at any time."""
     max_length: int = 256
     """Longer training pairs, in tokens, are left out and counted."""
     tokens_per_batch: int = 4096
@@ -111,12 +113,12 @@ SETTINGS = {
 def run(x: Experiment) -> dict[str, float]:
     """Train, then translate and score the test split; returns its scores."""
     # Data
-    text, valid, test = x.corpus.splits(x.training.seed)
+    text, valid, test = x.corpus.splits(x.training.seed, x.cache)
     source, target = ex.saved_tokenizers(
         x.run, x.start_from, x.tokenizer, x.symbols, kind=ex.SentencePieceTokenizer
-    ) or ex.tokenizers(text.source, text.target, vocab_size=x.vocab_size, joint=x.joint, symbols=x.symbols.split())
+    ) or ex.tokenizers(*text.sample(), vocab_size=x.vocab_size, joint=x.joint, symbols=x.symbols.split())
     pairs, held_out = (
-        ex.TextPairs(
+        ex.text_pairs(
             side,
             source,
             target,

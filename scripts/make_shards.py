@@ -12,24 +12,23 @@ A file is cut where a line begins; a .gz becomes one shard. Every file is a text
 
 import argparse
 import hashlib
+import io
 import json
 import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
-from jaxtyping import Integer
 from tqdm import tqdm
 
 from transduce.data.text.corpus import check_text, decode_lines
 from transduce.data.text.language import CUT, encode_text, read_text
-from transduce.data.text.shards import ShardHeader, read_header, smallest_type
+from transduce.data.text.shards import read_header, write_shard
 from transduce.data.text.tokenizers import (
     FILES,
     Tokenizer,
@@ -42,27 +41,6 @@ from transduce.exit import exit_code
 from transduce.files import write_file
 
 MANIFEST = "manifest.json"
-
-
-def write_shard(path: Path, ids: Integer[np.ndarray, " _"], *, vocab_size: int, tokenizer: bytes, source: str) -> None:
-    """Write the ids to NAME.bin, and then the header to NAME.json: a shard without a header is not finished.
-
-    Raises:
-        ValueError: an id that the vocabulary does not have.
-    """
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-        raise ValueError(f"ids must lie in 0 ... {vocab_size - 1}, but they reach from {ids.min()} to {ids.max()}")
-    kind = smallest_type(vocab_size)
-    raw = ids.astype(kind).tobytes()
-    header = ShardHeader(
-        dtype=kind.name,
-        count=len(ids),
-        tokenizer=hashlib.sha256(tokenizer).hexdigest(),
-        sha256=hashlib.sha256(raw).hexdigest(),
-        source=source,
-    )
-    write_file(path.with_suffix(".bin"), raw)
-    write_file(path.with_suffix(".json"), json.dumps(asdict(header)) + "\n")
 
 
 @dataclass(frozen=True)
@@ -84,7 +62,7 @@ class Piece:
         with self.file.open("rb") as file:
             file.seek(self.start)
             raw = file.read(self.stop - self.start)
-        lines = decode_lines(raw, f"{self.file}, from byte {self.start}")
+        lines = decode_lines(io.BytesIO(raw), f"{self.file}, from byte {self.start}")
         return "\n".join([*lines, ""]), hashlib.sha256(raw).hexdigest()
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from transduce.data.batch import IGNORE, Batch, Epoch, bucket, pad, padding_share, pair_batch, pair_epoch
-from transduce.data.text.corpus import Folder, ParallelText, corpus_folder
+from transduce.data.text.corpus import Folder, corpus_folder
 from transduce.data.text.pairs import TextPairs, fingerprint
+from transduce.data.text.parallel import ParallelText
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, tokenizers
 
 

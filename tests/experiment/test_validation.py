@@ -18,8 +18,8 @@ from tests.runs import ENGLISH, GERMAN, RATE, random_run, random_speech_run, rec
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.pairs import FrameReader, SpeechPairs
-from transduce.data.text.corpus import ParallelText
 from transduce.data.text.pairs import TextPairs
+from transduce.data.text.parallel import ParallelText
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, tokenizers
 from transduce.experiment.config import ValidateBy
 from transduce.experiment.run import with_vocabularies

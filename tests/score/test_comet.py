@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from transduce.cli.main import main
-from transduce.data.text.corpus import ParallelText
+from transduce.data.text.parallel import ParallelText
 from transduce.experiment import validation
 from transduce.score import comet as module
 from transduce.score.comet import comet

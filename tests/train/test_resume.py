@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.train import toy
-from transduce.data.text.corpus import ParallelText
 from transduce.data.text.pairs import TextPairs
+from transduce.data.text.parallel import ParallelText
 from transduce.data.text.sentencepiece_bpe import tokenizers
 from transduce.model.config import StackConfig, Tokens
 from transduce.model.transformer import Transformer

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 from tyro.conf import Fixed, Suppress, arg
 
-from transduce.data.text.corpus import decode_line, decode_lines, read_lines
+from transduce.data.text.corpus import decode_lines, read_lines
 from transduce.tasks.config import SearchConfig
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def writing(
 
 def read_side(path: Path) -> list[str]:
     """The lines of one file, or of standard input for -."""
-    return decode_lines(sys.stdin.buffer.read(), side_name(path)) if path == STDIN else read_lines(path)
+    return list(decode_lines(sys.stdin.buffer, side_name(path))) if path == STDIN else read_lines(path)
 
 
 def side_name(path: Path) -> str:
@@ -108,8 +108,7 @@ def side_name(path: Path) -> str:
 
 def standard_input() -> Iterator[str]:
     """The lines of standard input, each as soon as it is there."""
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        yield decode_line(line.removesuffix(b"\n"), "standard input", number)
+    return decode_lines(sys.stdin.buffer, "standard input")
 
 
 def chunks(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:

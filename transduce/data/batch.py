@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int, Integer, Shaped
 from torch import Tensor, nn
 
 IGNORE = -100
 """In target_out: no prediction is asked for at this position (the value that torch's losses ignore)."""
+
+Row = Sequence[int] | Integer[np.ndarray, " _"]
+"""Ids of one example."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class Batch:
         return replace(self, **moved, host_lengths=self.host_lengths or (self.source_lengths, self.target_lengths))
 
 
-def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
+def pad(rows: Sequence[Row], value: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
     """Rows of ids as one rectangle, filled up with `value`, and their lengths."""
     lengths = np.array([len(row) for row in rows])
     ids = np.full((len(rows), lengths.max()), value, dtype=np.int64)
@@ -67,14 +70,15 @@ def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[n
     Args:
         lengths: the k lengths of every example (source and target).
     """
-    order = np.lexsort((*lengths.T[:-1], lengths[:, -1], lengths.max(axis=1)))
-    batches, start, longest = [], 0, 0
-    for stop, index in enumerate(order):
-        longest = max(longest, int(lengths[index].max()))
-        if stop > start and (stop + 1 - start) * longest > tokens_per_batch:
-            batches.append(order[start:stop])
-            start, longest = stop, int(lengths[index].max())
-    batches.append(order[start:])
+    longest = lengths.max(axis=1)
+    order = np.lexsort((*lengths.T, longest))
+    longest, batches, start = longest[order], [], 0
+    while start < len(order):
+        most = max(1, tokens_per_batch // int(longest[start]))  # rows: the first one is the shortest
+        size = longest[start : start + most] * np.arange(1, most + 1)[: len(order) - start]
+        stop = start + max(1, int(np.searchsorted(size, tokens_per_batch, side="right")))
+        batches.append(order[start:stop])
+        start = stop
     return batches
 
 
@@ -128,7 +132,7 @@ class Epoch(Batches):
 
 
 def pair_epoch(
-    source: list[list[int]], target: list[list[int]], *, tokens_per_batch: int, seed: int, epoch: int, bos: int
+    source: Sequence[Row], target: Sequence[Row], *, tokens_per_batch: int, seed: int, epoch: int, bos: int
 ) -> Epoch:
     """An epoch of pairs of ids; every side ends in EOS."""
     return Epoch(
@@ -140,7 +144,7 @@ def pair_epoch(
     )
 
 
-def pair_batch(source: Sequence[Sequence[int]], target: Sequence[Sequence[int]], *, bos: int) -> Batch:
+def pair_batch(source: Sequence[Row], target: Sequence[Row], *, bos: int) -> Batch:
     """One batch of pairs of ids; every target ends in EOS."""
     return batch_of(*pad(source, 0), target, bos=bos)
 
@@ -148,13 +152,14 @@ def pair_batch(source: Sequence[Sequence[int]], target: Sequence[Sequence[int]],
 def batch_of(
     source: Shaped[Tensor, "B S *F"] | None,
     source_lengths: Int[Tensor, " B"] | None,
-    target: Sequence[Sequence[int]],
+    target: Sequence[Row],
     *,
     bos: int,
 ) -> Batch:
     """One batch of a padded source, or none, and of targets that end in EOS."""
     target_out, target_lengths = pad(target, IGNORE)
-    target_in, _ = pad([[bos, *row[:-1]] for row in target], 0)
+    target_in = torch.full_like(target_out, bos)
+    target_in[:, 1:] = torch.where(target_out[:, 1:] == IGNORE, 0, target_out[:, :-1])
     return Batch(
         source=source,
         source_lengths=source_lengths,

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from transduce.data.text.corpus import (
         Files as Files,
         Folder as Folder,
-        ParallelText as ParallelText,
         corpus_folder as corpus_folder,
         read_lines as read_lines,
     )
@@ -41,7 +40,8 @@ if TYPE_CHECKING:
         MaskedWindows as MaskedWindows,
         mask_id as mask_id,
     )
-    from transduce.data.text.pairs import TextPairs as TextPairs, fingerprint as fingerprint
+    from transduce.data.text.pairs import TextPairs as TextPairs, fingerprint as fingerprint, text_pairs as text_pairs
+    from transduce.data.text.parallel import ParallelText as ParallelText
     from transduce.data.text.sentencepiece_bpe import (
         SentencePieceTokenizer as SentencePieceTokenizer,
         tokenizers as tokenizers,

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from transduce.data.batch import IGNORE, Batch, pad, pad_frames
 from transduce.data.speech.pairs import SpeechPairs
-from transduce.data.text.corpus import ParallelText
 from transduce.data.text.masking import MaskedBatches, decode_masked
+from transduce.data.text.parallel import ParallelText
 from transduce.data.text.sentencepiece_bpe import BOS
 from transduce.data.text.shards import Stream
 from transduce.model.attention_maps import cross_attention, diagonality

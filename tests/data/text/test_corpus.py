@@ -1,6 +1,7 @@
 """Lines stay where they are, pairs stay together, and what is wrong is named by file, line and byte."""
 
 import gzip
+import io
 from pathlib import Path
 
 import pytest
@@ -8,14 +9,13 @@ import pytest
 from transduce.data.text.corpus import (
     Files,
     Folder,
-    ParallelText,
+    PairFiles,
     corpus_folder,
     decode_lines,
     read_lines,
-    read_parallel,
-    read_parallel_tsv,
     split_table,
 )
+from transduce.data.text.parallel import ParallelText
 
 
 def write(path: Path, text: str | bytes) -> Path:
@@ -45,7 +45,7 @@ def test_nothing_but_a_newline_ends_a_line(tmp_path, mark):
     ],
 )
 def test_lines_of_bytes(raw, lines):
-    assert decode_lines(raw, "text") == lines
+    assert list(decode_lines(io.BytesIO(raw), "text")) == lines
 
 
 def test_a_gzip_file_reads_like_a_plain_one(tmp_path):
@@ -82,7 +82,7 @@ def test_a_damaged_gzip_file_is_refused_by_name(tmp_path, cut):
 def test_unequal_line_counts_are_refused_with_both_counts(tmp_path):
     source, target = write(tmp_path / "a.en", "one\ntwo\nthree\n"), write(tmp_path / "a.de", "eins\nzwei\n")
     with pytest.raises(ValueError) as caught:
-        read_parallel(source, target)
+        PairFiles((source, target)).read()
     assert str(caught.value) == (
         f"parallel files must have the same number of lines, but {source} has 3 and {target} has 2"
     )
@@ -91,14 +91,14 @@ def test_unequal_line_counts_are_refused_with_both_counts(tmp_path):
 def test_a_blank_on_one_side_drops_the_pair_and_is_counted(tmp_path):
     source = write(tmp_path / "a.en", "one\n\n \t\nfour\n\u3000\nsix\n")
     target = write(tmp_path / "a.de", "eins\nzwei\ndrei\n\n\nsechs\n")
-    assert read_parallel(source, target) == ParallelText(["one", "six"], ["eins", "sechs"], n_blank=4)
-    assert len(read_parallel(source, target)) == 2
+    assert PairFiles((source, target)).read() == ParallelText(["one", "six"], ["eins", "sechs"], n_blank=4)
+    assert len(PairFiles((source, target)).read()) == 2
 
 
 def test_only_blanks_are_refused(tmp_path):
     source, target = write(tmp_path / "a.en", "one\n\n"), write(tmp_path / "a.de", "\nzwei\n")
     with pytest.raises(ValueError) as caught:
-        read_parallel(source, target)
+        PairFiles((source, target)).read()
     assert str(caught.value) == (
         f"a corpus needs a pair with text on both sides, but {source} and {target}: 2 lines, none such"
     )
@@ -107,25 +107,25 @@ def test_only_blanks_are_refused(tmp_path):
 def test_empty_files_are_refused(tmp_path):
     empty = write(tmp_path / "empty", "")
     with pytest.raises(ValueError) as caught:
-        read_parallel(empty, empty)
+        PairFiles((empty, empty)).read()
     assert str(caught.value) == (
         f"a corpus needs a pair with text on both sides, but {empty} and {empty}: 0 lines, none such"
     )
     with pytest.raises(ValueError) as caught:
-        read_parallel_tsv(empty)
+        PairFiles((empty,)).read()
     assert str(caught.value) == f"a corpus needs a pair with text on both sides, but {empty}: 0 lines, none such"
 
 
 def test_a_tsv_is_two_columns(tmp_path):
     path = write(tmp_path / "a.tsv", "one two\teins zwei\n\tdrei\nvier \t four\n")
-    assert read_parallel_tsv(path) == ParallelText(["one two", "vier "], ["eins zwei", " four"], n_blank=1)
+    assert PairFiles((path,)).read() == ParallelText(["one two", "vier "], ["eins zwei", " four"], n_blank=1)
 
 
 @pytest.mark.parametrize(("line", "n"), [("no tab here", 1), ("", 1), ("a\tb\tc", 3), ("a\tb\t", 3)])
 def test_a_tsv_line_with_another_number_of_cells_is_named(tmp_path, line, n):
     path = write(tmp_path / "a.tsv", f"one\teins\n{line}\nthree\tdrei\n")
     with pytest.raises(ValueError) as caught:
-        read_parallel_tsv(path)
+        PairFiles((path,)).read()
     assert str(caught.value) == (
         f"a line must have a cell for every column, but {path}, line 2, has {n} cells for 2 columns (source, target); "
         "tabs separate cells"

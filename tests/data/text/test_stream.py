@@ -8,11 +8,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from make_shards import write_shard
 
 from recipes.baselines import bigram_cross_entropy
 from transduce.data.text import shards as module
-from transduce.data.text.shards import Stream, open_shards, read_header
+from transduce.data.text.shards import Stream, open_shards, read_header, write_shard
 from transduce.data.text.stream import HeldOut, Windows
 
 

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transduce.data.text.byte_bpe import ByteBPE
 from transduce.data.text.characters import CharTokenizer
-from transduce.data.text.corpus import ParallelText
 from transduce.data.text.pairs import TextPairs
+from transduce.data.text.parallel import ParallelText
 from transduce.data.text.sentencepiece_bpe import EOS, SentencePieceTokenizer
 from transduce.data.text.tokenizers import load_tokenizer, train_tokenizer
 

@@ -2,19 +2,21 @@
 
 import gzip
 import hashlib
-import logging
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from transduce.config import at_least
+from transduce.data.text.parallel import POOL, LargeText, ParallelText, has_text, survey
 
-logger = logging.getLogger("transduce")
+CACHE = Path("runs/text")
+"""Where large corpora are prepared unless something else is said."""
+
+Split = Literal["train", "valid", "test"]
 
 
 def check_text(path: Path) -> None:
@@ -33,20 +35,23 @@ def read_lines(path: Path | str) -> list[str]:
     Raises:
         ValueError: there is no such file, or it is not UTF-8; by file and line.
     """
-    path = Path(path)
+    return list(each_line(Path(path)))
+
+
+def each_line(path: Path) -> Iterator[str]:
+    """The lines of `read_lines`, one after the other, so that a file may be larger than memory."""
     check_text(path)
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:
-            raw = file.read()
+            yield from decode_lines(file, str(path))
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is not a whole gzip file: {error}; unpack it or fetch it again") from error
-    return decode_lines(raw, str(path))
 
 
-def decode_lines(raw: bytes, name: str) -> list[str]:
-    """The lines of bytes, as in `read_lines`; `name` is what an error calls them."""
-    lines = raw.removesuffix(b"\n").split(b"\n") if raw else []
-    return [decode_line(line, name, number) for number, line in enumerate(lines, start=1)]
+def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    """Lines of bytes as in `read_lines`, such as those of a file; `name` is what an error calls it."""
+    for number, line in enumerate(lines, start=1):
+        yield decode_line(line.removesuffix(b"\n"), name, number)
 
 
 def decode_line(line: bytes, name: str, number: int) -> str:
@@ -92,87 +97,93 @@ def split_table(
             raise ValueError(f"a table must begin with a line that names its columns, but {name} is empty")
         header, *rows = rows
         first = 2
-    there = ", ".join(header)
     if len(set(header)) < len(header):
+        there = ", ".join(header)
         raise ValueError(f"a table must name every column once, but {name} has {there}; rename one of them")
     for number, row in enumerate(rows, start=first):
-        if len(row) != len(header):
-            raise ValueError(
-                f"a line must have a cell for every column, but {name}, line {number}, has {len(row)} cells for "
-                f"{len(header)} columns ({there}); tabs separate cells"
-            )
+        _check_row(row, header, name, number)
     return list(header), rows
 
 
+def _check_row(row: Sequence[str], header: Sequence[str], name: str, number: int) -> None:
+    if len(row) != len(header):
+        raise ValueError(
+            f"a line must have a cell for every column, but {name}, line {number}, has {len(row)} cells for "
+            f"{len(header)} columns ({', '.join(header)}); tabs separate cells"
+        )
+
+
 @dataclass(frozen=True)
-class ParallelText:
-    """Sentence pairs: target[i] translates source[i]. `n_blank` pairs were left out, as a side was blank."""
+class PairFiles:
+    """Sentence pairs in files: in two, whose lines i translate each other, or in a TSV of source, tab, target."""
 
-    source: list[str]
-    target: list[str]
-    n_blank: int = 0
+    paths: tuple[Path, ...]
 
-    def __len__(self) -> int:
-        return len(self.source)
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.paths))
 
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """The pairs one after the other, those with a blank side too.
 
-def read_parallel(source: Path | str, target: Path | str) -> ParallelText:
-    """Two files: line i of one translates line i of the other.
+        Raises:
+            ValueError: the line counts differ, or a line of a TSV has no tab or more than one.
+        """
+        return each_line_pair(*self.paths) if len(self.paths) == 2 else each_row_pair(*self.paths)
 
-    Raises:
-        ValueError: their line counts differ, or no pair is left.
-    """
-    sources, targets = read_lines(source), read_lines(target)
-    if len(sources) != len(targets):
-        raise ValueError(
-            f"parallel files must have the same number of lines, "
-            f"but {source} has {len(sources)} and {target} has {len(targets)}"
-        )
-    return _without_blanks(sources, targets, f"{source} and {target}")
+    def read(self) -> ParallelText:
+        """All pairs at once.
 
+        Raises:
+            ValueError: as above, or no pair is left.
+        """
+        return _without_blanks(self, str(self))
 
-def read_parallel_tsv(path: Path | str) -> ParallelText:
-    """One file, each line a source sentence, a tab and its target sentence.
-
-    Raises:
-        ValueError: a line has no tab or more than one, or no pair is left.
-    """
-    _, rows = split_table(read_lines(path), str(path), ("source", "target"))
-    return _without_blanks([source for source, _ in rows], [target for _, target in rows], str(path))
+    def read_or_survey(self, cache: Path) -> ParallelText | LargeText:
+        """All pairs at once where they are no more than POOL, which is what memory surely takes."""
+        beginning = list(islice(self, POOL + 1))
+        return survey(self, cache) if len(beginning) > POOL else _without_blanks(beginning, str(self))
 
 
-def _without_blanks(sources: list[str], targets: list[str], name: str) -> ParallelText:
-    kept = [(s, t) for s, t in zip(sources, targets, strict=True) if s.strip() and t.strip()]
-    if not kept:
-        raise ValueError(f"a corpus needs a pair with text on both sides, but {name}: {len(sources)} lines, none such")
-    return ParallelText([s for s, _ in kept], [t for _, t in kept], len(sources) - len(kept))
-
-
-def hold_out(text: ParallelText, n: int, seed: int) -> tuple[ParallelText, ParallelText]:
-    """Most pairs for training, and n that validation takes; both keep their order.
-
-    Which ones is a function of n, the seed and the number of pairs. Pairs equal to one that is held out, on both sides,
-    leave the training text too; a line of the log tells how many.
+def each_line_pair(source: Path, target: Path) -> Iterator[tuple[str, str]]:
+    """Line i of one file and line i of the other.
 
     Raises:
-        ValueError: no pair would be left for training.
+        ValueError: their line counts differ.
     """
-    order = np.random.default_rng(seed).permutation(len(text))
-    taken = sorted(order[:n].tolist())
-    pairs = list(zip(text.source, text.target, strict=True))
-    twins = {pairs[i] for i in taken}
-    train = [pair for pair in pairs if pair not in twins]
-    if not train:
-        raise ValueError(
-            f"a training needs pairs besides those held out, but hold_out={n} takes all of {len(pairs)}; hold out fewer"
-        )
-    told = "validation holds out %d of %d training pairs; %d equal to one of them left the training text too"
-    logger.warning(told, len(taken), len(pairs), len(pairs) - len(taken) - len(train))
-    valid = [pairs[i] for i in taken]
-    return (
-        ParallelText([s for s, _ in train], [t for _, t in train], text.n_blank),
-        ParallelText([s for s, _ in valid], [t for _, t in valid]),
-    )
+    sides = each_line(source), each_line(target)
+    for n, (s, t) in enumerate(zip_longest(*sides)):
+        if s is None or t is None:
+            more = n + 1 + sum(1 for _ in sides[s is None])
+            counts = (n, more) if s is None else (more, n)
+            raise ValueError(
+                f"parallel files must have the same number of lines, "
+                f"but {source} has {counts[0]} and {target} has {counts[1]}"
+            )
+        yield s, t
+
+
+def each_row_pair(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a file, each a source sentence, a tab and its target sentence.
+
+    Raises:
+        ValueError: a line has no tab or more than one.
+    """
+    for number, line in enumerate(each_line(path), start=1):
+        row = line.split("\t")
+        _check_row(row, ("source", "target"), str(path), number)
+        yield row[0], row[1]
+
+
+def _without_blanks(pairs: Iterable[tuple[str, str]], name: str) -> ParallelText:
+    source, target = list[str](), list[str]()
+    n = 0
+    for n, pair in enumerate(pairs, start=1):  # noqa: B007
+        if has_text(pair):
+            source.append(pair[0])
+            target.append(pair[1])
+    if not source:
+        raise ValueError(f"a corpus needs a pair with text on both sides, but {name}: {n} lines, none such")
+    return ParallelText(source, target, n - len(source))
 
 
 def corpus_folder(name: str) -> Path | None:
@@ -198,18 +209,23 @@ class Folder:
     test: str = "test"
     """Test files, which only the finished model sees."""
 
-    def read(self, split: Literal["train", "valid", "test"]) -> ParallelText:
+    def read(self, split: Split) -> ParallelText:
         """One split.
 
         Raises:
             ValueError: no folder is named, or it lacks the files.
         """
-        name = getattr(self, split)
-        return read_parallel(self._file(f"{name}.{self.source}"), self._file(f"{name}.{self.target}"))
+        return self._files(split).read()
 
-    def splits(self, seed: int) -> tuple[ParallelText, ParallelText, ParallelText | None]:
+    def splits(
+        self, seed: int, cache: Path = CACHE
+    ) -> tuple[ParallelText | LargeText, ParallelText, ParallelText | None]:
         """Training, validation and test text; the seed decides nothing here."""
-        return self.read("train"), self.read("valid"), self.read("test")
+        return self._files("train").read_or_survey(cache), self.read("valid"), self.read("test")
+
+    def _files(self, split: Split) -> PairFiles:
+        name = getattr(self, split)
+        return PairFiles((self._file(f"{name}.{self.source}"), self._file(f"{name}.{self.target}")))
 
     def _file(self, name: str) -> Path:
         if self.data is None:
@@ -251,14 +267,20 @@ class Files:
     def __post_init__(self) -> None:
         at_least(0, hold_out=self.hold_out)
 
-    def splits(self, seed: int) -> tuple[ParallelText, ParallelText, ParallelText | None]:
+    def splits(
+        self, seed: int, cache: Path = CACHE
+    ) -> tuple[ParallelText | LargeText, ParallelText, ParallelText | None]:
         """Training, validation and test text; the test is never touched.
+
+        Args:
+            cache: a folder for what is made of a large training text.
 
         Raises:
             ValueError: as for `read`; or validation has files and is held out as well.
         """
-        train, test = self.read("train"), self.read("test")
-        assert train is not None
+        files, test = self._files("train"), self.read("test")
+        assert files is not None
+        train = files.read_or_survey(cache)
         if not self.hold_out:
             valid = self.read("valid")
             assert valid is not None
@@ -267,20 +289,23 @@ class Files:
             raise ValueError(
                 f"validation has files or is held out, but hold_out={self.hold_out} and files are named; leave one out"
             )
-        train, valid = hold_out(train, self.hold_out, seed)
-        return train, valid, test
+        return *train.hold_out(self.hold_out, seed), test
 
-    def read(self, split: Literal["train", "valid", "test"]) -> ParallelText | None:
+    def read(self, split: Split) -> ParallelText | None:
         """One split; None if there is no test split.
 
         Raises:
             ValueError: a side is missing, or files and TSV are both given.
         """
+        files = self._files(split)
+        return files.read() if files else None
+
+    def _files(self, split: Split) -> PairFiles | None:
         source, target, tsv = (getattr(self, f"{split}_{part}") for part in ("source", "target", "tsv"))
         if tsv and not source and not target:
-            return read_parallel_tsv(tsv)
+            return PairFiles((tsv,))
         if source and target and not tsv:
-            return read_parallel(source, target)
+            return PairFiles((source, target))
         if split == "test" and not (source or target or tsv):
             return None
         way_out = ", or --hold-out 500" if split == "valid" and not (source or target or tsv) else ""

@@ -164,11 +164,15 @@ class SentencePieceTokenizer(Tokenizer):
 
         Source: Provilkov et al. (2020), BPE-dropout, algorithm 1.
         """
+        return self.with_dropout(self.encode(texts), dropout=dropout, seed=seed)
+
+    def with_dropout(self, plain_rows: Iterable[Iterable[int]], *, dropout: float, seed: int) -> list[list[int]]:
+        """`encode_with_dropout` of texts that are encoded already."""
         rng = random.Random(seed)
         rows = []
-        for plain in self.encode(texts):
+        for plain in plain_rows:
             row: list[int] = []
-            for is_whole, run in groupby(plain, self._whole.__contains__):
+            for is_whole, run in groupby(map(int, plain), self._whole.__contains__):
                 if is_whole:  # a symbol, or bytes of a character without a piece
                     row += run
                     continue

@@ -3,11 +3,13 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int, Integer
+
+from transduce.files import write_file
 
 CHUNK = 1 << 22
 """How many ids are read at a time where a whole stream is read."""
@@ -69,6 +71,27 @@ class ShardHeader:
     """SHA-256 of NAME.bin."""
     source: str
     """SHA-256 of the text that was encoded."""
+
+
+def write_shard(path: Path, ids: Integer[np.ndarray, " _"], *, vocab_size: int, tokenizer: bytes, source: str) -> None:
+    """Write the ids to NAME.bin, and then the header to NAME.json: a shard without a header is not finished.
+
+    Raises:
+        ValueError: an id that the vocabulary does not have.
+    """
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise ValueError(f"ids must lie in 0 ... {vocab_size - 1}, but they reach from {ids.min()} to {ids.max()}")
+    kind = smallest_type(vocab_size)
+    raw = ids.astype(kind).tobytes()
+    header = ShardHeader(
+        dtype=kind.name,
+        count=len(ids),
+        tokenizer=hashlib.sha256(tokenizer).hexdigest(),
+        sha256=hashlib.sha256(raw).hexdigest(),
+        source=source,
+    )
+    write_file(path.with_suffix(".bin"), raw)
+    write_file(path.with_suffix(".json"), json.dumps(asdict(header)) + "\n")
 
 
 def read_header(path: Path) -> ShardHeader:

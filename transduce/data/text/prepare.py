@@ -1,0 +1,72 @@
+"""A large parallel text as shards of ids, made once."""
+
+import hashlib
+import json
+import sys
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+from tqdm import tqdm
+
+from transduce.data.text.parallel import BLOCK, LargeText, Pair, blocks
+from transduce.data.text.sentencepiece_bpe import EOS, SentencePieceTokenizer
+from transduce.data.text.shards import smallest_type, write_shard
+from transduce.files import write_file
+
+SHARD = 1 << 20
+"""Pairs of a shard."""
+
+
+def prepare(text: LargeText, source: SentencePieceTokenizer, target: SentencePieceTokenizer) -> list[Path]:
+    """The shards of a text, in order; those that are not there are made.
+
+    NAME.bin has the ids of source, target, source, ..., each side ending in EOS. NAME.offsets has where each side begins,
+    and the end, as int64. Their folder is named by a hash of the tokenizers and of what validation holds out. A header,
+    NAME.json, is written last, so an interruption costs one shard.
+
+    Raises:
+        ValueError: all of the text is held out.
+    """
+    models = source.model + target.model
+    key = hashlib.sha256(models + json.dumps(sorted(text.held_out)).encode()).hexdigest()
+    folder = text.folder / key[:16]
+    finished = folder / "shards.json"
+    if finished.is_file():
+        return [folder / name for name in json.loads(finished.read_text())]
+    folder.mkdir(parents=True, exist_ok=True)
+    kind = smallest_type(max(source.vocab_size, target.vocab_size))
+    paths, pairs = list[Path](), iter(text)
+    with tqdm(desc="tokenizing", total=text.n_pairs, unit="pair", unit_scale=True, file=sys.stderr) as bar:
+        while first := next(pairs, None):
+            path, shard = folder / f"{len(paths):05d}.bin", chain([first], islice(pairs, SHARD - 1))
+            paths.append(path)
+            if path.with_suffix(".json").is_file():
+                bar.update(sum(1 for _ in shard))
+                continue
+            found, lengths = [], []
+            for block in blocks(shard, BLOCK):
+                ids, sizes = encoded(block, source, target)
+                found.append(ids.astype(kind))
+                lengths.append(sizes)
+                bar.update(len(block))
+            offsets = np.cumsum(np.concatenate([[0], *lengths]), dtype="<i8")
+            write_file(path.with_suffix(".offsets"), offsets.tobytes())
+            vocab_size = max(source.vocab_size, target.vocab_size)
+            write_shard(path, np.concatenate(found), vocab_size=vocab_size, tokenizer=models, source=text.digest)
+    if not paths:
+        raise ValueError(f"a training needs pairs besides those held out, but {text.files} has none; hold out fewer")
+    write_file(finished, json.dumps([path.name for path in paths]) + "\n")
+    return paths
+
+
+def encoded(
+    pairs: list[Pair], source: SentencePieceTokenizer, target: SentencePieceTokenizer
+) -> tuple[Int[np.ndarray, " _"], Int[np.ndarray, " _"]]:
+    """The ids of source, target, source, ... end to end, each with EOS, and their lengths."""
+    sides = source.encode([s for s, _ in pairs]), target.encode([t for _, t in pairs])
+    rows = [row for pair in zip(*sides, strict=True) for row in pair]
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)) + 1
+    ids = np.fromiter(chain.from_iterable(chain(row, (EOS,)) for row in rows), dtype=np.int64, count=lengths.sum())
+    return ids, lengths
