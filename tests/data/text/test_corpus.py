@@ -195,18 +195,21 @@ def test_files_are_two_per_split_or_one_tsv(tmp_path):
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
-@pytest.mark.parametrize("given", [("source",), ("target",), ("source", "tsv"), ("source", "target", "tsv"), ()])
+@pytest.mark.parametrize(
+    "given", [("source",), ("target",), ("source", "tsv"), ("source", "target", "tsv"), ("tsv", "table"), ()]
+)
 def test_half_a_split_or_two_answers_are_refused(tmp_path, split, given):
     if split == "test" and not given:
         return  # no test split is no mistake
     path = write(tmp_path / "a", "one\n")
-    fields = {part: path if part in given else None for part in ("source", "target", "tsv")}
+    fields = {part: path if part in given else None for part in ("source", "target", "tsv", "table")}
     with pytest.raises(ValueError) as caught:
         Files(**{f"{split}_{part}": value for part, value in fields.items()}).read(split)
     more = ", or --hold-out 500" if split == "valid" and not given else ""
     assert str(caught.value) == (
-        f"the {split} text is two files or one TSV: give --{split}-source and --{split}-target, or --{split}-tsv{more}, "
-        f"but {split}_source={fields['source']}, {split}_target={fields['target']} and {split}_tsv={fields['tsv']}"
+        f"the {split} text is two files, a TSV or a table: give --{split}-source and --{split}-target, or --{split}-tsv, "
+        f"or --{split}-table{more}, but {split}_source={fields['source']}, {split}_target={fields['target']}, "
+        f"{split}_tsv={fields['tsv']} and {split}_table={fields['table']}"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from transduce.config import at_least
 from transduce.data.text.parallel import POOL, LargeText, ParallelText, has_text, survey
+from transduce.data.text.tables import each_cell_row, table_files
 
 CACHE = Path("runs/text")
 """Where large corpora are prepared unless something else is said."""
@@ -115,9 +116,13 @@ def _check_row(row: Sequence[str], header: Sequence[str], name: str, number: int
 
 @dataclass(frozen=True)
 class PairFiles:
-    """Sentence pairs in files: in two, whose lines i translate each other, or in a TSV of source, tab, target."""
+    """Sentence pairs in files: in two, whose lines i translate each other, or in a TSV of source, tab, target.
+
+    With `columns`, of source and target, they are Parquet or Arrow files, one after the other.
+    """
 
     paths: tuple[Path, ...]
+    columns: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.paths))
@@ -126,8 +131,10 @@ class PairFiles:
         """The pairs one after the other, those with a blank side too.
 
         Raises:
-            ValueError: the line counts differ, or a line of a TSV has no tab or more than one.
+            ValueError: the line counts differ, a line of a TSV has no tab or more than one, or a column is missing.
         """
+        if self.columns:
+            return ((s, t) for path in self.paths for s, t in each_cell_row(path, self.columns))
         return each_line_pair(*self.paths) if len(self.paths) == 2 else each_row_pair(*self.paths)
 
     def read(self) -> ParallelText:
@@ -241,7 +248,7 @@ class Folder:
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Parallel text in files of any name: two per split, or one TSV of source, tab, target."""
+    """Parallel text in files of any name: two per split, one TSV of source, tab, target, or Parquet and Arrow files."""
 
     train_source: Path | None = None
     """Training text, one sentence a line, plain or .gz."""
@@ -261,6 +268,16 @@ class Files:
     """Its translation."""
     test_tsv: Path | None = None
     """In place of both."""
+    train_table: Path | None = None
+    """In place of both: a Parquet or Arrow file, or a folder of them (pip install 'transduce[arrow]')."""
+    valid_table: Path | None = None
+    """In place of both."""
+    test_table: Path | None = None
+    """In place of both."""
+    source_column: str = "source"
+    """The column of tables that goes in; translation.en is the field en of the column translation."""
+    target_column: str = "target"
+    """The column of tables that comes out."""
     hold_out: int = 0
     """Pairs that validation takes out of the training text, where it has no files; the seed decides which."""
 
@@ -285,7 +302,7 @@ class Files:
             valid = self.read("valid")
             assert valid is not None
             return train, valid, test
-        if self.valid_source or self.valid_target or self.valid_tsv:
+        if self.valid_source or self.valid_target or self.valid_tsv or self.valid_table:
             raise ValueError(
                 f"validation has files or is held out, but hold_out={self.hold_out} and files are named; leave one out"
             )
@@ -301,15 +318,19 @@ class Files:
         return files.read() if files else None
 
     def _files(self, split: Split) -> PairFiles | None:
-        source, target, tsv = (getattr(self, f"{split}_{part}") for part in ("source", "target", "tsv"))
-        if tsv and not source and not target:
-            return PairFiles((tsv,))
-        if source and target and not tsv:
-            return PairFiles((source, target))
-        if split == "test" and not (source or target or tsv):
-            return None
-        way_out = ", or --hold-out 500" if split == "valid" and not (source or target or tsv) else ""
+        named = {part: getattr(self, f"{split}_{part}") for part in ("source", "target", "tsv", "table")}
+        match {part: path for part, path in named.items() if path}:
+            case {"source": source, "target": target, **more} if not more:
+                return PairFiles((source, target))
+            case {"tsv": tsv, **more} if not more:
+                return PairFiles((tsv,))
+            case {"table": table, **more} if not more:
+                return PairFiles(table_files(table), (self.source_column, self.target_column))
+            case given if split == "test" and not given:
+                return None
+        way_out = ", or --hold-out 500" if split == "valid" and not any(named.values()) else ""
+        *some, last = (f"{split}_{part}={path}" for part, path in named.items())
         raise ValueError(
-            f"the {split} text is two files or one TSV: give --{split}-source and --{split}-target, or --{split}-tsv{way_out}, "
-            f"but {split}_source={source}, {split}_target={target} and {split}_tsv={tsv}"
+            f"the {split} text is two files, a TSV or a table: give --{split}-source and --{split}-target, or --{split}-tsv, "
+            f"or --{split}-table{way_out}, but {', '.join(some)} and {last}"
         )
