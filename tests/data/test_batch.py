@@ -1,6 +1,9 @@
 """Batches: every example once, within the budget, in an order that can be made again."""
 
+import gc
+import weakref
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -40,6 +43,28 @@ def test_buckets_hold_every_example_once_and_keep_the_budget_on_every_side(sides
         for side in range(sides):
             longest = max(lengths[i, side] for i in batch)
             assert len(batch) == 1 or len(batch) * longest <= budget
+
+
+@pytest.mark.parametrize("budget", [1, 17, 64, 10_000])
+def test_buckets_end_where_the_next_example_would_break_the_budget(budget):
+    lengths = np.random.default_rng(budget).integers(1, 40, size=(307, 2))
+    batches = [[int(max(lengths[i])) for i in batch] for batch in bucket(lengths, budget)]
+    assert sum(batches, []) == sorted(sum(batches, []))
+    for batch, after in pairwise(batches):
+        assert (len(batch) + 1) * after[0] > budget
+    assert bucket(lengths[:0], budget) == []
+
+
+def test_an_epoch_leaves_memory_with_the_last_who_holds_it():
+    """Python's collector looks for circles rarely, and an epoch may hold a large part of a corpus."""
+    gc.disable()
+    try:
+        epoch = an_epoch()
+        gone = weakref.ref(epoch)
+        del epoch
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_an_example_longer_than_the_budget_is_alone():

@@ -126,9 +126,11 @@ class Epoch(Batches):
         shuffled = rng.permutation(len(lengths))  # so that equal lengths meet different neighbours in every epoch
         batches = [shuffled[b] for b in bucket(lengths[shuffled], tokens_per_batch)]
         self.padding_share = padding_share(lengths, batches)
-        self.batches = batches if short_first else [batches[i] for i in rng.permutation(len(batches))]
+        batches = batches if short_first else [batches[i] for i in rng.permutation(len(batches))]
+        self.batches = batches
         """The indices of every batch's examples."""
-        super().__init__(len(self.batches), lambda i: make(self.batches[i].tolist()))
+        # without self, as a circle would keep the examples in memory until Python looks for circles
+        super().__init__(len(batches), lambda i: make(batches[i].tolist()))
 
 
 def pair_epoch(

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from collections import Counter
 
 import numpy as np
@@ -90,10 +91,14 @@ def test_what_is_left_out_is_what_is_left_out_in_memory(files, tmp_path):
     assert 0 < large.n_long == whole.n_long
     assert large.text.n_blank == 2 and large.n_target == sum(map(len, whole.target))
     assert abs(large.usual_length - whole.usual_length) <= 1
-    rows = [(s.tolist(), t.tolist()) for n in range(4) for s, t in zip(*large.ids(n), strict=True)]
+    rows = [(s.tolist(), t.tolist()) for n in range(large.n_pools) for s, t in zip(*large.ids(n), strict=True)]
     assert sorted(rows) == sorted(zip(whole.source, whole.target, strict=True))
-    assert str(large).startswith(f"{N - whole.n_long} pairs, {large.n_target:,} target tokens, 4 pools, each ")
-    assert str(large).endswith(f"left out: 2 blank, {whole.n_long} too long; an epoch is one pool")
+    n_short = N - whole.n_long
+    assert large.n_pools == math.ceil(n_short / 60) > 1
+    assert str(large) == (
+        f"{n_short} pairs, {large.n_target:,} target tokens, in {large.n_pools} pools, each of which is an epoch; "
+        f"left out: 2 blank, {whole.n_long} too long"
+    )
     with pytest.raises(ValueError) as error:
         stored(files, tmp_path / "cache", max_length=1)
     shortest = min(

@@ -67,12 +67,6 @@ class Pairs(ABC):
     def _seed(self, epoch: int, side: int) -> int:
         return (self.seed * 1_000_003 + 2 * epoch + side) % (1 << 32)
 
-    def _described(self, n_pairs: int, n_target: int, batches: str, n_blank: int, n_long: int) -> str:
-        return (
-            f"{n_pairs:,} pairs, {n_target:,} target tokens, {batches} of at most {self.tokens_per_batch} positions a "
-            f"side, {self.epoch(0).padding_share:.1%} padding; left out: {n_blank} blank, {n_long} too long"
-        )
-
 
 class TextPairs(Pairs):
     """Pairs in memory. Every pair is encoded once, and an epoch has all of them.
@@ -109,8 +103,13 @@ class TextPairs(Pairs):
         self.n_long = len(text) - len(kept)
 
     def __str__(self) -> str:
-        n_target, batches = sum(map(len, self.target)), f"{len(self.epoch(0))} batches"
-        return self._described(len(self.source), n_target, batches, self.text.n_blank, self.n_long)
+        first = self.epoch(0)
+        n_target = sum(map(len, self.target))
+        return (
+            f"{len(self.source):,} pairs, {n_target:,} target tokens, {len(first)} batches of at most "
+            f"{self.tokens_per_batch} positions a side, {first.padding_share:.1%} padding; "
+            f"left out: {self.text.n_blank} blank, {self.n_long} too long"
+        )
 
     @property
     def usual_length(self) -> int:
@@ -123,7 +122,7 @@ class TextPairs(Pairs):
 class StoredPairs(Pairs):
     """Pairs of a large text, as ids in files that are mapped into memory, of which one pool after the other is read.
 
-    A pool has at most POOL pairs from all over the text. What trainer and log call an epoch is one pool: epoch n is pool
+    A pool has about POOL pairs from all over the text. What trainer and log call an epoch is one pool: epoch n is pool
     n % n_pools of pass n // n_pools, so no resume has to go through what came before. Which pairs are in which pool is a
     function of (seed, pass), and in a pass every pair is in one. For the arguments see `TextPairs`.
 
@@ -155,24 +154,26 @@ class StoredPairs(Pairs):
         sources = np.zeros(max_length + 1, dtype=np.int64)  # by length
         shortest, self.n_target = 1 << 62, 0
         for offsets in self.offsets:
-            lengths = np.diff(offsets).reshape(-1, 2)
-            longer = lengths.max(axis=1)
-            shortest, short = min(shortest, int(longer.min())), lengths[longer <= max_length]
-            sources += np.bincount(short[:, 0], minlength=len(sources))
-            self.n_target += int(short[:, 1].sum())
+            source, target = np.diff(offsets[::2]), np.diff(offsets)[1::2]
+            source -= target
+            longer = np.maximum(source, target)
+            shortest, short = min(shortest, int(longer.min())), longer <= max_length
+            sources += np.bincount(source[short], minlength=len(sources))
+            self.n_target += int(target[short].sum())
         n, n_short = int(self.ends[-1]), int(sources.sum())
         if not n_short:
             raise _all_too_long(max_length, n, shortest)
         self.n_long = n - n_short
         self._usual_length = int(np.searchsorted(np.cumsum(sources), 0.99 * n_short)) - 1
-        self.n_pools = -(-n // (POOL // FEWER if bpe_dropout else POOL))
+        self.n_pools = -(-n_short // (POOL // FEWER if bpe_dropout else POOL))
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._next: tuple[int, Future[Epoch]] | None = None
 
     def __str__(self) -> str:
-        pools = f"{self.n_pools} pools, each {len(self.epoch(0))} batches or so"
-        n_pairs = int(self.ends[-1]) - self.n_long
-        return self._described(n_pairs, self.n_target, pools, self.text.n_blank, self.n_long) + "; an epoch is one pool"
+        return (
+            f"{int(self.ends[-1]) - self.n_long:,} pairs, {self.n_target:,} target tokens, in {self.n_pools} pools, each of "
+            f"which is an epoch; left out: {self.text.n_blank} blank, {self.n_long} too long"
+        )
 
     @property
     def usual_length(self) -> int:
