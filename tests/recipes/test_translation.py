@@ -15,6 +15,7 @@ from transduce.data.text.corpus import Folder
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.experiment.run import with_vocabularies
 from transduce.train.config import LoRAConfig
+from transduce.train.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,32 @@ def test_the_same_command_again_changes_nothing_and_another_is_refused(finished,
         f"a run goes on with the configuration it began with, but in {copy} this differs: "
         f"bpe_dropout: 0.0 -> 0.1. Name another directory with --run, and --start-from {copy} to go on from its weights"
     )
+
+
+def test_a_corpus_that_memory_need_not_hold_trains_and_goes_on_the_same_way(tmp_path, corpus, monkeypatch, capsys):
+    """Pools of sixty pairs; the power goes in the second one, and nobody reads the text again."""
+    for name in ("pairs", "corpus"):
+        monkeypatch.setattr(f"transduce.data.text.{name}.POOL", 60)
+    straight, cut = (small(tmp_path / name, corpus, cache=tmp_path / "cache") for name in ("straight", "cut"))
+    scores = run(straight)
+    assert "300 pairs" in (said := capsys.readouterr().out) and " in 5 pools, each of which is an epoch; " in said
+    update = Trainer._update
+
+    def power_cut(trainer, group):
+        if trainer.progress.update == 5:
+            raise InterruptedError
+        update(trainer, group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_update", power_cut)
+        with pytest.raises(InterruptedError):
+            run(cut)
+    state = json.loads((tmp_path / "cut" / "checkpoints" / "00000003" / "state.json").read_text())
+    assert state["epoch"] > 0
+    monkeypatch.setattr("transduce.data.text.parallel._survey", lambda *_: pytest.fail("the text was read again"))
+    assert run(cut) == scores
+    first, second = (folder / "model.safetensors" for folder in (straight.run, cut.run))
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_a_run_that_goes_on_takes_its_own_tokenizers(finished, copy, corpus, monkeypatch):

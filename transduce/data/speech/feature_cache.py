@@ -148,9 +148,12 @@ def _settings(config: FeatureConfig) -> tuple[int | float, ...]:
 
 
 def _load(kept: Path, n_mels: int) -> Float[Tensor, "S M"] | None:
-    """The log-mel that a file holds; None where the file is missing or damaged."""
+    """The log-mel that a file holds, mapped into memory; None where the file is missing or damaged.
+
+    To ask for its length alone reads its header alone. Whoever wrote to it would change a copy.
+    """
     try:
-        found = np.load(kept, allow_pickle=False)
+        found = np.load(kept, mmap_mode="c", allow_pickle=False)
     except Exception:  # whatever NumPy meets in a damaged header, from EOFError to TokenError
         return None
     if not (isinstance(found, np.ndarray) and found.dtype == np.float32 and found.shape[1:] == (n_mels,)):
