@@ -4,15 +4,13 @@ import errno
 import io
 import os
 import sys
-from pathlib import Path
 
 import pytest
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from tests.train import toy
 from transduce.exit import exit_code
+from transduce.files import read_weights, save_tensors
 
 
 class Broken(io.TextIOWrapper):
@@ -63,18 +61,37 @@ def test_a_full_disk_while_a_checkpoint_is_written_keeps_the_one_before(tmp_path
     assert toy.trainer(tmp_path, config=toy.config(max_updates=10, validate_every=5)).run().update == 10
 
 
-def test_weights_that_cannot_be_written_are_told_in_one_line(tmp_path, monkeypatch, capsys):
-    """safetensors has an error of its own, here of a folder that is not there."""
-    monkeypatch.setattr("transduce.train.state.save_file", lambda tensors, path: save_nowhere(tmp_path))
-    with pytest.raises(SafetensorError) as caught:
-        save_nowhere(tmp_path)
-    training = toy.trainer(tmp_path, config=toy.config(max_updates=5, validate_every=5))
-    assert exit_code(training.run, prefix="error", interrupted="") == 2
-    path = tmp_path / "checkpoints" / "00000005"
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"error: {path} cannot be written: ") and str(caught.value).split(":")[0] in last
-    assert not path.exists()
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.ENOSPC, "no space is left on the disk, {path}; make room, and run it again"),
+        (errno.EROFS, "{path} may not be read or written (Read-only file system); change its permissions, or name another place"),
+        (None, "{path} cannot be written: InvalidHeader"),
+    ],
+)  # fmt: skip
+def test_weights_that_cannot_be_written_are_told_in_one_line(tmp_path, monkeypatch, capsys, number, told):
+    """safetensors has an error of its own, whose text alone has the number."""
+    path = tmp_path / "a.safetensors"
+    text = f"I/O error: {os.strerror(number)} (os error {number})" if number else "InvalidHeader"
+    monkeypatch.setattr("transduce.files.save_file", failing(SafetensorError(text)))
+    assert exit_code(lambda: save_tensors(path, {}), prefix="error", interrupted="") == 2
+    assert capsys.readouterr().err == f"error: {told.format(path=path)}\n"
 
 
-def save_nowhere(folder: Path) -> None:
-    save_file({"a": torch.zeros(3)}, folder / "nowhere" / "model.safetensors")
+def test_what_does_not_exist_is_named(tmp_path, capsys):
+    path = tmp_path / "a.safetensors"
+    for action, told in (
+        (lambda: read_weights(path), f"{path} does not exist"),
+        (failing(FileNotFoundError("there is no such voice")), "there is no such voice"),
+    ):
+        assert exit_code(action, prefix="x", interrupted="") == 2
+        assert capsys.readouterr().err == f"x: {told}\n"
+
+
+def failing(error: Exception):
+    """What raises it, however it is called."""
+
+    def action(*_):
+        raise error
+
+    return action

@@ -1,12 +1,15 @@
 """Files that several write at once, and what a failure leaves behind."""
 
+import fcntl
+import json
 import os
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from transduce.files import write_file
+from transduce.files import damaged, remove_leftovers, write_directory, write_file
 
 
 def test_two_writers_with_one_process_id_do_not_meet(tmp_path, monkeypatch):
@@ -33,3 +36,49 @@ def test_what_is_not_finished_leaves_nothing_beside(tmp_path, monkeypatch, fault
     with pytest.raises(type(fault)):
         write_file(tmp_path / "a.txt", "new", durable=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dead_writers_file_goes_and_a_living_ones_stays(tmp_path, monkeypatch):
+    names = [".a.txt.0123456789abcdef.tmp", ".a.txt.0123.tmp", "a.txt.0123456789abcdef.tmp", ".b.tmp"]
+    for name in names:
+        (tmp_path / name).write_text("half")
+    replace, there = Path.replace, []
+
+    def meanwhile(self: Path, target: Path) -> Path:
+        remove_leftovers(tmp_path)
+        there.extend(path.name for path in tmp_path.iterdir() if path.name != self.name)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", meanwhile)
+    write_file(tmp_path / "c.txt", "whole")
+    assert sorted(there) == sorted(names[1:])
+    assert (tmp_path / "c.txt").read_text() == "whole"
+
+
+def test_a_writer_whose_file_is_taken_for_a_leftover_begins_again(tmp_path, monkeypatch):
+    """Between its opening and its lock."""
+    lock, calls = fcntl.flock, []
+
+    def late(file, how: int) -> None:
+        if not calls:
+            calls.append(file.name)
+            remove_leftovers(tmp_path)
+        lock(file, how)
+
+    monkeypatch.setattr("transduce.files.fcntl.flock", late)
+    write_file(tmp_path / "a.txt", "whole")
+    assert calls and [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_manifest_has_what_is_needed_to_find_damage(tmp_path):
+    path = tmp_path / "a"
+    write_directory(path, lambda at: [(at / name).write_text(name * 9) for name in ("one", "two")] and None)
+    want = {name: {"bytes": 27, "crc32": f"{zlib.crc32(9 * name.encode()):08x}"} for name in ("one", "two")}
+    assert json.loads((path / "manifest.json").read_text()) == want
+    assert damaged(path) is None
+    (path / "two").write_text("twotwotwotwotwotwotwotwotwO")
+    assert damaged(path) == "two" and damaged(path, ["one"]) is None and damaged(path, ["three"]) == "three"
+    (path / "manifest.json").write_text("{")
+    assert damaged(path) == "manifest.json"
+    (path / "manifest.json").unlink()
+    assert damaged(path, ["one", "two"]) is None and damaged(path, ["three"]) == "three"

@@ -162,6 +162,22 @@ def test_an_average_is_the_mean(tmp_path, dtype):
         np.testing.assert_array_equal(mean[name].numpy(), want.astype(mean[name].numpy().dtype))
 
 
+def test_a_damaged_checkpoint_is_not_averaged(tmp_path):
+    paths = [tmp_path / name / "model.safetensors" for name in ("00000001", "00000002")]
+    for path in paths:
+        write_directory(
+            path.parent, lambda at: safetensors.numpy.save_file({"a": np.zeros(2)}, at / "model.safetensors")
+        )
+    average(paths)
+    paths[1].write_bytes(paths[1].read_bytes()[:-1] + b"?")  # another number
+    with pytest.raises(ValueError) as caught:
+        average(paths)
+    assert str(caught.value) == (
+        f"checkpoints to average must be as they were written, but {paths[1]} is damaged; remove {paths[1].parent} and "
+        "average the others: transduce average RUN --last N or --best N"
+    )
+
+
 def test_nothing_and_strangers_have_no_average(tmp_path):
     with pytest.raises(ValueError) as caught:
         average([])
@@ -292,10 +308,11 @@ def test_a_directory_is_written_whole_or_not_at_all(tmp_path):
         with pytest.raises(KeyboardInterrupt):
             write_directory(path, broken)
         assert path.exists() == (content is not None)
-    assert [(p.name, p.read_text()) for p in path.iterdir()] == [("first", "old")]
+    assert (path / "first").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]  # a full disk has no room for halves
     write_directory(path, lambda directory: (directory / "second").write_text("new"))
-    assert [p.name for p in path.iterdir()] == ["second"]
-    assert [p.name for p in tmp_path.iterdir()] == ["a"]  # what the crash left is gone too
+    assert {p.name for p in path.iterdir()} == {"second", "manifest.json"}
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,16 @@
 """Files that a crash cannot leave half done, and weights as safetensors, which run nothing when they are read."""
 
+import errno
+import fcntl
 import json
 import math
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,9 @@ from torch import Tensor, nn
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
+MANIFEST = "manifest.json"
+"""Of a checkpoint: by the name of a file, its bytes and its CRC-32."""
+
 DEEPEST = 100
 """So many objects and lists inside each other are more than any file of ours has."""
 
@@ -25,34 +33,99 @@ def write_file(path: Path, content: str | bytes, *, durable: bool = True) -> Non
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # two containers may share a process id
     try:
         with beside.open("xb") as file:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)  # it says that the writer lives
+            if not os.fstat(file.fileno()).st_nlink:  # before that, it was taken for a leftover
+                return write_file(path, content, durable=durable)
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        beside.replace(path)
+            beside.replace(path)
     except BaseException:  # Ctrl-C too: nobody would ever use that name again
         beside.unlink(missing_ok=True)
         raise
     if durable:
-        _sync_directory(path.parent)
+        _sync(path.parent)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove what killed writers of `write_file` left in a directory; what a living one is writing stays."""
+    for path in directory.glob(".*.tmp"):
+        if re.fullmatch(r"\..+\.[0-9a-f]{16}\.tmp", path.name):
+            with suppress(OSError), path.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
-    """Make a directory whole or not at all; `fill` writes its files. An existing one is replaced."""
+    """Make a directory whole or not at all; `fill` writes its files, `damaged` checks them. An existing one is replaced."""
     beside = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-    fill(beside)
-    for file in beside.iterdir():
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
+    try:
+        fill(beside)
+        files = sorted(beside.iterdir())
+        manifest = {file.name: {"bytes": file.stat().st_size, "crc32": _crc32(file)} for file in files}
+        (beside / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        for file in (*files, beside / MANIFEST):
+            _sync(file)
+        _sync(beside)
+    except BaseException:  # a full disk, above all, has no room for it
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    old = _put_aside(path)  # two renames, so that only a crash right between them finds neither
+    beside.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+    _sync(path.parent)
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory with its files; a crash leaves all of it or none under its name."""
+    shutil.rmtree(_put_aside(path))
+
+
+def _put_aside(path: Path) -> Path:
     old = path.with_name(f".{path.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
-        path.rename(old)  # two renames, so that only a crash right between them finds neither
-    beside.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
-    _sync_directory(path.parent)
+        path.rename(old)
+    return old
+
+
+def damaged(directory: Path, names: Collection[str] = ()) -> str | None:
+    """The first file of a directory that is missing or not as `write_directory` left it; None where there is none.
+
+    Args:
+        names: the files to look at; by itself all that its manifest.json has. Where it has no manifest, they only need
+            to be there: so it was before there were manifests.
+    """
+    path = directory / MANIFEST
+    try:
+        manifest = read_json(path) if path.is_file() else dict.fromkeys(names)
+    except ValueError:
+        return MANIFEST
+    for name in names or manifest:
+        file, wanted = directory / name, manifest.get(name)
+        if not file.is_file():
+            return name
+        if wanted and wanted != {"bytes": file.stat().st_size, "crc32": _crc32(file)}:
+            return name
+    return None
+
+
+def _crc32(path: Path) -> str:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return f"{crc:08x}"
+
+
+def numbered(directory: Path) -> list[Path]:
+    """The directories in it whose names are numbers of eight digits or more, such as 00000400, in their order."""
+    found = (path for path in directory.glob("[0-9]*") if re.fullmatch("[0-9]{8,}", path.name) and path.is_dir())
+    return sorted(found, key=lambda path: int(path.name))
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
@@ -63,7 +136,22 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 
 def save_weights(path: Path, module: nn.Module) -> None:
     """Write `weights_of` a module as safetensors."""
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights_of(module).items()}, path)
+    save_tensors(path, weights_of(module))
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write tensors by name as safetensors.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:  # it hides the number of the error, such as a full disk's, in its text
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise OSError(f"{path} cannot be written: {error}") from error
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -71,7 +159,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
     Raises:
         ValueError: the file is damaged.
+        FileNotFoundError: there is none.
     """
+    if not path.exists():  # safetensors' own error does not name it
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     try:
         return load_file(path)  # it compares the sizes that the file declares with the file's own
     except (SafetensorError, TypeError, KeyError) as error:  # the last two: numbers of a kind that torch lacks
@@ -161,7 +252,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _sync_directory(path: Path) -> None:
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)

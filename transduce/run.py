@@ -25,14 +25,23 @@ from transduce.data.text.byte_bpe import ByteBPE
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizers import FILES, Tokenizer, tokenizer_file
 from transduce.device import torch_device
-from transduce.files import read_json, read_json_lines, read_weights, set_weights, write_file
+from transduce.files import (
+    damaged,
+    numbered,
+    read_json,
+    read_json_lines,
+    read_weights,
+    remove_leftovers,
+    set_weights,
+    write_file,
+)
 from transduce.model.config import Frames, Tokens, TransformerConfig
 from transduce.model.size import check_fits, n_parameters
 from transduce.model.transformer import Transformer
 
 CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
 STATISTICS, METRICS, STATE = "features.safetensors", "metrics.jsonl", "state.json"
-LOCK, HOLDER = ".lock", ".lock.holder"
+SAMPLES, LOCK, HOLDER = "samples", ".lock", ".lock.holder"
 
 FORMAT = 1
 """Of config.json. It grows by one whenever a field gets another name or meaning."""
@@ -198,8 +207,7 @@ def _read_tokenizer(directory: Path, side: str) -> Tokenizer | None:
 
 def checkpoints(directory: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
-    found = (directory / CHECKPOINTS).glob("[0-9]*")
-    return sorted(path for path in found if path.is_dir() and path.name.isdecimal())
+    return numbered(directory / CHECKPOINTS)
 
 
 def validated_checkpoints(directory: Path) -> list[tuple[Path, float]]:
@@ -279,6 +287,12 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
     if not paths:
         raise ValueError("an average needs at least one checkpoint, but there is none")
     total: dict[str, Tensor] = {}
+    for path in paths:
+        if damaged(path.parent, [path.name]):
+            raise ValueError(
+                f"checkpoints to average must be as they were written, but {path} is damaged; remove {path.parent} and "
+                "average the others: transduce average RUN --last N or --best N"
+            )
     first = read_weights(paths[0])
     for path in paths:
         weights = read_weights(path)
@@ -310,6 +324,8 @@ def open_run(directory: Path, run: Run) -> Iterator[None]:
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         write_file(holder, f"process {os.getpid()} on {socket.gethostname()} since {since}")
+        for folder in (directory, directory / SAMPLES):
+            remove_leftovers(folder)
         _begin_or_go_on(directory, run)
         yield
     finally:

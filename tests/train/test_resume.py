@@ -189,22 +189,100 @@ def test_time_adds_up(data, tmp_path):
     assert state["seconds"] > 0
     state["seconds"] = 100.0
     (tmp_path / "checkpoints" / "00000005" / "state.json").write_text(json.dumps(state))
+    (tmp_path / "checkpoints" / "00000005" / "manifest.json").unlink()
     again = training(tmp_path, data, updates=6)
     assert again.run().seconds > 100
     again.config = replace(again.config, max_minutes=1.0, max_updates=99)
     assert again.run().update == 6  # the hundred seconds count
 
 
-def test_a_half_written_checkpoint_does_not_count(straight, data, tmp_path):
-    """What a crash in the middle of a save leaves: a hidden directory beside."""
+def test_what_a_killed_save_left_goes_and_what_is_a_strangers_stays(straight, data, tmp_path):
+    """Hidden directories beside, a checkpoint too many, the optimizer of one that needs none; names that are not ours."""
     with pytest.raises(KeyboardInterrupt):
-        training(tmp_path, data, update=15, how=signal.SIGINT).run()
-    half = tmp_path / "checkpoints" / ".00000020.tmp"
-    half.mkdir()
-    (half / "optimizer.safetensors").write_bytes(b"half")
-    (tmp_path / "checkpoints" / "00000010" / "model.safetensors").unlink()  # one that was being removed
+        training(tmp_path, data, update=25, how=signal.SIGINT).run()
+    folder = tmp_path / "checkpoints"
+    strangers = {"00000020.bak", "00000007 copy", "7", ".hidden", ".00000010.tmp.mine"}
+    for name in {".00000030.tmp", ".00000010.old", "00000005", *strangers}:
+        (folder / name).mkdir()
+        (folder / name / "optimizer.safetensors").write_bytes(b"half")
+    (folder / "00000040").write_text("no directory")
+    (folder / "00000010" / "optimizer.safetensors").touch()
     again = training(tmp_path, data)
-    assert again.store.newest() == tmp_path / "checkpoints" / "00000015"
+    assert again.store.resume(again.model, again.optimizer).update == 25
+    there = {path.name for path in folder.iterdir()} - {"00000040"}
+    assert there == {"00000010", "00000020", "00000025", *strangers}
+    with_optimizer = [u for u in (10, 20, 25) if (folder / f"{u:08d}" / "optimizer.safetensors").exists()]
+    assert with_optimizer == [20, 25]
+    again.run()
+    (folder / "00000040").unlink()
+    for name in strangers:
+        assert [path.read_bytes() for path in (folder / name).iterdir()] == [b"half"]
+        (folder / name / "optimizer.safetensors").unlink()
+        (folder / name).rmdir()
+    same_end(straight, (again, again.progress))
+
+
+CUT, GARBLED, GONE = (lambda content: content[:-9]), (lambda content: content[:-9] + b"?" + content[-8:]), None
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.safetensors", GARBLED),
+        ("model.safetensors", GONE),
+        ("optimizer.safetensors", CUT),
+        ("state.json", GARBLED),
+        ("manifest.json", CUT),
+    ],
+)
+def test_a_damaged_checkpoint_leaves_the_one_before(straight, data, tmp_path, capsys, name, damage):
+    with pytest.raises(KeyboardInterrupt):
+        training(tmp_path, data, update=25, how=signal.SIGINT).run()
+    hurt(tmp_path / "checkpoints" / "00000025" / name, damage)
+    capsys.readouterr()
+    again = training(tmp_path, data)
+    same_end(straight, (again, again.run()))
+    told, then, *_ = capsys.readouterr().err.split("\n")
+    assert told == (
+        f"checkpoint {tmp_path / 'checkpoints' / '00000025'} is damaged: {name} is missing or not as it was written: "
+        "going on from the one before, 00000020"
+    )
+    assert then.endswith("resuming after update 20")
+
+
+def hurt(path: Path, damage) -> None:
+    """Change the content of a file, or remove it."""
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+
+
+def test_where_no_checkpoint_is_whole_nothing_is_lost(data, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        training(tmp_path, data, update=25, how=signal.SIGINT).run()
+    folder = tmp_path / "checkpoints"
+    for update in (20, 25):
+        hurt(folder / f"{update:08d}" / "state.json", GARBLED)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError) as caught:
+        training(tmp_path, data).run()
+    assert str(caught.value) == (
+        f"a training goes on from a whole checkpoint with its optimizer, but there is none: checkpoint {folder / '00000025'} "
+        f"is damaged: state.json is missing or not as it was written; move {folder} away to begin again, or "
+        f"--start-from {tmp_path} to go on from its weights"
+    )
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_checkpoint_from_before_there_were_manifests_is_gone_on_from(straight, data, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        training(tmp_path, data, update=25, how=signal.SIGINT).run()
+    for path in tmp_path.rglob("manifest.json"):
+        path.unlink()
+    (tmp_path / "checkpoints" / "00000020" / "optimizer.safetensors").unlink()
+    again = training(tmp_path, data)
+    assert again.store.newest().name == "00000025"
     same_end(straight, (again, again.run()))
 
 

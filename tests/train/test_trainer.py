@@ -549,7 +549,8 @@ def test_what_is_kept_is_the_last_and_the_best_and_nothing_else(tmp_path):
     kept = sorted((tmp_path / "checkpoints").iterdir())
     assert [int(path.name) for path in kept] == [10, 15, 25, 30, 35]  # 9, 8 and 7 are the best; 30 and 35 the last
     for path in kept:
-        files = {"model.safetensors", "state.json"} | ({"optimizer.safetensors"} if path == kept[-1] else set())
+        files = {"model.safetensors", "state.json", "manifest.json"}
+        files |= {"optimizer.safetensors"} if path in kept[-2:] else set()
         assert {file.name for file in path.iterdir()} == files
     assert progress.best(3) == [10, 15, 25] and progress.last(2) == [30, 35]
 

@@ -135,7 +135,8 @@ class TrainingConfig:
     """Decay of an exponential moving average of the weights, such as 0.999, which may become the finished model; early on
     it is (1 + update) / (10 + update) where that is less. 0: none. Source: Polyak and Juditsky (1992)."""
     keep_last: int = 5
-    """The newest checkpoints that are kept. Their mean may become the finished model, as may that of the best ones."""
+    """The newest checkpoints that are kept; the one before the newest is in any case. Their mean may become the
+    finished model, as may that of the best ones."""
     keep_best: int = 5
     """The best checkpoints that are kept."""
     max_skipped: int = 20

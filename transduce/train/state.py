@@ -2,19 +2,34 @@
 
 import json
 import math
+import re
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from transduce.config import from_dict, to_dict
-from transduce.files import copy_weights, read_json, read_weights, set_weights, weights_of, write_directory
+from transduce.files import (
+    MANIFEST,
+    copy_weights,
+    damaged,
+    numbered,
+    read_json,
+    read_weights,
+    remove_directory,
+    save_tensors,
+    set_weights,
+    weights_of,
+    write_directory,
+)
 from transduce.train.adapt import is_part, merged, whole
+
+NEEDED = ("model.safetensors", "optimizer.safetensors", "state.json")
+"""What one goes on from; a checkpoint that was written before there were manifests needs no more."""
 
 EMPTY: Mapping[str, Tensor] = {}
 
@@ -86,28 +101,44 @@ class Progress:
 
 
 class Store:
-    """checkpoints/UPDATE/ with model.safetensors, state.json and, in the newest, optimizer.safetensors.
+    """checkpoints/UPDATE/ with model.safetensors, state.json, manifest.json and, in two of them, optimizer.safetensors.
 
-    With LoRA, model.safetensors holds merged weights, and lora.safetensors in the newest their parts; with an average of
-    the weights, that is ema.safetensors in the newest.
+    Those two are the newest and the validated one before it, to go on from where the newest is damaged. With LoRA,
+    model.safetensors holds merged weights, and lora.safetensors in the same two their parts; with an average of the
+    weights, that is ema.safetensors there.
 
-    A checkpoint appears whole or not at all. Each save removes the checkpoints that are neither the newest, nor among
-    the last, nor among the best.
+    A checkpoint appears whole or not at all. Each save removes the checkpoints that are neither these, nor among the
+    last, nor among the best.
     """
 
     def __init__(self, directory: Path, *, keep_last: int, keep_best: int) -> None:
         self.directory, self.keep_last, self.keep_best = directory / "checkpoints", keep_last, keep_best
 
     def newest(self) -> Path | None:
-        """The newest checkpoint one can resume from."""
-        found = sorted(self.directory.glob("[0-9]*/optimizer.safetensors"))
-        return found[-1].parent if found else None
+        """The newest checkpoint that is whole; one that is damaged and newer is named on stderr. None: there are none.
+
+        Raises:
+            ValueError: there are some, but none is whole.
+        """
+        damages: list[str] = []
+        for path in reversed(numbered(self.directory)):
+            if not (wrong := damaged(path, () if (path / MANIFEST).is_file() else NEEDED)):
+                for told in damages:
+                    print(f"{told}: going on from the one before, {path.name}", file=sys.stderr)
+                return path
+            damages.append(f"checkpoint {path} is damaged: {wrong} is missing or not as it was written")
+        if damages:
+            raise ValueError(
+                f"a training goes on from a whole checkpoint with its optimizer, but there is none: {damages[0]}; move "
+                f"{self.directory} away to begin again, or --start-from {self.directory.parent} to go on from its weights"
+            )
+        return None
 
     def newest_good(self, progress: Progress) -> Path | None:
         """The newest checkpoint with a finite validation."""
         scores = dict(progress.validations)
-        found = [path for path in self.directory.glob("[0-9]*") if math.isfinite(scores.get(int(path.name), math.nan))]
-        return max(found, default=None)
+        found = [path for path in numbered(self.directory) if math.isfinite(scores.get(int(path.name), math.nan))]
+        return found[-1] if found else None
 
     def save(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, ema: Mapping[str, Tensor] = EMPTY
@@ -115,25 +146,31 @@ class Store:
         """Write the checkpoint of this update, then remove those that are not to be kept."""
 
         def fill(path: Path) -> None:
-            save_file(_plain(merged(model)), path / "model.safetensors")
+            save_tensors(path / "model.safetensors", merged(model))
             if parts := {name: part for name, part in weights_of(model).items() if is_part(name)}:
-                save_file(_plain(parts), path / "lora.safetensors")
+                save_tensors(path / "lora.safetensors", parts)
             if ema:
-                save_file(_plain(ema), path / "ema.safetensors")
-            save_file(_flat_state(optimizer), path / "optimizer.safetensors")
+                save_tensors(path / "ema.safetensors", dict(ema))
+            save_tensors(path / "optimizer.safetensors", _flat_state(optimizer))
             (path / "state.json").write_text(json.dumps(to_dict(progress)) + "\n")
 
-        try:
-            write_directory(self.directory / f"{progress.update:08d}", fill)
-        except SafetensorError as error:  # it hides the number of the error, such as a full disk's
-            raise OSError(f"{self.directory / f'{progress.update:08d}'} cannot be written: {error}") from error
-        kept = {progress.update, *progress.last(self.keep_last), *progress.best(self.keep_best)}
-        for path in self.directory.glob("[0-9]*"):
+        write_directory(self.directory / f"{progress.update:08d}", fill)
+        self._clean(progress, numbered(self.directory))
+
+    def _clean(self, progress: Progress, found: list[Path]) -> None:
+        """Remove checkpoints that are not kept, optimizers that nobody goes on from, and what a killed save left."""
+        before = [update for update in progress.last(2) if update < progress.update][-1:]
+        whole = {progress.update, *before}
+        kept = {*whole, *progress.last(self.keep_last), *progress.best(self.keep_best)}
+        for path in found:
             if int(path.name) not in kept:
-                shutil.rmtree(path)
-            elif int(path.name) != progress.update:
+                remove_directory(path)
+            elif int(path.name) not in whole:
                 for name in ("optimizer.safetensors", "lora.safetensors", "ema.safetensors"):
                     (path / name).unlink(missing_ok=True)
+        for path in self.directory.glob(".*"):
+            if re.fullmatch(r"\.[0-9]{8,}\.(tmp|old)", path.name):
+                shutil.rmtree(path, ignore_errors=True)
 
     def resume(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Mapping[str, Tensor] = EMPTY
@@ -159,13 +196,11 @@ class Store:
                 raise ValueError(f"{moments} must hold the optimizer's state of this model, but it has {name!r:.60}")
             state.setdefault(int(index), {})[key] = tensor
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        # a newer one that is damaged stays until the next save
+        self._clean(progress, [found for found in numbered(self.directory) if int(found.name) <= progress.update])
         return progress
-
-
-def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
 
 
 def _flat_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     states = optimizer.state_dict()["state"]
-    return _plain({f"{i}.{key}": tensor for i, state in states.items() for key, tensor in state.items()})
+    return {f"{i}.{key}": tensor for i, state in states.items() for key, tensor in state.items()}

@@ -19,7 +19,7 @@ from transduce.data.speech.audio import read_audio, sound_status
 from transduce.data.speech.augment import change_speed
 from transduce.data.speech.config import FeatureConfig
 from transduce.data.speech.features import FeatureExtractor
-from transduce.files import write_file
+from transduce.files import remove_leftovers, write_file
 
 FORMULA = 1
 """A part of every key; increase it whenever `log_mel`, `read_audio` or `change_speed` give other numbers."""
@@ -100,6 +100,7 @@ class FeatureCache:
         Raises:
             OSError: the directory cannot be written.
         """
+        remove_leftovers(self.directory)
         config = replace(features.config, normalize="none")  # no log-mel needs means and deviations
         settings, plain = _settings(config), FeatureExtractor(config)
         errors: dict[Path, str] = {}
