@@ -201,6 +201,16 @@ def test_help_says_what_was_typed(capsys):
         assert out.startswith("usage: transduce train translation") and "recipes/" not in out
 
 
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
+    def stopped(x):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["recipes/translation.py", "--device=cpu"])
+    assert recipe_main(stopped, translation.SETTINGS, default="commands", description="") == 130
+    told = "stopped; run the same command again to go on from the newest checkpoint\n"
+    assert capsys.readouterr().err.endswith(told)
+
+
 def test_a_recipe_runs_as_a_command_and_leaves_no_trace(tmp_path, capsys):
     (tmp_path / "input.txt").write_text("To be, or not to be: that is the question.\n" * 20)
     before = sys.argv, sys.path, sys.modules["__main__"]

@@ -1,14 +1,9 @@
-"""A real recipe, really killed: the same command again ends with the same bytes."""
+"""A run goes on with the configuration and the text it began with, wherever they lie."""
 
 import itertools
-import json
-import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +11,6 @@ import pytest
 
 from recipes import translation
 from transduce.experiment.command import choose
-
-ROOT = Path(__file__).parents[2]
-PATIENCE = 300  # seconds until a process that does nothing is given up
 
 
 @pytest.fixture(scope="module")
@@ -42,77 +34,17 @@ def arguments(corpus: Path, run: Path, *more: str) -> list[str]:
         for side, end in (("source", "en"), ("target", "xx"))
     ]
     small = "--model.d-model 16 --model.d-ff 32 --model.n-heads 2 --model.dropout 0.25 --vocab-size 310 --bpe-dropout 0.1 --device cpu"
-    short = "--training.max-updates 50 --training.validate-every 10 --training.keep-last 3 --tokens-per-batch 400"
+    short = "--training.max-updates 6 --training.validate-every 3 --tokens-per-batch 400"
     return ["files", f"--run={run}", *files, *small.split(), *short.split(), *more]
-
-
-class Started:
-    """The command in a process of its own, with what it says."""
-
-    def __init__(self, corpus: Path, run: Path) -> None:
-        self.run, self.said = run, run.with_suffix(".log").open("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, "recipes/translation.py", *arguments(corpus, run)],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=self.said,
-            stderr=subprocess.STDOUT,
-        )
-
-    def end(self) -> tuple[int, str]:
-        """Exit status and everything it said."""
-        status = self.process.wait(PATIENCE)
-        self.said.seek(0)
-        said = self.said.read()
-        self.said.close()
-        return status, said
-
-    def hit(self, number: signal.Signals, update: int, *, saving: bool = False) -> tuple[int, str]:
-        """Send a signal when the checkpoint of this update is there (`saving`: when its hidden directory is)."""
-        checkpoints = self.run / "checkpoints"
-        wanted = [checkpoints / f"{update:08d}", *([checkpoints / f".{update:08d}.tmp"] if saving else [])]
-        until = time.monotonic() + PATIENCE
-        while self.process.poll() is None and not any(path.exists() for path in wanted):
-            assert time.monotonic() < until
-            time.sleep(0.0005)
-        self.process.send_signal(number)
-        return self.end()
 
 
 @pytest.fixture(scope="module")
 def whole(corpus, tmp_path_factory) -> Path:
-    """A run that nothing disturbed."""
+    """A finished run."""
     run = tmp_path_factory.mktemp("runs") / "whole"
-    status, said = Started(corpus, run).end()
-    assert status == 0, said
+    with pytest.MonkeyPatch.context() as patch:
+        translation.run(chosen(patch, corpus, run))
     return run
-
-
-@pytest.mark.long
-def test_killed_and_interrupted_it_ends_with_the_same_bytes(corpus, whole, tmp_path):
-    run = tmp_path / "killed"
-    status, _ = Started(corpus, run).hit(signal.SIGKILL, 10)
-    assert status == -signal.SIGKILL and not (run / "model.safetensors").exists()
-
-    status, said = Started(corpus, run).hit(signal.SIGKILL, 20, saving=True)
-    assert status == -signal.SIGKILL and "resuming after update 10" in said
-
-    status, said = Started(corpus, run).hit(signal.SIGINT, 30)
-    assert status == 130 and "Traceback" not in said
-    assert said.rstrip().endswith("stopped; run the same command again to go on from the newest checkpoint")
-    saved = max(int(path.parent.name) for path in run.glob("checkpoints/*/optimizer.safetensors"))
-    assert 30 <= saved < 50
-
-    status, said = Started(corpus, run).end()
-    assert status == 0 and f"resuming after update {saved}" in said
-    for name in ("model.safetensors", "tokenizer.model"):
-        assert (run / name).read_bytes() == (whole / name).read_bytes(), name
-    configs = [json.loads((path / "config.json").read_text()) for path in (run, whole)]
-    assert [config["experiment"].pop("run") for config in configs] == [str(run), str(whole)]
-    assert configs[0] == configs[1]
-    assert sorted(p.name for p in (run / "checkpoints").iterdir() if not p.name.startswith(".")) == sorted(
-        p.name for p in (whole / "checkpoints").iterdir()
-    )
 
 
 def chosen(monkeypatch, corpus: Path, run: Path, *more: str) -> translation.Experiment:
