@@ -108,11 +108,12 @@ class Store:
     weights, that is ema.safetensors there.
 
     A checkpoint appears whole or not at all. Each save removes the checkpoints that are neither these, nor among the
-    last, nor among the best.
+    last, nor among the best. With several processes only one `writes`.
     """
 
-    def __init__(self, directory: Path, *, keep_last: int, keep_best: int) -> None:
+    def __init__(self, directory: Path, *, keep_last: int, keep_best: int, writes: bool = True) -> None:
         self.directory, self.keep_last, self.keep_best = directory / "checkpoints", keep_last, keep_best
+        self.writes = writes
 
     def newest(self) -> Path | None:
         """The newest checkpoint that is whole; one that is damaged and newer is named on stderr. None: there are none.
@@ -197,7 +198,8 @@ class Store:
             state.setdefault(int(index), {})[key] = tensor
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         # a newer one that is damaged stays until the next save
-        self._clean(progress, [found for found in numbered(self.directory) if int(found.name) <= progress.update])
+        if self.writes:
+            self._clean(progress, [found for found in numbered(self.directory) if int(found.name) <= progress.update])
         return progress
 
 

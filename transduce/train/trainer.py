@@ -138,7 +138,7 @@ class Trainer:
         freeze(self.model, config.freeze)
         self.optimizer = optimizer(self.model, config.optim)
         self.ema = {n: p.detach().clone() for n, p in self._trained() if config.ema}
-        self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best)
+        self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best, writes=self.world.first)
         self.progress = Progress()
         self.unread: tuple[float, list[str], HostCopy] | None = None  # of the last update: rate, losses, numbers
         self.used: tuple[list[str], list[bool]] | None = None  # names of losses, and which weights get a gradient
