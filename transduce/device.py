@@ -11,8 +11,11 @@ Precision = Literal["fp32", "bf16"]
 
 
 def default_device() -> str:
-    """A GPU where there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """A GPU where there is one; of several, every process of torchrun gets its own."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    rank = os.environ.get("LOCAL_RANK")
+    return "cuda" if rank is None else f"cuda:{int(rank) % torch.cuda.device_count()}"
 
 
 def torch_device(name: torch.device | str) -> torch.device:

@@ -9,8 +9,9 @@ import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,16 @@ DEEPEST = 100
 """So many objects and lists inside each other are more than any file of ours has."""
 
 
-def write_file(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-    """Write a file whole or not at all; `durable=False` does not wait for the disk (a power cut may still tear it)."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # two containers may share a process id
+@contextmanager
+def writing_whole(path: Path, *, durable: bool = True) -> Iterator[BufferedIOBase]:
+    """An open file that becomes `path` once the `with` ends well, and otherwise goes.
+
+    `durable=False` does not wait for the disk (a power cut may still tear it).
+    """
+    beside, file = _beside(path)
     try:
-        with beside.open("xb") as file:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX)  # it says that the writer lives
-            if not os.fstat(file.fileno()).st_nlink:  # before that, it was taken for a leftover
-                return write_file(path, content, durable=durable)
-            file.write(content.encode() if isinstance(content, str) else content)
+        with file:
+            yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
@@ -49,6 +50,18 @@ def write_file(path: Path, content: str | bytes, *, durable: bool = True) -> Non
         _sync(path.parent)
 
 
+def _beside(path: Path) -> tuple[Path, BufferedIOBase]:
+    """A new file beside `path`, whose lock says that its writer lives."""
+    while True:
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # two containers may share a process id
+        file = beside.open("xb")
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:  # else, before it was locked, it was taken for a leftover
+            return beside, file
+        file.close()
+
+
 def remove_leftovers(directory: Path) -> None:
     """Remove what killed writers of `write_file` left in a directory; what a living one is writing stays."""
     for path in directory.glob(".*.tmp"):
@@ -56,6 +69,12 @@ def remove_leftovers(directory: Path) -> None:
             with suppress(OSError), path.open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
+
+
+def write_file(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Write a file whole or not at all; see `writing_whole`."""
+    with writing_whole(path, durable=durable) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def write_directory(path: Path, fill: Callable[[Path], None]) -> None:

@@ -73,12 +73,21 @@ def test_n_best_and_scores(run, stdin, capsys, n):
         assert scores == sorted(scores, reverse=True)
 
 
-def test_bytes_that_are_not_utf8_are_named(run, stdin, capsys):
-    stdin(b"good\nb\xe4d\n")
-    assert main(["translate", str(run)]) == 2
-    assert capsys.readouterr().err == (
-        "transduce: text must be UTF-8, but standard input, line 2, byte 2 is 0xe4; "
+@pytest.mark.parametrize("name", ["-", "a"])
+def test_a_line_that_is_not_utf8_is_named_and_gives_a_blank_line(run, stdin, capsys, monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    raw = f"{LINES[0]}\nb".encode() + b"\xe4d\n" + LINES[2].encode()
+    (tmp_path / "a").write_bytes(raw)
+    stdin(raw)
+    with pytest.raises(SystemExit) as stop:
+        main(["translate", str(run), name])
+    assert stop.value.code == 1
+    out, err = capsys.readouterr()
+    assert out.split("\n") == [*td.load(run)([LINES[0], "", LINES[2]]), ""]
+    assert err == (
+        f"transduce: text must be UTF-8, but {'standard input' if name == '-' else name}, line 2, byte 2 is 0xe4; "
         "convert the file, for example with iconv -f latin1 -t utf-8\n"
+        "transduce: 1 of 3 lines could not be translated\n"
     )
 
 

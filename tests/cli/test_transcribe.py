@@ -17,10 +17,8 @@ import pytest
 import soundfile
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
 from tests.runs import FEATURES, RATE, SPEECH, TONES, random_run, random_speech_run, record, sentences, sound
-from transduce.cli import transcribe as cli_transcribe
 from transduce.cli.main import main
 from transduce.data.speech import microphone as microphone_module
 from transduce.data.speech.features import FeatureExtractor
@@ -447,10 +445,3 @@ def test_help_works(capsys):
     assert stop.value.code == 0
     out = capsys.readouterr().out
     assert "the exit code is 1" in " ".join(out.split()) and "--format {text,tsv,json,srt}" in out
-
-
-def test_the_bar_counts_pieces_so_that_one_long_file_moves_it():
-    bar = tqdm(initial=3, total=100, file=io.StringIO())
-    for n_done, place in ((4, 7), (1, 8)):  # three segments are done, two files not read
-        cli_transcribe._advance(bar, n_done, 5, before=3, left=2)
-        assert (bar.n, bar.total) == (place, 3 + 5 + 2)

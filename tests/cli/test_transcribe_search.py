@@ -9,8 +9,9 @@ import pytest
 import transduce as td
 from tests.runs import random_speech_run, record, sentences
 from tests.tasks.test_search import SHORT, searched
-from transduce.cli import transcribe as cli_transcribe
+from transduce.cli.common import Machine
 from transduce.cli.main import main
+from transduce.cli.transcribe import Transcription
 from transduce.data.speech.vectors import VectorConfig, VectorReader
 from transduce.tasks import transcribe as transcriber
 
@@ -73,29 +74,32 @@ def test_batch_tokens_bounds_what_is_searched_at_once(random, recordings, monkey
     assert lines[:5] == lines[5:]
 
 
-def test_ten_minutes_of_sound_are_read_and_written_at_a_time(tmp_path, monkeypatch):
-    """Vectors of ten seconds each: when a file is read, the texts of the ten minutes before it are there."""
+def test_ten_minutes_of_sound_are_in_memory_at_a_time_and_segments_move_the_bar(tmp_path, monkeypatch):
+    """Vectors of ten seconds each: when a file is read, the ten minutes before it are transcribed."""
     feature_extractor = VectorReader(VectorConfig(n_features=5, hop=10.0))
     run = says(
-        random_speech_run(tmp_path / "run", feature_extractor), length_ratio=0.0, length_extra=3, max_seconds=1000.0
+        random_speech_run(tmp_path / "run", feature_extractor), length_ratio=0.0, length_extra=3, max_seconds=350.0
     )
     paths, rng = [], np.random.default_rng(1)
     for i, seconds in enumerate((400, 300, 10, 700, 10)):
         paths.append(tmp_path / f"{i}.npy")
         np.save(paths[-1], rng.normal(size=(seconds // 10, 5)))
-    written, steps, read = [], [], VectorReader.__call__
+    steps, read, transcripts = [], VectorReader.__call__, transcriber.Transcriber.transcripts
 
     def reading(self, path):
-        written.append((tmp_path / "out").read_text().count("\n"))
+        steps.append(path.stem)
         return read(self, path)
 
-    def advance(bar, n_done, n_segments, *, before, left):
-        steps.append((n_done, n_segments, left))
+    def transcribing(self, sounds, *args, **kwargs):
+        steps.append(len(sounds))
+        return transcripts(self, sounds, *args, **kwargs)
 
     monkeypatch.setattr(VectorReader, "__call__", reading)
-    monkeypatch.setattr(cli_transcribe, "_advance", advance)
-    assert main(["transcribe", str(run), *map(str, paths), *CPU, "--output", str(tmp_path / "out")]) == 0
-    assert written == [0, 0, 2, 2, 4]
-    assert steps == [*[(1, 2, 3)] * 2, *[(1, 2, 1)] * 2, (1, 1, 0)]
+    monkeypatch.setattr(transcriber.Transcriber, "transcripts", transcribing)
+    told = []
+    job = Transcription(run=run, machine=Machine(device="cpu"), decoding=td.load(run).decoding, format="text")
+    rows = job.load()(0, paths, lambda *step: told.append(step))
+    assert steps == ["0", "1", 2, "2", "3", 2, "4", 1]
+    assert sum(n for n, _ in told) == 2 + 1 + 1 + 2 + 1 == len(paths) + sum(more for _, more in told)
     together = td.load(run)(paths)
-    assert lines_of((tmp_path / "out").read_text()) == together and len(set(together)) > 1
+    assert lines_of(rows.text) == together and len(set(together)) > 1

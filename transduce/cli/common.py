@@ -12,7 +12,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 from tyro.conf import Fixed, Suppress, arg
 
-from transduce.data.text.corpus import decode_lines, read_lines
+from transduce.data.text.corpus import decode_line, raw_lines
 from transduce.tasks.config import SearchConfig
 
 if TYPE_CHECKING:
@@ -96,9 +96,33 @@ def writing(
         yield out, stack.enter_context(tqdm(total=total, unit=unit, disable=quiet or not sys.stderr.isatty()))
 
 
+def each_or_error(lines: Iterable[bytes], name: str) -> Iterator[str | ValueError]:
+    """`decode_lines`, but what it would raise stands in its line's place."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield decode_line(line.removesuffix(b"\n"), name, number)
+        except ValueError as error:
+            yield error
+
+
+def lines_or_errors(path: Path) -> list[str | ValueError]:
+    """The lines of one file, or of standard input for -; an error in place of one that is not UTF-8."""
+    return list(each_or_error(sys.stdin.buffer if path == STDIN else raw_lines(path), side_name(path)))
+
+
 def read_side(path: Path) -> list[str]:
-    """The lines of one file, or of standard input for -."""
-    return list(decode_lines(sys.stdin.buffer, side_name(path))) if path == STDIN else read_lines(path)
+    """The lines of one file, or of standard input for -.
+
+    Raises:
+        ValueError: one of them is not UTF-8.
+    """
+    return [_checked(line) for line in lines_or_errors(path)]
+
+
+def _checked(line: str | ValueError) -> str:
+    if isinstance(line, ValueError):
+        raise line
+    return line
 
 
 def side_name(path: Path) -> str:
@@ -107,12 +131,22 @@ def side_name(path: Path) -> str:
 
 
 def standard_input() -> Iterator[str]:
-    """The lines of standard input, each as soon as it is there."""
-    return decode_lines(sys.stdin.buffer, "standard input")
+    """The lines of standard input, each as soon as it is there.
+
+    Raises:
+        ValueError: one of them is not UTF-8.
+    """
+    return map(_checked, standard_input_or_errors())
 
 
-def chunks(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
-    """So many items at a time; the last chunk may have fewer."""
+def standard_input_or_errors() -> Iterator[str | ValueError]:
+    """The lines of standard input, each as soon as it is there; an error in place of one that is not UTF-8."""
+    return each_or_error(sys.stdin.buffer, "standard input")
+
+
+def chunks(items: Iterable[ItemT], size: int, done: int = 0) -> Iterator[tuple[int, list[ItemT]]]:
+    """So many items at a time, and how many came before, `done` at first; the last chunk may have fewer."""
     rest = iter(items)
     while some := list(islice(rest, size)):
-        yield some
+        yield done, some
+        done += len(some)

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,12 +12,16 @@ from tyro.conf import Positional, arg
 
 from transduce.cli.common import Count, Machine, OptionalFile, Run, chunks, read_side, standard_input, writing
 from transduce.cli.interactive import check_interactive, interact
+from transduce.cli.jobs import Division, Job, carry_out
+from transduce.cli.workers import Progress, Rows, Work
+from transduce.data.text.corpus import lines_fingerprint
 from transduce.tasks.config import GenerationConfig
 
 if TYPE_CHECKING:
     from transduce.tasks.generate import Generator
+    from transduce.tasks.perplexity import Perplexity, Windows
 else:  # torch takes seconds to import, and --help does without
-    Generator = Any
+    Generator = Perplexity = Windows = Any
 
 RULE = "-" * 20
 """Between two texts: they may hold line breaks."""
@@ -99,15 +104,13 @@ def _texts(
     first_prompt: int = 0,
 ) -> Iterator[tuple[str, Iterable[str]]]:
     """Every prompt with a text that follows it: in parts as they come if `stream`, else in one piece."""
-    done = first_prompt
-    for some in chunks(prompts, size):
+    for done, some in chunks(prompts, size, first_prompt):
         if stream and config.beam_size == 1:
             for k in range(config.n):
                 yield some[0], generator.stream(some[0], config, prompt_number=done, text_number=k)
         else:
             for asked, found in zip(some, generator.generate(some, config, first_prompt=done), strict=True):
                 yield from ((asked, [output.text]) for output in found)
-        done += len(some)
 
 
 def score_perplexity(
@@ -118,6 +121,7 @@ def score_perplexity(
     stride: Count = None,
     batch_tokens: int = 4096,
     machine: Machine,
+    division: Division,
 ) -> None:
     """Perplexity per token, nats per token and bits per byte of a text, lower is better.
 
@@ -126,10 +130,53 @@ def score_perplexity(
         stride: Tokens between the beginnings of two windows; half a window if not given.
         batch_tokens: Positions in one go: speed and memory, never the figures.
     """
+    from transduce.run import load_run
     from transduce.tasks.generate import Generator
-    from transduce.tasks.perplexity import measure_perplexity
+    from transduce.tasks.perplexity import windows
 
     text = "".join(f"{line}\n" for line in read_side(file))
-    generator = machine.load(Generator, run)
-    model, tokenizer = generator.model, generator.tokenizer
-    print(measure_perplexity(model, tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens))
+    found = load_run(run)
+    if found.model.encoder is not None or found.target_tokenizer is None:
+        machine.load(Generator, run)  # it says what is wrong
+    assert found.target_tokenizer is not None
+    batches, figures = windows(
+        found.model, found.target_tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens
+    )
+    digest = lines_fingerprint([text])
+    job = Measurement(run=run, machine=machine, figures=figures, text=digest, batch_tokens=batch_tokens)
+    carry_out(job, batches, division)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Job):
+    """Batches of windows to predict; a row has the nats of one, in digits that lose nothing."""
+
+    UNIT = "batch"
+    CHUNK = 16
+
+    figures: Perplexity
+    """Whose nats are to be found."""
+    text: str
+    """A hash of it."""
+    batch_tokens: int
+
+    def name(self, item: object) -> str:
+        """Nothing: text and sizes say what the batches are."""
+        return ""
+
+    def load(self) -> Work:
+        """Load the model."""
+        from transduce.tasks.generate import Generator
+
+        return partial(self._rows, self.machine.load(Generator, self.run))
+
+    def _rows(self, generator: Generator, start: int, batches: list[Windows], progress: Progress) -> Rows:
+        rows = []
+        for batch in batches:
+            rows.append(f"{batch.nats(generator.model)!r}\n")
+            progress(1, 0)
+        return Rows("".join(rows))
+
+    def written(self, rows: Iterable[str]) -> Iterable[str]:
+        """The figures of the whole."""
+        return [f"{self.figures.of(map(float, ''.join(rows).split()))}\n"]

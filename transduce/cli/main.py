@@ -27,6 +27,7 @@ COMMANDS = {
     "score per": ("score:score_per", "Phone error rate."),
     "score comet": ("score:score_comet", "COMET of translations, which reads their sources too."),
     "score perplexity": ("generate:score_perplexity", "Perplexity of a text by a language model."),
+    "merge": ("parts:merge", "Join the parts of an output that several machines made."),
     "describe": ("describe:describe", "Tell what a run directory holds: model, tokenizers, training, scores."),
     "average": ("average:average_checkpoints", "Make the mean of checkpoints the run's finished model."),
     "import gpt2": ("interop:import_gpt2_run", "Make a run directory of a GPT-2 as transformers saves it."),

@@ -7,25 +7,29 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import soundfile
-from tqdm import tqdm
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import STDIN, Machine, OptionalFile, Run, search_options, with_options, writing
+from transduce.cli.common import STDIN, Machine, Run, search_options, with_options
+from transduce.cli.jobs import Division, Job, carry_out
+from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.speech.manifest import manifest_audio
 from transduce.data.speech.microphone import check_microphone, record
+from transduce.tasks.config import SearchConfig
 
 if TYPE_CHECKING:
-    from transduce.tasks.transcribe import Audio, Sound, Transcript
+    from transduce.tasks.transcribe import Audio, Sound, Transcriber, Transcript
 else:  # torch takes seconds to import, and --help does without
-    Audio = Sound = Transcript = Any
+    Audio = Sound = Transcriber = Transcript = Any
 
 CHUNK = 600.0
-"""Seconds of sound to read, then transcribe and write, at a time; the file that completes them may be longer."""
+"""Seconds of sound in memory at a time; the file that completes them may be longer."""
 
 Format = Literal["text", "tsv", "json", "srt"]
 
@@ -47,9 +51,9 @@ def transcribe(
     *,
     microphone: Annotated[bool, arg(help_behavior_hint="")] = False,
     format: Format = "text",
-    output: OptionalFile = None,
     search: Annotated[Any, arg(constructor=Search)],
     machine: Machine,
+    division: Division,
 ) -> None:
     """Transcribe sound files: a text for each, in the same order.
 
@@ -63,7 +67,6 @@ def transcribe(
             'transduce[microphone]').
         format: text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment, none for a
             file that cannot be used. json: an object per file and line. srt: subtitles of one file.
-        output: Where transcripts go; standard output if not given.
     """
     if microphone == bool(files):
         raise ValueError(
@@ -74,28 +77,56 @@ def transcribe(
     given = list(_given(files))
     if format == "srt" and not microphone and len(given) != 1:
         raise ValueError(f"subtitles belong to one file, but {len(given)} were named; run it once for each")
-    from transduce.tasks.transcribe import Transcriber
+    from transduce.run import load_run
+    from transduce.tasks.load import own_decoding
 
-    transcriber = machine.load(Transcriber, run)
+    decoding = with_options(own_decoding(run, load_run(run)), search)
     if microphone:
         given.append(_recorded())
-    decoding = with_options(transcriber.decoding, search)
-    n_read = n_bad = 0
-    with writing(output, unit="segment", total=len(given)) as (out, bar):
-        if format == "tsv":
-            out.write("audio\tstart\tstop\tscore\ttext\n")
-        for sounds in _chunks(transcriber.read(given, decoding)):
-            n_read += len(sounds)
-            progress = partial(_advance, bar, before=bar.n, left=len(given) - n_read)
-            for transcript in transcriber.transcripts(sounds, decoding, progress=progress):
-                if transcript.error:
-                    tqdm.write(f"transduce: {_line(transcript.error)}", file=sys.stderr)
-                    n_bad += 1
-                out.write(WRITE[format](transcript))
-            out.flush()
-    if n_bad:
-        print(f"transduce: {n_bad} of {len(given)} files could not be transcribed", file=sys.stderr)
-        sys.exit(1)
+    carry_out(Transcription(run=run, machine=machine, decoding=decoding, format=format), given, division)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcription(Job):
+    """Sound files to transcribe."""
+
+    UNIT = "segment"
+    UNUSABLE = "files could not be transcribed"
+    CHUNK = 10_000_000  # bytes: five minutes of most WAV files, more where sound is compressed
+
+    decoding: SearchConfig
+    format: Format
+
+    def name(self, item: Audio) -> str:
+        """Its path; what has none is its content."""
+        return sha256(item.getvalue()).hexdigest() if isinstance(item, _Named) else str(item)
+
+    def state(self, item: Audio) -> str:
+        """How long the file is: one that is fetched again changes its own part alone."""
+        return str(self.cost(item))
+
+    def cost(self, item: Audio) -> int:
+        """Its bytes; 0 where there are none."""
+        if isinstance(item, _Named):
+            return item.getbuffer().nbytes
+        assert isinstance(item, Path)
+        return item.stat().st_size if item.is_file() else 0
+
+    def load(self) -> Work:
+        """Load the transcriber."""
+        from transduce.tasks.transcribe import Transcriber
+
+        return partial(self._rows, self.machine.load(Transcriber, self.run))
+
+    def _rows(self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress) -> Rows:
+        rows = ["audio\tstart\tstop\tscore\ttext\n"] * (self.format == "tsv" and start == 0)
+        errors = []
+        for sounds in _chunks(transcriber.read(files, self.decoding)):
+            progress(0, sum(len(sound.segments) - 1 for sound in sounds))
+            found = transcriber.transcripts(sounds, self.decoding, progress=lambda n, _: progress(n, 0))
+            rows += map(WRITE[self.format], found)
+            errors += [_line(transcript.error) for transcript in found if transcript.error]
+        return Rows("".join(rows), tuple(errors))
 
 
 def _chunks(sounds: Iterable[Sound]) -> Iterator[list[Sound]]:
@@ -109,12 +140,6 @@ def _chunks(sounds: Iterable[Sound]) -> Iterator[list[Sound]]:
             chunk, seconds = [], 0.0
     if chunk:
         yield chunk
-
-
-def _advance(bar: "tqdm[None]", n_done: int, n_segments: int, *, before: int, left: int) -> None:
-    """Move the bar on; a file that is not read yet counts as one segment."""
-    bar.total = before + n_segments + left
-    bar.update(n_done)
 
 
 class _Named(io.BytesIO):

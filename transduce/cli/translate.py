@@ -1,32 +1,30 @@
 """`transduce translate RUN`: lines in, their translations out."""
 
 import sys
-from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import (
+    STDIN,
     Machine,
-    OptionalFile,
     Run,
     chunks,
-    read_side,
+    lines_or_errors,
     search_options,
-    standard_input,
+    standard_input_or_errors,
     with_options,
-    writing,
 )
 from transduce.cli.interactive import check_interactive, interact
+from transduce.cli.jobs import Division, Job, carry_out, stream
+from transduce.cli.workers import Progress, Rows, Work
+from transduce.tasks.config import SearchConfig
 
 if TYPE_CHECKING:
-    from transduce.tasks.search import Output
-else:  # torch takes seconds to import, and --help does without
-    Output = Any
-
-CHUNK = 2000
-"""Lines translated, and then written, at a time: sorted by length within, in order without."""
+    from transduce.tasks.translate import Translator
 
 Search = search_options(without=("ctc_weight", "max_seconds", "min_seconds", "margin"))
 
@@ -35,47 +33,56 @@ def translate(
     run: Positional[Run],
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
     *,
-    output: OptionalFile = None,
     scores: bool = False,
     interactive: Annotated[bool, arg(help_behavior_hint="")] = False,
     search: Annotated[Any, arg(constructor=Search)],
     machine: Machine,
+    division: Division,
 ) -> None:
     """Translate lines: as many out as in, in the same order, a blank line for a blank line.
 
+    A line that is not UTF-8 is named on stderr and gives a blank line; the exit code is then 1.
+
     Args:
         files: Text to translate, plain or .gz, one after the other; - is standard input, as is none.
-        output: Where translations go; standard output if not given.
         scores: Put the score (log-probability over length penalty) and a tab before each translation.
         interactive: Ask for a line, translate it at once, and ask again; Ctrl-D ends.
     """
     if interactive:
-        check_interactive({"FILE": files, "--output": output})
-    from transduce.tasks.translate import Translator
+        check_interactive({"FILE": files, "--output": division.output})
+    from transduce.run import load_run
+    from transduce.tasks.load import own_decoding
 
-    translator = machine.load(Translator, run)
-    decoding = with_options(translator.decoding, search)
-
-    def answer(line: str, number: int) -> None:
-        (outputs,) = translator.translate([line], decoding, first_line=number + 1)
-        print("".join(_line(each, scores) for each in outputs), end="", flush=True)
-
+    decoding = with_options(own_decoding(run, load_run(run)), search)
+    job = Translation(run=run, machine=machine, decoding=decoding, scores=scores)
     if interactive:
-        return interact(answer)
-    lines: Iterable[str] = standard_input()
-    size, total = (1 if sys.stdin.isatty() else CHUNK), None
-    if files:
-        lines = [line for file in files for line in read_side(file)]
-        size, total = CHUNK, len(lines)
-    done = 0
-    with writing(output, unit="line", total=total, quiet=size == 1) as (out, bar):
-        for some in chunks(lines, size):
-            found = translator.translate(some, decoding, first_line=done + 1, progress=bar.update)
-            out.write("".join(_line(each, scores) for outputs in found for each in outputs))
-            out.flush()
-            done += len(some)
-            bar.update(done - bar.n)  # blank lines pass without a batch
+        work = job.load()
+        return interact(lambda line, number: print(work(number, [line], lambda *_: None).text, end="", flush=True))
+    if files or division.share():
+        return carry_out(job, [line for file in files or [STDIN] for line in lines_or_errors(file)], division)
+    some = chunks(standard_input_or_errors(), 1 if sys.stdin.isatty() else job.CHUNK)
+    stream(job, some, division.output, n_workers=division.workers or 1, quiet=sys.stdin.isatty())
 
 
-def _line(output: Output, scores: bool) -> str:
-    return f"{output.score:.4f}\t{output.text}\n" if scores else f"{output.text}\n"
+@dataclass(frozen=True, kw_only=True)
+class Translation(Job):
+    """Lines to translate, each a text or the error that there is in place of one."""
+
+    UNIT = "line"
+    UNUSABLE = "lines could not be translated"
+    CHUNK = 2000
+
+    decoding: SearchConfig
+    scores: bool
+
+    def load(self) -> Work:
+        """Load the translator."""
+        from transduce.tasks.translate import Translator
+
+        return partial(self._rows, self.machine.load(Translator, self.run))
+
+    def _rows(self, translator: "Translator", start: int, items: list[str | ValueError], progress: Progress) -> Rows:
+        lines = [item if isinstance(item, str) else "" for item in items]
+        found = translator.translate(lines, self.decoding, first_line=start + 1, progress=lambda n: progress(n, 0))
+        rows = (f"{each.score:.4f}\t" * self.scores + each.text + "\n" for outputs in found for each in outputs)
+        return Rows("".join(rows), tuple(str(item) for item in items if isinstance(item, ValueError)))

@@ -10,7 +10,7 @@ from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.model.config import Tokens
 from transduce.model.packed import pack
-from transduce.run import CONFIG, load_model, load_run
+from transduce.run import CONFIG, Run, load_model, load_run
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
@@ -41,7 +41,7 @@ def load(
     if run.model.decoder is None:
         return FillMask(model, run.target_tokenizer)
     target = _sentencepiece(run.target_tokenizer, directory)
-    decoding = from_dict(SearchConfig, run.experiment.get("decoding", {}), f"decoding in {directory / CONFIG}")
+    decoding = own_decoding(directory, run)
     if run.feature_extractor is not None:
         return Transcriber(model, target, run.feature_extractor, decoding)
     if not isinstance(run.model.encoder.input, Tokens):
@@ -51,6 +51,15 @@ def load(
     if run.source_tokenizer is None:
         raise ValueError(f"a translator needs two tokenizers or a shared one, but {directory} has none")
     return Translator(model, _sentencepiece(run.source_tokenizer, directory), target, decoding)
+
+
+def own_decoding(directory: Path, run: Run) -> SearchConfig:
+    """How a run searches where nothing else is said.
+
+    Raises:
+        ValueError: its configuration does not say it as it should.
+    """
+    return from_dict(SearchConfig, run.experiment.get("decoding", {}), f"decoding in {directory / CONFIG}")
 
 
 def _sentencepiece(tokenizer: Tokenizer, directory: Path) -> SentencePieceTokenizer:

@@ -1,8 +1,8 @@
 """How well a decoder alone predicts a text: nats per token, perplexity, bits per byte."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transduce.data.text.language import encode_text
 from transduce.data.text.tokenizers import Tokenizer
+from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.tasks.forced import token_log_probs
 
@@ -42,11 +43,34 @@ class Perplexity:
         """Comparable between tokenizers."""
         return self.nats / math.log(2) / self.n_bytes
 
+    def of(self, nats: Iterable[float]) -> "Perplexity":
+        """The same text at another cost, the sum of these."""
+        return replace(self, nats=sum(nats))
+
     def __str__(self) -> str:
         return (
             f"perplexity {self.perplexity:.3f} per token, {self.nats_per_token:.4f} nats per token, "
             f"{self.bits_per_byte:.4f} bits per byte\n{self.signature}"
         )
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of one batch, one `stride` after the other; of each the last `fresh` predictions count."""
+
+    tokens: Int[np.ndarray, " L"]
+    width: int
+    """Of a window: its inputs, and the token behind them."""
+    stride: int
+    fresh: int
+
+    @torch.inference_mode()
+    def nats(self, model: Transformer) -> float:
+        """The cost of the predictions that count, summed in float64."""
+        rows: Int[Tensor, "B T"] = torch.from_numpy(self.tokens).unfold(0, self.width, self.stride).to(model.device)
+        states: Float[Tensor, "B t D"] = model.decoder_states(rows[:, :-1])[:, -self.fresh :]
+        targets = rows[:, -self.fresh :].flatten()
+        return -token_log_probs(model, states.flatten(0, 1), targets).double().sum().item()
 
 
 def measure_perplexity(
@@ -73,49 +97,54 @@ def measure_perplexity(
     Raises:
         ValueError: no token to predict, a stride outside 1 ... window, or a window longer than learned positions.
     """
-    limit = model.config.max_positions
+    batches, nothing = windows(model.config, tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens)
+    return nothing.of(each.nats(model) for each in batches)
+
+
+def windows(
+    config: TransformerConfig,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    batch_tokens: int = 4096,
+) -> tuple[list[Windows], Perplexity]:
+    """What `measure_perplexity` measures, in batches, and the perplexity without its nats."""
+    limit = config.max_positions
     window = window or limit
     stride = stride or max(1, window // 2)
-    if not 1 <= stride <= window or (model.config.positions == "learned" and window > limit):
+    if not 1 <= stride <= window or (config.positions == "learned" and window > limit):
         raise ValueError(
             "stride must lie in 1 ... window, and window within learned positions, but "
             f"stride={stride}, window={window} and max_positions={limit}"
         )
-    stream = torch.from_numpy(encode_text(tokenizer, text).astype(np.int64))
+    stream = encode_text(tokenizer, text).astype(np.int64)
     if len(stream) < 2:
         raise ValueError(f"perplexity needs a token to predict, but the text has {len(text)} characters")
     start, end = tokenizer.bos_id, tokenizer.eos_id
     given = stream[:1].tolist() if start is None else []
-    nats = sum(
-        _nats(model, rows.to(model.device), fresh)
-        for rows, fresh in _windows(stream, window, stride, max(1, batch_tokens // window))
-    )
+    batches = list(_windows(stream, window, stride, max(1, batch_tokens // window)))
     n_tokens, first, lines = len(stream) - 1, "given" if start is None else "bos", "no" if start == end else "yes"
     signature = (
         f"tokens:{n_tokens}|vocabulary:{tokenizer.vocab_size}|window:{window}|stride:{stride}|first:{first}|eos:{lines}|"
         f"version:{version('transduce')}"
     )
-    return Perplexity(nats, n_tokens, len(text.encode()) - len(tokenizer.decode([given])[0].encode()), signature)
+    return batches, Perplexity(
+        0.0, n_tokens, len(text.encode()) - len(tokenizer.decode([given])[0].encode()), signature
+    )
 
 
-def _windows(
-    stream: Int[Tensor, " L"], window: int, stride: int, size: int
-) -> Iterator[tuple[Int[Tensor, "B T"], int]]:
-    """Rows of T - 1 inputs and the token behind them, whole windows in batches; and how many last predictions count."""
-    first = stream[: window + 1][None]
-    yield first, first.size(1) - 1
+def _windows(stream: Int[np.ndarray, " L"], window: int, stride: int, size: int) -> Iterator[Windows]:
+    """The first window, whole windows in batches of `size`, and what is left."""
+    first = stream[: window + 1]
+    yield Windows(first, len(first), stride, len(first) - 1)
     starts = range(stride, len(stream) - window, stride)
     for i in range(0, len(starts), size):
-        yield torch.stack([stream[start : start + window + 1] for start in starts[i : i + size]]), stride
+        some = starts[i : i + size]
+        yield Windows(stream[some[0] : some[-1] + window + 1], window + 1, stride, stride)
     begin = stride * (len(starts) + 1)
     seen = begin - stride + window  # predictions end here
     if seen < len(stream) - 1:
-        yield stream[begin:][None], len(stream) - 1 - seen
-
-
-@torch.inference_mode()
-def _nats(model: Transformer, rows: Int[Tensor, "B T"], fresh: int) -> float:
-    """The cost of the last `fresh` predictions of every row, summed in float64."""
-    states: Float[Tensor, "B t D"] = model.decoder_states(rows[:, :-1])[:, -fresh:]
-    targets = rows[:, -fresh:].flatten()
-    return -token_log_probs(model, states.flatten(0, 1), targets).double().sum().item()
+        rest = stream[begin:]
+        yield Windows(rest, len(rest), stride, len(stream) - 1 - seen)

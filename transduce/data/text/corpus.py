@@ -41,10 +41,19 @@ def read_lines(path: Path | str) -> list[str]:
 
 def each_line(path: Path) -> Iterator[str]:
     """The lines of `read_lines`, one after the other, so that a file may be larger than memory."""
+    return decode_lines(raw_lines(path), str(path))
+
+
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a text, plain or .gz, as they are, one after the other.
+
+    Raises:
+        ValueError: there is no such file, or it is damaged.
+    """
     check_text(path)
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:
-            yield from decode_lines(file, str(path))
+            yield from file
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is not a whole gzip file: {error}; unpack it or fetch it again") from error
 

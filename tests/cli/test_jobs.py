@@ -1,0 +1,317 @@
+"""Large files: in chunks by several processes, or in parts by several machines; the lines are those of one process."""
+
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+import transduce as td
+from tests.language_runs import TEXT, language_run
+from tests.runs import ENGLISH, random_run, random_speech_run, record, sentences
+from transduce.cli import workers
+from transduce.cli.common import Machine
+from transduce.cli.jobs import _default_workers, _spans
+from transduce.cli.main import main
+from transduce.cli.parts import Share, share_of_environment
+from transduce.cli.translate import Translation
+from transduce.device import default_device
+
+LINES = [ENGLISH[0], "", *ENGLISH[1:6], ENGLISH[2].upper(), "Print", ENGLISH[3] * 3, "Anna"]
+CPU = ["--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A run of each kind; a text with a line that is not UTF-8; sound with a file that is none; a text to predict."""
+    folder = tmp_path_factory.mktemp("jobs")
+    for directory in (random_run(folder / "text"), random_speech_run(folder / "speech")):
+        config = json.loads((directory / "config.json").read_text())
+        config["experiment"]["decoding"] = {"beam_size": 3, "length_ratio": 0.0, "length_extra": 4}
+        (directory / "config.json").write_text(json.dumps(config))
+    language_run(folder / "letters")
+    raw = [line.encode() for line in LINES]
+    (folder / "in").write_bytes(b"\n".join([*raw[:4], b"b\xe4d", *raw[4:]]) + b"\n")
+    record(folder, sentences(7))
+    (folder / "a03.wav").write_text("no sound")
+    (folder / "long").write_text("".join(TEXT) * 12)
+    return folder
+
+
+COMMANDS = {
+    "translate": ["translate", "text", "in", "--n-best", "2", "--scores", *CPU],
+    "transcribe": ["transcribe", "speech", "a.tsv", "--format", "tsv", *CPU],
+    "perplexity": ["score", "perplexity", "letters", "long", "--batch-tokens", "80", *CPU],
+}
+FAILS = {"translate": 1, "transcribe": 1, "perplexity": 0}
+
+
+@pytest.fixture
+def small(monkeypatch, folder):
+    """Chunks of two lines, two files, three batches."""
+    monkeypatch.chdir(folder)
+    size = (folder / "a00.wav").stat().st_size
+    for name, chunk in (
+        ("translate:Translation", 2),
+        ("transcribe:Transcription", 2 * size),
+        ("generate:Measurement", 3),
+    ):
+        module, kind = name.split(":")
+        monkeypatch.setattr(f"transduce.cli.{module}.{kind}.CHUNK", chunk)
+
+
+def run(*arguments: object) -> int:
+    try:
+        return main([str(each) for each in arguments])
+    except SystemExit as stop:
+        return stop.code
+
+
+def own_lines(said: str) -> list[str]:
+    """Without warnings, which logging prints as the tests want it."""
+    return [line for line in said.splitlines() if line.startswith("transduce: ")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_parts_merged_are_what_one_process_writes(folder, small, tmp_path, capsys, command):
+    """Whatever the chunks: standard output, a file, and parts have the same bytes."""
+    assert run(*COMMANDS[command]) == FAILS[command]
+    want, told = capsys.readouterr()
+    assert run(*COMMANDS[command], "--output", tmp_path / "whole") == FAILS[command]
+    assert (tmp_path / "whole").read_text() == want and capsys.readouterr().err == told
+    if command == "translate":
+        assert want.count("\n") == 2 * (len(LINES) + 1)
+        found = td.load(folder / "text").translate([*LINES[:4], "", *LINES[4:]], n_best=2)
+        assert [row.split("\t")[1] for row in want.splitlines()] == [each.text for some in found for each in some]
+    for i in (2, 1, 3):
+        with suppress(FileNotFoundError):
+            (tmp_path / "out").unlink()
+        run(*COMMANDS[command], "--output", tmp_path / "out", "--part", f"{i}/3")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *(f"out.part-0000{i}-of-00003" for i in (1, 2, 3)),
+        "whole",
+    ]
+    capsys.readouterr()
+    assert run("merge", tmp_path / "out") == FAILS[command]
+    assert (tmp_path / "out").read_text() == want
+    errors = own_lines(capsys.readouterr().err)
+    assert errors[:-1] == own_lines(told)[:-1]  # named again
+    n = {"translate": 12, "transcribe": 7, "perplexity": 0}[command]
+    assert errors[-1:] == [f"transduce: 1 of {n} inputs could not be used"] * (n > 0)
+
+
+def stopped(monkeypatch, after: int) -> list[int]:
+    """From now on, Ctrl-C comes after so many chunks; the list grows with every chunk that is begun."""
+    begun, inside = [], workers.Rows
+
+    def rows(*arguments):
+        begun.append(1)
+        if len(begun) > after:
+            raise KeyboardInterrupt
+        return inside(*arguments)
+
+    monkeypatch.setattr("transduce.cli.translate.Rows", rows)
+    return begun
+
+
+def test_a_warning_of_every_chunk_is_told_once(folder, small, capsys, caplog):
+    assert run(*COMMANDS["transcribe"], "--max-seconds", "30") == 1
+    assert sum("segments of up to 30 s" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_the_same_command_goes_on_from_what_is_done(folder, small, tmp_path, monkeypatch, capsys):
+    command = [*COMMANDS["translate"], "--output", tmp_path / "out"]
+    (tmp_path / "out").write_text("before\n")
+    with monkeypatch.context() as patch:
+        stopped(patch, 4)
+        assert run(*command) == 130
+    kept = tmp_path / "out.unfinished"
+    assert capsys.readouterr().err.endswith(
+        f"4 of 6 chunks are done, in {kept}; the same command goes on from there\n"
+        "transduce: stopped; every line written so far is whole\n"
+    )
+    assert (tmp_path / "out").read_text() == "before\n" and len(list(kept.iterdir())) == 4
+    (first := min(kept.iterdir())).write_bytes(first.read_bytes()[:-5])  # a disk that lies
+    shutil.copytree(kept, tmp_path / "copy")
+    with monkeypatch.context() as patch:
+        begun = stopped(patch, 100)
+        assert run(*command) == 1
+    assert len(begun) == 3 and not kept.exists()
+    err = capsys.readouterr().err
+    assert f"going on with 3 of 6 chunks done, in {kept}\n" in err and "1 of 12 lines could not be translated" in err
+    whole = (tmp_path / "out").read_text()
+    assert run(*COMMANDS["translate"]) == 1 and capsys.readouterr().out == whole
+    for n_begun, options in ((3, ["--batch-tokens", "64"]), (6, ["--alpha", "0"])):
+        shutil.copytree(tmp_path / "copy", kept)
+        with monkeypatch.context() as patch:
+            begun = stopped(patch, 100)
+            assert run(*command, *options) == 1
+        assert len(begun) == n_begun
+
+
+def test_a_part_is_done_once_and_belongs_to_one_job(folder, small, tmp_path, monkeypatch, capsys):
+    for name in ("text", "speech"):
+        shutil.copytree(folder / name, tmp_path / name)
+    for name in ("in", *(f"a0{i}.wav" for i in range(7)), "a.tsv"):
+        shutil.copy(folder / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    one = [*COMMANDS["translate"], "--output", "out", "--part", "1/2"]
+    file = Path("out.part-00001-of-00002")
+    assert run(*one) == 1 == run(*one)
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        f"transduce: {file} is finished",
+        "transduce: 1 of 6 lines could not be translated",
+    ]
+    before = file.read_bytes()
+    for options in (["--alpha", "0.25"], ["--greedy"]):
+        assert run(*one, *options) == 2
+    config = Path("text/config.json")
+    config.write_text(config.read_text().replace('"seed": 3', '"seed": 4'))
+    assert run(*one) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "must belong" in line]
+    start = f"transduce: a part must belong to one job with the others, but {file} was made with other settings: "
+    assert [line.removeprefix(start).split(": ")[0] for line in errors] == [
+        "decoding.alpha",
+        "decoding.beam_size",
+        "run",
+    ]
+    assert all(line.startswith(start) and line.endswith("; name another --output, or remove it") for line in errors)
+    assert file.read_bytes() == before
+
+    two = [*COMMANDS["transcribe"], "--output", "said", "--part"]
+    assert (run(*two, "1/2"), run(*two, "2/2")) == (0, 1)
+    shutil.copy("a02.wav", "a03.wav")  # fetched again: its own part alone is made anew
+    assert (run(*two, "1/2"), run(*two, "2/2"), run("merge", "said")) == (0, 0, 0)
+    assert f"{Share(1, 2).file(Path('said'))} is finished" in capsys.readouterr().err
+    rows = [row.split("\t") for row in Path("said").read_text().splitlines()]
+    assert [Path(row[0]).name for row in rows] == ["audio", *(f"a0{i}.wav" for i in range(7))]
+
+
+def test_merge_refuses_what_is_not_whole_or_not_one_job(folder, small, tmp_path, monkeypatch, capsys):
+    command, out = COMMANDS["translate"], tmp_path / "out"
+
+    def refusal() -> str:
+        capsys.readouterr()
+        assert run("merge", out) == 2 and not out.exists()
+        return capsys.readouterr().err.removeprefix("transduce: ")
+
+    assert refusal().startswith(f"merge joins files such as out.part-00001-of-00004, but there is none in {tmp_path}; ")
+    run(*command, "--output", out, "--part", "1/3")
+    assert refusal() == (
+        f"merge needs all 3 parts of {out}, but these are missing: 2, 3; run the same command for them (--part I/N)\n"
+    )
+    first, second = Share(1, 3).file(out), Share(2, 3).file(out)
+    run(*command, "--alpha", "0.5", "--output", out, "--part", "2/3")
+    assert refusal() == (
+        f"parts must belong to one job, but {second} and {first} do not: decoding.alpha: 0.6 -> 0.5; "
+        "remove those that are of no use\n"
+    )
+    second.unlink()
+    shutil.copy(first, second)
+    assert (
+        refusal()
+        == f"the file of part 1 of 3 must be named {first.name}, but it is {second}; name it so, or remove it\n"
+    )
+    second.write_text("Mach den alten Brief auf.\n")
+    assert refusal() == f"{second} must begin as a part does, but it does not; remove it, and make it again\n"
+    second.write_bytes(first.read_bytes()[:-1])
+    n = int(json.loads(first.read_bytes().split(b"\n")[0])["bytes"])
+    assert refusal() == f"{second} must have {n} bytes of rows, but it has {n - 1}; fetch it or make it again\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "share"),
+    [
+        ({}, None),
+        ({"SLURM_ARRAY_TASK_ID": "5"}, None),
+        ({"RANK": "2", "WORLD_SIZE": "4"}, Share(3, 4)),
+        *(({"ID": i, "MIN": 0, "COUNT": 4}, Share(i + 1, 4)) for i in range(4)),
+        ({"ID": 7, "MIN": 5, "COUNT": 8}, Share(3, 8)),
+        ({"ID": 11, "MIN": 1, "COUNT": 5, "STEP": 5}, Share(3, 5)),
+        *(({"ID": a, "MIN": 1, "COUNT": 2, "RANK": str(r), "WORLD_SIZE": "3"}, Share(3 * a - 2 + r, 6))
+          for a in (1, 2) for r in (0, 1, 2)),
+    ],
+)  # fmt: skip
+def test_a_cluster_says_which_part_to_do(environment, share):
+    slurm = {name if name in ("RANK", "WORLD_SIZE") or "_" in name else f"SLURM_ARRAY_TASK_{name}": str(value)
+             for name, value in environment.items()}  # fmt: skip
+    assert share_of_environment(slurm) == share
+
+
+def test_the_environment_counts_for_files_alone_and_where_nothing_is_said(folder, small, tmp_path, monkeypatch, capsys):
+    command = COMMANDS["translate"]
+    run(*command)
+    want = capsys.readouterr().out
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    run(*command)
+    assert capsys.readouterr().out == want
+    run(*command, "--part", "all", "--output", tmp_path / "all")
+    run(*command, "--part", "3/4", "--output", tmp_path / "said")
+    run(*command, "--output", tmp_path / "env")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "all", "said.part-00003-of-00004", "env.part-00002-of-00003",
+    }  # fmt: skip
+    assert f"part 2 of 3, inputs 5 to 8: {tmp_path / 'env.part-00002-of-00003'}\n" in capsys.readouterr().err
+    assert (tmp_path / "all").read_text() == want
+    for name, value in (("ID", 9), ("MIN", 1), ("COUNT", 3)):
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
+    assert run(*command, "--output", tmp_path / "gaps") == 2
+    assert run(*command, "--part", "3/2") == run(*command, "--part", "3/2", "--output", tmp_path / "x") == 2
+    assert run(*command, "--part", "all", "--output", tmp_path / "no" / "x") == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "transduce: the tasks of an array must be numbered in even steps, as --array=1-3 does, but task 9 is one of 3 "
+        "from 1 up; name the part: --part I/N",
+        "transduce: a part is a file, but --part 3/2 has no --output; add --output FILE",
+        "transduce: --part must be I/N with 1 <= I <= N, such as 3/8, or all, but it is '3/2'",
+        f"transduce: an output's folder must exist, but {tmp_path / 'no'} does not; make it, or name another --output",
+    ]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 12, 13])
+def test_shares_and_chunks_have_every_input_once_and_in_order(n):
+    for size in (0, 1, 5, 12, 100):
+        spans = [Share(i, n).span(size) for i in range(1, n + 1)]
+        assert [k for a, b in spans for k in range(a, b)] == list(range(size))
+        assert max(b - a for a, b in spans) - min(b - a for a, b in spans) <= 1
+        costs = [(7 * k) % 5 for k in range(size)]
+        spans = _spans(costs, n)
+        assert [k for a, b in spans for k in range(a, b)] == list(range(size)) and spans
+        assert all(sum(costs[a : b - 1]) < n <= sum(costs[a:b]) for a, b in spans[:-1])
+
+
+def test_as_many_processes_as_cores_where_the_input_is_large(folder, monkeypatch):
+    job = Translation(run=folder / "text", machine=Machine(device="cpu"), decoding=td.SearchConfig(), scores=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr("transduce.device.memory", lambda _: 10 << 30)
+    assert [_default_workers(job, n) for n in (1, 3, 4, 15, 16, 1000)] == [1, 1, 2, 7, 8, 8]
+    monkeypatch.setattr("transduce.device.memory", lambda _: 3 << 30)
+    assert _default_workers(job, 1000) == 5
+    gpu = Translation(run=folder / "text", machine=Machine(device="cuda:1"), decoding=td.SearchConfig(), scores=False)
+    assert _default_workers(gpu, 1000) == 1
+
+
+def test_every_process_of_torchrun_has_its_own_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert default_device() == "cuda"
+    monkeypatch.setenv("LOCAL_RANK", "6")
+    assert default_device() == "cuda:2"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", COMMANDS)
+def test_several_processes_write_the_same_lines(folder, small, tmp_path, capsys, caplog, command):
+    """What every process warns of is told once."""
+    options = ["--max-seconds", "30"] if command == "transcribe" else []
+    assert run(*COMMANDS[command], *options, "--workers", "1") == FAILS[command]
+    want, told = capsys.readouterr()
+    for output in ([], ["--output", tmp_path / "out"]):
+        caplog.clear()
+        assert run(*COMMANDS[command], *options, "--workers", "2", *output) == FAILS[command]
+        out, err = capsys.readouterr()
+        assert own_lines(err) == own_lines(told)
+        assert (out or (tmp_path / "out").read_text()) == want
+        assert sum("segments of up to 30 s" in record.getMessage() for record in caplog.records) == len(options) / 2

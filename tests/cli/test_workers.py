@@ -1,0 +1,115 @@
+"""Chunks go to processes and come back as rows, and no process outlives what began it."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from transduce.cli.workers import Rows, results
+
+logger = logging.getLogger("transduce")
+
+
+def worker(what: str = "") -> partial:
+    """What a process loads: it does not need torch, and so begins quickly."""
+    if what == "no run":
+        raise ValueError("there is no such run")
+    return partial(work, what)
+
+
+def work(what: str, start: int, items: list[int], progress) -> Rows:
+    if what == "killed" and start == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "bad input" and start == 2:
+        raise ValueError("input 2 is bad")
+    if what == "slow":
+        print(os.getpid(), flush=True)
+        for _ in range(1000):
+            time.sleep(0.1)
+            progress(1, 0)
+    if start == 4:
+        logger.warning("a warning of %d", start)
+    for _ in items:
+        progress(1, 0)
+    told = f"{os.getpid()} {os.environ.get('OMP_NUM_THREADS')}"
+    return Rows(f"{start} {sum(items)}\n", (told,))
+
+
+CHUNKS = [(0, [1, 1]), (2, [2, 2]), (4, [3, 3]), (6, [4])]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_every_chunk_comes_back_once_from_so_many_processes(n, caplog, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    steps = []
+    found = dict(results(worker, iter(CHUNKS), lambda *step: steps.append(step), n_workers=n, n_threads=3))
+    assert {i: rows.text for i, rows in found.items()} == {0: "0 2\n", 1: "2 4\n", 2: "4 6\n", 3: "6 4\n"}
+    assert steps == [(1, 0)] * 7
+    assert [record.getMessage() for record in caplog.records] == ["a warning of 4"]
+    processes = {tuple(rows.errors[0].split()) for rows in found.values()}
+    if n == 1:
+        assert processes == {(str(os.getpid()), "7")}
+    else:
+        assert str(os.getpid()) not in {pid for pid, _ in processes} and {threads for _, threads in processes} == {"3"}
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "message"),
+    [
+        ("no run", ValueError, "there is no such run"),
+        ("bad input", ValueError, "input 2 is bad"),
+        (
+            "killed",
+            ChildProcessError,
+            "workers must live until all is done, but one ended with exit code -9; -9 is mostly a lack of memory: name "
+            "fewer --workers, and run it again",
+        ),
+    ],
+)
+def test_what_ends_a_worker_is_told_and_ends_the_others(what, kind, message):
+    with pytest.raises(kind) as told:
+        list(results(partial(worker, what), CHUNKS, lambda *_: None, n_workers=2, n_threads=1))
+    assert str(told.value) == message
+
+
+SLOW = """
+import sys
+from functools import partial
+from tests.cli.test_workers import CHUNKS, worker
+from transduce.cli.workers import results
+
+if __name__ == "__main__":
+    list(results(partial(worker, "slow"), CHUNKS, lambda *_: None, n_workers=2, n_threads=1))
+"""
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
+def test_no_process_stays_and_none_prints_a_traceback_of_its_own(tmp_path, how):
+    """As a terminal does it: the whole group gets the signal of Ctrl-C."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(
+        [sys.executable, tmp_path / "slow.py"], env=path, text=True, start_new_session=True, **pipes
+    ) as p:
+        pids = [int(p.stdout.readline()) for _ in range(2)]
+        assert all(map(is_there, pids))
+        os.killpg(p.pid, how) if how == signal.SIGINT else p.kill()
+        said = p.stderr.read()  # until nobody can write to it any more
+        assert said.count("Traceback") == (1 if how == signal.SIGINT else 0)  # its own
+    assert not any(map(is_there, pids))

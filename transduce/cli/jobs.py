@@ -1,0 +1,291 @@
+"""What the commands that decode large files share: an input in chunks, done by one process or several, or a part of it."""
+
+import logging
+import os
+import shutil
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from tqdm import tqdm
+from tyro.conf import arg
+
+from transduce.cli.common import Count, Machine, OptionalFile, writing
+from transduce.cli.parts import Head, Share, join, parse_share, read_part, share_of_environment, write_part
+from transduce.cli.workers import Chunk, Rows, Work, results
+from transduce.config import at_least, differences, to_dict
+from transduce.data.text.corpus import lines_fingerprint
+
+logger = logging.getLogger("transduce")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(ABC):
+    """What is done with every input of a list. It is sent to the workers, so it can be pickled, and holds no model."""
+
+    run: Path
+    machine: Machine
+
+    UNIT: ClassVar[str]
+    """What progress counts."""
+    UNUSABLE: ClassVar[str] = "inputs could not be used"
+    CHUNK: ClassVar[int]
+    """How much is done, and then written, at a time, as `cost` counts it."""
+
+    @abstractmethod
+    def load(self) -> Work:
+        """Load the model; what comes back turns a chunk of inputs into rows."""
+
+    def name(self, item: Any) -> str:
+        """What an input is."""
+        return str(item)
+
+    def state(self, item: Any) -> str:
+        """What may change of one input while its name stays."""
+        return ""
+
+    def cost(self, item: Any) -> int:
+        """How much work an input is."""
+        return 1
+
+    def written(self, rows: Iterable[str]) -> Iterable[str]:
+        """What is written where these rows come out, chunk by chunk."""
+        return rows
+
+    def key(self, items: Sequence[Any]) -> dict[str, Any]:
+        """All that decides what comes out: the settings, a hash of the run, a hash of the names of the inputs."""
+        from transduce.run import run_fingerprint
+
+        plain = to_dict(self)
+        del plain["machine"]["device"]
+        plain.get("decoding", {}).pop("batch_tokens", None)  # it changes speed and memory, never the output
+        names = lines_fingerprint(ascii(self.name(item)) for item in items)
+        own = {"kind": type(self).__name__, "run": run_fingerprint(self.run), "n_inputs": len(items), "inputs": names}
+        return {**plain, **own}
+
+    def head(self, key: dict[str, Any], share: Share, items: Iterable[Any]) -> Head:
+        """What the file of a part with these inputs says of itself."""
+        return Head(key, share, lines_fingerprint(ascii((self.name(item), self.state(item))) for item in items))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """Where the output goes, and who does the work; see docs/large_files.md."""
+
+    output: OptionalFile = None
+    """The file that the output becomes once it is whole; standard output if not given. Until then what is done is kept
+    in FILE.unfinished, and the same command goes on from there."""
+    workers: Count = None
+    """Processes on this machine, each with the model and its share of the cores. If not given: one per core where a CPU
+    computes and the input is large, else one."""
+    part: Annotated[str | None, arg(metavar="I/N", help_behavior_hint="")] = None
+    """Do part I of N alone, as FILE.part-I-of-N; transduce merge FILE joins them. With --output and without --part, a
+    task of a SLURM array does its part, and so does a process of torchrun; --part all: the whole input."""
+
+    def share(self) -> Share | None:
+        """The part of the input to do; None: all of it.
+
+        Raises:
+            ValueError: there is no such part, or it would have no name.
+        """
+        if self.part is not None and self.part != "all":
+            if self.output is None:
+                raise ValueError(f"a part is a file, but --part {self.part} has no --output; add --output FILE")
+            return parse_share(self.part)
+        return share_of_environment(os.environ) if self.output and self.part is None else None
+
+
+def carry_out(job: Job, items: list[Any], division: Division) -> None:
+    """Do a job on all inputs, or on this process's part of them.
+
+    Rows go to standard output in the order of the input, as soon as they are there. A file is written once it is whole:
+    until then, every chunk is a file of its own in a folder beside it, and the same job goes on from there.
+
+    Raises:
+        SystemExit: with 1, at the end, if some inputs could not be used.
+    """
+    at_least(1, workers=division.workers)
+    share, output = division.share(), division.output
+    start, stop = share.span(len(items)) if share else (0, len(items))
+    mine = items[start:stop]
+    costs = [job.cost(item) for item in mine]
+    spans = _spans(costs, max(1, min(job.CHUNK, -(-sum(costs) // (division.workers or 1)))))
+    n_workers = min(division.workers or _default_workers(job, len(spans)), len(spans))
+    if output is None or (output.exists() and not output.is_file()):
+        return stream(job, ((a, mine[a:b]) for a, b in spans), output, n_workers=n_workers, total=len(mine))
+    key = job.key(items)
+    head = job.head(key, share, mine) if share else None
+    output = share.file(output) if share else output
+    output = output.resolve() if output.is_symlink() else output
+    if head and output.exists():
+        found = read_part(output)
+        if changed := differences(found.head.job, key):
+            raise ValueError(
+                f"a part must belong to one job with the others, but {output} was made with other settings: "
+                f"{'; '.join(changed)}; name another --output, or remove it"
+            )
+        if found.head == head:
+            print(f"transduce: {output} is finished", file=sys.stderr)
+            return _end(job, len(found.errors), len(mine))
+    if share:
+        print(
+            f"transduce: part {share.number} of {share.total}, inputs {start + 1} to {stop}: {output}", file=sys.stderr
+        )
+    heads = [job.head(key, Share(i, len(spans)), mine[a:b]) for i, (a, b) in enumerate(spans, start=1)]
+    _end(job, _keep(job, mine, spans, heads, start, output, head, n_workers), len(mine))
+
+
+def stream(
+    job: Job,
+    chunks: Iterable[Chunk],
+    output: Path | None,
+    *,
+    n_workers: int,
+    total: int | None = None,
+    quiet: bool = False,
+) -> None:
+    """Do a job chunk by chunk, and write the rows in the order of the input.
+
+    Raises:
+        SystemExit: with 1, at the end, if some inputs could not be used.
+    """
+    n_bad = n = 0
+
+    def counted() -> Iterator[Chunk]:
+        nonlocal n
+        for chunk in chunks:
+            n += len(chunk[1])
+            yield chunk
+
+    def rows() -> Iterator[str]:
+        nonlocal n_bad
+        waiting, following = dict[int, str](), 0
+        with closing(_done(job, counted(), bar, n_workers)) as found:
+            for number, each in found:
+                n_bad += len(each.errors)
+                waiting[number] = each.text
+                while following in waiting:
+                    yield waiting.pop(following)
+                    following += 1
+
+    with writing(output, unit=job.UNIT, total=total, quiet=quiet) as (out, bar):
+        for each in job.written(rows()):
+            out.write(each)
+            out.flush()
+    _end(job, n_bad, n)
+
+
+def _keep(
+    job: Job,
+    items: list[Any],
+    spans: Sequence[tuple[int, int]],
+    heads: Sequence[Head],
+    start: int,
+    output: Path,
+    head: Head | None,
+    n_workers: int,
+) -> int:
+    """Make every chunk that is not there yet a file, and in the end all of them the output; how many errors there were."""
+    if not output.parent.is_dir():
+        raise ValueError(
+            f"an output's folder must exist, but {output.parent} does not; make it, or name another --output"
+        )
+    folder = output.with_name(f"{output.name}.unfinished")
+    folder.mkdir(exist_ok=True)
+    paths = [each.share.file(folder / "chunk") for each in heads]
+    todo = [i for i, path in enumerate(paths) if not _is_done(path, heads[i])]
+    chunks = ((start + spans[i][0], items[slice(*spans[i])]) for i in todo)
+    done = len(paths) - len(todo)
+    if done:
+        print(f"transduce: going on with {done} of {len(paths)} chunks done, in {folder}", file=sys.stderr)
+    try:
+        with writing(None, unit=job.UNIT, total=len(items)) as (_, bar):
+            bar.update(len(items) - sum(spans[i][1] - spans[i][0] for i in todo))
+            with closing(_done(job, chunks, bar, min(n_workers, len(todo)))) as found:
+                for number, rows in found:
+                    write_part(paths[todo[number]], heads[todo[number]], rows.errors, rows.text)
+                    done += 1
+        parts = [read_part(path) for path in paths]
+        join(output, parts, head)
+    except KeyboardInterrupt:
+        told = f"{done} of {len(paths)} chunks are done, in {folder}; the same command goes on from there"
+        print(f"transduce: {told}", file=sys.stderr)
+        raise
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # where nothing was done
+    shutil.rmtree(folder)
+    return sum(len(part.errors) for part in parts)
+
+
+def _done(
+    job: Job, chunks: Iterable[Chunk], bar: "tqdm[None]", n_workers: int
+) -> Generator[tuple[int, Rows], None, None]:
+    """`results`, with a bar, and errors told on stderr; a warning that comes again and again is told once."""
+    from torch import get_num_threads
+
+    said = set[str]()
+
+    def first_time(record: logging.LogRecord) -> bool:
+        known, now = len(said), record.getMessage()
+        said.add(now)
+        return len(said) > known
+
+    def progress(n_done: int, n_more: int = 0) -> None:
+        if bar.total is not None:
+            bar.total += n_more
+        bar.update(n_done)
+
+    if n_workers == 0:
+        return
+    n_threads = max(1, get_num_threads() // n_workers)
+    logger.addFilter(first_time)
+    try:
+        with closing(results(job.load, chunks, progress, n_workers=n_workers, n_threads=n_threads)) as found:
+            for number, rows in found:
+                for error in rows.errors:
+                    tqdm.write(f"transduce: {error}", file=sys.stderr)
+                yield number, rows
+    finally:
+        logger.removeFilter(first_time)
+
+
+def _is_done(path: Path, head: Head) -> bool:
+    with suppress(ValueError, OSError):
+        return read_part(path).head == head
+    return False
+
+
+def _end(job: Job, n_bad: int, n: int) -> None:
+    if n_bad:
+        print(f"transduce: {n_bad} of {n} {job.UNUSABLE}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _spans(costs: Sequence[int], limit: int) -> list[tuple[int, int]]:
+    """Neighbours that reach the limit together, as indices from and to before; at least one span, which may be empty."""
+    spans, start, cost = [], 0, 0
+    for stop, each in enumerate(costs, start=1):
+        cost += each
+        if cost >= limit:
+            spans.append((start, stop))
+            start, cost = stop, 0
+    return [*spans, (start, len(costs))] if start < len(costs) or not spans else spans
+
+
+def _default_workers(job: Job, n_chunks: int) -> int:
+    """One process per core where that is faster: on a CPU, with two chunks or more for each, and memory for all."""
+    import torch
+
+    from transduce.device import default_device, memory
+    from transduce.run import weights_path
+
+    if not (default_device() if job.machine.device == "auto" else job.machine.device).startswith("cpu"):
+        return 1
+    room = memory(torch.device("cpu")) or sys.maxsize
+    each = (1 << 29) + 2 * weights_path(job.run).stat().st_size  # torch itself, and the weights, plain and packed
+    return max(1, min(torch.get_num_threads(), n_chunks // 2, room // each))

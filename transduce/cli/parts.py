@@ -1,0 +1,214 @@
+"""Parts of an output as files, each of which says which work it is a part of, and `transduce merge`."""
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from transduce.config import differences
+
+SLURM = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT")
+TORCHRUN = ("RANK", "WORLD_SIZE")
+
+
+@dataclass(frozen=True)
+class Share:
+    """Part `number`, counted from 1, of `total`."""
+
+    number: int
+    total: int
+
+    def span(self, n: int) -> tuple[int, int]:
+        """The inputs that belong to it, of n: from one index to before another."""
+        return n * (self.number - 1) // self.total, n * self.number // self.total
+
+    def file(self, output: Path) -> Path:
+        """The file of this part of an output."""
+        return output.with_name(f"{output.name}.part-{self.number:05d}-of-{self.total:05d}")
+
+
+def parse_share(text: str) -> Share:
+    """The share that "3/8" names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    first, _, second = text.partition("/")
+    if first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
+        return Share(int(first), int(second))
+    raise ValueError(f"--part must be I/N with 1 <= I <= N, such as 3/8, or all, but it is {text!r}")
+
+
+def share_of_environment(environment: Mapping[str, str]) -> Share | None:
+    """The share of this task of a SLURM array, of this process of torchrun, or of both; None if there is neither.
+
+    Raises:
+        ValueError: the tasks of the array are not numbered in even steps.
+    """
+    index, total, names = 0, 1, environment.keys()
+    if not (set(SLURM) <= names or set(TORCHRUN) <= names):
+        return None
+    if set(SLURM) <= names:
+        task, first, total = (int(environment[name]) for name in SLURM)
+        index, rest = divmod(task - first, int(environment.get("SLURM_ARRAY_TASK_STEP", 1)))
+        if rest or not 0 <= index < total:
+            raise ValueError(
+                f"the tasks of an array must be numbered in even steps, as --array=1-{total} does, but task {task} is one "
+                f"of {total} from {first} up; name the part: --part I/N"
+            )
+    if set(TORCHRUN) <= names:
+        rank, ranks = (int(environment[name]) for name in TORCHRUN)
+        index, total = index * ranks + rank, total * ranks
+    return Share(index + 1, total)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the first line of a part's file says, as JSON; its rows follow."""
+
+    job: dict[str, Any]
+    """What all parts have in common: the command, its settings, hashes of the run and of the whole input."""
+    share: Share
+    inputs: str
+    """A hash of the inputs of this part."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part's file that was found whole."""
+
+    path: Path
+    head: Head
+    errors: tuple[str, ...]
+    """What could not be used."""
+    n_bytes: int
+    """Length of its rows."""
+
+    def copy_rows(self, file: BufferedIOBase) -> None:
+        """Write its rows to an open binary file."""
+        with self.path.open("rb") as opened:
+            opened.readline()
+            shutil.copyfileobj(opened, file)
+
+    def rows(self) -> str:
+        """All of its rows."""
+        return self.path.read_bytes().split(b"\n", 1)[1].decode()
+
+
+def read_part(path: Path) -> Part:
+    """What a part's file says of itself.
+
+    Raises:
+        ValueError: it is none, or it was cut.
+    """
+    with path.open("rb") as file:
+        first = file.readline()
+    try:
+        plain = json.loads(first)
+        part = Part(
+            path, Head(plain["job"], Share(*plain["part"]), plain["inputs"]), tuple(plain["errors"]), plain["bytes"]
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} must begin as a part does, but it does not; remove it, and make it again") from error
+    if (found := path.stat().st_size - len(first)) != part.n_bytes:
+        raise ValueError(
+            f"{path} must have {part.n_bytes} bytes of rows, but it has {found}; fetch it or make it again"
+        )
+    return part
+
+
+def write_part(path: Path, head: Head, errors: Sequence[str], rows: str) -> None:
+    """Write a part's file, whole or not at all."""
+    from transduce.files import write_file
+
+    raw = rows.encode()
+    write_file(path, _first_line(head, errors, len(raw)) + raw)
+
+
+def _first_line(head: Head, errors: Sequence[str], n_bytes: int) -> bytes:
+    share = [head.share.number, head.share.total]
+    plain = {"job": head.job, "part": share, "inputs": head.inputs, "errors": list(errors), "bytes": n_bytes}
+    return json.dumps(plain).encode() + b"\n"
+
+
+def join(output: Path, parts: Sequence[Part], head: Head | None = None) -> None:
+    """Write the rows of parts as one file, whole or not at all; with a head, as a part of something larger."""
+    from transduce.files import writing_whole
+
+    with writing_whole(output) as file:
+        if head is None and "figures" in parts[0].head.job:
+            from transduce.tasks.perplexity import Perplexity
+
+            nats = (float(row) for part in parts for row in part.rows().split())
+            file.write(f"{Perplexity(**parts[0].head.job['figures']).of(nats)}\n".encode())
+            return
+        if head is not None:
+            errors = [error for part in parts for error in part.errors]
+            file.write(_first_line(head, errors, sum(part.n_bytes for part in parts)))
+        for part in parts:
+            part.copy_rows(file)
+
+
+def merge(output: Positional[Annotated[Path, arg(metavar="OUTPUT", help="As --output of the parts was.")]]) -> None:
+    """Join the parts of an output, OUTPUT.part-00001-of-00004 and so on, in the order of the input.
+
+    The parts stay; the exit code is 1 if some of the input could not be used.
+    """
+    parts = _all_parts(output)
+    join(output, parts)
+    errors = [error for part in parts for error in part.errors]
+    n = parts[0].head.job["n_inputs"]
+    print(f"{output}: {len(parts)} parts, {n} inputs", file=sys.stderr)
+    if errors:
+        for error in errors:
+            print(f"transduce: {error}", file=sys.stderr)
+        print(f"transduce: {len(errors)} of {n} inputs could not be used", file=sys.stderr)
+        sys.exit(1)
+
+
+def _all_parts(output: Path) -> list[Part]:
+    """The parts of an output, in order.
+
+    Raises:
+        ValueError: one is missing, or they do not belong together.
+    """
+    named = re.compile(re.escape(output.name) + r"\.part-\d+-of-\d+")
+    paths = [path for path in output.parent.iterdir() if named.fullmatch(path.name)]
+    found = sorted(map(read_part, paths), key=lambda part: part.head.share.number)
+    if not found:
+        raise ValueError(
+            f"merge joins files such as {Share(1, 4).file(output).name}, but there is none in {output.parent}; "
+            "name what --output named"
+        )
+    first = found[0]
+    for part in found:
+        share = part.head.share
+        if part.path != share.file(output):
+            raise ValueError(
+                f"the file of part {share.number} of {share.total} must be named {share.file(output).name}, but it is "
+                f"{part.path}; name it so, or remove it"
+            )
+        changed = differences(first.head.job, part.head.job)
+        if share.total != first.head.share.total:
+            changed.insert(0, f"parts: {first.head.share.total} -> {share.total}")
+        if changed:
+            raise ValueError(
+                f"parts must belong to one job, but {part.path} and {first.path} do not: "
+                f"{'; '.join(changed)}; remove those that are of no use"
+            )
+    there = {part.head.share.number for part in found}
+    missing = [number for number in range(1, first.head.share.total + 1) if number not in there]
+    if missing:
+        which = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
+        raise ValueError(
+            f"merge needs all {first.head.share.total} parts of {output}, but these are missing: {which}; "
+            "run the same command for them (--part I/N)"
+        )
+    return found
