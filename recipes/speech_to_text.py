@@ -45,7 +45,7 @@ class Experiment:
     vocab_size: int = 320
     """Tokens of the BPE vocabulary, 260 special ones and bytes included."""
     tokenizer: Path | None = None
-    """A SentencePiece model (BPE or unigram) to use instead of training one."""
+    """What to use instead of training it: a SentencePiece model, or JSON of the library tokenizers."""
     symbols: str = ""
     """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
     max_seconds: float = 20.0
@@ -168,9 +168,8 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Data
     recordings, valid, test = x.corpus.read(x.training.seed)
-    _, tokenizer = ex.saved_tokenizers(
-        run, x.start_from, x.tokenizer or (), x.symbols, kind=ex.SentencePieceTokenizer
-    ) or (None, None)
+    needs = ("bos_id", "eos_id", *["pad_id"] * bool(x.ctc_weight))  # padding is CTC's blank
+    _, tokenizer = ex.saved_tokenizers(run, x.start_from, x.tokenizer or (), x.symbols, needs=needs) or (None, None)
     tokenizer = tokenizer or ex.SentencePieceTokenizer.train(
         [r.text for r in recordings], vocab_size=x.vocab_size, symbols=x.symbols.split()
     )
@@ -209,11 +208,14 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Training
     smoothing = x.training.label_smoothing
-    hybrid = ex.HybridCTC(model, ctc_weight=x.ctc_weight, label_smoothing=smoothing) if x.ctc_weight else None
+    objective = ex.CrossEntropy(model, label_smoothing=smoothing)
+    if x.ctc_weight:
+        (blank,) = tokenizer.required("pad_id")
+        objective = ex.HybridCTC(model, ctc_weight=x.ctc_weight, label_smoothing=smoothing, blank_id=blank)
     transcriber = td.Transcriber(model, tokenizer, reader.feature_extractor)
     ex.train(
         x,
-        hybrid or ex.CrossEntropy(model, label_smoothing=smoothing),
+        objective,
         data=pairs,
         validate=ex.speech_validator(transcriber, held_out, by=x.validate_by, search=x.decoding.greedy()),
         target_tokenizer=tokenizer,

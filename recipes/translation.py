@@ -28,7 +28,8 @@ class Experiment:
     vocab_size: int = 8000
     """Tokens of the BPE vocabulary, 260 special ones and bytes included; per side if not joint."""
     tokenizer: tuple[Path, ...] = ()
-    """SentencePiece models (BPE or unigram) to use instead of training them: one file for both sides, or one for each."""
+    """What to use instead of training it: a SentencePiece model, or JSON of the library tokenizers; one file for both
+    sides, or one for each."""
     symbols: str = ""
     """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
     joint: bool = True
@@ -115,7 +116,7 @@ def run(x: Experiment) -> dict[str, float]:
     # Data
     text, valid, test = x.corpus.splits(x.training.seed, x.cache)
     source, target = ex.saved_tokenizers(
-        x.run, x.start_from, x.tokenizer, x.symbols, kind=ex.SentencePieceTokenizer
+        x.run, x.start_from, x.tokenizer, x.symbols, needs=("bos_id", "eos_id")
     ) or ex.tokenizers(*text.sample(), vocab_size=x.vocab_size, joint=x.joint, symbols=x.symbols.split())
     pairs, held_out = (
         ex.text_pairs(

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer as Pieces, decoders, models, pre_tokenizers, trainers
 
-from transduce.data.text.byte_bpe import END, ByteBPE
 from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.json_tokenizer import END, JSONTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.files import save_weights
@@ -17,7 +17,7 @@ from transduce.run import Run, save_run
 TEXT = ["ROMEO:\nBut soft, what light!\n", "JULIET:\nAy me. Größe, 東京 🙂\n", "All: Speak, speak; it's done.\n"] * 4
 
 
-def byte_bpe(texts: list[str], *, size: int) -> ByteBPE:
+def byte_bpe(texts: list[str], *, size: int) -> JSONTokenizer:
     """Trained with the library's own trainer; END is id 0."""
     pieces = Pieces(models.BPE())
     pieces.pre_tokenizer, pieces.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -26,7 +26,7 @@ def byte_bpe(texts: list[str], *, size: int) -> ByteBPE:
         texts,
         trainers.BpeTrainer(vocab_size=size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False),
     )
-    return ByteBPE(pieces.to_str().encode())
+    return JSONTokenizer(pieces.to_str().encode())
 
 
 def any_tokenizer(kind: str) -> Tokenizer:

@@ -8,11 +8,13 @@ import numpy as np
 import soundfile
 import torch
 from make_manifest import write_manifest
+from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers, trainers
 
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 from transduce.data.speech.manifest import Recording
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, tokenizers
+from transduce.data.text.tokenizer import Tokenizer
 from transduce.experiment.run import with_frames, with_vocabularies
 from transduce.files import save_weights
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
@@ -36,6 +38,21 @@ GERMAN = [
     "Mach bitte den grünen Ordner zu.",
     "Druck es aus.",
 ] * 5
+
+
+SPECIAL = ("<unk>", "</s>", "<mask>", "<pad>", "<s>")
+"""The special tokens of `library_tokenizer`, none of which has the id that SentencePiece gives it here."""
+
+
+def library_tokenizer(kind: str, texts: Sequence[str], *, special: Sequence[str] = SPECIAL) -> Library:
+    """What the library `tokenizers` learns of these texts: unigram or BPE, written as SentencePiece writes spaces."""
+    unigram = kind == "unigram"
+    library = Library(models.Unigram() if unigram else models.BPE(unk_token=special[0]))
+    library.pre_tokenizer, library.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    settings = {"vocab_size": 120, "special_tokens": list(special), "show_progress": False}
+    trainer = trainers.UnigramTrainer(unk_token=special[0], **settings) if unigram else trainers.BpeTrainer(**settings)
+    library.train_from_iterator(texts, trainer)
+    return library
 
 
 def random_run(directory: Path, *, joint: bool = True, seed: int = 3) -> Path:
@@ -101,11 +118,15 @@ def record(folder: Path, texts: Sequence[str], *, name: str = "a", rate: int = R
 
 
 def random_speech_run(
-    directory: Path, feature_extractor: FeatureExtractor | VectorReader | None = None, *, seed: int = 3
+    directory: Path,
+    feature_extractor: FeatureExtractor | VectorReader | None = None,
+    tokenizer: Tokenizer | None = None,
+    *,
+    seed: int = 3,
 ) -> Path:
     """A transcriber that has learned nothing; its weights are large, so that what it says depends on what it hears."""
     feature_extractor = feature_extractor or FeatureExtractor(FEATURES)
-    tokenizer = SentencePieceTokenizer.train(sentences(30), vocab_size=290)
+    tokenizer = tokenizer or SentencePieceTokenizer.train(sentences(30), vocab_size=290)
     n_features = feature_extractor.config.n_features
     stacked = replace(SPEECH.encoder, input=Frames(n_features=n_features, stack=20 // n_features))
     config = with_frames(replace(SPEECH, encoder=stacked), n_features, tokenizer.vocab_size)

@@ -21,9 +21,8 @@ from transduce.config import differences, flatten, from_dict, to_dict
 from transduce.data.speech.config import FeatureConfig, VectorConfig
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.vectors import VectorReader
-from transduce.data.text.byte_bpe import ByteBPE
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
-from transduce.data.text.tokenizers import FILES, Tokenizer, tokenizer_file
+from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.data.text.tokenizers import FILES, Tokenizer, side_files, tokenizer_file
 from transduce.device import torch_device
 from transduce.files import (
     damaged,
@@ -94,13 +93,12 @@ def save_run(directory: Path, run: Run) -> None:
     """Write config.json and tokenizers; one file where both sides share one."""
     directory.mkdir(parents=True, exist_ok=True)
     if run.source_tokenizer is run.target_tokenizer or run.model.encoder is None:
-        sides = {"tokenizer": run.target_tokenizer}
+        sides = [(FILES, run.target_tokenizer)]
     else:
-        sides = {"source": run.source_tokenizer, "target": run.target_tokenizer}
-    for side, tokenizer in sides.items():
+        sides = [(side_files("source"), run.source_tokenizer), (side_files("target"), run.target_tokenizer)]
+    for files, tokenizer in sides:
         if tokenizer is not None:
-            name = tokenizer_file(tokenizer) if side == "tokenizer" else f"{side}.model"
-            write_file(directory / name, tokenizer.model)
+            write_file(directory / tokenizer_file(tokenizer, files), tokenizer.model)
     plain = {"format": FORMAT, "transduce": version("transduce")}
     plain |= {"model": to_dict(run.model), "experiment": run.experiment}
     extractor = run.feature_extractor
@@ -130,12 +128,12 @@ def load_run(directory: Path) -> Run:
             found = f"it is {plain[name]!r:.60}" if name in plain else "it has none"
             raise ValueError(f"{path} must have an object {name!r}, but {found}; copy the whole run directory again")
     config = from_dict(TransformerConfig, plain["model"], str(path))
-    shared = _read_tokenizer(directory, "tokenizer")
+    shared = _read_tokenizer(directory, FILES)
     run = Run(
         model=config,
         experiment=plain["experiment"],
-        source_tokenizer=(shared if config.encoder else None) or _read_tokenizer(directory, "source"),
-        target_tokenizer=shared or _read_tokenizer(directory, "target"),
+        source_tokenizer=(shared if config.encoder else None) or _read_tokenizer(directory, side_files("source")),
+        target_tokenizer=shared or _read_tokenizer(directory, side_files("target")),
         feature_extractor=_read_feature_extractor(plain["features"], directory) if "features" in plain else None,
     )
     _check_sizes(directory, run)
@@ -158,7 +156,8 @@ def _check_sizes(directory: Path, run: Run) -> None:
         if stack is None or tokenizer is None or decoder is None or not isinstance(stack.input, Tokens):
             continue  # FillMask checks what an encoder alone needs
         size = stack.input.vocab_size
-        if tokenizer.vocab_size > size or (tokenizer.vocab_size < size and not isinstance(tokenizer, ByteBPE)):
+        padded = encoder is None and isinstance(tokenizer, JSONTokenizer)  # as GPT-2s have it, which Generator knows
+        if tokenizer.vocab_size > size or (tokenizer.vocab_size < size and not padded):
             raise ValueError(
                 f"a tokenizer must have as many tokens as the model's {side}, which has {size}, but that of {directory} "
                 f"has {tokenizer.vocab_size}; copy the whole run directory again"
@@ -197,8 +196,7 @@ def _read_feature_extractor(plain: dict[str, Any], directory: Path) -> FeatureEx
         raise ValueError(f"{path}: {error}") from error
 
 
-def _read_tokenizer(directory: Path, side: str) -> Tokenizer | None:
-    files = FILES if side == "tokenizer" else {f"{side}.model": SentencePieceTokenizer}
+def _read_tokenizer(directory: Path, files: dict[str, type[Tokenizer]]) -> Tokenizer | None:
     for name, kind in files.items():
         if (directory / name).is_file():
             return kind.load(directory / name)

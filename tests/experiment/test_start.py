@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import transduce as td
 from tests.runs import ENGLISH, GERMAN, random_run, random_speech_run, sentences
-from transduce.data.text.byte_bpe import ByteBPE
+from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, tokenizers
 from transduce.experiment.run import new_model, with_frames, with_vocabularies
 from transduce.experiment.start import saved_tokenizers
@@ -112,9 +112,9 @@ def test_a_ctc_head_keeps_pieces_and_their_biases(tmp_path):
 @pytest.mark.parametrize("multiple", [1, 64])
 def test_the_mask_symbol_stays_the_mask_symbol(tmp_path, multiple):
     """It stands behind the tokens, so its id is another one in a larger vocabulary; an equal one may be padded."""
-    before = ByteBPE.train(ENGLISH, vocab_size=280)
+    before = JSONTokenizer.train(ENGLISH, vocab_size=280)
 
-    def encoder(tokenizer: ByteBPE, multiple: int = 1) -> TransformerConfig:
+    def encoder(tokenizer: JSONTokenizer, multiple: int = 1) -> TransformerConfig:
         known = Tokens(vocab_size=tokenizer.vocab_size + 1, multiple=multiple)
         return TransformerConfig(encoder=StackConfig(input=known, n_layers=1), d_model=8, n_heads=2, d_ff=8)
 
@@ -160,14 +160,21 @@ def test_symbols_are_added_to_the_vocabulary_one_starts_from(tmp_path):
 
 
 def test_tokenizers_that_a_recipe_cannot_use_are_refused(tmp_path):
-    file = tmp_path / "tokenizer.json"
-    ByteBPE.train(ENGLISH, vocab_size=280).save(file)
+    """Byte-level BPE has one token that begins and ends a text, and none for CTC's blank, unless one is added."""
+    file, new, needs = tmp_path / "tokenizer.json", tmp_path / "new", ("bos_id", "eos_id", "pad_id")
+    JSONTokenizer.train(ENGLISH, vocab_size=280).save(file)
+    good = tmp_path / "good.model"
+    SentencePieceTokenizer.train(ENGLISH, vocab_size=280).save(good)
     with pytest.raises(ValueError) as error:
-        saved_tokenizers(tmp_path / "new", None, file, kind=SentencePieceTokenizer)
+        saved_tokenizers(new, None, (good, file), needs=needs)
     assert str(error.value) == (
-        f"this recipe takes a tokenizer of the kind SentencePieceTokenizer, but {file} has a ByteBPE; name another one "
-        "with --tokenizer FILE"
+        f"{file}: a model that turns one sequence into another needs a special token for each of bos_id, eos_id, pad_id, "
+        "but this JSONTokenizer has none for pad_id (<pad>, [PAD], <|pad|>); add what is missing with --symbols '<pad>', "
+        "or name another tokenizer with --tokenizer FILE"
     )
+    _, tokenizer = saved_tokenizers(new, None, file, "<pad>", needs=needs)
+    assert tokenizer.required(*needs) == (0, 0, 280) and tokenizer.suppressed == (280,)
+    assert saved_tokenizers(new, None, file, needs=needs[:2])[1].required("bos_id", "eos_id") == (0, 0)
     with pytest.raises(ValueError) as error:
         saved_tokenizers(tmp_path / "new", None, (file, file, file))
     assert str(error.value) == "tokenizer is one file for both sides, or one for each, but there are 3"

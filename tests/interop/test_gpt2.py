@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, GPT2TokenizerFa
 from transformers.utils import logging
 
 import transduce as td
+from tests.runs import ENGLISH, library_tokenizer
 from transduce.cli.main import main
-from transduce.data.text.byte_bpe import ByteBPE
+from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.interop.gpt2 import export_gpt2, import_gpt2
 from transduce.tasks.generate import GenerationConfig, Generator
 from transduce.tasks.perplexity import measure_perplexity
@@ -164,7 +166,7 @@ def run(tmp_path_factory) -> tuple[GPT2LMHeadModel, Path]:
         attn_pdrop=0.0,
     )  # fmt: skip
     pieces(directory)
-    rows = ByteBPE.load(directory).encode(TEXT[:5])
+    rows = JSONTokenizer.load(directory).encode(TEXT[:5])
     rng = torch.Generator().manual_seed(0)
     optimizer = torch.optim.Adam(theirs.parameters(), lr=3e-3)
     for step in range(120):
@@ -237,6 +239,16 @@ def test_perplexity_of_one_window_is_their_loss(run):
 # The tokenizer
 
 
+def test_only_byte_level_bpe_is_written_with_a_model(run, tmp_path, capsys):
+    """Another JSON of the library would not be GPT-2's."""
+    library = library_tokenizer("bpe", ENGLISH, special=("<unk>", "</s>"))
+    shutil.copytree(run[1], tmp_path / "run")
+    library.save(str(tmp_path / "run" / "tokenizer.json"))
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "gpt2"]) == 0
+    told = f"transduce: gpt2 has byte-level BPE, so the JSONTokenizer of {tmp_path / 'run'} was not written\n"
+    assert capsys.readouterr().err == told and not (tmp_path / "out" / "tokenizer.json").exists()
+
+
 @pytest.mark.parametrize("source", ["files", "json", "exported"])
 def test_ids_are_those_of_transformers(run, tmp_path, source):
     _, directory = run
@@ -244,9 +256,9 @@ def test_ids_are_those_of_transformers(run, tmp_path, source):
     theirs = GPT2TokenizerFast.from_pretrained(tmp_path)
     if source == "json":
         theirs.save_pretrained(tmp_path / "json")
-        ours = ByteBPE.load(tmp_path / "json")
+        ours = JSONTokenizer.load(tmp_path / "json")
     elif source == "files":
-        ours = ByteBPE.load(tmp_path)
+        ours = JSONTokenizer.load(tmp_path)
     else:
         assert main(["export", str(directory), str(tmp_path / "out"), "--to", "gpt2"]) == 0
         theirs, ours = GPT2TokenizerFast.from_pretrained(tmp_path / "out"), td.load(directory).tokenizer
@@ -257,7 +269,7 @@ def test_ids_are_those_of_transformers(run, tmp_path, source):
     assert ours.decode(ids) == [theirs.decode(row, skip_special_tokens=True) for row in ids]
     assert ours.decode(ids) == [text.replace("<|endoftext|>", "") for text in NASTY]
     assert ours.tokens(ids[0]) == theirs.convert_ids_to_tokens(ids[0])
-    assert ByteBPE(ours.model).encode(NASTY) == ids
+    assert JSONTokenizer(ours.model).encode(NASTY) == ids
 
 
 # What is refused

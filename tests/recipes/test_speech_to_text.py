@@ -14,13 +14,15 @@ from safetensors.torch import load_file
 import transduce as td
 from recipes.speech_to_text import SETTINGS, Experiment, run
 from tests.recipes.interrupt import interrupt
-from tests.runs import FEATURES, RATE, SPEECH, record, sentences
+from tests.runs import FEATURES, RATE, SPEECH, library_tokenizer, record, sentences
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.config import Augmentation
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.manifest import Manifests, Recording, read_manifest
 from transduce.data.speech.vectors import VectorConfig
+from transduce.data.text.tokenizers import train_tokenizer
 from transduce.experiment.run import with_frames
+from transduce.train import objectives
 from transduce.train.optim import OptimConfig
 from transduce.train.trainer import TrainingConfig
 
@@ -184,6 +186,58 @@ def test_the_same_command_again_changes_nothing_and_another_feature_is_refused(s
         "features.n_mels: 20 -> 21; features.normalize: utterance -> none. "
         f"Name another directory with --run, and --start-from {directory} to go on from its weights"
     )
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_json_of_the_library_tokenizers_in_place_of_sentencepiece(corpus, tmp_path, monkeypatch):
+    """The batches hold its ids, CTC's blank is its padding, and the run directory transcribes with it alone.
+
+    How the ids come out of the search is proved in tests/tasks/test_search.py.
+    """
+    library = library_tokenizer("unigram", sentences(24))
+    library.save(str(tmp_path / "my.json"))
+    unk, eos, pad, bos = map(library.token_to_id, ("<unk>", "</s>", "<pad>", "<s>"))
+    blanks, rows, plain = [], [], objectives.ctc_loss
+
+    def spy(logits, source_lengths, target_out, target_lengths, *, blank_id):
+        blanks.append(blank_id)
+        rows.extend(row[:n].tolist() for row, n in zip(target_out, target_lengths.tolist(), strict=True))
+        return plain(logits, source_lengths, target_out, target_lengths, blank_id=blank_id)
+
+    monkeypatch.setattr(objectives, "ctc_loss", spy)
+    x = small(
+        tmp_path / "run",
+        corpus,
+        tokenizer=tmp_path / "my.json",
+        training=TrainingConfig(optim=OptimConfig(peak_rate=3e-3, warmup_steps=5), max_updates=4, validate_every=4),
+    )
+    run(x)
+    assert (x.run / "target.json").is_file() and set(blanks) == {pad}
+    texts = [r.text for r in read_manifest(corpus / "train.tsv") if r.id != "broken"]
+    assert {tuple(row) for row in rows} <= {(*library.encode(text).ids, eos) for text in texts}
+    (tmp_path / "my.json").unlink()
+    transcriber = td.load(x.run)
+    paths = [corpus / f"test{i:02d}.wav" for i in range(4)]
+    kept = (x.run / "test.beam2.ctc.txt").read_text().split("\n")
+    found = transcriber.transcribe(paths)
+    assert [t.text for t in found] == kept[:4]
+    outputs = [segment.outputs[0] for t in found for segment in t.segments]
+    assert [o.text for o in outputs] == [library.decode(o.tokens) for o in outputs] and any(o.tokens for o in outputs)
+    assert not {unk, eos, pad, bos} & {i for o in outputs for i in o.tokens}
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("ctc_weight", [0.5, 0.0])
+def test_ctc_needs_padding_that_the_tokenizer_may_lack(corpus, tmp_path, ctc_weight):
+    """As GPT-2's does. Without CTC, its one special token begins and ends every text."""
+    train_tokenizer("byte_bpe", sentences(24), vocab_size=270).save(tmp_path / "my.json")
+    training = TrainingConfig(max_updates=1, validate_every=1)
+    x = small(tmp_path / "run", corpus, tokenizer=tmp_path / "my.json", ctc_weight=ctc_weight, training=training)
+    if ctc_weight:
+        with pytest.raises(ValueError, match=rf"^{tmp_path / 'my.json'}: .* has none for pad_id .*--symbols '<pad>'"):
+            run(x)
+        x = replace(x, symbols="<pad>")
+    assert run(x) and len(td.load(x.run)([corpus / "test00.wav"])) == 1
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -1,19 +1,24 @@
 """The recipe from end to end, with a model too small to be good."""
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
 
 import pytest
 import sentencepiece
+import torch
 from safetensors.numpy import load_file
+from torch.nn.functional import cross_entropy
 
 import transduce as td
 from recipes.translation import COMMANDS, SETTINGS, run
-from transduce.data.text.corpus import Folder
+from tests.runs import library_tokenizer
+from transduce.data.text.corpus import Files, Folder
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.experiment.run import with_vocabularies
+from transduce.experiment.start import saved_tokenizers
 from transduce.train.config import LoRAConfig
 from transduce.train.trainer import Trainer
 
@@ -187,6 +192,57 @@ def test_a_tokenizer_of_a_file_keeps_vectors_of_another_run(finished, tmp_path, 
     translator = td.load(tmp_path / "run")
     assert translator.source_tokenizer.tokens(translator.source_tokenizer.encode(["<2de>"])[0])[-1] == "<2de>"
     assert len(translator(["Open the letter."])) == 1
+
+
+@pytest.mark.parametrize("kinds", [("unigram",), ("bpe", "sentencepiece")])
+def test_json_of_the_library_tokenizers_in_place_of_sentencepiece(
+    finished, tmp_path, corpus, kinds, capsys, monkeypatch
+):
+    """Its ids are what the model reads and writes, whatever its special tokens are, and it lies in the run directory.
+
+    A greedy search with the library itself says what the translation is.
+    """
+    monkeypatch.setattr("transduce.train.log.learning_curve", lambda metrics, path: None)  # pictures take time
+    monkeypatch.setattr("transduce.experiment.validation._aligned", lambda *_: {})
+    english = (corpus / "train.en").read_text().splitlines()
+    library, files = library_tokenizer(kinds[0], english), [tmp_path / "my.json"]
+    library.save(str(files[0]))
+    if len(kinds) > 1:
+        files.append(finished[0] / "tokenizer.model")
+    x = small(tmp_path / "run", corpus, tokenizer=tuple(files), start_from=finished[0])
+    training = replace(x.training, max_updates=2, validate_every=2, precision="fp32", keep_last=1)
+    ours = [corpus / f"{split}.{language}" for split in ("valid", "test") for language in ("en", "de")]  # few lines
+    names = ("train_source", "train_target", "valid_source", "valid_target")
+    x = replace(x, corpus=Files(**dict(zip(names, ours, strict=True))), training=training)
+    run(x)
+    told = capsys.readouterr().out
+    names = {path.name for path in x.run.glob("*.json")} & {"tokenizer.json", "source.json", "target.json"}
+    assert names == ({"tokenizer.json"} if len(kinds) == 1 else {"source.json"})
+    before, *_ = saved_tokenizers(finished[0])
+    kept = len(set(library.get_vocab()) & set(before.tokens(range(before.vocab_size))))
+    side = "target" if len(kinds) == 1 else "source"  # a table that all share is told of once
+    assert f"{side}: {kept} of {library.get_vocab_size()} pieces keep their vectors" in told and kept > 30
+    files[0].unlink()
+    run(x)  # goes on without it
+
+    translator, model = td.load(x.run), td.load_model(x.run)
+    target = library if len(kinds) == 1 else None
+    bos, eos, pad, unk = map(library.token_to_id, ("<s>", "</s>", "<pad>", "<unk>")) if target else (2, 3, 0, 1)
+    for line in (corpus / "test.en").read_text().splitlines()[:3]:
+        source = torch.tensor([[*library.encode(line).ids, library.token_to_id("</s>")]])
+        ids = [bos]
+        while len(ids) < 9 and (ids[-1] != eos or len(ids) == 1):
+            logits = model(source=source, target_in=torch.tensor([ids]))[0, -1]
+            logits[[bos, pad, unk]] = -math.inf
+            ids.append(int(logits.argmax()))
+        ids = ids[1:]
+        ((got,),) = translator.translate([line], td.SearchConfig(beam_size=1, length_ratio=0.0, length_extra=8))
+        assert got.tokens == [i for i in ids if i != eos] and got.finished == (eos in ids)
+        assert got.text == (target.decode(got.tokens) if target else before.decode([got.tokens])[0])
+        (score,) = translator.score([line], [got.text])
+        wanted = torch.tensor([*(target.encode(got.text).ids if target else before.encode([got.text])[0]), eos])
+        logits = model(source=source, target_in=torch.tensor([[bos, *wanted[:-1]]]))[0]
+        torch.testing.assert_close(score.log_probs, -cross_entropy(logits, wanted, reduction="none"))
 
 
 def test_another_measure_decides(tmp_path, corpus):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import transduce as td
-from tests.runs import ENGLISH, random_run
+from tests.runs import ENGLISH, library_tokenizer, random_run, random_speech_run
+from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.tasks.search import GREEDY, Output
 from transduce.tasks.translate import likeliest
@@ -42,6 +43,13 @@ def test_greedy_takes_the_likeliest_token_of_the_whole_model_each_time(translato
             target.append(int(logits.argmax()))
     want = translator.tokenizer.decode([[i for i in target[1:] if i != EOS]])[0]
     assert translator([line], replace(GREEDY, length_ratio=0.0, length_extra=7)) == [want]
+
+
+def test_a_run_whose_tokenizer_marks_no_ends_is_refused(tmp_path):
+    library = library_tokenizer("bpe", ENGLISH, special=("<unk>", "<s>"))
+    run = random_speech_run(tmp_path / "run", None, JSONTokenizer(library.to_str().encode()))
+    with pytest.raises(ValueError, match=rf"^{run}: a model that turns .* has none for eos_id \(</s>, <eos>, "):
+        td.load(run)
 
 
 def test_blank_lines_give_blank_lines_in_their_place(translator):

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import transduce as td
-from tests.runs import RATE, random_speech_run, record, sentences
+from tests.runs import RATE, library_tokenizer, random_speech_run, record, sentences
 from transduce.data.speech.audio import read_audio
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
+from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.decode.beam import beam_search
 from transduce.decode.constraints import Constraints
 from transduce.decode.ctc import CTCPrefixScorer
@@ -24,24 +24,35 @@ def transcriber(tmp_path_factory) -> td.Transcriber:
     return td.load(random_speech_run(tmp_path_factory.mktemp("run") / "run"), dtype=torch.float64)
 
 
+@pytest.fixture(scope="module")
+def json_transcriber(tmp_path_factory) -> td.Transcriber:
+    """The same with a tokenizer of another library, whose special ids are others."""
+    tokenizer = JSONTokenizer(library_tokenizer("unigram", sentences(30)).to_str().encode())
+    return td.load(random_speech_run(tmp_path_factory.mktemp("run") / "run", None, tokenizer), dtype=torch.float64)
+
+
 def searched(transcriber, path, *, beam_size=5, alpha=0.6, ctc_weight=0.0) -> tuple[str, float]:
     """Text and score of one file by the search function itself, as SHORT bounds it."""
     model = transcriber.model
+    special = transcriber.tokenizer.tokens(range(5))
+    pad, unk, bos, eos = (special.index(name) for name in ("<pad>", "<unk>", "<s>", "</s>"))
     frames = transcriber.feature_extractor(read_audio(path, RATE)).to(next(model.parameters()).dtype)
     with torch.inference_mode():
         memory = model.encode(frames[None])
         scorer: Scorer = ModelScorer(model, memory)
         if ctc_weight:
-            ctc = CTCPrefixScorer(model.ctc_logits(memory.states), eos_id=EOS, blank_id=PAD)
+            ctc = CTCPrefixScorer(model.ctc_logits(memory.states), eos_id=eos, blank_id=pad)
             scorer = combined([(1 - ctc_weight, scorer), (ctc_weight, ctc)])
         settings = {"beam_size": beam_size, "alpha": alpha}
-        rules = {"suppressed": (PAD, UNK, BOS), "no_repeat_ngram": SHORT.no_repeat_ngram}
-        constraints = Constraints(torch.tensor([SHORT.length_extra]), eos_id=EOS, **rules)
-        ((best,),) = beam_search(scorer, torch.tensor([[BOS]]), constraints, **settings)
+        rules = {"suppressed": (pad, unk, bos), "no_repeat_ngram": SHORT.no_repeat_ngram}
+        constraints = Constraints(torch.tensor([SHORT.length_extra]), eos_id=eos, **rules)
+        ((best,),) = beam_search(scorer, torch.tensor([[bos]]), constraints, **settings)
     return transcriber.tokenizer.decode([best.tokens])[0].strip(), best.score
 
 
-def test_beam_alpha_and_ctc_reach_the_search(transcriber, tmp_path):
+@pytest.mark.parametrize("fixture", ["transcriber", "json_transcriber"])
+def test_beam_alpha_and_ctc_reach_the_search(fixture, request, tmp_path):
+    transcriber = request.getfixturevalue(fixture)
     paths = [r.audio for r in record(tmp_path, sentences(4))]
     ways = [{"beam_size": 1}, {}, {"alpha": 2.0}, {"ctc_weight": 0.6}, {"ctc_weight": 1.0}]
     found = []

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from transduce.data.text.byte_bpe import ByteBPE
+from transduce.data.text.json_tokenizer import JSONTokenizer
 
 Theirs = Annotated[Path, arg(metavar="HF_DIRECTORY", help="A directory as transformers' save_pretrained makes it.")]
 Ours = Annotated[Path, arg(metavar="RUN", help="A run directory.")]
@@ -20,7 +20,7 @@ def import_gpt2_run(directory: Positional[Theirs], run: Positional[Ours]) -> Non
 
     _check_new(run)
     found = import_gpt2(directory)
-    tokenizer = ByteBPE.load(directory)
+    tokenizer = JSONTokenizer.load(directory)
     end = tokenizer.eos_id
     if end != found.eos_id:
         raise ValueError(
@@ -43,7 +43,7 @@ def export(run: Positional[Ours], directory: Positional[Theirs], *, to: Literal[
 
     _check_new(directory)
     tokenizer = load_run(run).target_tokenizer
-    known = tokenizer if isinstance(tokenizer, ByteBPE) else None
+    known = tokenizer if isinstance(tokenizer, JSONTokenizer) and tokenizer.is_byte_bpe else None
     export_gpt2(load_model(run), directory, tokenizer=known)
     if tokenizer is not None and known is None:
         print(

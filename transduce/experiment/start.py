@@ -30,7 +30,7 @@ def saved_tokenizers(
     named: Path | str | Sequence[Path] = (),
     symbols: str = "",
     *,
-    kind: type[Tokenizer] = Tokenizer,
+    needs: Sequence[str] = (),
 ) -> tuple[Tokenizer, Tokenizer] | None:
     """Source and target tokenizer of the run that was begun in this directory; or else of files; or of another run.
 
@@ -38,14 +38,14 @@ def saved_tokenizers(
         start_from: the run whose weights are taken.
         named: a tokenizer file for both sides, or one for each; a word such as "byte_bpe" names no file.
         symbols: words, separated by spaces, that become one token each in what is taken from files or another run.
-        kind: what the recipe can use.
+        needs: the special ids that the recipe cannot do without, such as "bos_id" and "eos_id".
 
     Returns:
         None where there is none of them; one tokenizer twice where both sides share it, or one side has none.
 
     Raises:
-        ValueError: a config.json is not ours, or of another format, start_from is no run, a file no tokenizer, or the
-            tokenizers are of another kind.
+        ValueError: a config.json is not ours, or of another format, start_from is no run, a file no tokenizer, or a
+            tokenizer lacks what is needed.
     """
     files = [named] if isinstance(named, Path) else [] if isinstance(named, str) else list(named)
     if len(files) > 2:
@@ -58,15 +58,16 @@ def saved_tokenizers(
     elif files:
         found = [load_tokenizer(path) for path in files]
     there = [tokenizer for tokenizer in found if tokenizer is not None]
-    if wrong := [tokenizer for tokenizer in there if not isinstance(tokenizer, kind)]:
-        raise ValueError(
-            f"this recipe takes a tokenizer of the kind {kind.__name__}, but {' '.join(map(str, files)) or start_from} "
-            f"has a {type(wrong[0]).__name__}; name another one with --tokenizer FILE"
-        )
     if not there:
         return None
     if symbols and not begun:
         there = [tokenizer.with_symbols(symbols.split()) for tokenizer in dict.fromkeys(there)]
+    paths: list[Path | None] = [directory] * 2 if begun else [*files] or [start_from] * 2
+    for path, tokenizer in zip(paths, there, strict=False):
+        try:
+            tokenizer.required(*needs)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
     return there[0], there[-1]
 
 

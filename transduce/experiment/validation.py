@@ -14,7 +14,6 @@ from transduce.data.batch import IGNORE, Batch, pad, pad_frames
 from transduce.data.speech.pairs import SpeechPairs
 from transduce.data.text.masking import MaskedBatches, decode_masked
 from transduce.data.text.parallel import ParallelText
-from transduce.data.text.sentencepiece_bpe import BOS
 from transduce.data.text.shards import Stream
 from transduce.model.attention_maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
@@ -123,7 +122,7 @@ def _alignment(
     """Diagonality of the straightest head over some utterances, and what draws that head on the first of them."""
     model, targets = transcriber.model, [pairs.target[i] for i in chosen]
     source, lengths = pad_frames(frames)
-    target_in, target_lengths = pad([[BOS, *row[:-1]] for row in targets], 0)
+    target_in, target_lengths = pad([[pairs.bos_id, *row[:-1]] for row in targets], 0)
     memory = model.encode(source.to(model.device), lengths.to(model.device))
     assert memory.lengths is not None
     weights = cross_attention(model, memory, target_in.to(model.device)).float().cpu()

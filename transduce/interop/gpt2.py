@@ -13,7 +13,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from transduce.config import differences, from_dict, to_dict
-from transduce.data.text.byte_bpe import ByteBPE
+from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.files import write_file
 from transduce.interop.pretrained import ACTIVATIONS, CONFIG, WEIGHTS, fill, read_settings, read_tensors, require_equal
 from transduce.model.config import TransformerConfig
@@ -90,7 +90,7 @@ def import_gpt2(directory: Path) -> GPT2:
     return GPT2(model.eval(), theirs["eos_token_id"])
 
 
-def export_gpt2(model: Transformer, directory: Path, *, tokenizer: ByteBPE | None = None) -> None:
+def export_gpt2(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None) -> None:
     """Write a directory that GPT2LMHeadModel.from_pretrained reads: config.json, model.safetensors, tokenizer.json.
 
     Raises:

@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.batch import bucket, pad, pad_frames
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.scorer import at_least_float32
 from transduce.model.attention_maps import cross_attention
@@ -156,7 +155,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
             raise ValueError(
                 f"every input has one given text, but there are {len(inputs)} inputs and {len(texts)} texts"
             )
-        rows = [[*ids, EOS] for ids in self.tokenizer.encode(texts)]
+        rows = self.tokenizer.with_eos(self.tokenizer.encode(texts))
         for number, row in enumerate(rows, start=1):
             check_positions(f"text {number}", len(row), last_position(self.model))
         return rows
@@ -165,10 +164,11 @@ class ForcedDecoding(ABC, Generic[InputT]):
         self, sources: list[Source], targets: list[list[int]]
     ) -> Iterator[tuple[list[int], Memory, Int[Tensor, "B T"]]]:
         """Batch by batch: the numbers of the pairs, their memory, and what the decoder reads."""
+        (bos,) = self.tokenizer.required("bos_id")
         lengths = zip(source_lengths(self.model, sources), map(len, targets), strict=True)
         for rows in _batches(list(lengths), self.decoding.batch_tokens):
             memory = encoded(self.model, [sources[row] for row in rows])
-            target_in, _ = pad([[BOS, *targets[row][:-1]] for row in rows], PAD)
+            target_in, _ = pad([[bos, *targets[row][:-1]] for row in rows], 0)
             yield rows, memory, target_in.to(self.model.device)
 
 
@@ -190,7 +190,7 @@ def encoder_states(model: Transformer, sources: Sequence[Source], batch_tokens: 
 def encoded(model: Transformer, sources: Sequence[Source]) -> Memory:
     """The memory of some sources together: all ids, or all frames."""
     if isinstance(sources[0], list):
-        source, lengths = pad([row for row in sources if isinstance(row, list)], PAD)
+        source, lengths = pad([row for row in sources if isinstance(row, list)], 0)
     else:
         source, lengths = pad_frames([row for row in sources if isinstance(row, Tensor)])
         source = source.to(next(model.parameters()).dtype)

@@ -6,8 +6,6 @@ from typing import TypeVar
 import torch
 
 from transduce.config import from_dict
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
-from transduce.data.text.tokenizers import Tokenizer
 from transduce.model.config import Tokens
 from transduce.model.packed import pack
 from transduce.run import CONFIG, Run, load_model, load_run
@@ -40,17 +38,17 @@ def load(
         return Generator(model, run.target_tokenizer)
     if run.model.decoder is None:
         return FillMask(model, run.target_tokenizer)
-    target = _sentencepiece(run.target_tokenizer, directory)
+    _check_ends(directory, run)
     decoding = own_decoding(directory, run)
     if run.feature_extractor is not None:
-        return Transcriber(model, target, run.feature_extractor, decoding)
+        return Transcriber(model, run.target_tokenizer, run.feature_extractor, decoding)
     if not isinstance(run.model.encoder.input, Tokens):
         raise ValueError(
             f"a transcriber needs features, but {directory / CONFIG} has none; copy the whole run directory"
         )
     if run.source_tokenizer is None:
         raise ValueError(f"a translator needs two tokenizers or a shared one, but {directory} has none")
-    return Translator(model, _sentencepiece(run.source_tokenizer, directory), target, decoding)
+    return Translator(model, run.source_tokenizer, run.target_tokenizer, decoding)
 
 
 def own_decoding(directory: Path, run: Run) -> SearchConfig:
@@ -62,13 +60,13 @@ def own_decoding(directory: Path, run: Run) -> SearchConfig:
     return from_dict(SearchConfig, run.experiment.get("decoding", {}), f"decoding in {directory / CONFIG}")
 
 
-def _sentencepiece(tokenizer: Tokenizer, directory: Path) -> SentencePieceTokenizer:
-    if not isinstance(tokenizer, SentencePieceTokenizer):
-        raise ValueError(
-            f"a model with an encoder needs SentencePiece tokenizers (.model), but {directory} has a "
-            f"{type(tokenizer).__name__}"
-        )
-    return tokenizer
+def _check_ends(directory: Path, run: Run) -> None:
+    """Raise ValueError unless the tokenizers mark where a text begins and ends."""
+    for tokenizer in filter(None, (run.source_tokenizer, run.target_tokenizer)):
+        try:
+            tokenizer.required("bos_id", "eos_id")
+        except ValueError as error:
+            raise ValueError(f"{directory}: {error}") from error
 
 
 KINDS: dict[type, tuple[str, str]] = {

@@ -12,7 +12,6 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from transduce.data.batch import bucket
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.beam import beam_search
 from transduce.decode.constraints import Constraints, length_bounds
@@ -44,17 +43,20 @@ class Output:
     """False: cut at the bound on its length."""
 
 
-def model_scorers(model: Transformer, memory: Memory, ctc_weight: float = 0.0) -> list[tuple[float, Scorer]]:
+def model_scorers(
+    model: Transformer, memory: Memory, tokenizer: Tokenizer, ctc_weight: float = 0.0
+) -> list[tuple[float, Scorer]]:
     """What judges the outputs of one encoder-decoder model, with weights that sum to 1: attention, and CTC beside it.
 
     An ensemble is the lists of several models, each weight divided by their number, as one list.
 
     Raises:
-        ValueError: ctc_weight is not 0, but the model has no CTC head.
+        ValueError: ctc_weight is not 0, but the model has no CTC head, or the tokenizer no padding to be its blank.
     """
     found: list[tuple[float, Scorer]] = [(1 - ctc_weight, ModelScorer(model, memory))]
     if ctc_weight:
-        ctc = CTCPrefixScorer(model.ctc_logits(memory.states), memory.lengths, eos_id=EOS, blank_id=PAD)
+        eos, blank = tokenizer.required("eos_id", "pad_id")
+        ctc = CTCPrefixScorer(model.ctc_logits(memory.states), memory.lengths, eos_id=eos, blank_id=blank)
         found.append((ctc_weight, ctc))
     return found
 
@@ -90,19 +92,27 @@ def search(
 
 @torch.inference_mode()
 def search_sources(
-    model: Transformer, source: Shaped[Tensor, "B S *F"], lengths: Int[Tensor, " B"], config: SearchConfig
+    model: Transformer,
+    source: Shaped[Tensor, "B S *F"],
+    lengths: Int[Tensor, " B"],
+    config: SearchConfig,
+    tokenizer: Tokenizer,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses that an encoder-decoder model has for every source, best first.
 
+    Args:
+        tokenizer: that of the target, which says what begins and ends a text.
+
     Raises:
-        ValueError: CTC is to be heard, but the model has no CTC head.
+        ValueError: CTC is to be heard, but the model has no CTC head, or the tokenizer no padding to be its blank.
     """
+    bos, eos = tokenizer.required("bos_id", "eos_id")
     memory = model.encode(source.to(model.device), lengths.to(model.device))
     assert memory.lengths is not None
     bounds = length_bounds(memory.lengths, config.length_ratio, config.length_extra, limit=last_position(model))
-    starts, ngram = bounds.new_full((len(bounds), 1), BOS), config.no_repeat_ngram
-    constraints = Constraints(bounds, eos_id=EOS, suppressed=(PAD, UNK, BOS), no_repeat_ngram=ngram)
-    return search(model_scorers(model, memory, config.ctc_weight), starts, constraints, config)
+    starts, ngram = bounds.new_full((len(bounds), 1), bos), config.no_repeat_ngram
+    constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, no_repeat_ngram=ngram)
+    return search(model_scorers(model, memory, tokenizer, config.ctc_weight), starts, constraints, config)
 
 
 def last_position(model: Transformer) -> int:

@@ -18,7 +18,7 @@ from transduce.data.speech.audio import read_audio, read_samples
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.segments import segments
 from transduce.data.speech.vectors import VectorReader
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.data.text.tokenizer import Tokenizer
 from transduce.decode.hypothesis import Hypothesis
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
@@ -88,7 +88,7 @@ class Transcriber(ForcedDecoding[Audio]):
     def __init__(
         self,
         model: Transformer,
-        tokenizer: SentencePieceTokenizer,
+        tokenizer: Tokenizer,
         feature_extractor: FeatureExtractor | VectorReader,
         decoding: SearchConfig | None = None,
     ) -> None:
@@ -246,7 +246,8 @@ class Transcriber(ForcedDecoding[Audio]):
 
     def _search(self, frames: list[Float[Tensor, "_ F"]], config: SearchConfig) -> list[list[Hypothesis]]:
         source, lengths = pad_frames(frames)
-        return search_sources(self.model, source.to(next(self.model.parameters()).dtype), lengths, config)
+        source = source.to(next(self.model.parameters()).dtype)
+        return search_sources(self.model, source, lengths, config, self.tokenizer)
 
     def _frames(
         self, audio: Audio, path: Path | str, decoding: SearchConfig

@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Any
 
 from transduce.data.batch import pad
-from transduce.data.text.sentencepiece_bpe import EOS, PAD, SentencePieceTokenizer
 from transduce.data.text.sentences import sentences
+from transduce.data.text.tokenizer import Tokenizer
 from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
@@ -23,8 +23,8 @@ class Translator(ForcedDecoding[str]):
     def __init__(
         self,
         model: Transformer,
-        source_tokenizer: SentencePieceTokenizer,
-        target_tokenizer: SentencePieceTokenizer,
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
         decoding: SearchConfig | None = None,
     ) -> None:
         self.model, self.source_tokenizer, self.tokenizer = model, source_tokenizer, target_tokenizer
@@ -77,7 +77,7 @@ class Translator(ForcedDecoding[str]):
         parted: list[int] = []
 
         def search(batch: list[int]) -> list[list[Hypothesis]]:
-            return search_sources(self.model, *pad([rows[row][1] for row in batch], PAD), config)
+            return search_sources(self.model, *pad([rows[row][1] for row in batch], 0), config, self.tokenizer)
 
         for row, hypotheses in in_batches([len(ids) for _, ids in rows], config.batch_tokens, search):
             i = rows[row][0]
@@ -95,7 +95,7 @@ class Translator(ForcedDecoding[str]):
     def sources(self, inputs: Sequence[str]) -> list[Source]:
         """Ids of every line, with its end; nothing is cut."""
         check_list(inputs, "encode, score and align take a list of lines")
-        return [[*ids, EOS] for ids in self.source_tokenizer.encode(inputs)]
+        return [*self.source_tokenizer.with_eos(self.source_tokenizer.encode(inputs))]
 
     def source_tokens(self, source: Source) -> list[str]:
         """The tokens of a line, its end last."""
@@ -119,7 +119,7 @@ class Translator(ForcedDecoding[str]):
             for ids in (ids for way in ways for ids in way if len(ids) >= limit):
                 told = "line %d has %d tokens and was cut to %d (max_source_length)"
                 logger.warning(told, first_line + i, len(ids), limit - 1)
-            found[i] = [[[*ids[: limit - 1], EOS] for ids in way] for way in ways]
+            found[i] = [self.source_tokenizer.with_eos(ids[: limit - 1] for ids in way) for way in ways]
         return found
 
 

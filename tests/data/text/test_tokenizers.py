@@ -9,8 +9,8 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from transduce.data.text.byte_bpe import ByteBPE
 from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.pairs import TextPairs
 from transduce.data.text.parallel import ParallelText
 from transduce.data.text.sentencepiece_bpe import EOS, SentencePieceTokenizer
@@ -68,7 +68,7 @@ def test_json_is_byte_level_bpe_or_characters(tmp_path):
     library.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=280, show_progress=False))
     library.save(str(tmp_path / "mine.json"))
     tokenizer = load_tokenizer(tmp_path / "mine.json")
-    assert isinstance(tokenizer, ByteBPE)
+    assert isinstance(tokenizer, JSONTokenizer)
     assert tokenizer.encode(TEXT) == [each.ids for each in library.encode_batch(TEXT)]
     (tmp_path / "letters").write_text(json.dumps({"characters": "abc"}))
     assert isinstance(load_tokenizer(tmp_path / "letters"), CharTokenizer)
@@ -106,8 +106,8 @@ def test_unigram_knows_no_dropout_of_merges():
     with pytest.raises(ValueError) as error:
         str(pairs)
     assert str(error.value) == (
-        "bpe_dropout skips merges of BPE, but this tokenizer is another kind of SentencePiece model, such as unigram; "
-        "use bpe_dropout=0"
+        "bpe_dropout skips merges of SentencePiece BPE, but this tokenizer is another kind (unigram, say); use "
+        "bpe_dropout=0"
     )
 
 
@@ -155,7 +155,7 @@ def test_a_symbol_stays_whole_under_dropout():
         (
             "characters",
             ["<2de>"],
-            "symbols are tokens of SentencePiece or byte-level BPE, but this is a CharTokenizer; leave them out or take "
+            "symbols are tokens of SentencePiece or of the library tokenizers, but this is a CharTokenizer; leave them out or take "
             "another tokenizer (--tokenizer byte_bpe)",
         ),
         (
@@ -166,7 +166,7 @@ def test_a_symbol_stays_whole_under_dropout():
         (
             "byte_bpe",
             ["<|endoftext|>"],
-            "a symbol must be no special token, but <|endoftext|> stands between texts; rename it",
+            "a symbol must be no special token, but <|endoftext|> is one of this vocabulary already; leave it out",
         ),
     ],
 )

@@ -29,7 +29,7 @@ from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureExtractor, statistics
 from transduce.data.speech.manifest import Recording
 from transduce.data.speech.vectors import VectorReader
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, UNK, SentencePieceTokenizer
+from transduce.data.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("transduce")
 
@@ -138,14 +138,14 @@ class SpeechPairs:
         workers: threads that fill the cache of log-mels; 0: this one.
 
     Raises:
-        ValueError: no recording is left.
+        ValueError: no recording is left, or the tokenizer has nothing that begins or ends a text.
     """
 
     def __init__(
         self,
         recordings: Sequence[Recording],
         reader: FrameReader,
-        tokenizer: SentencePieceTokenizer,
+        tokenizer: Tokenizer,
         *,
         frames_per_batch: int,
         augmentation: Augmentation = PLAIN,
@@ -155,9 +155,12 @@ class SpeechPairs:
         seed: int = 0,
     ) -> None:
         self.reader, self.augmentation, self.frames_per_batch, self.seed = reader, augmentation, frames_per_batch, seed
+        (self.bos_id,) = tokenizer.required("bos_id")
+        self.hidden_id = self.bos_id if tokenizer.unk_id is None else tokenizer.unk_id
+        """What stands for a token that is dropped."""
         speeds = reader.speeds(augmentation)
         usable, n_frames, self.skipped, told = _usable(recordings, reader, speeds, max_seconds, workers)
-        target = [[*row, EOS] for row in tokenizer.encode([r.text for r in usable])]
+        target = tokenizer.with_eos(tokenizer.encode([r.text for r in usable]))
         n_positions = out_lengths(n_frames.min(axis=0))
         kept = [i for i, row in enumerate(target) if n_positions[i] >= positions_needed(row)]
         self.skipped["fewer positions than tokens"] = len(usable) - len(kept)
@@ -193,11 +196,11 @@ class SpeechPairs:
                 for i in rows
             ]
             source, source_lengths = pad_frames(frames)
-            batch = batch_of(source, source_lengths, [self.target[i] for i in rows], bos=BOS)
+            batch = batch_of(source, source_lengths, [self.target[i] for i in rows], bos=self.bos_id)
             if share:
                 for ids, length, i in zip(batch.target_in, batch.target_lengths.tolist(), rows, strict=True):
                     rng = generator(self.seed + 2, n, i)
-                    ids[:length] = drop_tokens(ids[:length], share=share, instead=UNK, rng=rng)
+                    ids[:length] = drop_tokens(ids[:length], share=share, instead=self.hidden_id, rng=rng)
             return batch
 
         return Epoch(

@@ -11,7 +11,6 @@ import torch
 from transduce.data.batch import IGNORE, Batch, Batches
 from transduce.data.text.characters import CharTokenizer
 from transduce.data.text.config import MaskingConfig
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.stream import Windows
 from transduce.data.text.tokenizers import Tokenizer
 
@@ -88,8 +87,8 @@ def encode_masked(tokenizer: Tokenizer, line: str, mask_word: str) -> list[int]:
     for i, (part, row) in enumerate(zip(parts, tokenizer.encode(parts), strict=True)):
         if i:
             ids.append(mask_id(tokenizer))
-            spaced = isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.tokens(row[:1]) == ["▁"]
-            if spaced and part[:1].strip():  # SentencePiece begins every text with a space
+            spaced = not isinstance(tokenizer, CharTokenizer) and tokenizer.tokens(row[:1]) == ["▁"]
+            if spaced and part[:1].strip():  # SentencePiece and its like begin every text with a space
                 row = row[1:]
         ids += row
     start, end = tokenizer.bos_id, tokenizer.eos_id
@@ -108,6 +107,6 @@ def decode_masked(tokenizer: Tokenizer, ids: Sequence[int], mask_word: str) -> s
         if masked:
             text += (space + mask_word) * len(row)
         else:
-            new_word = "".join(tokenizer.tokens(row[:1])).startswith("▁")  # only SentencePiece writes a space so
+            new_word = "".join(tokenizer.tokens(row[:1])).startswith("▁")  # which is how SentencePiece writes a space
             text += (space if text and new_word else "") + tokenizer.decode([row])[0]
     return text.removeprefix(space)

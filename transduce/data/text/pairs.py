@@ -13,8 +13,8 @@ from transduce.data.batch import Epoch, Row, pair_epoch
 from transduce.data.text.corpus import lines_fingerprint
 from transduce.data.text.parallel import POOL, LargeText, ParallelText
 from transduce.data.text.prepare import prepare
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, SentencePieceTokenizer
 from transduce.data.text.shards import open_shards
+from transduce.data.text.tokenizer import Tokenizer
 
 FEWER = 32
 """A pool has so many times fewer pairs with BPE-dropout, as segmenting them anew takes longer than reading them."""
@@ -30,8 +30,8 @@ class Pairs(ABC):
 
     def __init__(
         self,
-        source_tokenizer: SentencePieceTokenizer,
-        target_tokenizer: SentencePieceTokenizer,
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
         *,
         tokens_per_batch: int,
         bpe_dropout: float = 0.0,
@@ -39,6 +39,7 @@ class Pairs(ABC):
     ) -> None:
         self.source_tokenizer, self.target_tokenizer = source_tokenizer, target_tokenizer
         self.tokens_per_batch, self.bpe_dropout, self.seed = tokens_per_batch, bpe_dropout, seed
+        (self.bos_id,) = target_tokenizer.required("bos_id")
 
     @property
     @abstractmethod
@@ -52,7 +53,8 @@ class Pairs(ABC):
     def epoch(self, n: int) -> Epoch:
         """The batches of epoch n."""
         source, target = self.ids(n)
-        return pair_epoch(source, target, tokens_per_batch=self.tokens_per_batch, seed=self.seed, epoch=n, bos=BOS)
+        size, seed = self.tokens_per_batch, self.seed
+        return pair_epoch(source, target, tokens_per_batch=size, seed=seed, epoch=n, bos=self.bos_id)
 
     def ids(self, n: int) -> tuple[Sequence[Row], Sequence[Row]]:
         """The ids of both sides in epoch n; with BPE-dropout they differ between epochs."""
@@ -75,14 +77,14 @@ class TextPairs(Pairs):
     `target` are what is left. For the other arguments see `Pairs`.
 
     Raises:
-        ValueError: no pair is left.
+        ValueError: no pair is left, or a tokenizer has nothing that ends, or on the target side begins, a text.
     """
 
     def __init__(
         self,
         text: ParallelText,
-        source_tokenizer: SentencePieceTokenizer,
-        target_tokenizer: SentencePieceTokenizer,
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
         *,
         tokens_per_batch: int,
         max_length: int = 256,
@@ -92,8 +94,8 @@ class TextPairs(Pairs):
         super().__init__(
             source_tokenizer, target_tokenizer, tokens_per_batch=tokens_per_batch, bpe_dropout=bpe_dropout, seed=seed
         )
-        source = _with_eos(source_tokenizer.encode(text.source))
-        target = _with_eos(target_tokenizer.encode(text.target))
+        source = source_tokenizer.with_eos(source_tokenizer.encode(text.source))
+        target = target_tokenizer.with_eos(target_tokenizer.encode(text.target))
         kept = [i for i in range(len(text)) if max(len(source[i]), len(target[i])) <= max_length]
         if not kept:
             shortest = min(max(len(s), len(t)) for s, t in zip(source, target, strict=True))
@@ -133,8 +135,8 @@ class StoredPairs(Pairs):
     def __init__(
         self,
         text: LargeText,
-        source_tokenizer: SentencePieceTokenizer,
-        target_tokenizer: SentencePieceTokenizer,
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
         *,
         tokens_per_batch: int,
         max_length: int = 256,
@@ -203,8 +205,8 @@ class StoredPairs(Pairs):
 
 def text_pairs(
     text: ParallelText | LargeText,
-    source_tokenizer: SentencePieceTokenizer,
-    target_tokenizer: SentencePieceTokenizer,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
     *,
     tokens_per_batch: int,
     max_length: int = 256,
@@ -277,10 +279,6 @@ def _all_too_long(max_length: int, n: int, shortest: int) -> ValueError:
         f"max_length must leave something to train on, but max_length={max_length} and the shortest of {n} pairs has "
         f"{shortest} tokens"
     )
-
-
-def _with_eos(rows: list[list[int]]) -> list[list[int]]:
-    return [[*row, EOS] for row in rows]
 
 
 def fingerprint(*texts: ParallelText | LargeText) -> str:

@@ -11,15 +11,15 @@ from jaxtyping import Int
 from tqdm import tqdm
 
 from transduce.data.text.parallel import BLOCK, LargeText, Pair, blocks
-from transduce.data.text.sentencepiece_bpe import EOS, SentencePieceTokenizer
 from transduce.data.text.shards import smallest_type, write_shard
+from transduce.data.text.tokenizer import Tokenizer
 from transduce.files import write_file
 
 SHARD = 1 << 20
 """Pairs of a shard."""
 
 
-def prepare(text: LargeText, source: SentencePieceTokenizer, target: SentencePieceTokenizer) -> list[Path]:
+def prepare(text: LargeText, source: Tokenizer, target: Tokenizer) -> list[Path]:
     """The shards of a text, in order; those that are not there are made.
 
     NAME.bin has the ids of source, target, source, ..., each side ending in EOS. NAME.offsets has where each side begins,
@@ -62,11 +62,11 @@ def prepare(text: LargeText, source: SentencePieceTokenizer, target: SentencePie
 
 
 def encoded(
-    pairs: list[Pair], source: SentencePieceTokenizer, target: SentencePieceTokenizer
+    pairs: list[Pair], source: Tokenizer, target: Tokenizer
 ) -> tuple[Int[np.ndarray, " _"], Int[np.ndarray, " _"]]:
     """The ids of source, target, source, ... end to end, each with EOS, and their lengths."""
-    sides = source.encode([s for s, _ in pairs]), target.encode([t for _, t in pairs])
+    sides = source.with_eos(source.encode([s for s, _ in pairs])), target.with_eos(target.encode([t for _, t in pairs]))
     rows = [row for pair in zip(*sides, strict=True) for row in pair]
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)) + 1
-    ids = np.fromiter(chain.from_iterable(chain(row, (EOS,)) for row in rows), dtype=np.int64, count=lengths.sum())
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    ids = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=lengths.sum())
     return ids, lengths

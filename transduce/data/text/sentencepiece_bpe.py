@@ -29,7 +29,7 @@ class SentencePieceTokenizer(Tokenizer):
     Source: Sennrich et al. (2016), BPE; Kudo and Richardson (2018), SentencePiece.
     """
 
-    bos_id, eos_id, suppressed = BOS, EOS, (PAD, UNK, BOS)
+    pad_id, unk_id, bos_id, eos_id = PAD, UNK, BOS, EOS
 
     def __init__(self, model: bytes) -> None:
         """Read the bytes of a SentencePiece model.
@@ -144,8 +144,8 @@ class SentencePieceTokenizer(Tokenizer):
         proto = _parse(self.model)
         if proto.trainer_spec.model_type != BPE:
             raise ValueError(
-                "bpe_dropout skips merges of BPE, but this tokenizer is another kind of SentencePiece model, such as "
-                "unigram; use bpe_dropout=0"
+                "bpe_dropout skips merges of SentencePiece BPE, but this tokenizer is another kind (unigram, say); use "
+                "bpe_dropout=0"
             )
         return {i for i, piece in enumerate(proto.pieces) if piece.type != NORMAL}
 

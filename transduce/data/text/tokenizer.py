@@ -2,19 +2,24 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 AnyKind = TypeVar("AnyKind", bound="Tokenizer")
+END = "<|endoftext|>"
+"""The token that stands between the texts of GPT-2's training data."""
+SPECIAL = {
+    "pad_id": ("<pad>", "[PAD]", "<|pad|>"),
+    "bos_id": ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "[CLS]", END),
+    "eos_id": ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "[SEP]", END),
+}
+"""What special tokens are called in vocabularies that do not say which one is which."""
 logger = logging.getLogger("transduce")
 
 
 class Tokenizer(ABC):
-    """Text to ids and back: SentencePiece, byte-level BPE or single characters."""
-
-    suppressed: tuple[int, ...] = ()
-    """Ids that no text holds and no model may produce."""
+    """Text to ids and back: SentencePiece, a tokenizer of the library `tokenizers` or single characters."""
 
     def __init__(self, model: bytes) -> None:
         self.model = model
@@ -51,6 +56,47 @@ class Tokenizer(ABC):
         """What every text ends with; None where nothing marks an end. Equal to bos_id, it stands between texts."""
         return None
 
+    @property
+    def pad_id(self) -> int | None:
+        """What stands for nothing in a text, such as the blank of CTC; None where there is no such token."""
+        return None
+
+    @property
+    def unk_id(self) -> int | None:
+        """What stands for all that has no token; None where everything has one."""
+        return None
+
+    @property
+    def suppressed(self) -> tuple[int, ...]:
+        """Ids that no text holds and no model may produce."""
+        found = dict.fromkeys((self.pad_id, self.unk_id, self.bos_id))
+        return tuple(i for i in found if i is not None and i != self.eos_id)
+
+    def required(self, *names: str) -> tuple[int, ...]:
+        """The special ids of these names, such as "bos_id" and "eos_id", where a model cannot do without them.
+
+        Raises:
+            ValueError: there is no such token.
+        """
+        found = {name: getattr(self, name) for name in names}
+        if lacking := [name for name, i in found.items() if i is None]:
+            tokens = " and ".join(f"{name} ({', '.join(SPECIAL[name])})" for name in lacking)
+            raise ValueError(
+                f"a model that turns one sequence into another needs a special token for each of {', '.join(names)}, but "
+                f"this {type(self).__name__} has none for {tokens}; add what is missing with --symbols "
+                f"'{' '.join(SPECIAL[name][0] for name in lacking)}', or name another tokenizer with --tokenizer FILE"
+            )
+        return tuple(found.values())
+
+    def with_eos(self, rows: Iterable[Sequence[int]]) -> list[list[int]]:
+        """These lists of ids, each with eos_id behind it.
+
+        Raises:
+            ValueError: nothing marks an end.
+        """
+        (eos,) = self.required("eos_id")
+        return [[*row, eos] for row in rows]
+
     def with_symbols(self: AnyKind, symbols: Sequence[str]) -> AnyKind:
         """The same tokenizer, in which each of these symbols, such as <2de>, is one token wherever a text has it.
 
@@ -60,13 +106,24 @@ class Tokenizer(ABC):
             ValueError: this kind of tokenizer has no symbols, or one of them marks something else.
         """
         raise ValueError(
-            f"symbols are tokens of SentencePiece or byte-level BPE, but this is a {type(self).__name__}; leave them out "
+            f"symbols are tokens of SentencePiece or of the library tokenizers, but this is a {type(self).__name__}; leave them out "
             "or take another tokenizer (--tokenizer byte_bpe)"
         )
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids without bos_id and eos_id, a list per text."""
+
+    def with_dropout(self, plain_rows: Iterable[Iterable[int]], *, dropout: float, seed: int) -> list[list[int]]:
+        """Encoded texts as if each merge of BPE was skipped with probability `dropout`: other ones for every seed.
+
+        Raises:
+            ValueError: this kind of tokenizer does not do that.
+        """
+        raise ValueError(
+            "bpe_dropout skips merges of SentencePiece BPE, but this tokenizer is another kind "
+            f"({type(self).__name__}); use bpe_dropout=0"
+        )
 
     @abstractmethod
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:

@@ -5,15 +5,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from transduce.data.text.byte_bpe import ByteBPE
 from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizer import Tokenizer
 
 TokenizerKind = Literal["characters", "byte_bpe", "sentencepiece"]
+KINDS: dict[TokenizerKind, type[Tokenizer]] = {
+    "characters": CharTokenizer,
+    "byte_bpe": JSONTokenizer,
+    "sentencepiece": SentencePieceTokenizer,
+}
+"""The class of what is trained as each kind."""
 FILES: dict[str, type[Tokenizer]] = {
     "characters.json": CharTokenizer,
-    "tokenizer.json": ByteBPE,
+    "tokenizer.json": JSONTokenizer,
     "tokenizer.model": SentencePieceTokenizer,
 }
 """The names of tokenizer files, as in a run directory, and the class of each."""
@@ -34,7 +40,7 @@ def train_tokenizer(
         tokenizer = CharTokenizer.train(texts)
         return tokenizer.with_symbols(symbols) if symbols else tokenizer
     if kind == "byte_bpe":
-        return ByteBPE.train(texts, vocab_size=vocab_size, symbols=symbols)
+        return JSONTokenizer.train(texts, vocab_size=vocab_size, symbols=symbols)
     lines = [line for text in texts for line in text.split("\n")]
     return SentencePieceTokenizer.train(lines, vocab_size=vocab_size, symbols=symbols)
 
@@ -51,7 +57,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         if (path / name).is_file():
             return kind.load(path / name)
     if (path / "vocab.json").is_file():
-        return ByteBPE.load(path)
+        return JSONTokenizer.load(path)
     found = "is neither" if path.is_dir() else "does not exist"
     raise ValueError(f"a tokenizer is one of {', '.join(FILES)}, or a folder with one, but {path} {found}")
 
@@ -63,7 +69,7 @@ def _read(path: Path) -> Tokenizer:
         if not model.lstrip().startswith(b"{"):
             return SentencePieceTokenizer.adapt(model)
         plain = json.loads(model)
-        return CharTokenizer(model) if "characters" in plain else ByteBPE(model)
+        return CharTokenizer(model) if "characters" in plain else JSONTokenizer(model)
     except ValueError as error:
         raise ValueError(
             "a tokenizer file is a SentencePiece model, or JSON of the library tokenizers, or of characters, but "
@@ -71,7 +77,12 @@ def _read(path: Path) -> Tokenizer:
         ) from error
 
 
-def tokenizer_file(tokenizer: Tokenizer) -> str:
-    """The name that `load_tokenizer` expects of this tokenizer's file."""
-    (name,) = (name for name, kind in FILES.items() if isinstance(tokenizer, kind))
+def side_files(side: str) -> dict[str, type[Tokenizer]]:
+    """`FILES` where a run has one for each side, of tokenizers that both sides may have: source.json, source.model."""
+    return {name.replace("tokenizer", side): kind for name, kind in FILES.items() if name.startswith("tokenizer")}
+
+
+def tokenizer_file(tokenizer: Tokenizer, files: dict[str, type[Tokenizer]] = FILES) -> str:
+    """The name of this tokenizer's file among `files`."""
+    (name,) = (name for name, kind in files.items() if isinstance(tokenizer, kind))
     return name

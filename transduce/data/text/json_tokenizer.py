@@ -1,0 +1,155 @@
+"""Tokenizers of the library `tokenizers`, as one JSON file holds them; GPT-2's byte-level BPE is one."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer as LibraryTokenizer, decoders, models, pre_tokenizers, trainers
+
+from transduce.data.text.tokenizer import END, SPECIAL, Tokenizer, say_if_smaller
+
+
+class JSONTokenizer(Tokenizer):
+    """A tokenizer.json of the library `tokenizers`: BPE, unigram, or any other model that it has.
+
+    The special tokens are known by their names (`SPECIAL`); encoding adds none of them, and decoding leaves them out.
+    GPT-2's END is bos_id and eos_id at once. Where nothing begins a text, padding does, as in T5 and Marian.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        """Read the bytes of a tokenizer.json.
+
+        Raises:
+            ValueError: they are something else.
+        """
+        super().__init__(model)
+        try:
+            self._tokenizer = LibraryTokenizer.from_str(model.decode())
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"tokenizer.json must be one of the library tokenizers, but: {error}") from error
+        self._tokenizer.no_padding()  # some files were saved while it was on, and that is not the text's own
+        self._tokenizer.no_truncation()
+        self._size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may have gaps
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {token.content: i for i, token in added.items() if token.special}
+        core = json.loads(model)["model"]
+        self._unk_id = core.get("unk_id", self._tokenizer.token_to_id(core.get("unk_token") or ""))
+
+    @classmethod
+    def train(cls, texts: Iterable[str], *, vocab_size: int, symbols: Sequence[str] = ()) -> "JSONTokenizer":
+        """Learn byte-level BPE, merges of bytes; END is id 0, and symbols have the last ids.
+
+        A small text may have fewer merges than asked for, which is said.
+
+        Raises:
+            ValueError: vocab_size leaves no room for END, the 256 bytes and the symbols.
+        Source: Radford et al. (2019), Language models are unsupervised multitask learners, section 2.2.
+        """
+        least = 257 + len(symbols)
+        if vocab_size < least:
+            what = "END, all bytes and the symbols" if symbols else "END and all bytes"
+            raise ValueError(f"vocab_size must be at least {least}, for {what}, but vocab_size={vocab_size}")
+        tokenizer = _byte_level(models.BPE())
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size - len(symbols),
+            special_tokens=[END],
+            initial_alphabet=alphabet,
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        trained = cls(tokenizer.to_str().encode())
+        trained = trained.with_symbols(symbols) if symbols else trained
+        say_if_smaller(trained.vocab_size, vocab_size)
+        return trained
+
+    def with_symbols(self, symbols: Sequence[str]) -> "JSONTokenizer":
+        """See Tokenizer. A symbol that is a name in `SPECIAL`, such as <pad>, becomes that special token."""
+        for symbol in symbols:
+            if symbol in self._special:
+                raise ValueError(
+                    f"a symbol must be no special token, but {symbol} is one of this vocabulary already; leave it out"
+                )
+        names = set().union(*SPECIAL.values())
+        tokenizer = LibraryTokenizer.from_str(self.model.decode())
+        tokenizer.add_tokens([AddedToken(symbol, normalized=False, special=symbol in names) for symbol in symbols])
+        return JSONTokenizer(tokenizer.to_str().encode())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "JSONTokenizer":
+        """Read a tokenizer.json, or a directory with one or with vocab.json and merges.txt.
+
+        Raises:
+            ValueError: the directory has neither.
+        """
+        path = Path(path)
+        for file in (path, path / "tokenizer.json"):
+            if file.is_file():
+                return super().load(file)
+        vocabulary, merges = path / "vocab.json", path / "merges.txt"
+        if not vocabulary.is_file() or not merges.is_file():
+            raise ValueError(
+                f"a byte-level tokenizer is tokenizer.json, or vocab.json and merges.txt, but {path} has neither; "
+                "copy them from where the model came from"
+            )
+        tokenizer = _byte_level(models.BPE.from_file(str(vocabulary), str(merges)))
+        if END in json.loads(vocabulary.read_text(encoding="utf-8")):
+            tokenizer.add_special_tokens([AddedToken(END, normalized=True, special=True)])
+        return cls(tokenizer.to_str().encode())
+
+    @property
+    def is_byte_bpe(self) -> bool:
+        """Whether this is byte-level BPE, as GPT-2 has it."""
+        return isinstance(self._tokenizer.model, models.BPE) and isinstance(self._tokenizer.decoder, decoders.ByteLevel)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._size
+
+    def _named(self, role: str) -> int | None:
+        return next((self._special[name] for name in SPECIAL[role] if name in self._special), None)
+
+    @property
+    def pad_id(self) -> int | None:
+        return self._named("pad_id")
+
+    @property
+    def unk_id(self) -> int | None:
+        return self._unk_id
+
+    @property
+    def bos_id(self) -> int | None:
+        found = self._named("bos_id")
+        return self.pad_id if found is None else found
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._named("eos_id")
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids, a list per text; where a text has a special token such as END written out, that is the token.
+
+        Raises:
+            ValueError: a text has what is no token, and the vocabulary has none for what is unknown.
+        """
+        try:
+            return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(
+                f"a text must be made of tokens, but this vocabulary cannot spell one: {error}; name another tokenizer"
+            ) from error
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Text of each list of ids, without special tokens; U+FFFD where bytes are no UTF-8."""
+        return self._tokenizer.decode_batch([list(row) for row in ids], skip_special_tokens=True)
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary writes them: byte-level BPE has a letter per byte, Ġ for a space."""
+        return [self._tokenizer.id_to_token(int(i)) or "" for i in ids]
+
+
+def _byte_level(model: models.BPE) -> LibraryTokenizer:
+    tokenizer = LibraryTokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
