@@ -29,8 +29,8 @@ class Experiment:
     """The run directory: everything that comes out, and all one needs to generate with it."""
     corpus: Annotated[ex.TextFiles | ex.OneText | ex.Shards, tyro.conf.arg(name="")]
     tokenizer: ex.TokenizerKind | Path = "characters"
-    """A kind to train, or a file to use instead: a SentencePiece model, or JSON of the library tokenizers. Shards have
-    their own."""
+    """A kind to train, or a file to use instead: a SentencePiece model, or JSON of the library tokenizers. Of
+    shards, the kind that they were made with."""
     symbols: str = ""
     """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
     vocab_size: int = 8000

@@ -121,7 +121,19 @@ def test_shards(tmp_path, data):
     for name, part in (("train-00000", ids[:70]), ("train-00001", ids[70:]), ("valid-00000", ids[:60])):
         write_shard(folder / name, part, vocab_size=280, tokenizer=tokenizer.model, source=name)
     x = small(tmp_path / "a", data, corpus=Shards(data=folder, verify=True), batches_per_epoch=3, valid_windows=2)
-    scores = run(x)
+    other, same = tmp_path / "other.json", tmp_path / "same.json"
+    train_tokenizer("byte_bpe", [text], vocab_size=270).save(other)
+    tokenizer.save(same)
+    for kind, symbols in (("characters", ""), (other, ""), ("byte_bpe", "<2de>")):
+        with pytest.raises(ValueError) as error:
+            run(replace(x, tokenizer=kind, symbols=symbols))
+        assert str(error.value) == (
+            f"shards are ids of their own tokenizer, and {folder} has one of the kind byte_bpe, but there is "
+            f"tokenizer={kind}, symbols={symbols!r}; use --tokenizer byte_bpe without --symbols, or make other shards: "
+            "scripts/make_shards.py --tokenizer FILE"
+        )
+    assert Shards(data=folder).read(same, 0).tokenizer.model == tokenizer.model
+    scores = run(replace(x, tokenizer="byte_bpe"))
     assert json.loads((tmp_path / "a" / "validation.json").read_text())["tokens"] == 2 * 11
     rows = torch.from_numpy(ids[:60].astype("int64")).unfold(0, 12, 22)  # 2 of the 5 windows of 11: every other
     with torch.no_grad():

@@ -11,7 +11,7 @@ from jaxtyping import Integer
 from transduce.config import within
 from transduce.data.text.corpus import read_lines
 from transduce.data.text.shards import Stream, open_shards, smallest_type
-from transduce.data.text.tokenizers import Tokenizer, TokenizerKind, load_tokenizer, train_tokenizer
+from transduce.data.text.tokenizers import KINDS, Tokenizer, TokenizerKind, load_tokenizer, train_tokenizer
 
 PART = 1 << 20
 """How many characters are encoded at a time: tokenizers take some hundred bytes for each."""
@@ -149,19 +149,33 @@ class Shards:
         tokenizer: Tokenizer | None = None,
         symbols: Sequence[str] = (),
     ) -> Language:
-        """Map the shards into memory. The tokenizer is the shards' own, and the arguments are not used.
+        """Map the shards into memory. The tokenizer is the shards' own, and vocab_size is not used.
+
+        Args:
+            tokenizer: that of the file `kind`, where it is one; otherwise it is not used.
 
         Raises:
-            ValueError: no folder is named, or it lacks shards or the tokenizer.
+            ValueError: no folder is named, or it lacks shards or the tokenizer; another one is asked for, or symbols.
         """
         if self.data is None:
             raise ValueError("shards lie in a folder: use --data DIR; scripts/make_shards.py makes them from text")
-        tokenizer = load_tokenizer(self.data)
+        own = load_tokenizer(self.data)
+        if isinstance(kind, Path):
+            same = (tokenizer or load_tokenizer(kind)).model == own.model
+        else:
+            same = isinstance(own, KINDS[kind])
+        if symbols or not same:
+            (mine,) = (name for name, each in KINDS.items() if isinstance(own, each))
+            raise ValueError(
+                f"shards are ids of their own tokenizer, and {self.data} has one of the kind {mine}, but there is "
+                f"tokenizer={kind}, symbols={' '.join(symbols)!r}; use --tokenizer {mine} without --symbols, or make "
+                "other shards: scripts/make_shards.py --tokenizer FILE"
+            )
         train, valid = (
-            open_shards(sorted(self.data.glob(f"{split}-*.bin")), tokenizer=tokenizer.model, verify=self.verify)
+            open_shards(sorted(self.data.glob(f"{split}-*.bin")), tokenizer=own.model, verify=self.verify)
             for split in ("train", "valid")
         )
-        return Language(tokenizer, train, valid)
+        return Language(own, train, valid)
 
 
 def _encode(
