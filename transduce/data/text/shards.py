@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Integer
 
-from transduce.files import write_file
-
 CHUNK = 1 << 22
 """How many ids are read at a time where a whole stream is read."""
 
@@ -79,6 +77,8 @@ def write_shard(path: Path, ids: Integer[np.ndarray, " _"], *, vocab_size: int, 
     Raises:
         ValueError: an id that the vocabulary does not have.
     """
+    from transduce.files import write_file  # it loads torch, for which --help does not wait
+
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         raise ValueError(f"ids must lie in 0 ... {vocab_size - 1}, but they reach from {ids.min()} to {ids.max()}")
     kind = smallest_type(vocab_size)
