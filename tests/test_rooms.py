@@ -11,7 +11,7 @@ PACKAGE = ROOT / "transduce"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 
-SHARED = {"config", "device", "exit", "files", "lazy", "threads"}
+SHARED = {"arguments", "config", "device", "exit", "files", "lazy", "threads"}
 """What every room may know."""
 
 KNOWS = {

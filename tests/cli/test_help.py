@@ -99,11 +99,3 @@ def test_a_wrong_command_gets_the_nearest_one(capsys, words, message):
 def test_no_command_is_answered_with_the_list(capsys, words):
     assert main(words) == 2
     assert capsys.readouterr().err.startswith("usage: transduce ")
-
-
-def test_a_wrong_flag_gets_the_nearest_of_this_command_alone(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["translate", "runs/a", "--seed", "3", "--beam-sise", "2"])
-    assert stop.value.code == 2
-    err = capsys.readouterr().err
-    assert "--beam-size" in err and "generate" not in err and "transcribe" not in err

@@ -36,7 +36,7 @@ def generate(
     run: Positional[Run],
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
     *,
-    prompt: tuple[str, ...] = (),
+    prompt: Annotated[tuple[str, ...] | None, arg(metavar="STR [STR ...]", help_behavior_hint="")] = None,
     stream: Annotated[bool, arg(help_behavior_hint="")] = False,
     interactive: Annotated[bool, arg(help_behavior_hint="")] = False,
     format: Format = "text",
@@ -57,6 +57,8 @@ def generate(
         format: text: prompt and text, a rule between any two. json: an object per text and line.
         output: Where texts go; standard output if not given.
     """
+    if prompt == ():
+        raise ValueError('--prompt takes texts, but nothing follows it; --prompt "" begins from nothing')
     if files and prompt:
         raise ValueError("prompts come from files or from --prompt, but both are given; leave one out")
     if interactive:

@@ -6,8 +6,9 @@ from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 
-import tyro
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
+from transduce.arguments import call
 from transduce.exit import exit_code
 from transduce.threads import wait_politely
 
@@ -59,12 +60,12 @@ def _call(name: str, arguments: list[str]) -> None:
         command(name.removeprefix("train "), arguments)
         return
     wait_politely()
-    tyro.cli(
+    call(
         command,
+        arguments,
         prog=f"transduce {name}",
         description=command.__doc__ if isinstance(command, partial) else None,
-        args=arguments,
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+        config=(FlagCreatePairsOff, OmitArgPrefixes),
     )
 
 

@@ -11,31 +11,28 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-import tyro
 from tyro.conf import AvoidSubcommands, Fixed, Suppress
 
-from transduce.config import to_dict
+from transduce.arguments import call
+from transduce.config import flatten, to_dict
 from transduce.exit import exit_code
 from transduce.experiment.config import AnyExperiment
 from transduce.experiment.fields import with_file
 from transduce.threads import wait_politely
 
-OFTEN = {
-    *("run", "corpus", "tokenizer", "vocab_size", "tokens_per_batch", "frames_per_batch", "batch_size", "max_seconds"),
-    *(
-        "start_from",
-        "validate_by",
-        "test",
-        "device",
-        "features.n_features",
-        "model.d_model",
-        "model.dropout",
-        "decoding.beam_size",
-    ),
-    *("training.max_updates", "training.max_minutes", "training.patience", "training.precision", "training.seed"),
-    *("training.optim.peak_rate", "training.optim.warmup_steps"),
-}
-"""Fields that --help shows; --help-all shows all."""
+OFTEN = (
+    *("run", "corpus.data", "corpus.train_source", "corpus.train_target", "corpus.train_tsv", "corpus.source"),
+    *("corpus.target", "corpus.train", "corpus.valid_source", "corpus.valid_target", "corpus.valid"),
+    *("corpus.hold_out", "corpus.test_source", "corpus.test_target", "corpus.test", "corpus.target_column"),
+    *("start_from", "device", "training.max_updates", "training.max_minutes", "vocab_size"),
+    *("tokens_per_batch", "frames_per_batch", "batch_size", "features.n_features", "max_seconds"),
+    *("training.optim.peak_rate", "tokenizer", "validate_by", "model.d_model", "model.dropout", "training.patience"),
+    *("training.precision", "training.seed"),
+)
+"""Fields that are named most, the first ones before the others."""
+
+SHOWN = 16
+"""How many of them --help shows beside --help itself and the flags of FOOT: twenty in all; --help-all shows all."""
 
 FOOT = """
   --config FILE    read fields from a JSON or YAML file, such as a run's config.json; flags win over it
@@ -80,8 +77,8 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
     """The named setting, with the fields that files and then flags override; `default` where none is named.
 
     Raises:
-        ValueError: there is no such setting, or a file does not fit.
-        SystemExit: a flag is wrong (2); or help or the configuration was asked for, and printed (0).
+        ValueError: there is no such setting, or a flag or a file does not fit.
+        SystemExit: help or the configuration was asked for, and printed (0).
     """
     words, prog = sys.argv[1:], sys.argv[0] if sys.argv[0].startswith("transduce ") else f"python {sys.argv[0]}"
     if words[:1] in (["-h"], ["--help"]):
@@ -98,7 +95,9 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
         experiment = with_file(experiment, path)
     full = "--help-all" in words
     if full or {"-h", "--help"} & set(words):
-        _print_fields(experiment if full else _shown(experiment, OFTEN), f"{prog} {name}", told)
+        there = flatten(to_dict(experiment))
+        often = [each for each in OFTEN if each in there][:SHOWN]
+        _print_fields(experiment if full else _shown(experiment, often), f"{prog} {name}", told)
         sys.exit(0)
     experiment = _parsed(experiment, f"{prog} {name}", told, words)
     if printing:
@@ -109,8 +108,8 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
 
 def _parsed(experiment: ExperimentT, prog: str, told: str, words: list[str]) -> ExperimentT:
     kind: Any = type(experiment)
-    found: ExperimentT = tyro.cli(
-        kind, default=experiment, prog=prog, description=told, args=words, config=(AvoidSubcommands,)
+    found: ExperimentT = call(
+        kind, words, prog=prog, more="--help-all", default=experiment, description=told, config=(AvoidSubcommands,)
     )
     return found
 
@@ -121,7 +120,11 @@ def _own_flags(words: list[str]) -> tuple[list[str], list[Path], bool]:
     for word in rest:
         flag, equals, value = word.partition("=")
         if flag == "--config":
-            files.append(Path(value if equals else next(rest, "")))
+            if not (name := value if equals else next(rest, "")):
+                raise ValueError(
+                    "--config takes a file, .json or .yaml, but nothing follows it; --print-config writes one"
+                )
+            files.append(Path(name))
         else:
             left.append(word)
     return [word for word in left if word != "--print-config"], files, "--print-config" in left
@@ -154,7 +157,9 @@ def _shown(config: Any, names: Collection[str]) -> Any:
         inner = {each.removeprefix(f"{name}.") for each in names if each.startswith(f"{name}.")}
         if inner and is_dataclass(value):
             value = _shown(value, inner)
-            kind = type(value)
+            kind, told = type(value), getattr(kind, "__metadata__", ())
+            for each in told:
+                kind = Annotated[kind, each]
         elif name not in names:
             kind = Annotated[kind, Suppress, Fixed]
         options.append((name, kind, value))
