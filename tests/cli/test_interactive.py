@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import transduce as td
+from tests.cli.test_terminal import resize_terminal
 from tests.language_runs import language_run
 from tests.runs import ENGLISH, random_run
 from transduce.cli.interactive import interact
@@ -99,7 +100,10 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.long
 def test_on_a_terminal_it_prompts_remembers_and_ends(run):
-    """The arrow key brings the last line back; Ctrl-C stops an output that takes a minute; Ctrl-D ends with 0."""
+    """The arrow key brings the last line back; Ctrl-C stops an output that takes a minute; Ctrl-D ends with 0.
+
+    Meanwhile, the terminal is made narrow and wide.
+    """
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", SLOW, "translate", str(run), "--interactive", "--greedy", "--device", "cpu"]
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
@@ -119,17 +123,24 @@ def test_on_a_terminal_it_prompts_remembers_and_ends(run):
                 said += os.read(ours, 4096).decode()
         said = said.split(words, 1)[1]
 
+    def narrower_or_wider(columns: int) -> None:
+        resize_terminal(ours, columns)
+        process.send_signal(signal.SIGWINCH)
+
     try:
         until("> ")
+        narrower_or_wider(7)
         (want,) = td.load(run)([ENGLISH[0]], beam_size=1)
         os.write(ours, f"{ENGLISH[0]}\r".encode())
         until(want + "\r\n")
         until("> ")
+        narrower_or_wider(200)
         os.write(ours, b"\x1b[A\r")
         until(want + "\r\n")
         until("> ")
         os.write(ours, b"wait\r")
         until("waiting")
+        narrower_or_wider(20)
         process.send_signal(signal.SIGINT)
         until("stopped")
         until("> ")

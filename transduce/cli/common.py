@@ -89,11 +89,15 @@ def with_options(own: SearchConfig, options: object) -> SearchConfig:
 def writing(
     output: Path | None, *, unit: str, total: int | None, quiet: bool = False
 ) -> Iterator[tuple[TextIO, "tqdm[None]"]]:
-    """The file to write to, standard output for None, and a bar on stderr if that is a terminal and not `quiet`."""
+    """The file to write to, standard output for None, and a bar on stderr if that is a terminal and not `quiet`.
+
+    Where both are the same terminal, `bar.clear()` before lines are written lets them begin at its left edge.
+    """
     with ExitStack() as stack:
         out = stack.enter_context(output.open("w", encoding="utf-8", newline="\n")) if output else sys.stdout
         stack.enter_context(logging_redirect_tqdm())
-        yield out, stack.enter_context(tqdm(total=total, unit=unit, disable=quiet or not sys.stderr.isatty()))
+        hidden = quiet or not sys.stderr.isatty()
+        yield out, stack.enter_context(tqdm(total=total, unit=unit, disable=hidden, dynamic_ncols=True))
 
 
 def each_or_error(lines: Iterable[bytes], name: str) -> Iterator[str | ValueError]:

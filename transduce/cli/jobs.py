@@ -174,6 +174,7 @@ def stream(
 
     with writing(output, unit=job.UNIT, total=total, quiet=quiet) as (out, bar):
         for each in job.written(rows()):
+            bar.clear()
             out.write(each)
             out.flush()
     _end(job, n_bad, n)

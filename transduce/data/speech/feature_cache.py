@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
@@ -122,7 +121,8 @@ class FeatureCache:
                 return path, str(error)
             return path, ""
 
-        with tqdm(total=len(missing), desc="features", unit="file", file=sys.stderr, disable=not missing) as bar:
+        hidden = not missing
+        with tqdm(total=len(missing), desc="features", unit="file", disable=hidden, dynamic_ncols=True) as bar:
             for path, reason in _each(told, list(missing), workers):
                 bar.update()
                 if reason:
