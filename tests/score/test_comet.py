@@ -12,6 +12,10 @@ from transduce.experiment import validation
 from transduce.score import comet as module
 from transduce.score.comet import comet
 
+MISSING = (
+    "COMET needs unbabel-comet, but it is not installed; pip install 'transduce[comet]' in an environment of its own, "
+    "without constraints.txt, as it wants numpy below 2"
+)
 SOURCES, REFERENCES = ["a b", "c", "d e f", "g"], ["x y", "z", "u v w", "q"]
 
 
@@ -81,7 +85,7 @@ def test_what_is_missing_is_told(judge, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(ValueError) as error:
         validation._measures(["bleu"], "comet", SOURCES)
-    assert str(error.value) == "COMET needs unbabel-comet, but it is not installed; pip install 'transduce[comet]'"
+    assert str(error.value) == MISSING
 
 
 def test_it_decides_which_checkpoint_is_best(judge, monkeypatch):
@@ -105,6 +109,4 @@ def test_score_comet_reads_three_files(judge, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == want
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     assert main(arguments) == 2
-    assert capsys.readouterr().err == (
-        "transduce: COMET needs unbabel-comet, but it is not installed; pip install 'transduce[comet]'\n"
-    )
+    assert capsys.readouterr().err == f"transduce: {MISSING}\n"

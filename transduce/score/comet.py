@@ -34,7 +34,10 @@ class CometMeasure(Measure):
             ValueError: unbabel-comet is not installed, or the sources are no text.
         """
         if find_spec("comet") is None:
-            raise ValueError("COMET needs unbabel-comet, but it is not installed; pip install 'transduce[comet]'")
+            raise ValueError(
+                "COMET needs unbabel-comet, but it is not installed; pip install 'transduce[comet]' in an environment of "
+                "its own, without constraints.txt, as it wants numpy below 2"
+            )
         if sources is None:
             raise ValueError("COMET reads source texts, but the sources are sound; name another measure, such as bleu")
         return replace(self, sources=sources)
