@@ -79,7 +79,7 @@ def test_a_wrong_use_of_a_command_is_one_line(capsys, words, message):
         ("--training.max-updates 0", "max_updates must be at least 1, but max_updates=0"),
         ("--training.lora 3", "there is no flag --training.lora; "
             "did you mean --training.lora.rank or --training.lora.alpha or --training.lora.maps?"),
-        ("--patience 3", "there is no flag --patience; did you mean --training.patience?"),
+        ("--patiense 3", "there is no flag --patiense; did you mean --training.patience?"),
         ("--training.no-compil", "there is no flag --training.no-compil; did you mean --training.no-compile?"),
         ("--qqq", "there is no flag --qqq; {} says more"),
     ],

@@ -87,11 +87,10 @@ def _strange(words: Sequence[str], flags: Collection[str]) -> str:
 
 
 def _nearest(word: str, flags: Collection[str]) -> list[str]:
-    """Flags of the same last name, such as --training.seed for --seed, or below it; else the one spelt most alike."""
-    last = word.strip("-").split(".")[-1]
-    same = [flag for flag in flags if flag.strip("-").split(".")[-1] == last or flag.startswith(f"{word}.")]
-    names = [flag.strip("-") for flag in flags]
-    return same[:3] or [f"--{name}" for name in get_close_matches(word.strip("-"), names, n=1, cutoff=0.7)]
+    """The flags below this word, as --training.lora.rank is below --training.lora, or whose last name is the nearest."""
+    names = {flag: flag.strip("-").split(".")[-1] for flag in flags}
+    near = get_close_matches(word.strip("-").split(".")[-1], names.values(), n=1, cutoff=0.7)
+    return [flag for flag, name in names.items() if flag.startswith(f"{word}.") or name in near][:3]
 
 
 def _name(argument: Any) -> str:
