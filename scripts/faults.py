@@ -74,11 +74,11 @@ def corpus(folder: Path) -> Path:
         (folder / f"{split}.xx").write_text("".join(f"{line[::-1]}\n" for line in lines))
         recordings = []
         for i, line in enumerate(lines[:16]):
-            seconds = np.arange(1200) / 8000
+            seconds = np.arange(2400) / 8000
             tones = [0.3 * np.sin(2 * np.pi * words[word] * seconds) for word in line.split()]
             path = folder / f"{split}{i}.wav"
-            soundfile.write(path, np.concatenate(tones) + 0.01 * rng.standard_normal(1200 * len(tones)), 8000)
-            recordings.append(Recording(path.stem, path, 0.15 * len(tones), "A", line))
+            soundfile.write(path, np.concatenate(tones) + 0.01 * rng.standard_normal(2400 * len(tones)), 8000)
+            recordings.append(Recording(path.stem, path, 0.3 * len(tones), "A", line))
         write_manifest(folder / f"{split}.tsv", recordings)
     return folder
 
@@ -281,7 +281,7 @@ class Farm:
         """A training that Ctrl-C stopped in one of its validations but the first and the last: its name and experiment."""
         name = self.some()
         run, x = self.new(name)
-        status, said = Started(run, x, ("a validation", self.rng.randint(2, 4))).end(signal.SIGINT)
+        status, said = Started(run, x, ("a validation", self.rng.randint(2, 3))).end(signal.SIGINT)
         self.check("Ctrl-C in a validation", status == 130, f"exit code {status}: {said}")
         return name, x
 
@@ -410,7 +410,9 @@ class Farm:
         run, x = self.new(name)
         first = Started(run, x, ("a save", self.rng.randint(1, 4)))
         first.wait()
+        os.kill(first.pid, signal.SIGSTOP)  # else it may end before the second is that far
         status, said = Started(run, x).end()
+        os.kill(first.pid, signal.SIGCONT)
         told = f"{x.run} is held by process {first.pid} on {socket.gethostname()} since " in said
         self.check("two starts", status == 2 and told, f"exit code {status}: {said}")
         status, said = first.end()
