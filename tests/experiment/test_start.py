@@ -164,7 +164,7 @@ def test_tokenizers_that_a_recipe_cannot_use_are_refused(tmp_path):
     file, new, needs = tmp_path / "tokenizer.json", tmp_path / "new", ("bos_id", "eos_id", "pad_id")
     JSONTokenizer.train(ENGLISH, vocab_size=280).save(file)
     good = tmp_path / "good.model"
-    SentencePieceTokenizer.train(ENGLISH, vocab_size=280).save(good)
+    SentencePieceTokenizer.train(ENGLISH, vocab_size=300).save(good)
     with pytest.raises(ValueError) as error:
         saved_tokenizers(new, None, (good, file), needs=needs)
     assert str(error.value) == (
