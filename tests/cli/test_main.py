@@ -80,10 +80,10 @@ def test_a_line_that_is_not_utf8_is_named_and_gives_a_blank_line(run, stdin, cap
     (tmp_path / "a").write_bytes(raw)
     stdin(raw)
     with pytest.raises(SystemExit) as stop:
-        main(["translate", str(run), name])
+        main(["translate", str(run), name, "--greedy", "--length-ratio", "0"])
     assert stop.value.code == 1
     out, err = capsys.readouterr()
-    assert out.split("\n") == [*td.load(run)([LINES[0], "", LINES[2]]), ""]
+    assert out.split("\n") == [*td.load(run)([LINES[0], "", LINES[2]], beam_size=1, length_ratio=0.0), ""]
     assert err == (
         f"transduce: text must be UTF-8, but {'standard input' if name == '-' else name}, line 2, byte 2 is 0xe4; "
         "convert the file, for example with iconv -f latin1 -t utf-8\n"
