@@ -245,18 +245,6 @@ def weights_path(directory: Path) -> Path:
     raise ValueError(f"a run needs weights, but {directory} has neither {WEIGHTS} nor a checkpoint; train it first")
 
 
-def run_fingerprint(directory: Path) -> str:
-    """SHA-256 of what a run decodes with: configuration, tokenizers, statistics, weights."""
-    digest = hashlib.sha256()
-    for path in [directory / name for name in (CONFIG, STATISTICS, *FILES, "source.model", "target.model")]:
-        if path.is_file():
-            digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
-    with weights_path(directory).open("rb") as file:
-        while block := file.read(1 << 24):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Transformer:
     """The run's model in evaluation mode.
 

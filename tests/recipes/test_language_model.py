@@ -15,6 +15,7 @@ from recipes.language_model import GPT2, SETTINGS, SHAKESPEARE_CPU, run
 from tests.recipes.interrupt import interrupt
 from transduce.cli.common import Machine
 from transduce.cli.generate import generate, score_perplexity
+from transduce.cli.jobs import Division
 from transduce.data.text.language import OneText, Shards, TextFiles, encode_text
 from transduce.data.text.tokenizers import load_tokenizer, train_tokenizer
 from transduce.experiment.run import with_vocabularies
@@ -60,7 +61,9 @@ def test_a_run_directory_is_whole_and_its_parts_agree(tmp_path, data, capsys):
 
     (tmp_path / "run").rename(tmp_path / "moved")
     (tmp_path / "valid.txt").write_text(cut)
-    score_perplexity(tmp_path / "moved", tmp_path / "valid.txt", stride=11, machine=Machine(device="cpu"))
+    score_perplexity(
+        tmp_path / "moved", tmp_path / "valid.txt", stride=11, machine=Machine(device="cpu"), division=Division()
+    )
     told = capsys.readouterr().out
     assert float(re.search(r"([\d.]+) nats per token", told)[1]) == pytest.approx(scores["loss"], abs=1e-4)
     generator = td.load(tmp_path / "moved", device="cpu")
@@ -106,7 +109,9 @@ def test_text_files_with_bpe(tmp_path, data, kind, capsys):
     unpadded = run(replace(x, run=tmp_path / "unpadded", model=with_multiple(x.model, 1)))
     assert scores == pytest.approx(unpadded, rel=1e-4)
     capsys.readouterr()
-    score_perplexity(tmp_path / "run", data / "input.txt", stride=11, machine=Machine(device="cpu"))
+    score_perplexity(
+        tmp_path / "run", data / "input.txt", stride=11, machine=Machine(device="cpu"), division=Division()
+    )
     told = float(re.search(r"([\d.]+) nats per token", capsys.readouterr().out)[1])
     assert told == pytest.approx(scores["loss"], abs=1e-4)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from transduce.train.trainer import HostCopy
+from transduce.train.host import HostCopy
 
 
 def test_on_a_cpu_they_are_there():

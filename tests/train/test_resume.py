@@ -15,10 +15,11 @@ from transduce.data.text.parallel import ParallelText
 from transduce.data.text.sentencepiece_bpe import tokenizers
 from transduce.model.config import StackConfig, Tokens
 from transduce.model.transformer import Transformer
+from transduce.train.host import StopRequest
 from transduce.train.objectives import CrossEntropy
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Progress
-from transduce.train.trainer import StopRequest, Trainer
+from transduce.train.trainer import Trainer
 
 UPDATES = 30
 

@@ -22,10 +22,11 @@ from transduce.files import read_json_lines, read_weights, set_weights
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.flops import peak_flops
+from transduce.train.host import HostCopy
 from transduce.train.objectives import CrossEntropy, HybridCTC
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Progress, Validation
-from transduce.train.trainer import Data, HostCopy, Trainer, TrainingConfig
+from transduce.train.trainer import Data, Trainer, TrainingConfig
 
 
 def held_out(model) -> float:

@@ -25,7 +25,7 @@ logger = logging.getLogger("transduce")
 
 @dataclass(frozen=True, kw_only=True)
 class Job(ABC):
-    """What is done with every input of a list. It is sent to the workers, so it can be pickled, and holds no model."""
+    """What is done with every input of a list. It is sent to the workers, so it is plain data, and holds no model."""
 
     run: Path
     machine: Machine
@@ -58,7 +58,7 @@ class Job(ABC):
 
     def key(self, items: Sequence[Any]) -> dict[str, Any]:
         """All that decides what comes out: the settings, a hash of the run, a hash of the names of the inputs."""
-        from transduce.run import run_fingerprint
+        from transduce.cli.parts import run_fingerprint
 
         plain = to_dict(self)
         del plain["machine"]["device"]

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Annotated, Any
@@ -212,3 +213,20 @@ def _all_parts(output: Path) -> list[Part]:
             "run the same command for them (--part I/N)"
         )
     return found
+
+
+def run_fingerprint(directory: Path) -> str:
+    """SHA-256 of what a run decodes with: configuration, tokenizers, statistics, weights."""
+    from transduce.data.text.tokenizers import FILES, side_files
+    from transduce.run import CONFIG, STATISTICS, weights_path
+
+    digest = sha256()
+    for path in [
+        directory / name for name in (CONFIG, STATISTICS, *FILES, *side_files("source"), *side_files("target"))
+    ]:
+        if path.is_file():
+            digest.update(path.name.encode() + sha256(path.read_bytes()).digest())
+    with weights_path(directory).open("rb") as file:
+        while block := file.read(1 << 24):
+            digest.update(block)
+    return digest.hexdigest()

@@ -39,7 +39,7 @@ def results(
     One worker is this process; more are processes of their own, which end when the generator is closed or fails.
 
     Args:
-        load: makes what does the work. It, and what goes in and out, can be pickled.
+        load: makes what does the work. It, and what goes in and out, can be sent to another process.
         n_threads: of every process, if there are several.
 
     Raises:

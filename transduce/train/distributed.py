@@ -48,10 +48,10 @@ class World:
         self._named(dist.all_gather_object, parts, list(shared))
         return [parts[i % self.size][i // self.size] for i in range(sum(map(len, parts)))]
 
-    def total(self, *numbers: float) -> list[float]:
+    def total(self, *numbers: float | int) -> list[float]:
         """Sums over all processes, the same in each."""
         if self.size == 1:
-            return list(numbers)
+            return [float(number) for number in numbers]
         sums = torch.tensor(numbers, dtype=torch.float64)
         self._named(dist.all_reduce, sums)
         return sums.tolist()

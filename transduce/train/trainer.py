@@ -5,19 +5,15 @@ decide alike, from numbers that all of them have.
 """
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, cuda, nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from transduce.device import trains_in_bf16, without_cudnn_attention
@@ -25,52 +21,12 @@ from transduce.train.adapt import add_lora, freeze
 from transduce.train.config import TrainingConfig
 from transduce.train.distributed import world
 from transduce.train.flops import peak_flops
+from transduce.train.host import HostCopy, StopRequest
 from transduce.train.log import Log, NoLog
 from transduce.train.objectives import Loss, Objective
 from transduce.train.optim import optimizer, step
 from transduce.train.prefetch import prefetch
 from transduce.train.state import Progress, Store, Validation
-
-
-class HostCopy:
-    """Asynchronous device-to-host copy: logging never drains the stream.
-
-    On a GPU the numbers go into pinned memory, with an event behind them in the stream; `tolist` waits for that event
-    alone. A plain `Tensor.tolist` would wait for all work that was queued by the time of its call.
-    """
-
-    def __init__(self, numbers: Float[Tensor, " n"]) -> None:
-        self.numbers = numbers.to("cpu", non_blocking=True)
-        self.arrived = cuda.current_stream(numbers.device).record_event() if numbers.is_cuda else None
-
-    def tolist(self) -> list[float]:
-        """The numbers, once they have arrived."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.numbers.tolist()
-
-
-class StopRequest:
-    """While open, the first SIGINT or SIGTERM sets `requested`; a second one acts at once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is threading.main_thread():  # the only one that may set handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._request)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _request(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
 
 
 @runtime_checkable

@@ -50,7 +50,7 @@ def test_what_is_missing_is_named():
         "missing; name another tokenizer"
     )
     with pytest.raises(ValueError) as error:
-        tokenizer.encode_with_dropout(["a"], dropout=0.1, seed=1)
+        tokenizer.with_dropout([[1]], dropout=0.1, seed=1)
     assert str(error.value) == (
         "bpe_dropout skips merges of SentencePiece BPE, but this tokenizer is another kind (JSONTokenizer); use "
         "bpe_dropout=0"
