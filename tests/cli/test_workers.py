@@ -29,7 +29,7 @@ def work(what: str, start: int, items: list[int], progress) -> Rows:
     if what == "bad input" and start == 2:
         raise ValueError("input 2 is bad")
     if what == "slow":
-        print(os.getpid(), flush=True)
+        os.write(1, f"{os.getpid()}\n".encode())  # at once, so that two cannot mix
         for _ in range(1000):
             time.sleep(0.1)
             progress(1, 0)
