@@ -127,10 +127,10 @@ def few(directory: Path) -> None:
     train(directory, accumulate=1)
 
 
-def test_a_process_that_dies_is_named(tmp_path, monkeypatch):
+def test_a_process_that_dies_ends_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr("transduce.train.distributed.LATE", timedelta(seconds=2))
     first, _ = together(2, dying, tmp_path)
-    assert first.startswith("RuntimeError: process 0 of 2 waits in vain") and "1" in first
+    assert first.startswith("RuntimeError: process 0 of 2 waits in vain: ")
 
 
 def dying(directory: Path) -> None:

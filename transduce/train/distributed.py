@@ -102,6 +102,9 @@ def world() -> World:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     store, rank, size = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(
+        f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store
+    )  # a restart finds it empty
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     return World(rank, size, store, dist.new_group(backend="gloo"))
