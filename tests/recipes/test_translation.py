@@ -99,7 +99,7 @@ def test_the_same_command_again_changes_nothing_and_another_is_refused(finished,
 
 def test_a_corpus_that_memory_need_not_hold_trains_and_goes_on_the_same_way(tmp_path, corpus, monkeypatch, capsys):
     """Pools of sixty pairs; the power goes in the second one, and nobody reads the text again."""
-    for name in ("pairs", "corpus"):
+    for name in ("stored_pairs", "corpus"):
         monkeypatch.setattr(f"transduce.data.text.{name}.POOL", 60)
     straight, cut = (small(tmp_path / name, corpus, cache=tmp_path / "cache") for name in ("straight", "cut"))
     scores = run(straight)

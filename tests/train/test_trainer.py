@@ -532,7 +532,7 @@ def test_weights_of_another_run_are_looked_at_before_the_first_update(tmp_path):
     """They may be better than all that follows; the same command again does not look twice."""
     for _ in range(2):
         scores = toy.Scores([9.0, 1.0, 2.0, 3.0])
-        progress = toy.trainer(tmp_path, validate=scores, started=True).run()
+        progress = toy.trainer(tmp_path, validate=scores, pretrained=True).run()
         assert progress.validations == [(0, 9.0), (10, 1.0), (20, 2.0), (30, 3.0)]
     assert progress.candidates(1, 1) == {"best checkpoint": [0]}
     assert (tmp_path / "checkpoints" / "00000000" / "model.safetensors").is_file()

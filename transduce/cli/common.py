@@ -4,7 +4,6 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, make_dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeVar, get_type_hints
 
@@ -13,6 +12,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from tyro.conf import Fixed, Suppress, arg
 
 from transduce.data.text.corpus import decode_line, raw_lines
+from transduce.data.text.parallel import blocks
 from transduce.tasks.config import SearchConfig
 
 if TYPE_CHECKING:
@@ -150,7 +150,6 @@ def standard_input_or_errors() -> Iterator[str | ValueError]:
 
 def chunks(items: Iterable[ItemT], size: int, done: int = 0) -> Iterator[tuple[int, list[ItemT]]]:
     """So many items at a time, and how many came before, `done` at first; the last chunk may have fewer."""
-    rest = iter(items)
-    while some := list(islice(rest, size)):
+    for some in blocks(items, size):
         yield done, some
         done += len(some)

@@ -15,7 +15,16 @@ from tqdm import tqdm
 from tyro.conf import arg
 
 from transduce.cli.common import Count, Machine, OptionalFile, writing
-from transduce.cli.parts import Head, Share, join, parse_share, read_part, share_of_environment, write_part
+from transduce.cli.parts import (
+    Head,
+    Share,
+    join,
+    parse_share,
+    read_part,
+    run_fingerprint,
+    share_of_environment,
+    write_part,
+)
 from transduce.cli.workers import Chunk, Rows, Work, results
 from transduce.config import at_least, differences, to_dict
 from transduce.data.text.corpus import lines_fingerprint
@@ -58,8 +67,6 @@ class Job(ABC):
 
     def key(self, items: Sequence[Any]) -> dict[str, Any]:
         """All that decides what comes out: the settings, a hash of the run, a hash of the names of the inputs."""
-        from transduce.cli.parts import run_fingerprint
-
         plain = to_dict(self)
         del plain["machine"]["device"]
         plain.get("decoding", {}).pop("batch_tokens", None)  # it changes speed and memory, never the output

@@ -40,13 +40,14 @@ if TYPE_CHECKING:
         MaskedWindows as MaskedWindows,
         mask_id as mask_id,
     )
-    from transduce.data.text.pairs import TextPairs as TextPairs, fingerprint as fingerprint, text_pairs as text_pairs
+    from transduce.data.text.pairs import TextPairs as TextPairs, fingerprint as fingerprint
     from transduce.data.text.parallel import ParallelText as ParallelText
     from transduce.data.text.sentencepiece_bpe import (
         SentencePieceTokenizer as SentencePieceTokenizer,
         tokenizers as tokenizers,
     )
     from transduce.data.text.shards import Stream as Stream
+    from transduce.data.text.stored_pairs import text_pairs as text_pairs
     from transduce.data.text.stream import HeldOut as HeldOut, Windows as Windows
     from transduce.data.text.tokenizers import TokenizerKind as TokenizerKind, train_tokenizer as train_tokenizer
     from transduce.device import default_device as default_device

@@ -113,7 +113,7 @@ def train(
             config=x.training,
             directory=x.run,
             flops_per_token=flops_per_token,
-            started=getattr(x, "start_from", None) is not None,
+            pretrained=getattr(x, "start_from", None) is not None,
         )
         _say_what_is_frozen(trainer.model)
         trainer.run()

@@ -60,7 +60,7 @@ class Trainer:
         validate: called with the model, gives metrics, the score that decides (higher is better) and sample outputs.
         flops_per_token: floating-point operations that training on one of n_tokens takes; where they are given
             and the GPU's peak is known, the progress bar shows which share of it is used (MFU).
-        started: whether the initial weights are those of another run; they are validated then, and may stay the best.
+        pretrained: whether the initial weights are those of another run; they are validated then, and may stay the best.
 
     Randomness is a function of (seed, update) and the order of (seed, epoch), so a resumed run needs no generator's
     state and ends, on a CPU, with the same bits.
@@ -75,7 +75,7 @@ class Trainer:
         config: TrainingConfig,
         directory: Path,
         flops_per_token: float | None = None,
-        started: bool = False,
+        pretrained: bool = False,
     ) -> None:
         self.objective, self.data, self.validate, self.config = objective, data, validate, config
         self.world = world()
@@ -83,7 +83,7 @@ class Trainer:
             raise ValueError(
                 f"an update must have a batch for every process, but accumulate={config.accumulate} and there are "
                 f"{self.world.size} processes; give --training.accumulate {self.world.size}, by which an update has "
-                f"{self.world.size / config.accumulate:g} x as many tokens, and halve what a batch holds or raise the rate"
+                f"{self.world.size / config.accumulate:g} x as many tokens; make batches smaller by as much, or raise the rate"
             )
         self.model: nn.Module = objective.model
         if config.compile:
@@ -99,7 +99,7 @@ class Trainer:
         self.unread: tuple[float, list[str], HostCopy] | None = None  # of the last update: rate, losses, numbers
         self.used: tuple[list[str], list[bool]] | None = None  # names of losses, and which weights get a gradient
         self.stopping = False  # as all processes know
-        self.begins_trained = started
+        self.pretrained = pretrained
         self.started = time.monotonic()  # or earlier, by the time of the parts before a break
         self.validation_seconds = 0.0  # how long the last one took
         peak = peak_flops(self.device)
@@ -127,7 +127,7 @@ class Trainer:
             stop = stack.enter_context(StopRequest())
             self.log.open(self.progress)
             stack.callback(self.log.close)
-            if self.begins_trained and not self.progress.update and not self.progress.validated:
+            if self.pretrained and not self.progress.update and not self.progress.validated:
                 self._validate()
             while not self._finished():
                 self._epoch(stop)
@@ -211,7 +211,7 @@ class Trainer:
         if self.used is None:  # the first process has a batch in every update
             self.used = self.world.told((names, [p.grad is not None for p in parameters]))
         names, flags = self.used
-        if not len(numbers) > 1:  # the last batches of an epoch need not suffice for all
+        if len(numbers) == 1:  # the last batches of an epoch need not suffice for all
             numbers = numbers.new_zeros(1 + len(names))
         chosen = [p for p, flag in zip(parameters, flags, strict=True) if flag]
         first = float(self.world.first)
@@ -236,9 +236,8 @@ class Trainer:
     def take_average(self) -> bool:
         """Make the average of the weights the model's weights; False where none is kept."""
         with torch.no_grad():
-            for name, parameter in self._trained():
-                if self.ema:
-                    parameter.copy_(self.ema[name])
+            for name, average in self.ema.items():
+                self.model.get_parameter(name).copy_(average)
         return bool(self.ema)
 
     def _read(self) -> None:

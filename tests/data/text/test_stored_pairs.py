@@ -8,11 +8,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from transduce.data.text import pairs as pairs_module, parallel, prepare as prepare_module
+from transduce.data.text import parallel, prepare as prepare_module, stored_pairs as stored_module
 from transduce.data.text.corpus import Files
-from transduce.data.text.pairs import StoredPairs, TextPairs, fingerprint, scattered, text_pairs
+from transduce.data.text.pairs import TextPairs, fingerprint
 from transduce.data.text.parallel import LargeText, ParallelText
 from transduce.data.text.sentencepiece_bpe import tokenizers
+from transduce.data.text.stored_pairs import StoredPairs, scattered, text_pairs
 
 N = 205  # with text on both sides
 SOURCE = [f"{'a b ' * (i % 5)}number {i}" for i in range(N)]
@@ -25,8 +26,8 @@ def small_sizes(monkeypatch):
     for name, value in (("POOL", 60), ("SAMPLE", 70), ("BLOCK", 64)):
         monkeypatch.setattr(parallel, name, value)
     monkeypatch.setattr("transduce.data.text.corpus.POOL", 60)
-    monkeypatch.setattr(pairs_module, "POOL", 60)
-    monkeypatch.setattr(pairs_module, "FEWER", 2)
+    monkeypatch.setattr(stored_module, "POOL", 60)
+    monkeypatch.setattr(stored_module, "FEWER", 2)
     monkeypatch.setattr(prepare_module, "SHARD", 90)
     monkeypatch.setattr(prepare_module, "BLOCK", 64)
 

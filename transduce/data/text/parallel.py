@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from tqdm import tqdm
@@ -25,6 +25,7 @@ BLOCK = 1 << 14
 """So many pairs of a large text are read at a time."""
 
 Pair = tuple[str, str]
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True)
@@ -174,9 +175,9 @@ def has_text(pair: Pair) -> bool:
     return bool(pair[0].strip() and pair[1].strip())
 
 
-def blocks(pairs: Iterable[Pair], size: int) -> Iterator[list[Pair]]:
-    """So many pairs at a time; the last block may have fewer."""
-    rest = iter(pairs)
+def blocks(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
+    """So many items at a time; the last block may have fewer."""
+    rest = iter(items)
     while block := list(islice(rest, size)):
         yield block
 
