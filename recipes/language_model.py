@@ -45,8 +45,8 @@ class Experiment:
     """Training tokens that the bigram beside the result counts, at most."""
     model: td.TransformerConfig
     start_from: Path | None = None
-    """Another run to go on from, with a schedule of its own: its weights where they fit, and its tokenizer unless one is
-    named."""
+    """Another run to go on from, with a schedule of its own: its weights where they fit; its model's sizes and
+    tokenizer unless others are named."""
     training: ex.TrainingConfig
     generation: td.GenerationConfig = field(
         default_factory=lambda: td.GenerationConfig(max_length=100, temperature=0.8)

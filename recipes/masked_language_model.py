@@ -45,8 +45,8 @@ class Experiment:
     """Training tokens whose pairs are counted for the baseline beside the result, at most."""
     model: td.TransformerConfig
     start_from: Path | None = None
-    """Another run to go on from, with a schedule of its own: its weights where they fit, and its tokenizer unless one is
-    named."""
+    """Another run to go on from, with a schedule of its own: its weights where they fit; its model's sizes and
+    tokenizer unless others are named."""
     training: ex.TrainingConfig
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""

@@ -56,8 +56,8 @@ class Experiment:
     """Share of CTC in the loss; 0 = none."""
     model: td.TransformerConfig = field(default_factory=ex.speech_tiny)
     start_from: Path | None = None
-    """Another run to go on from, with a schedule of its own: its weights where they fit, and its tokenizer unless one is
-    named."""
+    """Another run to go on from, with a schedule of its own: its weights where they fit; its model's sizes, features and
+    tokenizer unless others are named."""
     training: ex.TrainingConfig = field(default_factory=ex.TrainingConfig)
     validate_by: ex.ValidateBy | None = None
     """What decides which checkpoint is best. By itself it is WER, or BLEU where the target column is a translation."""

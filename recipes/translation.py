@@ -44,8 +44,8 @@ class Experiment:
     """Rows times the longest side of a batch, padding included: what bounds memory."""
     model: td.TransformerConfig = field(default_factory=td.transformer_tiny)
     start_from: Path | None = None
-    """Another run to go on from, with a schedule of its own: its weights where they fit, and its tokenizer unless one is
-    named."""
+    """Another run to go on from, with a schedule of its own: its weights where they fit; its model's sizes and
+    tokenizer unless others are named."""
     training: ex.TrainingConfig = field(default_factory=ex.TrainingConfig)
     validate_by: ex.ValidateBy = "bleu"
     """What decides which checkpoint is best."""

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+import transduce as td
 from recipes import language_model, masked_language_model, speech_to_text, translation
+from tests.runs import random_run, random_speech_run
 from transduce.cli.main import COMMANDS, main
 from transduce.config import flatten, to_dict
 from transduce.data.text.corpus import Files, Folder
@@ -43,6 +45,35 @@ def said(monkeypatch, capsys):
         return code, *capsys.readouterr()
 
     return call
+
+
+def test_a_start_from_a_run_takes_its_model_and_features(chosen, tmp_path):
+    """Not the recipe's; files and flags win, in either spelling, and another kind of run changes nothing."""
+    source, config = random_run(tmp_path / "source"), tmp_path / "x.yaml"
+    model = td.load_model(source).config
+    recipe = translation.SETTINGS["multi30k"][1].model
+    assert model.d_model != recipe.d_model or model != recipe
+    for words in (
+        ["--start-from", source],
+        [f"--start_from={source}"],
+        ["--run", source, "--start-from", tmp_path / "gone"],
+    ):
+        assert chosen(translation, "multi30k", *words).model == model
+    assert chosen(translation, "multi30k", "--run", source).model == recipe
+    x = chosen(translation, "multi30k", "--start-from", source, "--model.d-ff", "99")
+    assert x.model == replace(model, d_ff=99)
+    config.write_text(f"start_from: {source}\nmodel: {{dropout: 0.3}}\n")
+    assert chosen(translation, "--config", config).model == replace(model, dropout=0.3)
+    assert chosen(language_model, "--start-from", source) == replace(chosen(language_model), start_from=source)
+    sound = random_speech_run(tmp_path / "sound")
+    plain = json.loads((sound / "config.json").read_text())
+    x = chosen(speech_to_text, "--start-from", sound)
+    assert to_dict(x.model) == plain["model"] and to_dict(x.features) == plain["features"]
+    (sound / "config.json").write_text(json.dumps(plain | {"model": plain["model"] | {"d_model": "wide"}}))
+    with pytest.raises(
+        ValueError, match=r"^a run to start from .*config\.json: model\.d_model must be a whole number, bu"
+    ):
+        chosen(speech_to_text, "--start-from", sound)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)

@@ -16,9 +16,10 @@ from tests.runs import random_run
 from tests.train import toy
 from transduce.experiment.command import main
 from transduce.experiment.run import finish, new_model
-from transduce.files import weights_of
+from transduce.files import save_weights, weights_of
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
+from transduce.run import load_run, save_run
 from transduce.train.flops import flops_per_token
 from transduce.train.state import Validation
 from transduce.train.trainer import TrainingConfig
@@ -141,6 +142,21 @@ def test_weights_that_fit_are_taken_and_the_others_are_listed(tmp_path, capsys):
     out = capsys.readouterr().out
     assert f"starts from {source}: {len(fit)} of " in out and "new: output (331, 128), " in out
     assert "not taken from" in out
+
+
+@pytest.mark.parametrize("n", [8, 40])
+def test_learned_positions_are_kept_as_far_as_both_have_them(tmp_path, capsys, n):
+    source = random_run(tmp_path / "source")
+    config = replace(td.load_model(source).config, positions="learned", max_positions=20)
+    run, old = load_run(source), Transformer(config)
+    save_run(source, replace(run, model=config))
+    save_weights(source / "model.safetensors", old)
+    model, kept = new_model(Tuning(tmp_path / "run"), replace(config, max_positions=n), source), min(n, 20)
+    out = capsys.readouterr().out
+    for stack in ("encoder", "decoder"):
+        now, was = (each.get_parameter(f"{stack}.positions.learned") for each in (model, old))
+        assert len(now) == n and torch.equal(now[:kept], was[:kept]) and now.std() > 0
+        assert f"{stack}.positions.learned: {kept} of {n} positions keep their vectors\n" in out
 
 
 def test_a_run_that_has_begun_starts_from_its_own_checkpoint(tmp_path, capsys):

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass, make_dataclass
 from difflib import get_close_matches
@@ -17,7 +18,7 @@ from transduce.arguments import call
 from transduce.config import flatten, to_dict
 from transduce.exit import exit_code
 from transduce.experiment.config import AnyExperiment
-from transduce.experiment.fields import with_file
+from transduce.experiment.fields import like_run, with_files
 from transduce.threads import wait_politely
 
 OFTEN = (
@@ -91,8 +92,8 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
         raise ValueError(f"there is no setting {name!r}; {way_out}")
     told, experiment = settings[name]
     words, files, printing = _own_flags(words)
-    for path in files:
-        experiment = with_file(experiment, path)
+    start = _starting_run(words, with_files(experiment, files))
+    experiment = with_files(like_run(experiment, start) if start else experiment, files)
     full = "--help-all" in words
     if full or {"-h", "--help"} & set(words):
         there = flatten(to_dict(experiment))
@@ -128,6 +129,18 @@ def _own_flags(words: list[str]) -> tuple[list[str], list[Path], bool]:
         else:
             left.append(word)
     return [word for word in left if word != "--print-config"], files, "--print-config" in left
+
+
+def _starting_run(words: list[str], experiment: AnyExperiment) -> Path | None:
+    """The run of --start-from; where it is gone and the new run has begun, that one, which began like it."""
+    flags = ArgumentParser(add_help=False, allow_abbrev=False)
+    flags.add_argument(
+        "--start-from", "--start_from", nargs="?", type=Path, default=getattr(experiment, "start_from", None)
+    )
+    flags.add_argument("--run", nargs="?", type=Path, default=experiment.run)
+    found, _ = flags.parse_known_args(words)
+    known = [path for path in (found.start_from, found.run) if path is not None and (path / "config.json").is_file()]
+    return known[0] if found.start_from is not None and known else None
 
 
 def _print_settings(settings: Mapping[str, tuple[str, object]], prog: str, description: str | None) -> None:

@@ -1,6 +1,7 @@
 """An experiment from a file: JSON or YAML whose names are the fields of a configuration, nested as they are."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,6 +14,13 @@ ConfigT = TypeVar("ConfigT")
 
 PLAIN = {bool: (bool,), int: (int,), float: (int, float), str: (str,), Path: (str,)}
 """What stands in a file for a value of each type."""
+
+
+def with_files(config: ConfigT, paths: Sequence[Path]) -> ConfigT:
+    """The configuration with the fields that files name; what a later one says wins. See `with_file`."""
+    for path in paths:
+        config = with_file(config, path)
+    return config
 
 
 def with_file(config: ConfigT, path: Path) -> ConfigT:
@@ -37,6 +45,32 @@ def with_file(config: ConfigT, path: Path) -> ConfigT:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return found
+
+
+def like_run(config: ConfigT, run: Path) -> ConfigT:
+    """The configuration with the model, and the features of sound, of another run that reads and writes the same.
+
+    Where there is no run, or one of another kind, such as a translator for a language model, it stays what it is.
+
+    Raises:
+        ValueError: the run's config.json is not ours.
+    """
+    path = run / "config.json"
+    if not path.is_file():
+        return config
+    try:
+        plain = json.loads(path.read_text("utf-8"))
+        found: ConfigT = _changed(
+            config, {name: plain[name] for name in ("model", "features") if name in plain and hasattr(config, name)}, ""
+        )
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"a run to start from has a config.json of transduce, but {path}: {error}") from error
+    return found if _inputs(found) == _inputs(config) else config
+
+
+def _inputs(config: Any) -> list[type | None]:
+    """What the encoder and the decoder read; None: there is no such stack."""
+    return [stack and type(stack.input) for stack in (config.model.encoder, config.model.decoder)]
 
 
 def _changed(config: Any, plain: Any, prefix: str) -> Any:

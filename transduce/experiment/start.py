@@ -126,6 +126,10 @@ def take_weights(
                 said[TABLES[name]] = f"{TABLES[name]}: {kept:,} of {n:,} pieces keep their vectors"
             elif tensor.shape == weight.shape:
                 tensor.copy_(weight)
+            elif name.endswith("positions.learned"):  # the first ones mean the same in both
+                n = min(len(tensor), len(weight))
+                tensor[:n] = weight[:n]
+                said[name] = f"{name}: {n:,} of {len(tensor):,} positions keep their vectors"
             else:
                 continue
             taken.add(name)
