@@ -55,11 +55,12 @@ def pretrain(folder: Path, text: Path, updates: int, seed: int = 1) -> None:
 
 
 def loss_of_transformers(folder: Path, text: Path) -> float:
-    """Nats per token, in windows that do not overlap, each token but a window's first predicted from those before it."""
+    """Nats per token of <|endoftext|> and the text, in windows that do not overlap."""
     from transformers import AutoTokenizer, GPT2LMHeadModel
 
     model = GPT2LMHeadModel.from_pretrained(folder).eval()
-    ids = AutoTokenizer.from_pretrained(folder)(text.read_text("utf-8"), return_tensors="pt").input_ids[0]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = torch.tensor([tokenizer.eos_token_id, *tokenizer(text.read_text("utf-8")).input_ids])
     total = 0.0
     with torch.no_grad():
         for start in range(0, len(ids) - 1, CONTEXT):
