@@ -45,6 +45,7 @@ def wrong(monkeypatch, capsys):
         ("score wer", "transduce score wer needs HYP and REF, but got none; transduce score wer --help says more"),
         ("score wer a", "transduce score wer needs REF, but got none; transduce score wer --help says more"),
         ("export a b", "transduce export needs --to, but got none; transduce export --help says more"),
+        ("translate a --beam 3", "there is no flag --beam; did you mean --beam-size?"),
         ("export a b --too gpt2", "there is no flag --too; did you mean --to?"),
         ("export a b --to gpt3", "--to takes gpt2, but it is 'gpt3'; transduce export --help says more"),
         (

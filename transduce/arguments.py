@@ -87,10 +87,10 @@ def _strange(words: Sequence[str], flags: Collection[str]) -> str:
 
 
 def _nearest(word: str, flags: Collection[str]) -> list[str]:
-    """The flags below this word, as --training.lora.rank is below --training.lora, or whose last name is the nearest."""
+    """The flags that begin with this word, as --training.lora.rank does with --training.lora; or of the nearest name."""
     names = {flag: flag.strip("-").split(".")[-1] for flag in flags}
     near = get_close_matches(word.strip("-").split(".")[-1], names.values(), n=1, cutoff=0.7)
-    return [flag for flag, name in names.items() if flag.startswith(f"{word}.") or name in near][:3]
+    return [flag for flag, name in names.items() if flag.startswith((f"{word}.", f"{word}-")) or name in near][:3]
 
 
 def _name(argument: Any) -> str:
