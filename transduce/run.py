@@ -55,6 +55,7 @@ MAY_CHANGE = (
     "workers.",
     "decoding.",
     "model.recompute.",
+    "training.data_workers.",
     "training.max_updates.",
     "training.max_minutes.",
 )

@@ -1,11 +1,16 @@
 """Batches made beforehand are the same batches."""
 
+import os
+import signal
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 
-from transduce.train.prefetch import prefetch
+from transduce.train.prefetch import made_by, prefetch
 
 
 def test_everything_comes_once_and_in_order():
@@ -51,3 +56,40 @@ def test_the_cores_of_whoever_uses_them_stay_as_they_were():
     threads = torch.get_num_threads()
     inside = list(prefetch(lambda i: torch.get_num_threads(), range(2)))
     assert inside == [1, 1] and torch.get_num_threads() == threads
+
+
+@dataclass(frozen=True)
+class Made(Sequence[Any]):
+    """Who made which, and when SIGINT does nothing."""
+
+    bad: int = -1
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, i: int) -> tuple[int, int, int]:  # type: ignore[override]
+        if i == self.bad:
+            raise ValueError("the third is bad")
+        os.kill(os.getpid(), signal.SIGINT) if os.getpid() != HERE else None
+        return i, os.getpid(), torch.get_num_threads()
+
+
+HERE = os.getpid()
+few_cores = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@few_cores
+def test_processes_make_them_in_order_and_leave_ctrl_c_to_the_training():
+    assert list(made_by(0, range(9), [3, 1, 2])) == [3, 1, 2]
+    found = list(made_by(2, Made(), [3, 1, 2, 0, 7, 5]))
+    assert [i for i, _, _ in found] == [3, 1, 2, 0, 7, 5]
+    makers = {process for _, process, _ in found}
+    assert len(makers) == 2 and HERE not in makers and {n for _, _, n in found} == {1}
+
+
+@few_cores
+def test_an_error_of_a_process_comes_at_its_turn_as_it_is():
+    batches = made_by(2, Made(bad=2), [3, 1, 2, 0])
+    assert [next(batches)[0] for _ in range(2)] == [3, 1]
+    with pytest.raises(ValueError, match=r"^the third is bad$"):
+        next(batches)

@@ -111,6 +111,8 @@ class TrainingConfig:
     a resumed training. The schedule ends by then (OptimConfig.rate), and a validation that would not end by then waits
     until the training is over. This is the only field that makes a result depend on the machine's speed, and only
     where minutes / max_minutes comes to exceed update / max_updates."""
+    data_workers: int = 0
+    """Processes that make batches, augmented recordings for example; 0: a thread of this one. The batches are the same."""
     accumulate: int = 1
     """Batches per update, of all processes together."""
     label_smoothing: float = 0.1
@@ -148,6 +150,6 @@ class TrainingConfig:
         at_least(1, max_updates=self.max_updates, accumulate=self.accumulate, validate_every=self.validate_every)
         at_least(1, keep_last=self.keep_last, keep_best=self.keep_best, max_skipped=self.max_skipped)
         at_least(1, patience=self.patience)
-        at_least(0, seed=self.seed)
+        at_least(0, seed=self.seed, data_workers=self.data_workers)
         within("(0, inf)", max_minutes=self.max_minutes)
         within("[0, 1)", label_smoothing=self.label_smoothing, ema=self.ema)

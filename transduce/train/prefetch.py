@@ -1,11 +1,14 @@
-"""Prefetching: the next batches are made while this one is used."""
+"""Prefetching: the next batches are made while this one is used, by a thread or by other processes."""
 
+import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch.utils.data import DataLoader
 
 BatchT = TypeVar("BatchT")
 
@@ -27,3 +30,45 @@ def prefetch(make: Callable[[int], BatchT], order: Iterable[int], n: int = 2) ->
         finally:
             for future in waiting:
                 future.cancel()
+
+
+@dataclass(frozen=True)
+class _Tried(Generic[BatchT]):
+    """Items of a sequence, or the errors that they end in: one that comes out of a DataLoader is told with a traceback."""
+
+    batches: Sequence[BatchT]
+
+    def __getitem__(self, i: int) -> BatchT | Exception:
+        try:
+            return self.batches[i]
+        except Exception as error:
+            return error
+
+
+def _without_ctrl_c(_: int) -> None:
+    """A terminal sends it to all processes, and the training is the one that ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def made_by(n_processes: int, batches: Sequence[BatchT], order: Sequence[int]) -> Iterator[BatchT]:
+    """Yield batches[i] for every i in order, made in so many processes of one thread; 0: when it is asked for, here.
+
+    A process that stops is told of by the one that asks; an error is raised when its turn comes.
+    """
+    if not n_processes:
+        yield from map(batches.__getitem__, order)
+        return
+    tried: Any = _Tried(batches)
+    loader: Any = DataLoader(
+        tried,
+        batch_size=None,
+        sampler=order,
+        num_workers=n_processes,
+        collate_fn=lambda batch: batch,
+        worker_init_fn=_without_ctrl_c,
+        multiprocessing_context="fork",  # batches are functions of what is in memory
+    )
+    for batch in loader:
+        if isinstance(batch, Exception):
+            raise batch
+        yield batch

@@ -25,7 +25,7 @@ from transduce.train.host import HostCopy, StopRequest
 from transduce.train.log import Log, NoLog
 from transduce.train.objectives import Loss, Objective
 from transduce.train.optim import optimizer, step
-from transduce.train.prefetch import prefetch
+from transduce.train.prefetch import made_by, prefetch
 from transduce.train.state import Progress, Store, Validation
 
 
@@ -145,8 +145,9 @@ class Trainer:
                 f"{len(batches)} batches; start fewer processes or make batches smaller"
             )
         groups = [range(i, min(i + size, len(batches))) for i in range(self.progress.batch, len(batches), size)]
-        own = (i for group in groups for i in self.world.share(group))
-        queue = prefetch(lambda i: batches[i].to(self.device), own)
+        own = [i for group in groups for i in self.world.share(group)]
+        made = made_by(self.config.data_workers, batches, own)
+        queue = prefetch(lambda _: next(made).to(self.device), own)
         for group in groups:
             self._update(list(islice(queue, len(self.world.share(group)))), stop.requested)
             self.progress.batch += len(group)
