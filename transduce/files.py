@@ -8,6 +8,8 @@ import os
 import re
 import secrets
 import shutil
+import socket
+import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+LOCK, HOLDER = ".lock", ".lock.holder"
 
 MANIFEST = "manifest.json"
 """Of a checkpoint: by the name of a file, its bytes and its CRC-32."""
@@ -69,6 +74,28 @@ def remove_leftovers(directory: Path) -> None:
             with suppress(OSError), path.open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
+
+
+@contextmanager
+def held(directory: Path, rule: str, way_out: str) -> Iterator[None]:
+    """Hold a directory, so that no other process does, until the `with` ends.
+
+    Raises:
+        ValueError: another process holds it; the message says the rule, which process it is, since when, and the way out.
+    """
+    lock, holder = FileLock(directory / LOCK), directory / HOLDER
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        by = holder.read_text() if holder.is_file() else "another process"
+        raise ValueError(f"{rule}, but {directory} is held by {by}; wait for it or stop it, or {way_out}") from error
+    try:
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        write_file(holder, f"process {os.getpid()} on {socket.gethostname()} since {since}")
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        lock.release()
 
 
 def write_file(path: Path, content: str | bytes, *, durable: bool = True) -> None:

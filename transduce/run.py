@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import socket
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from safetensors.torch import save as serialize
 from torch import Tensor
 
@@ -26,6 +22,7 @@ from transduce.data.text.tokenizers import FILES, Tokenizer, side_files, tokeniz
 from transduce.device import torch_device
 from transduce.files import (
     damaged,
+    held,
     numbered,
     read_json,
     read_json_lines,
@@ -40,7 +37,7 @@ from transduce.model.transformer import Transformer
 
 CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
 STATISTICS, METRICS, STATE = "features.safetensors", "metrics.jsonl", "state.json"
-SAMPLES, LOCK, HOLDER = "samples", ".lock", ".lock.holder"
+SAMPLES = "samples"
 
 FORMAT = 1
 """Of config.json. It grows by one whenever a field gets another name or meaning."""
@@ -311,25 +308,11 @@ def open_run(directory: Path, run: Run) -> Iterator[None]:
             process, or lists what differs.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    lock, holder = FileLock(directory / LOCK), directory / HOLDER
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        by = holder.read_text() if holder.is_file() else "another process"
-        raise ValueError(
-            f"a run is trained by one process at a time, but {directory} is held by {by}; wait for it or stop it, or "
-            "name another directory with --run"
-        ) from error
-    try:
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        write_file(holder, f"process {os.getpid()} on {socket.gethostname()} since {since}")
+    with held(directory, "a run is trained by one process at a time", "name another directory with --run"):
         for folder in (directory, directory / SAMPLES):
             remove_leftovers(folder)
         _begin_or_go_on(directory, run)
         yield
-    finally:
-        holder.unlink(missing_ok=True)
-        lock.release()
 
 
 def _begin_or_go_on(directory: Path, run: Run) -> None:

@@ -1,6 +1,7 @@
 """Large files: in chunks by several processes, or in parts by several machines; the lines are those of one process."""
 
 import json
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from transduce.cli.main import main
 from transduce.cli.parts import Share, share_of_environment
 from transduce.cli.translate import Translation
 from transduce.device import default_device
+from transduce.files import held
 
 LINES = [ENGLISH[0], "", *ENGLISH[1:6], ENGLISH[2].upper(), "Print", ENGLISH[3] * 3, "Anna"]
 CPU = ["--device", "cpu"]
@@ -132,8 +134,8 @@ def test_the_same_command_goes_on_from_what_is_done(folder, small, tmp_path, mon
         f"4 of 6 chunks are done, in {kept}; the same command goes on from there\n"
         "transduce: stopped; every line written so far is whole\n"
     )
-    assert (tmp_path / "out").read_text() == "before\n" and len(list(kept.iterdir())) == 4
-    (first := min(kept.iterdir())).write_bytes(first.read_bytes()[:-5])  # a disk that lies
+    assert (tmp_path / "out").read_text() == "before\n" and len(list(kept.glob("chunk*"))) == 4
+    (first := min(kept.glob("chunk*"))).write_bytes(first.read_bytes()[:-5])  # a disk that lies
     shutil.copytree(kept, tmp_path / "copy")
     with monkeypatch.context() as patch:
         begun = stopped(patch, 100)
@@ -149,6 +151,17 @@ def test_the_same_command_goes_on_from_what_is_done(folder, small, tmp_path, mon
             begun = stopped(patch, 100)
             assert run(*command, *options) == 1
         assert len(begun) == n_begun
+
+
+def test_another_process_that_makes_the_same_output_is_refused(folder, small, tmp_path, capsys):
+    command = [*COMMANDS["translate"], "--output", tmp_path / "out"]
+    (kept := tmp_path / "out.unfinished").mkdir()
+    with held(kept, "", ""):
+        assert run(*command) == 2
+    err = capsys.readouterr().err
+    assert f"an output is made by one process at a time, but {kept} is held by process {os.getpid()} on " in err
+    assert err.endswith("; wait for it or stop it, or name another --output\n")
+    assert run(*command) == 1 and (tmp_path / "out").exists() and not kept.exists()
 
 
 def test_a_part_is_done_once_and_belongs_to_one_job(folder, small, tmp_path, monkeypatch, capsys):

@@ -198,35 +198,38 @@ def _keep(
     n_workers: int,
 ) -> int:
     """Make every chunk that is not there yet a file, and in the end all of them the output; how many errors there were."""
+    from transduce.files import held
+
     if not output.parent.is_dir():
         raise ValueError(
             f"an output's folder must exist, but {output.parent} does not; make it, or name another --output"
         )
     folder = output.with_name(f"{output.name}.unfinished")
     folder.mkdir(exist_ok=True)
-    paths = [each.share.file(folder / "chunk") for each in heads]
-    todo = [i for i, path in enumerate(paths) if not _is_done(path, heads[i])]
-    chunks = ((start + spans[i][0], items[slice(*spans[i])]) for i in todo)
-    done = len(paths) - len(todo)
-    if done:
-        print(f"transduce: going on with {done} of {len(paths)} chunks done, in {folder}", file=sys.stderr)
-    try:
-        with writing(None, unit=job.UNIT, total=len(items)) as (_, bar):
-            bar.update(len(items) - sum(spans[i][1] - spans[i][0] for i in todo))
-            with closing(_done(job, chunks, bar, min(n_workers, len(todo)))) as found:
-                for number, rows in found:
-                    write_part(paths[todo[number]], heads[todo[number]], rows.errors, rows.text)
-                    done += 1
-        parts = [read_part(path) for path in paths]
-        join(output, parts, head)
-    except KeyboardInterrupt:
-        told = f"{done} of {len(paths)} chunks are done, in {folder}; the same command goes on from there"
-        print(f"transduce: {told}", file=sys.stderr)
-        raise
-    finally:
-        with suppress(OSError):
-            folder.rmdir()  # where nothing was done
-    shutil.rmtree(folder)
+    with held(folder, "an output is made by one process at a time", "name another --output"):
+        paths = [each.share.file(folder / "chunk") for each in heads]
+        todo = [i for i, path in enumerate(paths) if not _is_done(path, heads[i])]
+        chunks = ((start + spans[i][0], items[slice(*spans[i])]) for i in todo)
+        done = len(paths) - len(todo)
+        if done:
+            print(f"transduce: going on with {done} of {len(paths)} chunks done, in {folder}", file=sys.stderr)
+        try:
+            with writing(None, unit=job.UNIT, total=len(items)) as (_, bar):
+                bar.update(len(items) - sum(spans[i][1] - spans[i][0] for i in todo))
+                with closing(_done(job, chunks, bar, min(n_workers, len(todo)))) as found:
+                    for number, rows in found:
+                        write_part(paths[todo[number]], heads[todo[number]], rows.errors, rows.text)
+                        done += 1
+            parts = [read_part(path) for path in paths]
+            join(output, parts, head)
+        except KeyboardInterrupt:
+            told = f"{done} of {len(paths)} chunks are done, in {folder}; the same command goes on from there"
+            print(f"transduce: {told}", file=sys.stderr)
+            raise
+        finally:
+            if not done:
+                shutil.rmtree(folder)
+        shutil.rmtree(folder)
     return sum(len(part.errors) for part in parts)
 
 
