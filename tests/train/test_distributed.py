@@ -154,14 +154,14 @@ def test_the_clock_of_the_first_process_counts(tmp_path):
 def clocks(directory: Path) -> float:
     """The time of a training whose first process began 1000 s earlier than its second."""
     trainer = toy.trainer(directory, config=toy.config(accumulate=2, max_updates=3, validate_every=3))
-    exchange = trainer._exchange
+    exchange = trainer.parallel.exchange
 
     def shifted(*args: Any) -> Any:
         if trainer.progress.update == 0 and trainer.world.first:
             trainer.started -= 1000
         return exchange(*args)
 
-    trainer._exchange = shifted  # type: ignore[method-assign]
+    trainer.parallel.exchange = shifted  # type: ignore[method-assign]
     return trainer.run().seconds
 
 

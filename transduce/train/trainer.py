@@ -25,6 +25,7 @@ from transduce.train.host import HostCopy, StopRequest
 from transduce.train.log import Log, NoLog
 from transduce.train.objectives import Loss, Objective
 from transduce.train.optim import optimizer, step
+from transduce.train.parallel import DataParallel
 from transduce.train.prefetch import made_by, prefetch
 from transduce.train.state import Progress, Store, Validation
 
@@ -97,10 +98,10 @@ class Trainer:
         self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best, writes=self.world.first)
         self.progress = Progress()
         self.unread: tuple[float, list[str], HostCopy] | None = None  # of the last update: rate, losses, numbers
-        self.used: tuple[list[str], list[bool]] | None = None  # names of losses, and which weights get a gradient
         self.stopping = False  # as all processes know
         self.pretrained = pretrained
         self.started = time.monotonic()  # or earlier, by the time of the parts before a break
+        self.parallel = DataParallel(self.model, self.world, lambda: time.monotonic() - self.started)
         self.validation_seconds = 0.0  # how long the last one took
         peak = peak_flops(self.device)
         full = peak / flops_per_token if peak and flops_per_token else None
@@ -145,11 +146,11 @@ class Trainer:
                 f"{len(batches)} batches; start fewer processes or make batches smaller"
             )
         groups = [range(i, min(i + size, len(batches))) for i in range(self.progress.batch, len(batches), size)]
-        own = [i for group in groups for i in self.world.share(group)]
+        own = [i for group in groups for i in self.parallel.share(group)]
         made = made_by(self.config.data_workers, batches, own)
         queue = prefetch(lambda _: next(made).to(self.device), own)
         for group in groups:
-            self._update(list(islice(queue, len(self.world.share(group)))), stop.requested)
+            self._update(list(islice(queue, len(self.parallel.share(group)))), stop.requested)
             self.progress.batch += len(group)
             due = self.progress.update % self.config.validate_every == 0 and not self.progress.validated
             if due and self._minutes_done(self.validation_seconds) < 1:
@@ -188,10 +189,8 @@ class Trainer:
         numbers = torch.stack(
             [torch.full((), float(n_tokens), device=self.device), *(torch.stack(v).sum() for v in sums.values())]
         )
-        names = list(sums)
-        if self.world.size > 1:
-            names, numbers = self._exchange(names, numbers, stop)
-        gradient = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip_norm or math.inf)
+        names, numbers = self.parallel.exchange(list(sums), numbers, stop)
+        gradient = self.parallel.clip(self.config.optim.clip_norm)
         numbers = torch.cat([gradient[None], numbers])
         rate = self.config.optim.rate(update, self.config.max_updates, done=self._minutes_done())
         step(self.optimizer, rate=rate, finite=numbers.isfinite().all())
@@ -200,30 +199,6 @@ class Trainer:
         late = HostCopy(numbers)
         self._read()
         self.progress.update, self.unread = update, (rate, names, late)
-
-    def _exchange(self, names: list[str], numbers: Tensor, stop: bool) -> tuple[list[str], Tensor]:
-        """Make gradients and sums those of all processes, in one exchange, by which they also agree on what comes next.
-
-        Returns:
-            The names of the losses; the number of tokens and the sums over all batches of the update; then how many
-            processes are to stop, and the first one's seconds.
-        """
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        if self.used is None:  # the first process has a batch in every update
-            self.used = self.world.told((names, [p.grad is not None for p in parameters]))
-        names, flags = self.used
-        if len(numbers) == 1:  # the last batches of an epoch need not suffice for all
-            numbers = numbers.new_zeros(1 + len(names))
-        chosen = [p for p, flag in zip(parameters, flags, strict=True) if flag]
-        first = float(self.world.first)
-        decisions = numbers.new_tensor([float(stop), first * (time.monotonic() - self.started)])
-        own = [torch.zeros_like(p) if p.grad is None else p.grad * numbers[0] for p in chosen]
-        flat = torch.cat([numbers, decisions, *(part.flatten() for part in own)])
-        self.world.add_up(flat)
-        numbers, gradient = flat.split([len(numbers) + 2, len(flat) - len(numbers) - 2])
-        for p, part in zip(chosen, (gradient / numbers[0]).split([p.numel() for p in chosen]), strict=True):
-            p.grad = part.view_as(p)
-        return names, numbers
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]

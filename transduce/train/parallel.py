@@ -1,0 +1,57 @@
+"""How the processes of a training share an update: which batches, whose gradient, and what they agree on."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from transduce.train.distributed import World
+
+
+class DataParallel:
+    """Every process has all weights and computes some batches; one exchange after the last makes their gradients one.
+
+    Args:
+        clock: this process's count of the training's seconds.
+    """
+
+    def __init__(self, model: nn.Module, world: World, clock: Callable[[], float]) -> None:
+        self.model, self.world, self.clock = model, world, clock
+        self.used: tuple[list[str], list[bool]] | None = None  # names of losses, and which weights get a gradient
+
+    def share(self, group: Sequence[int]) -> Sequence[int]:
+        """The batches of an update that this process computes."""
+        return self.world.share(group)
+
+    def exchange(self, names: list[str], numbers: Tensor, stop: bool) -> tuple[list[str], Tensor]:
+        """Make gradients and sums those of all processes, in one exchange, by which they also agree on what comes next.
+
+        Returns:
+            The names of the losses; the number of tokens and the sums over all batches of the update; then, where there
+            are several processes, how many of them are to stop, and the first one's seconds.
+        """
+        if self.world.size == 1:
+            return names, numbers
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if self.used is None:  # the first process has a batch in every update
+            self.used = self.world.told((names, [p.grad is not None for p in parameters]))
+        names, flags = self.used
+        if len(numbers) == 1:  # the last batches of an epoch need not suffice for all
+            numbers = numbers.new_zeros(1 + len(names))
+        chosen = [p for p, flag in zip(parameters, flags, strict=True) if flag]
+        numbers = torch.cat([numbers, self._decisions(numbers, stop)])
+        own = [torch.zeros_like(p) if p.grad is None else p.grad * numbers[0] for p in chosen]
+        flat = torch.cat([numbers, *(part.flatten() for part in own)])
+        self.world.add_up(flat)
+        numbers, gradient = flat.split([len(numbers), len(flat) - len(numbers)])
+        for p, part in zip(chosen, (gradient / numbers[0]).split([p.numel() for p in chosen]), strict=True):
+            p.grad = part.view_as(p)
+        return names, numbers
+
+    def _decisions(self, numbers: Tensor, stop: bool) -> Tensor:
+        return numbers.new_tensor([float(stop), self.clock() if self.world.first else 0.0])
+
+    def clip(self, limit: float) -> Tensor:
+        """Scale the gradient so that its norm is at most `limit`, unless that is 0; returns the norm before."""
+        return nn.utils.clip_grad_norm_(self.model.parameters(), limit or math.inf)
