@@ -55,6 +55,7 @@ MAY_CHANGE = (
     "training.data_workers.",
     "training.max_updates.",
     "training.max_minutes.",
+    "training.shard.",
 )
 """What may change from one start of a run to the next: where files lie, the machine, how long to train, how to decode
 and what to test on."""

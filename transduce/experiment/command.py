@@ -60,6 +60,7 @@ def main(
         from transduce.device import torch_device
         from transduce.train.distributed import world
 
+        world().check(experiment.training)
         if not world().first:  # it says nothing, and begins when the data is prepared
             os.environ["TQDM_DISABLE"] = "1"
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -16,7 +16,7 @@ from transduce.data.text.tokenizers import Tokenizer
 from transduce.device import torch_device, trains_in_bf16
 from transduce.experiment.config import AnyExperiment
 from transduce.experiment.start import take_weights
-from transduce.files import set_weights, write_file
+from transduce.files import set_weights, weights_of, write_file
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.size import TRAINING, check_fits
 from transduce.model.transformer import Transformer
@@ -24,6 +24,7 @@ from transduce.run import WEIGHTS, Run, average, checkpoint_weights, checkpoints
 from transduce.train.adapt import merge, merged
 from transduce.train.distributed import world
 from transduce.train.objectives import Objective
+from transduce.train.shard import gathered, parts_like
 from transduce.train.state import Validation
 from transduce.train.trainer import Data, Trainer, TrainingConfig
 
@@ -147,7 +148,7 @@ def finish(directory: Path, trainer: Trainer) -> None:
     The means are validated first, so the finished model is never worse on the validation data than any checkpoint.
     """
     progress, config = trainer.progress, trainer.config
-    averaged = {n: w.clone() for n, w in merged(trainer.model).items()} if trainer.take_average() else None
+    averaged = {n: w.clone() for n, w in gathered(merged(trainer.model)).items()} if trainer.take_average() else None
     merge(trainer.model)
     trainer.world.told(None)  # by now the first process has written the checkpoints
     scores, by = {"best checkpoint": max(score for _, score in progress.validations)}, "score"
@@ -158,7 +159,7 @@ def finish(directory: Path, trainer: Trainer) -> None:
     if averaged is not None:
         candidates["moving average"] = ([progress.update], lambda: averaged)
     for name, (_, weights) in list(candidates.items())[1:]:
-        set_weights(trainer.model, weights(), name)
+        set_weights(trainer.model, parts_like(weights_of(trainer.model), weights()), name)
         found = trainer.validation()
         scores[name], by = found.score, found.by
     chosen = max(scores, key=scores.__getitem__)

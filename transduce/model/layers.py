@@ -97,12 +97,14 @@ class Experts(nn.Module):
         aligned = config.d_model % 8 == 0 and config.d_ff % 8 == 0  # rows of 16 bytes
         self.can_group = aligned and hasattr(F, "grouped_mm")  # not every torch has it
 
-    def forward(self, x: Float[Tensor, "N T D"], routing: list[Tensor] | None = None) -> Float[Tensor, "N T D"]:
-        """Every position through its experts. The router's scores (N, T, X), for `balance_loss`, go into `routing`."""
+    def forward(
+        self, x: Float[Tensor, "N T D"], routing: Callable[[Tensor], None] | None = None
+    ) -> Float[Tensor, "N T D"]:
+        """Every position through its experts. `routing` is called with the router's scores (N, T, X), for `balance_loss`."""
         with torch.autocast(x.device.type, enabled=False):  # rounding should not decide which expert is best
             scores = self.router(x.to(self.router.weight.dtype))
         if routing is not None:
-            routing.append(scores)
+            routing(scores)
         weights, chosen = scores.topk(self.n_chosen)
         choices, order = chosen.flatten().sort(stable=True)  # all positions of the first expert, then of the second ...
         ends = torch.searchsorted(choices, torch.arange(len(self.experts), device=x.device), right=True, out_int32=True)
@@ -189,7 +191,7 @@ class Layer(nn.Module):
         memory_lengths: Int[Tensor, " B"] | None = None,
         cache: LayerCache | None = None,
         rotation: Float[Tensor, "2 T P"] | None = None,
-        routing: list[Tensor] | None = None,
+        routing: Callable[[Tensor], None] | None = None,
     ) -> Float[Tensor, "N T D"]:
         """One layer.
 
@@ -199,7 +201,7 @@ class Layer(nn.Module):
             memory_lengths: hides the padding of the memory.
             cache: keys and values of the positions before `x` and of the memory.
             rotation: the angles of rotary positions.
-            routing: the scores of a router of experts are appended to it.
+            routing: called with the scores of a router of experts.
         """
         x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, cache, rotation))
         if self.cross is not None and self.cross_sublayer is not None:

@@ -70,7 +70,8 @@ class Stack(nn.Module):
 
         def through(layer: nn.Module, x: Tensor, past: LayerCache | None) -> tuple[Tensor, list[Tensor]]:
             routing: list[Tensor] = []  # made inside, as torch.compile cannot recompute what changes a list outside
-            return layer(x, **known, cache=past, routing=routing), routing
+            # not the list: FSDP would hand the layer a copy of it
+            return layer(x, **known, cache=past, routing=routing.append), routing
 
         run = partial(checkpoint, through, use_reentrant=False) if recompute else through
         x = self.dropout(self.positions(x, start))

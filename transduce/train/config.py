@@ -126,6 +126,9 @@ class TrainingConfig:
     has instructions for it, fp32 elsewhere."""
     compile: bool = False
     """torch.compile; needs a C++ compiler on a CPU."""
+    shard: bool = False
+    """Each process of torchrun holds a part of the weights, gradients and moments, and not all of them (FSDP): for models
+    that do not fit one device otherwise. Validations need room for the weights alone, whole."""
     static_shapes: bool = False
     """Every batch has the same shape: compiled code is compiled for this shape alone, and on a GPU cuDNN may compute the
     attention."""
@@ -152,4 +155,20 @@ class TrainingConfig:
         at_least(1, patience=self.patience)
         at_least(0, seed=self.seed, data_workers=self.data_workers)
         within("(0, inf)", max_minutes=self.max_minutes)
+        if self.shard:
+            self._check_shard()
         within("[0, 1)", label_smoothing=self.label_smoothing, ema=self.ema)
+
+    def _check_shard(self) -> None:
+        """Raise ValueError where something else does not work with parts of weights."""
+        other = {
+            "optim.optimizer": self.optim.optimizer if self.optim.optimizer != "adamw" else None,
+            "lora.rank": self.lora.rank,
+            "compile": self.compile,
+        }
+        for name, value in other.items():
+            if value:
+                raise ValueError(
+                    f"shard goes with AdamW over all weights, not compiled, but shard=True and {name}={value}; leave one "
+                    "of the two away"
+                )

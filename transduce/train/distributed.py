@@ -12,6 +12,8 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
+from transduce.train.config import TrainingConfig
+
 T = TypeVar("T")
 
 PREPARED = "prepared"
@@ -35,6 +37,20 @@ class World:
     def first(self) -> bool:
         """Whether this is the process that prints and writes files."""
         return self.rank == 0
+
+    def check(self, config: TrainingConfig) -> None:
+        """Raise ValueError where so many processes cannot share a training of this configuration."""
+        if config.accumulate < self.size:
+            raise ValueError(
+                f"an update must have a batch for every process, but accumulate={config.accumulate} and there are "
+                f"{self.size} processes; give --training.accumulate {self.size}, by which an update has "
+                f"{self.size / config.accumulate:g} x as many tokens; make batches smaller by as much, or raise the rate"
+            )
+        if config.shard and self.size == 1:
+            raise ValueError(
+                "weights are sharded among several processes, but shard=True and there is 1 process; start the same "
+                "command with torchrun --nproc-per-node 2 --, or leave --training.shard away"
+            )
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
         """What this process does of some work."""

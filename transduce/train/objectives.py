@@ -18,6 +18,10 @@ class Loss(NamedTuple):
     parts: dict[str, Tensor]
     """Named sums that the log shows beside the total, before their weights; without a gradient."""
 
+    def times(self, factor: float) -> "Loss":
+        """The loss and its parts times a factor."""
+        return Loss(self.total * factor, {name: part * factor for name, part in self.parts.items()})
+
 
 @runtime_checkable
 class Seq2SeqBatch(Protocol):

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from transduce.train.distributed import World
+from transduce.train.objectives import Objective
 
 
 class DataParallel:
@@ -16,13 +18,17 @@ class DataParallel:
         clock: this process's count of the training's seconds.
     """
 
-    def __init__(self, model: nn.Module, world: World, clock: Callable[[], float]) -> None:
-        self.model, self.world, self.clock = model, world, clock
+    def __init__(self, objective: Objective, world: World, clock: Callable[[], float]) -> None:
+        self.model, self.world, self.clock = objective.model, world, clock
         self.used: tuple[list[str], list[bool]] | None = None  # names of losses, and which weights get a gradient
 
     def share(self, group: Sequence[int]) -> Sequence[int]:
         """The batches of an update that this process computes."""
         return self.world.share(group)
+
+    def n_tokens(self, own: int) -> float:
+        """By what the losses of an update are divided for the gradient, where this process has `own` tokens."""
+        return own
 
     def exchange(self, names: list[str], numbers: Tensor, stop: bool) -> tuple[list[str], Tensor]:
         """Make gradients and sums those of all processes, in one exchange, by which they also agree on what comes next.
@@ -55,3 +61,7 @@ class DataParallel:
     def clip(self, limit: float) -> Tensor:
         """Scale the gradient so that its norm is at most `limit`, unless that is 0; returns the norm before."""
         return nn.utils.clip_grad_norm_(self.model.parameters(), limit or math.inf)
+
+    def whole(self) -> AbstractContextManager[None]:
+        """While open, every process has all weights."""
+        return nullcontext()

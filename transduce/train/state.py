@@ -27,6 +27,7 @@ from transduce.files import (
     write_directory,
 )
 from transduce.train.adapt import is_part, merged, whole
+from transduce.train.shard import gathered, parts_like
 
 NEEDED = ("model.safetensors", "optimizer.safetensors", "state.json")
 """What one goes on from; a checkpoint that was written before there were manifests needs no more."""
@@ -144,17 +145,23 @@ class Store:
     def save(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, ema: Mapping[str, Tensor] = EMPTY
     ) -> None:
-        """Write the checkpoint of this update, then remove those that are not to be kept."""
+        """Write the checkpoint of this update, then remove those that are not to be kept.
+
+        Where weights are sharded all processes call it, to give the one that writes their parts.
+        """
+        parts = {name: part for name, part in weights_of(model).items() if is_part(name)}
+        files = {"model": merged(model), "lora": parts, "ema": ema, "optimizer": _flat_state(optimizer)}
 
         def fill(path: Path) -> None:
-            save_tensors(path / "model.safetensors", merged(model))
-            if parts := {name: part for name, part in weights_of(model).items() if is_part(name)}:
-                save_tensors(path / "lora.safetensors", parts)
-            if ema:
-                save_tensors(path / "ema.safetensors", dict(ema))
-            save_tensors(path / "optimizer.safetensors", _flat_state(optimizer))
+            for name, tensors in files.items():
+                if tensors or f"{name}.safetensors" in NEEDED:
+                    save_tensors(path / f"{name}.safetensors", gathered(tensors))
             (path / "state.json").write_text(json.dumps(to_dict(progress)) + "\n")
 
+        if not self.writes:
+            for tensors in files.values():
+                gathered(tensors, keep=False)
+            return
         write_directory(self.directory / f"{progress.update:08d}", fill)
         self._clean(progress, numbered(self.directory))
 
@@ -185,17 +192,19 @@ class Store:
             weights |= read_weights(path / "lora.safetensors")
             for name in {whole(part) for part in weights if is_part(part)}:
                 del weights[name]
-        set_weights(model, weights, str(path / "model.safetensors"))
+        set_weights(model, parts_like(weights_of(model), weights), str(path / "model.safetensors"))
         if ema:
-            copy_weights(dict(ema), read_weights(path / "ema.safetensors"), str(path / "ema.safetensors"))
+            averages = parts_like(ema, read_weights(path / "ema.safetensors"))
+            copy_weights(dict(ema), averages, str(path / "ema.safetensors"))
         state: dict[int, dict[str, Tensor]] = {}
         progress = from_dict(Progress, read_json(path / "state.json"), str(path / "state.json"))
         moments = path / "optimizer.safetensors"
+        stepped = [p for group in optimizer.param_groups for p in group["params"]]
         for name, tensor in read_weights(moments).items():
             index, _, key = name.partition(".")
-            if not index.isdecimal() or int(index) >= sum(len(group["params"]) for group in optimizer.param_groups):
+            if not index.isdecimal() or int(index) >= len(stepped):
                 raise ValueError(f"{moments} must hold the optimizer's state of this model, but it has {name!r:.60}")
-            state.setdefault(int(index), {})[key] = tensor
+            state.setdefault(int(index), {}).update(parts_like({key: stepped[int(index)]}, {key: tensor}))
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         # a newer one that is damaged stays until the next save
         if self.writes:

@@ -27,6 +27,7 @@ from transduce.train.objectives import Loss, Objective
 from transduce.train.optim import optimizer, step
 from transduce.train.parallel import DataParallel
 from transduce.train.prefetch import made_by, prefetch
+from transduce.train.shard import ShardedDataParallel, local
 from transduce.train.state import Progress, Store, Validation
 
 
@@ -80,12 +81,7 @@ class Trainer:
     ) -> None:
         self.objective, self.data, self.validate, self.config = objective, data, validate, config
         self.world = world()
-        if config.accumulate < self.world.size:
-            raise ValueError(
-                f"an update must have a batch for every process, but accumulate={config.accumulate} and there are "
-                f"{self.world.size} processes; give --training.accumulate {self.world.size}, by which an update has "
-                f"{self.world.size / config.accumulate:g} x as many tokens; make batches smaller by as much, or raise the rate"
-            )
+        self.world.check(config)
         self.model: nn.Module = objective.model
         if config.compile:
             objective.compile(dynamic=not config.static_shapes)
@@ -93,6 +89,9 @@ class Trainer:
         if config.lora.rank:
             add_lora(self.model, config.lora, seed=config.seed)
         freeze(self.model, config.freeze)
+        self.started = time.monotonic()  # or earlier, by the time of the parts before a break
+        kind = ShardedDataParallel if config.shard else DataParallel
+        self.parallel = kind(objective, self.world, lambda: time.monotonic() - self.started)
         self.optimizer = optimizer(self.model, config.optim)
         self.ema = {n: p.detach().clone() for n, p in self._trained() if config.ema}
         self.store = Store(directory, keep_last=config.keep_last, keep_best=config.keep_best, writes=self.world.first)
@@ -100,8 +99,6 @@ class Trainer:
         self.unread: tuple[float, list[str], HostCopy] | None = None  # of the last update: rate, losses, numbers
         self.stopping = False  # as all processes know
         self.pretrained = pretrained
-        self.started = time.monotonic()  # or earlier, by the time of the parts before a break
-        self.parallel = DataParallel(self.model, self.world, lambda: time.monotonic() - self.started)
         self.validation_seconds = 0.0  # how long the last one took
         peak = peak_flops(self.device)
         full = peak / flops_per_token if peak and flops_per_token else None
@@ -150,7 +147,8 @@ class Trainer:
         made = made_by(self.config.data_workers, batches, own)
         queue = prefetch(lambda _: next(made).to(self.device), own)
         for group in groups:
-            self._update(list(islice(queue, len(self.parallel.share(group)))), stop.requested)
+            idle = len(self.parallel.share(group)) - len(self.world.share(group))
+            self._update(list(islice(queue, len(self.parallel.share(group)))), stop.requested, idle=idle)
             self.progress.batch += len(group)
             due = self.progress.update % self.config.validate_every == 0 and not self.progress.validated
             if due and self._minutes_done(self.validation_seconds) < 1:
@@ -170,20 +168,24 @@ class Trainer:
     def _stops(self, stop: StopRequest) -> bool:
         return self.stopping if self.world.size > 1 else stop.requested
 
-    def _update(self, group: Sequence[Batch], stop: bool = False) -> None:
+    def _update(self, group: Sequence[Batch], stop: bool = False, *, idle: int = 0) -> None:
         """One step over the accumulated batches, as if they were one; skipped where anything is not finite.
 
-        The numbers of the update before are read when this one is queued, so that a GPU has work while it is waited for.
+        The last `idle` of them count nothing: they keep processes in step. The numbers of the update before are read when this one is queued, so that a GPU has work while it is waited for.
         """
         update = self.progress.update + 1
         self.model.train()
-        n_tokens = sum(batch.n_tokens for batch in group)
+        counted = len(group) - idle
+        n_tokens = sum(batch.n_tokens for batch in group[:counted])
+        divisor = self.parallel.n_tokens(n_tokens)
         sums: dict[str, list[Tensor]] = {}
         for i, batch in enumerate(group):
             seed_of_batch(self.config.seed, update, self.world.rank + i * self.world.size)
             with self._precision():
                 loss: Loss = self.objective(batch)
-            (loss.total / n_tokens).backward()
+            if i >= counted:
+                loss = loss.times(0.0)
+            (loss.total / divisor).backward()
             for name, value in {"loss": loss.total.detach(), **loss.parts}.items():
                 sums.setdefault(name, []).append(value)
         numbers = torch.stack(
@@ -253,7 +255,8 @@ class Trainer:
 
     def _check_weights(self) -> None:
         """Raise FloatingPointError unless all weights are finite: others may not become a checkpoint."""
-        if not torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()]).all():
+        wrong = torch.stack([~local(parameter).isfinite().all() for parameter in self.model.parameters()]).any()
+        if self.world.total(float(wrong))[0]:
             raise self._diverged(f"weights must be finite, but after update {self.progress.update} some are not")
 
     def _validate(self) -> None:
@@ -276,7 +279,7 @@ class Trainer:
     def validation(self) -> Validation:
         """A validation of the weights as they are; nothing is logged and nothing kept."""
         self.model.eval()
-        with torch.no_grad(), self._precision(), parametrize.cached():  # LoRA's sums are computed once
+        with self.parallel.whole(), torch.no_grad(), self._precision(), parametrize.cached():  # LoRA's sums once
             return self.validate(self.model)
 
     def _precision(self) -> torch.autocast:
@@ -284,7 +287,7 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=in_bf16)
 
     def _save(self) -> None:
-        if self.world.first:
+        if self.world.first or self.config.shard:
             self.store.save(self.model, self.optimizer, self.progress, self.ema)
 
     def _clock(self) -> float:

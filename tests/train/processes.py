@@ -1,0 +1,111 @@
+"""Trainings in several processes, as torchrun starts them."""
+
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from tests.train import toy
+from transduce.model.transformer import Transformer
+from transduce.train.distributed import world
+from transduce.train.optim import OptimConfig
+from transduce.train.shard import gathered
+from transduce.train.trainer import Trainer
+
+FORK = multiprocessing.get_context("fork")
+
+
+def alone(work: Callable[..., Any], args: tuple[Any, ...], rank: int, size: int, port: int, answers: Any) -> None:
+    """In a process of its own: what torchrun would set, then the work."""
+    torch.set_num_threads(1)
+    theirs = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in theirs.items()})
+    world.cache_clear()
+    try:
+        answers.put((rank, work(*args)))
+    except BaseException as error:
+        answers.put((rank, f"{type(error).__name__}: {error}"))
+
+
+def together(size: int, work: Callable[..., Any], *args: Any, **more: Any) -> list[Any]:
+    """What the work returns, or the error it ends with, in each of so many processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    answers = FORK.Queue()
+    processes = [
+        FORK.Process(target=alone, args=(partial(work, **more), args, r, size, port, answers), daemon=True)
+        for r in range(size)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        found = dict(answers.get(timeout=120) for _ in processes)
+    finally:
+        for process in processes:
+            process.kill()
+    return [found[rank] for rank in range(size)]
+
+
+class Trained(NamedTuple):
+    """What a training gives."""
+
+    losses: list[float]
+    """Of every update."""
+    scores: list[float]
+    """Of every validation."""
+    weights: dict[str, Any]
+
+
+def train(
+    directory: Path,
+    *,
+    model: Callable[[], Transformer] | None = None,
+    parts: Mapping[str, Any] = MappingProxyType({}),
+    **changes: Any,
+) -> Trained:
+    """A training with dropout.
+
+    Args:
+        model: makes another model than the toy's.
+        parts: of the trainer, such as what validates.
+        changes: of its configuration.
+    """
+    losses: list[float] = []
+    settings = {
+        "accumulate": 3,
+        "max_updates": 200,
+        "validate_every": 60,
+        "optim": OptimConfig(peak_rate=3e-4, warmup_steps=50),
+    }
+    given = {
+        "objective": toy.CrossEntropy(model() if model else toy.model(dropout=0.3)),
+        "data": toy.Backwards(n=80, tokens_per_batch=64),
+        "config": toy.config(**settings | changes),
+    }
+    trainer = toy.trainer(directory, **given | parts)
+    update = trainer.log.update
+    trainer.log.update = lambda progress, parts, **more: (losses.append(parts["loss"]), update(progress, parts, **more))
+    progress = trainer.run()
+    weights = gathered(dict(trainer.model.named_parameters()))
+    return Trained(losses, [score for _, score in progress.validations], {n: w.tolist() for n, w in weights.items()})
+
+
+def stopped(directory: Path, at: int, **changes: Any) -> None:
+    """Train until the second process alone is asked to stop, in this update; they all read it an update later."""
+    update = Trainer._update
+
+    def interrupted(self: Trainer, *args: Any, **more: Any) -> None:
+        if self.world.rank == min(1, self.world.size - 1) and self.progress.update == at - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        update(self, *args, **more)
+
+    Trainer._update = interrupted  # type: ignore[method-assign]
+    train(directory, **changes)
