@@ -55,13 +55,14 @@ def few(directory: Path) -> None:
     train(directory, accumulate=1)
 
 
-def test_a_process_that_dies_ends_the_others(tmp_path, monkeypatch):
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_process_that_dies_ends_the_others(tmp_path, monkeypatch, shard):
     monkeypatch.setattr("transduce.train.distributed.LATE", timedelta(seconds=2))
-    first, _ = together(2, dying, tmp_path)
+    first, _ = together(2, dying, tmp_path, shard)
     assert first.startswith("RuntimeError: process 0 of 2 waits in vain: ")
 
 
-def dying(directory: Path) -> None:
+def dying(directory: Path, shard: bool) -> None:
     """The second process ends in the middle."""
     update = Trainer._update
 
@@ -71,7 +72,7 @@ def dying(directory: Path) -> None:
         update(self, *args, **more)
 
     Trainer._update = interrupted  # type: ignore[method-assign]
-    train(directory)
+    train(directory, shard=shard)
 
 
 def test_the_clock_of_the_first_process_counts(tmp_path):

@@ -18,7 +18,7 @@ from transduce.experiment.config import AnyExperiment
 from transduce.experiment.start import take_weights
 from transduce.files import set_weights, weights_of, write_file
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
-from transduce.model.size import TRAINING, check_fits
+from transduce.model.size import INFERENCE, TRAINING, check_fits
 from transduce.model.transformer import Transformer
 from transduce.run import WEIGHTS, Run, average, checkpoint_weights, checkpoints, load_run, open_run, serialize
 from transduce.train.adapt import merge, merged
@@ -70,7 +70,8 @@ def new_model(
     Raises:
         ValueError: start_from is no run with weights, or none of them fits; or the model cannot fit into memory.
     """
-    check_fits(config, torch_device(x.device), bytes_each=TRAINING)
+    parts = world().size if x.training.shard else 1  # and a validation has whole weights
+    check_fits(config, torch_device(x.device), bytes_each=INFERENCE + (TRAINING - INFERENCE) // parts)
     torch.manual_seed(x.training.seed)
     model = Transformer(config).to(torch_device(x.device))
     numbers = "bf16" if trains_in_bf16(x.training.precision, model.device) else "fp32"

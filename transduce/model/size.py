@@ -49,7 +49,7 @@ def check_fits(config: TransformerConfig, device: torch.device, *, bytes_each: i
     """Check, before anything is allocated, that a model can fit into the memory of a device.
 
     Args:
-        bytes_each: bytes a parameter, TRAINING or INFERENCE.
+        bytes_each: bytes a parameter, such as TRAINING or INFERENCE.
 
     Raises:
         ValueError: it cannot.
@@ -58,7 +58,7 @@ def check_fits(config: TransformerConfig, device: torch.device, *, bytes_each: i
     table = 0 if config.positions in ("learned", "none") else 4 * config.max_positions * config.d_model
     wanted = n * bytes_each + table
     if has is not None and wanted > has:
-        what = "training takes" if bytes_each == TRAINING else "its weights take"
+        what = "training takes" if bytes_each > INFERENCE else "its weights take"
         raise ValueError(
             f"a model must fit into memory, but this one has {n:,} parameters and {what} {_gib(wanted)}, "
             f"where {device} has {_gib(has)}; take fewer layers or smaller ones"

@@ -81,7 +81,8 @@ class ShardedDataParallel(DataParallel):
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds; all of it where it is not sharded."""
-    return cast(Tensor, tensor.to_local()) if _is_sharded(tensor) else tensor  # type: ignore[operator]
+    part: Tensor = cast(Any, tensor).to_local() if _is_sharded(tensor) else tensor
+    return part
 
 
 def gathered(tensors: Mapping[str, Tensor], *, keep: bool = True) -> dict[str, Tensor]:
@@ -92,7 +93,7 @@ def gathered(tensors: Mapping[str, Tensor], *, keep: bool = True) -> dict[str, T
     """
     found = {}
     for name, tensor in tensors.items():
-        whole = tensor.detach().full_tensor() if _is_sharded(tensor) else None  # type: ignore[operator]
+        whole = cast(Any, tensor.detach()).full_tensor() if _is_sharded(tensor) else None
         if keep:
             found[name] = tensor if whole is None else whole.cpu()
     return found
