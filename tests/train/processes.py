@@ -47,7 +47,7 @@ def together(size: int, work: Callable[..., Any], *args: Any, **more: Any) -> li
     for process in processes:
         process.start()
     try:
-        found = dict(answers.get(timeout=120) for _ in processes)
+        found = dict(answers.get(timeout=300) for _ in processes)
     finally:
         for process in processes:
             process.kill()

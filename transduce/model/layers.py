@@ -100,7 +100,7 @@ class Experts(nn.Module):
     def forward(
         self, x: Float[Tensor, "N T D"], routing: Callable[[Tensor], None] | None = None
     ) -> Float[Tensor, "N T D"]:
-        """Every position through its experts. `routing` is called with the router's scores (N, T, X), for `balance_loss`."""
+        """Every position through its experts; `routing` gets the router's scores (N, T, X), for `balance_loss`."""
         with torch.autocast(x.device.type, enabled=False):  # rounding should not decide which expert is best
             scores = self.router(x.to(self.router.weight.dtype))
         if routing is not None:

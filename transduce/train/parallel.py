@@ -28,7 +28,7 @@ class DataParallel:
 
     def n_tokens(self, own: int) -> float:
         """By what the losses of an update are divided for the gradient, where this process has `own` tokens."""
-        return own
+        return float(own)
 
     def exchange(self, names: list[str], numbers: Tensor, stop: bool) -> tuple[list[str], Tensor]:
         """Make gradients and sums those of all processes, in one exchange, by which they also agree on what comes next.

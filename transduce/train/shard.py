@@ -23,7 +23,8 @@ class ShardedDataParallel(DataParallel):
     What is in no layer, such as embeddings, is whole from the beginning of a forward pass to the end of the backward
     pass. All processes run equally many of them, for in each of them they exchange weights and gradients.
 
-    A validation needs room for the weights alone, whole, but not for gradients and moments. So does the beginning.
+    A validation needs room for the weights alone, whole, but not for gradients and moments. So does the beginning. Under
+    autocast a forward pass leaves a copy of all weights in bf16, until the backward pass has used it.
     """
 
     def __init__(self, objective: Objective, world: World, clock: Callable[[], float]) -> None:
@@ -38,7 +39,8 @@ class ShardedDataParallel(DataParallel):
         for part, before in zip(self.parts, [self.root, *self.parts], strict=False):
             part.set_gradient_divide_factor(1.0)  # the loss is divided by the tokens of all processes
             part.set_force_sum_reduction_for_comms(True)
-            part.set_modules_to_backward_prefetch([before])  # by default by what ran before: a validation differs
+            # by default that is what ran before, which after a validation differs between processes
+            part.set_modules_to_backward_prefetch([before])
         self.root._get_fsdp_state()._lazy_init()  # else the first module that runs is the root, a layer in a validation
 
     def share(self, group: Sequence[int]) -> Sequence[int]:
@@ -51,7 +53,7 @@ class ShardedDataParallel(DataParallel):
         return self.world.total(own)[0]
 
     def exchange(self, names: list[str], numbers: Tensor, stop: bool) -> tuple[list[str], Tensor]:
-        """Make sums those of all processes, and agree on what comes next; see DataParallel. Gradients are so already."""
+        """Make sums those of all processes, and agree on what comes next, as in DataParallel; gradients are so by now."""
         numbers = torch.cat([numbers, self._decisions(numbers, stop)])
         self.world.add_up(numbers)
         return names, numbers

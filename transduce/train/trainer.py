@@ -171,7 +171,8 @@ class Trainer:
     def _update(self, group: Sequence[Batch], stop: bool = False, *, idle: int = 0) -> None:
         """One step over the accumulated batches, as if they were one; skipped where anything is not finite.
 
-        The last `idle` of them count nothing: they keep processes in step. The numbers of the update before are read when this one is queued, so that a GPU has work while it is waited for.
+        The last `idle` of them count zero and keep the processes in step. The numbers of the update before are read
+        when this one is queued, so that a GPU has work while it is waited for.
         """
         update = self.progress.update + 1
         self.model.train()
