@@ -56,6 +56,7 @@ MAY_CHANGE = (
     "training.max_updates.",
     "training.max_minutes.",
     "training.shard.",
+    "training.save_every_minutes.",
 )
 """What may change from one start of a run to the next: where files lie, the machine, how long to train, how to decode
 and what to test on."""

@@ -138,6 +138,22 @@ def test_many_interruptions_leave_no_trace(straight, data, tmp_path):
     same_end(straight, (last, last.run()))
 
 
+def test_checkpoints_by_the_clock_change_nothing_and_a_crash_goes_on_from_them(straight, data, tmp_path):
+    """Here after every update."""
+
+    def often(update: int | None = None) -> Trainer:
+        trainer = training(tmp_path, data, update=update)
+        trainer.config = replace(trainer.config, save_every_minutes=1e-9)
+        return trainer
+
+    for update, kept in ((3, [2]), (17, [10, 16])):
+        with pytest.raises(PowerCut):
+            often(update).run()
+        assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == kept
+    again = often()
+    same_end(straight, (again, again.run()))
+
+
 def test_a_finished_training_has_nothing_left_to_do(straight, data, tmp_path):
     first = training(tmp_path, data)
     first.run()

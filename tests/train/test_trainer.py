@@ -477,6 +477,20 @@ def test_all_time_of_a_training_counts(tmp_path, monkeypatch):
     assert lines == [10] * 5 + [10 + 1100] + [10 + 1100 + 10] * 3  # nine updates in two epochs, one validation amid
 
 
+def test_a_checkpoint_is_made_after_so_many_minutes_without_one(tmp_path, monkeypatch):
+    """A second an update: six seconds after the last save, validations included; also of a training that goes on."""
+    clock, saved = Clock(monkeypatch), []
+    for updates in (13, 30):
+        objective = CrossEntropy(toy.model())
+        objective.forward = clock.passing(objective.forward, 1.0)
+        config = toy.config(max_updates=updates, save_every_minutes=0.1)
+        training = toy.trainer(tmp_path, objective=objective, config=config)
+        save = training.store.save
+        training.store.save = lambda *parts, save=save: (saved.append(parts[2].update), save(*parts))
+        training.run()
+    assert saved == [6, 10, 13, 19, 20, 26, 30]
+
+
 def test_a_validation_that_would_end_too_late_waits_for_the_end(tmp_path, monkeypatch):
     """A second an update, twenty a validation: at update 70, of 108 seconds 18 are left."""
     clock, objective = Clock(monkeypatch), CrossEntropy(toy.model())
@@ -614,11 +628,12 @@ def test_a_patience_that_ends_the_training_before_it_begins_is_refused(patience)
     assert str(caught.value) == f"patience must be at least 1, but patience={patience}"
 
 
+@pytest.mark.parametrize("name", ["max_minutes", "save_every_minutes"])
 @pytest.mark.parametrize("minutes", [0.0, -1.5])
-def test_no_time_at_all_is_refused(minutes):
+def test_no_time_at_all_is_refused(name, minutes):
     with pytest.raises(ValueError) as caught:
-        TrainingConfig(max_minutes=minutes)
-    assert str(caught.value) == f"max_minutes must lie in (0, inf), but max_minutes={minutes}"
+        TrainingConfig(**{name: minutes})
+    assert str(caught.value) == f"{name} must lie in (0, inf), but {name}={minutes}"
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0])

@@ -134,6 +134,8 @@ class TrainingConfig:
     attention."""
     validate_every: int = 1000
     """Updates between validations; each makes a checkpoint."""
+    save_every_minutes: float | None = None
+    """A checkpoint also after so many minutes without one, where validations are far apart: a crash costs no more."""
     patience: int | None = None
     """Stop after this many validations without a better score."""
     ema: float = 0.0
@@ -154,7 +156,7 @@ class TrainingConfig:
         at_least(1, keep_last=self.keep_last, keep_best=self.keep_best, max_skipped=self.max_skipped)
         at_least(1, patience=self.patience)
         at_least(0, seed=self.seed, data_workers=self.data_workers)
-        within("(0, inf)", max_minutes=self.max_minutes)
+        within("(0, inf)", max_minutes=self.max_minutes, save_every_minutes=self.save_every_minutes)
         if self.shard:
             self._check_shard()
         within("[0, 1)", label_smoothing=self.label_smoothing, ema=self.ema)

@@ -100,6 +100,7 @@ class Trainer:
         self.stopping = False  # as all processes know
         self.pretrained = pretrained
         self.validation_seconds = 0.0  # how long the last one took
+        self.saved_at = 0.0  # progress.seconds of the last checkpoint
         peak = peak_flops(self.device)
         full = peak / flops_per_token if peak and flops_per_token else None
         self.log = (Log if self.world.first else NoLog)(directory, config.max_updates, full_speed=full)
@@ -113,7 +114,7 @@ class Trainer:
         """
         now = time.monotonic()
         self.progress, self.unread = self.store.resume(self.model, self.optimizer, self.ema) or Progress(), None
-        self.started = now - self.progress.seconds
+        self.started, self.saved_at = now - self.progress.seconds, self.progress.seconds
         if self.world.told(self.progress.update) != self.progress.update:
             raise ValueError(
                 f"every process must see the same run directory, but {self.store.directory} has update "
@@ -153,11 +154,10 @@ class Trainer:
             due = self.progress.update % self.config.validate_every == 0 and not self.progress.validated
             if due and self._minutes_done(self.validation_seconds) < 1:
                 self._validate()
-            if self._stops(stop):
-                self._read()
-                if not self.progress.validated:  # else this very update is saved already
-                    self._check_weights()
-                    self._save()
+            stops = self._stops(stop)
+            if stops or self.progress.seconds - self.saved_at >= 60 * (self.config.save_every_minutes or math.inf):
+                self._save_between()
+            if stops:
                 raise KeyboardInterrupt
             if self._finished():
                 return
@@ -287,7 +287,15 @@ class Trainer:
         in_bf16 = trains_in_bf16(self.config.precision, self.device)
         return torch.autocast(self.device.type, torch.bfloat16, enabled=in_bf16)
 
+    def _save_between(self) -> None:
+        """Make a checkpoint between validations, unless this very update is validated, and so saved, already."""
+        self._read()
+        if not self.progress.validated:
+            self._check_weights()
+            self._save()
+
     def _save(self) -> None:
+        self.saved_at = self.progress.seconds
         if self.world.first or self.config.shard:
             self.store.save(self.model, self.optimizer, self.progress, self.ema)
 
