@@ -76,7 +76,7 @@ def test_a_wrong_use_of_a_command_is_one_line(capsys, words, message):
         ("--training.max-updates abc --run a", "--training.max-updates takes a whole number, but it is 'abc'; {} says more"),
         ("--training.max-minutes abc", "--training.max-minutes takes None or a number, but it is 'abc'; {} says more"),
         ("--training.optim.betas 0.9", "--training.optim.betas takes a number, a number, but it is '0.9'; {} says more"),
-        ("--training.precision fp8", "--training.precision takes one of fp32, bf16, auto, but it is 'fp8'; {} says more"),
+        ("--training.precision fp8", "--training.precision takes one of fp32, bf16, fp16, auto, but it is 'fp8'; {} says more"),
         ("--training.max-updates 0", "max_updates must be at least 1, but max_updates=0"),
         ("--training.lora 3", "there is no flag --training.lora; "
             "did you mean --training.lora.rank or --training.lora.alpha or --training.lora.maps?"),

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 Precision = Literal["fp32", "bf16"]
+TrainingPrecision = Literal["fp32", "bf16", "fp16"]
 
 
 def default_device() -> str:
@@ -35,9 +36,11 @@ def torch_device(name: torch.device | str) -> torch.device:
     return device
 
 
-def trains_in_bf16(precision: Literal["fp32", "bf16", "auto"], device: torch.device) -> bool:
-    """Is a training's precision bf16? `auto` is where the hardware has instructions for it."""
-    return precision == "bf16" or (precision == "auto" and computes_bf16(device))
+def trains_in(precision: TrainingPrecision | Literal["auto"], device: torch.device) -> TrainingPrecision:
+    """A training's precision on this device: `auto` is bf16 where the hardware has instructions for it, else fp32."""
+    if precision == "auto":
+        return "bf16" if computes_bf16(device) else "fp32"
+    return precision
 
 
 def computes_bf16(device: torch.device) -> bool:
@@ -47,9 +50,9 @@ def computes_bf16(device: torch.device) -> bool:
     return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def dtype_of(precision: Precision) -> torch.dtype:
-    """The type of the weights."""
-    return torch.bfloat16 if precision == "bf16" else torch.float32
+def dtype_of(precision: TrainingPrecision) -> torch.dtype:
+    """The type of numbers of this precision."""
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
 def memory(device: torch.device) -> int | None:

@@ -123,8 +123,8 @@ def test_the_config_of_a_run_is_the_experiment_that_made_it(chosen, tmp_path):
         ({"training": {"max_minutes": "long"}}, 'training.max_minutes must be a number or null, but it is "long"'),
         ({"joint": "False"}, 'joint must be true or false, but it is "False"'),
         (
-            {"training": {"precision": "fp16"}},
-            'training.precision must be one of "fp32", "bf16", "auto", but it is "fp16"',
+            {"training": {"precision": "fp8"}},
+            'training.precision must be one of "fp32", "bf16", "fp16", "auto", but it is "fp8"',
         ),
         (
             {"training": {"optim": {"betas": [0.9]}}},

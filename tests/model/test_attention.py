@@ -162,13 +162,14 @@ def test_cache_gives_back_what_was_appended_reordered_and_kept(rng):
     assert cache.layers[0].memory is None
 
 
-def test_a_gradient_in_bf16_is_no_noise(rng):
+@pytest.mark.parametrize("narrowed", [torch.bfloat16, torch.float16])
+def test_a_gradient_in_16_bits_is_no_noise(rng, narrowed):
     """Where values have much in common, the gradient of a query is a small difference of large numbers."""
     query, key, value = (torch.randn(2, 3, 17, 13, generator=rng) for _ in range(3))
-    narrow = [x.bfloat16() for x in (query, key, 4 * value + 1000)]
-    upstream = torch.randn(2, 3, 17, 13, generator=rng).bfloat16()
+    narrow = [x.to(narrowed) for x in (query, key, 4 * value + 1000)]
+    upstream = torch.randn(2, 3, 17, 13, generator=rng).to(narrowed)
     gradients = []
-    for dtype in (torch.bfloat16, torch.float64):
+    for dtype in (narrowed, torch.float64):
         leaves = [x.to(dtype, copy=True).requires_grad_() for x in narrow]
         attend(*leaves, causal=True).backward(upstream.to(dtype))
         gradients.append([x.grad.double().flatten() for x in leaves])

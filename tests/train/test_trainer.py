@@ -346,8 +346,9 @@ def settings(name: str) -> tuple[CrossEntropy, Data]:
     return CrossEntropy(toy.model(), label_smoothing=0.1), toy.Backwards()
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", ["language", "masked", "translation", "ctc"])
-def test_no_operation_of_an_update_asks_for_a_number(tmp_path, name):
+def test_no_operation_of_an_update_asks_for_a_number(tmp_path, name, precision):
     """Padded or not. On a GPU such a question waits until all that is queued is done."""
     asked = []
 
@@ -359,7 +360,7 @@ def test_no_operation_of_an_update_asks_for_a_number(tmp_path, name):
     objective, data = settings(name)
     batches = data.epoch(0)
     assert any(batch.n_tokens < batch.target_out.numel() for batch in batches) == (name != "language")
-    training = toy.trainer(tmp_path, objective=objective, data=data)
+    training = toy.trainer(tmp_path, objective=objective, data=data, config=toy.config(precision=precision))
     training.log.open(training.progress)
     for batch in batches[0], batches[1]:
         with Watch():
@@ -595,7 +596,9 @@ def test_validation_sees_evaluation_mode_and_training_goes_on_in_training_mode(t
     assert modes == [True] * 30
 
 
-@pytest.mark.parametrize(("precision", "hardware"), [("fp32", True), ("bf16", False), ("auto", True), ("auto", False)])
+@pytest.mark.parametrize(
+    ("precision", "hardware"), [("fp32", True), ("bf16", False), ("fp16", True), ("auto", True), ("auto", False)]
+)
 def test_validation_computes_in_the_numbers_of_the_training(tmp_path, monkeypatch, precision, hardware):
     """auto is bf16 where the hardware computes in it."""
     monkeypatch.setattr("transduce.device.computes_bf16", lambda device: hardware)
@@ -608,7 +611,8 @@ def test_validation_computes_in_the_numbers_of_the_training(tmp_path, monkeypatc
 
     config = toy.config(max_updates=2, precision=precision)
     toy.trainer(tmp_path, objective=objective, validate=validate, config=config).run()
-    want = {torch.bfloat16 if (precision, hardware) in (("bf16", False), ("auto", True)) else torch.float32}
+    numbers = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    want = {numbers.get(precision, torch.bfloat16 if hardware else torch.float32)}
     assert types == {True: want, False: want}
 
 

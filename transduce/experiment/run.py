@@ -13,7 +13,7 @@ from transduce.config import to_dict
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.tokenizers import Tokenizer
-from transduce.device import torch_device, trains_in_bf16
+from transduce.device import torch_device, trains_in
 from transduce.experiment.config import AnyExperiment
 from transduce.experiment.start import take_weights
 from transduce.files import set_weights, weights_of, write_file
@@ -74,7 +74,7 @@ def new_model(
     check_fits(config, torch_device(x.device), bytes_each=INFERENCE + (TRAINING - INFERENCE) // parts)
     torch.manual_seed(x.training.seed)
     model = Transformer(config).to(torch_device(x.device))
-    numbers = "bf16" if trains_in_bf16(x.training.precision, model.device) else "fp32"
+    numbers = trains_in(x.training.precision, model.device)
     print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters on {model.device}, trained in {numbers}")
     if start_from is not None and not checkpoints(x.run):
         take_weights(model, start_from, source_tokenizer, target_tokenizer)

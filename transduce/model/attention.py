@@ -33,8 +33,8 @@ def attend(
     """
     n_queries, groups = query.size(2), query.size(1) // key.size(1)
     on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
-    if on_cpu and training and query.dtype == torch.bfloat16:
-        # in bf16 the kernel is slower, and the queries' gradient is mostly noise
+    if on_cpu and training and query.dtype in (torch.bfloat16, torch.float16):
+        # in bf16 the kernel is slower, and the queries' gradient is mostly noise; in fp16 it may overflow inside
         with torch.autocast("cpu", enabled=False):
             wide = (x.float() for x in (query, key, value))
             return attend(*wide, key_lengths=key_lengths, causal=causal, window=window, dropout=dropout).to(query.dtype)

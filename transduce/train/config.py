@@ -121,9 +121,11 @@ class TrainingConfig:
     """Parts of the model that keep their weights, such as encoder or decoder.layers.0."""
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     """Low-rank changes of linear maps are trained instead of all weights, and merged into what is saved."""
-    precision: Literal["fp32", "bf16", "auto"] = "fp32"
-    """bf16: autocast, in updates and validations; weights and optimizer stay in float32. auto: bf16 where the hardware
-    has instructions for it, fp32 elsewhere."""
+    precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
+    """bf16: autocast, in updates and validations; weights and optimizer stay in float32. fp16: the same for GPUs without
+    bf16, with a loss scale that halves where a gradient overflows, which skips the update, and doubles after 2,000 good
+    ones; such a skip counts for max_skipped where the scale is below 1. auto: bf16 where the hardware has instructions
+    for it, fp32 elsewhere."""
     compile: bool = False
     """torch.compile; needs a C++ compiler on a CPU."""
     shard: bool = False
@@ -167,6 +169,7 @@ class TrainingConfig:
             "optim.optimizer": self.optim.optimizer if self.optim.optimizer != "adamw" else None,
             "lora.rank": self.lora.rank,
             "compile": self.compile,
+            "precision": self.precision if self.precision == "fp16" else None,
         }
         for name, value in other.items():
             if value:

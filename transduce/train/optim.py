@@ -65,6 +65,18 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     return kind(groups, lr=config.peak_rate, betas=config.betas, eps=config.eps, fused=True)
 
 
+def scale_of(scaler: torch.amp.GradScaler) -> tuple[float, int] | None:
+    """The factor of the loss, and how many good updates there were since it changed; None of a scaler that is off."""
+    state = scaler.state_dict()
+    return (state["scale"], state["_growth_tracker"]) if state else None
+
+
+def set_scale(scaler: torch.amp.GradScaler, kept: tuple[float, int] | None) -> None:
+    """Set what `scale_of` gives; None changes nothing."""
+    if kept is not None:
+        scaler.load_state_dict(scaler.state_dict() | {"scale": kept[0], "_growth_tracker": kept[1]})
+
+
 def step(optimizer: torch.optim.AdamW, *, rate: float, finite: Bool[Tensor, ""]) -> None:
     """Take one step at this rate, times each group's factor, if `finite`.
 

@@ -62,6 +62,8 @@ class Progress:
     """Wall time of the training, summed over its parts."""
     skipped: int = 0
     skipped_in_a_row: int = 0
+    loss_scale: tuple[float, int] | None = None
+    """In fp16: the factor of the loss, and how many good updates there were since it changed."""
     validations: list[tuple[int, float]] = field(default_factory=list)
     """(update, score) of every validation."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from transduce.device import trains_in_bf16, without_cudnn_attention
+from transduce.device import dtype_of, trains_in, without_cudnn_attention
 from transduce.train.adapt import add_lora, freeze
 from transduce.train.config import TrainingConfig
 from transduce.train.distributed import world
@@ -24,7 +24,7 @@ from transduce.train.flops import peak_flops
 from transduce.train.host import HostCopy, StopRequest
 from transduce.train.log import Log, NoLog
 from transduce.train.objectives import Loss, Objective
-from transduce.train.optim import optimizer, step
+from transduce.train.optim import optimizer, scale_of, set_scale, step
 from transduce.train.parallel import DataParallel
 from transduce.train.prefetch import made_by, prefetch
 from transduce.train.shard import ShardedDataParallel, local
@@ -89,6 +89,8 @@ class Trainer:
         if config.lora.rank:
             add_lora(self.model, config.lora, seed=config.seed)
         freeze(self.model, config.freeze)
+        self.dtype = dtype_of(trains_in(config.precision, self.device))
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.started = time.monotonic()  # or earlier, by the time of the parts before a break
         kind = ShardedDataParallel if config.shard else DataParallel
         self.parallel = kind(objective, self.world, lambda: time.monotonic() - self.started)
@@ -114,6 +116,7 @@ class Trainer:
         """
         now = time.monotonic()
         self.progress, self.unread = self.store.resume(self.model, self.optimizer, self.ema) or Progress(), None
+        set_scale(self.scaler, self.progress.loss_scale)
         self.started, self.saved_at = now - self.progress.seconds, self.progress.seconds
         if self.world.told(self.progress.update) != self.progress.update:
             raise ValueError(
@@ -179,6 +182,7 @@ class Trainer:
         counted = len(group) - idle
         n_tokens = sum(batch.n_tokens for batch in group[:counted])
         divisor = self.parallel.n_tokens(n_tokens)
+        scale = self.scaler.scale(torch.ones(1, device=self.device))
         sums: dict[str, list[Tensor]] = {}
         for i, batch in enumerate(group):
             seed_of_batch(self.config.seed, update, self.world.rank + i * self.world.size)
@@ -186,17 +190,19 @@ class Trainer:
                 loss: Loss = self.objective(batch)
             if i >= counted:
                 loss = loss.times(0.0)
-            (loss.total / divisor).backward()
+            self.scaler.scale(loss.total / divisor).backward()
             for name, value in {"loss": loss.total.detach(), **loss.parts}.items():
                 sums.setdefault(name, []).append(value)
         numbers = torch.stack(
             [torch.full((), float(n_tokens), device=self.device), *(torch.stack(v).sum() for v in sums.values())]
         )
         names, numbers = self.parallel.exchange(list(sums), numbers, stop)
+        self.scaler.unscale_(self.optimizer)
         gradient = self.parallel.clip(self.config.optim.clip_norm)
-        numbers = torch.cat([gradient[None], numbers])
+        numbers = torch.cat([gradient[None], scale, numbers])
         rate = self.config.optim.rate(update, self.config.max_updates, done=self._minutes_done())
         step(self.optimizer, rate=rate, finite=numbers.isfinite().all())
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self._average(update)
         late = HostCopy(numbers)
@@ -224,7 +230,7 @@ class Trainer:
         if self.unread is None:
             return
         (rate, names, late), self.unread = self.unread, None
-        norm, n_tokens, *sums = late.tolist()
+        norm, scale, n_tokens, *sums = late.tolist()
         if self.world.size > 1:
             *sums, n_stopping, self.progress.seconds = sums
             self.stopping = n_stopping > 0
@@ -233,13 +239,16 @@ class Trainer:
         if math.isfinite(loss) and math.isfinite(norm):
             self.progress.skipped_in_a_row = 0
         else:
-            self._skip(update, loss, norm)
+            self._skip(update, loss, norm, scale)
         self.log.update(self.progress, losses, norm=norm, rate=rate, n_tokens=round(n_tokens))
 
-    def _skip(self, update: int, loss: float, norm: float) -> None:
+    def _skip(self, update: int, loss: float, norm: float, scale: float) -> None:
+        scaled = self.scaler.is_enabled()
+        at = f" at loss scale {scale:g}" if scaled else ""
         self.progress.skipped += 1
-        self.progress.skipped_in_a_row += 1
-        self.log.say(f"update {update} skipped: loss {loss}, gradient norm {norm} ({self.progress.skipped} so far)")
+        if not (scaled and math.isfinite(loss) and scale >= 1):  # else a smaller scale will do
+            self.progress.skipped_in_a_row += 1
+        self.log.say(f"update {update} skipped: loss {loss}, gradient norm {norm}{at} ({self.progress.skipped} so far)")
         if self.progress.skipped_in_a_row >= self.config.max_skipped:
             raise self._diverged(
                 f"loss and gradient must be finite, but {self.config.max_skipped} updates in a row had loss {loss} or "
@@ -284,8 +293,7 @@ class Trainer:
             return self.validate(self.model)
 
     def _precision(self) -> torch.autocast:
-        in_bf16 = trains_in_bf16(self.config.precision, self.device)
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=in_bf16)
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def _save_between(self) -> None:
         """Make a checkpoint between validations, unless this very update is validated, and so saved, already."""
@@ -295,7 +303,7 @@ class Trainer:
             self._save()
 
     def _save(self) -> None:
-        self.saved_at = self.progress.seconds
+        self.saved_at, self.progress.loss_scale = self.progress.seconds, scale_of(self.scaler)
         if self.world.first or self.config.shard:
             self.store.save(self.model, self.optimizer, self.progress, self.ema)
 
