@@ -1,6 +1,9 @@
 """One training in several processes: the same losses, the same weights, one will."""
 
+import time
+from contextlib import redirect_stderr
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,8 @@ import torch
 
 from tests.train import toy
 from tests.train.processes import stopped, together, train
-from transduce.train.distributed import World, world
+from transduce.exit import exit_code
+from transduce.train.distributed import World, patience, world
 from transduce.train.trainer import Trainer
 
 
@@ -59,7 +63,7 @@ def few(directory: Path) -> None:
 def test_a_process_that_dies_ends_the_others(tmp_path, monkeypatch, shard):
     monkeypatch.setattr("transduce.train.distributed.LATE", timedelta(seconds=2))
     first, _ = together(2, dying, tmp_path, shard)
-    assert first.startswith("RuntimeError: process 0 of 2 waits in vain: ")
+    assert first.startswith("TimeoutError: process 0 of 2 waits in vain: no answer from process 1, ")
 
 
 def dying(directory: Path, shard: bool) -> None:
@@ -73,6 +77,44 @@ def dying(directory: Path, shard: bool) -> None:
 
     Trainer._update = interrupted  # type: ignore[method-assign]
     train(directory, shard=shard)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("hung", [0, 1])
+def test_a_process_that_hangs_is_named(tmp_path, monkeypatch, hung):
+    """With a limit of three seconds. It wakes up later, and finds the other one gone."""
+    monkeypatch.setenv("TRANSDUCE_HANG_MINUTES", "0.05")
+    monkeypatch.setattr("transduce.train.distributed.LATE", timedelta(seconds=2))
+    code, told = together(2, hanging, tmp_path, hung)[1 - hung]
+    assert code == 2 and told.endswith(
+        f"error: process {1 - hung} of 2 waits in vain: no answer from process {hung}, which hangs or has ended; its own "
+        "output may say why. Stop all of them and run the same command again: it goes on from the newest checkpoint. If it "
+        "only needed longer than the others, set TRANSDUCE_HANG_MINUTES to more than 0.05\n"
+    )
+
+
+def hanging(directory: Path, hung: int) -> tuple[int, str]:
+    """Exit code and stderr of a process of two, of which one sleeps in the middle."""
+    update = Trainer._update
+
+    def sleepy(self: Trainer, *args: Any, **more: Any) -> None:
+        if self.world.rank == hung and self.progress.update == 5:
+            time.sleep(8)
+        update(self, *args, **more)
+
+    Trainer._update = sleepy  # type: ignore[method-assign]
+    with redirect_stderr(StringIO()) as stderr:
+        return exit_code(lambda: train(directory), prefix="error", interrupted=""), stderr.getvalue()
+
+
+@pytest.mark.parametrize("told", ["soon", "0", "-1", "nan", "1e300"])
+def test_a_limit_that_is_no_time_is_refused(monkeypatch, told):
+    monkeypatch.setenv("TRANSDUCE_HANG_MINUTES", told)
+    with pytest.raises(ValueError) as caught:
+        patience()
+    assert str(caught.value) == (
+        f"TRANSDUCE_HANG_MINUTES must be a number of minutes above 0, but it is {told!r}; unset it for 10"
+    )
 
 
 def test_the_clock_of_the_first_process_counts(tmp_path):

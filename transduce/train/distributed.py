@@ -1,6 +1,7 @@
 """The processes that train one model: which of them this is, and what they tell one another."""
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
+from transduce.config import within
 from transduce.train.config import TrainingConfig
 
 T = TypeVar("T")
@@ -20,7 +22,9 @@ PREPARED = "prepared"
 PATIENCE = timedelta(days=30)
 """How long the others wait for the first process to prepare data."""
 LATE = timedelta(seconds=30)
-"""Within which a process that does not hang answers."""
+"""Within which a process that does not hang hears that another one has given up."""
+HANG = "TRANSDUCE_HANG_MINUTES"
+"""The environment variable with the minutes that a process waits for the others in an exchange; 10 where it is not set."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,6 @@ class World:
     rank: int = 0
     size: int = 1
     store: Any = None
-    watch: Any = None
-    """The group in which a process that hangs is looked for."""
 
     @property
     def first(self) -> bool:
@@ -95,16 +97,47 @@ class World:
         """Exchange something.
 
         Raises:
-            RuntimeError: a process has died or hangs; the message of the first process says which.
+            TimeoutError: a process has died or hangs; the message says which. (NCCL's watchdog ends the waiting
+                processes by itself after the same time, and names none.)
         """
         try:
             exchange(*values)
         except RuntimeError as error:
-            try:
-                dist.monitored_barrier(self.watch, LATE, wait_all_ranks=True)
-            except RuntimeError as named:
-                raise RuntimeError(f"process {self.rank} of {self.size} waits in vain: {named}") from error
-            raise
+            if not (silent := self._silent()):
+                raise
+            raise TimeoutError(
+                f"process {self.rank} of {self.size} waits in vain: no answer from process {', '.join(map(str, silent))}, "
+                "which hangs or has ended; its own output may say why. Stop all of them and run the same command again: "
+                f"it goes on from the newest checkpoint. If it only needed longer than the others, set {HANG} to more "
+                f"than {patience() / timedelta(minutes=1):g}"
+            ) from error
+
+    def _silent(self) -> list[int]:
+        """The processes that do not find out within LATE that an exchange has failed."""
+        others = {rank: f"waits {rank}" for rank in range(self.size) if rank != self.rank}
+        until = time.monotonic() + LATE.total_seconds()
+        try:
+            self.store.set(f"waits {self.rank}", "yes")
+            while not self.store.check(list(others.values())) and time.monotonic() < until:
+                time.sleep(0.1)
+            return [rank for rank, answer in others.items() if not self.store.check([answer])]
+        except RuntimeError:  # without torchrun the store is the first process's
+            return [0]
+
+
+def patience() -> timedelta:
+    """How long a process waits for the others in an exchange.
+
+    Raises:
+        ValueError: TRANSDUCE_HANG_MINUTES is no number above 0.
+    """
+    told = os.environ.get(HANG, "10")
+    try:
+        minutes = float(told)
+        within("(0, inf)", **{HANG: minutes})
+        return timedelta(minutes=minutes)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{HANG} must be a number of minutes above 0, but it is {told!r}; unset it for 10") from error
 
 
 @cache
@@ -112,6 +145,9 @@ def world() -> World:
     """This process among those that torchrun has started; alone where it has not.
 
     The first call joins them: over NCCL where there are GPUs, one for each process of a machine, over Gloo on CPUs.
+
+    Raises:
+        ValueError: see patience().
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
         return World()
@@ -122,5 +158,5 @@ def world() -> World:
         f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store
     )  # a restart finds it empty
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-    return World(rank, size, store, dist.new_group(backend="gloo"))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience())
+    return World(rank, size, store)
