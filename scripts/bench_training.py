@@ -10,7 +10,9 @@ the data, random ids: sources of 6 to 30 tokens, evenly, targets up to 3 tokens 
     transduce ...           Trainer.run, with all a user gets: clipping, skipping, progress bar and metrics
 
 Making batches counts, validation and checkpoints do not. The systems take turns, each going on where it stopped, and the
-median of `--rounds` turns of `--updates` updates is printed. Memory is what training adds to a process of its own.
+median of `--rounds` turns of `--updates` updates is printed, and how long the first update took, in which code is
+compiled. `--systems` names others: compiled as a whole or by layers, or with `recompute`. Memory is what training adds
+to a process of its own.
 
     python scripts/bench_training.py --data DIRECTORY
 """
@@ -81,7 +83,7 @@ class Clock(Sequence[Batch]):
     def __init__(self, epoch: Callable[[int], Sequence[Batch]], device: str) -> None:
         self.make, self.device = epoch, device
         self.n_tokens: list[int] = []
-        self.start = 0.0
+        self.start = self.seconds = 0.0
 
     def epoch(self, n: int) -> "Clock":
         self.batches = self.make(n)
@@ -100,7 +102,8 @@ class Clock(Sequence[Batch]):
         """Target tokens per second of this turn of so many updates; the next batch begins a new one."""
         if self.device != "cpu":
             torch.cuda.synchronize()
-        rate = sum(self.n_tokens[:n_updates]) / (time.perf_counter() - self.start)
+        self.seconds = time.perf_counter() - self.start
+        rate = sum(self.n_tokens[:n_updates]) / self.seconds
         self.n_tokens, self.start = [], 0.0
         return rate
 
@@ -112,6 +115,7 @@ class Ours:
         self.clock, self.rate, self.n_updates = Clock(corpus.epoch, x.device), 0.0, 0
         self.directory = tempfile.TemporaryDirectory()
         config = TrainingConfig(validate_every=10**9, keep_last=1, keep_best=1, **how)  # type: ignore[arg-type]
+        self.model = model
         self.trainer = Trainer(
             objective=CrossEntropy(model, label_smoothing=config.label_smoothing), data=self.clock,
             validate=self.validate, config=config, directory=Path(self.directory.name),
@@ -202,6 +206,8 @@ class Plain:
 PLAIN, UNSORTED, FP32, BF16, COMPILED = NAMES = (
     "plain loop", "plain loop, no buckets", "transduce fp32", "transduce bf16", "transduce bf16 compiled",
 )  # fmt: skip
+MORE = tuple(f"{ours} {how}" for ours in (FP32, BF16) for how in ("compiled", "by layers", "recompute"))
+"""Only where --systems names them: compiled as a whole and layer by layer, and with activations computed twice."""
 
 
 def system(name: str, corpus: Corpus, x: argparse.Namespace) -> Plain | Ours:
@@ -209,8 +215,9 @@ def system(name: str, corpus: Corpus, x: argparse.Namespace) -> Plain | Ours:
     stack = td.StackConfig(input=td.Tokens(vocab_size=vocabulary(x)), n_layers=1 if x.tiny else 3)
     width = 32 if x.tiny else 256
     config = td.TransformerConfig(
-        encoder=stack, decoder=stack, d_model=width, n_heads=4, d_ff=4 * width, dropout=0.1, tie="all"
-    )
+        encoder=stack, decoder=stack, d_model=width, n_heads=4, d_ff=4 * width, dropout=0.1, tie="all",
+        recompute="recompute" in name,
+    )  # fmt: skip
     torch.manual_seed(1)
     ours, plain = td.Transformer(config), PlainTransformer(config)
     sizes = [sum(p.numel() for p in model.parameters()) for model in (ours, plain)]
@@ -218,7 +225,9 @@ def system(name: str, corpus: Corpus, x: argparse.Namespace) -> Plain | Ours:
         raise SystemExit(f"both models must have as many parameters, but ours has {sizes[0]} and the plain {sizes[1]}")
     if name in (PLAIN, UNSORTED):
         return Plain(plain.to(x.device), corpus.epoch if name == PLAIN else corpus.unsorted, x)
-    return Ours(ours.to(x.device), corpus, x, precision=name.split()[1], compile=name == COMPILED)
+    precision, *how = name.split()[1:]
+    whole, layers = ("compiled" in how), ("layers" in how)
+    return Ours(ours.to(x.device), corpus, x, precision=precision, compile=whole, compile_layers=layers)
 
 
 def vocabulary(x: argparse.Namespace) -> int:
@@ -227,7 +236,7 @@ def vocabulary(x: argparse.Namespace) -> int:
 
 def read_corpus(x: argparse.Namespace) -> Corpus:
     """Multi30k's training pairs; without the data, random ids (see above)."""
-    budget = 256 if x.tiny else 4096
+    budget = 256 if x.tiny else x.tokens_per_batch
     folder = None if x.tiny else x.data or corpus_folder("multi30k")
     if folder:
         text = Folder(data=folder).read("train")
@@ -268,6 +277,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--updates", type=int, default=8, help="updates of a turn (default: 8)")
     parser.add_argument("--warm-up", type=int, default=3, help="updates before the first turn (default: 3)")
     parser.add_argument("--compile", action="store_true", help="torch.compile too; needs a C++ compiler on a CPU")
+    every = [*NAMES, *(name for name in MORE if name not in NAMES)]
+    parser.add_argument("--systems", nargs="+", choices=every, help="these only; ratios are to the first")
+    parser.add_argument("--tokens-per-batch", type=int, default=4096, help="positions of a side (default: 4096)")
     parser.add_argument("--no-memory", action="store_true", help="leave the memory out")
     parser.add_argument("--tiny", action="store_true", help="a model and corpus of seconds, to try the script")
     parser.add_argument("--peak", nargs=2, metavar=("SYSTEM", "IDS"), help="only measure memory (used by itself)")
@@ -280,23 +292,28 @@ def main() -> None:
     if x.peak:
         return peak(x.peak[0], Path(x.peak[1]), x)
     corpus = read_corpus(x)
-    names = NAMES if x.compile else NAMES[:-1]
+    names = x.systems or (NAMES if x.compile else NAMES[:-1])
     systems = {name: system(name, corpus, x) for name in names}
-    size = sum(p.numel() for p in systems[PLAIN].model.parameters())
+    size = sum(p.numel() for p in systems[names[0]].model.parameters())
     print(
         f"{len(corpus.source)} pairs, {size:,} parameters, {x.threads} threads, {x.device}, torch {torch.__version__}"
     )
-    for run in systems.values():
-        run(x.warm_up)
+    for name, run in systems.items():
+        run(1)
+        print(f"{name:24} {run.clock.seconds:7.1f} s for the first update", flush=True)
+        if x.warm_up > 1:
+            run(x.warm_up - 1)
     rates: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(x.rounds):
         for name, run in systems.items():
             rates[name].append(run(x.updates))
+            times[name].append(1000 * run.clock.seconds / x.updates)
     middle = {name: statistics.median(rate) for name, rate in rates.items()}
     for name, rate in rates.items():
         spread = f"{min(rate):,.0f} to {max(rate):,.0f}"
-        ratio = middle[name] / middle[PLAIN]
-        print(f"{name:24} {middle[name]:7,.0f} target tokens/s {ratio:6.2f} x  ({spread})", flush=True)
+        ratio, each = middle[name] / middle[names[0]], statistics.median(times[name])
+        print(f"{name:24} {middle[name]:7,.0f} target tokens/s {ratio:6.2f} x  ({spread}), {each:,.0f} ms", flush=True)
     if not x.no_memory:
         peaks(names, corpus)
 

@@ -57,9 +57,10 @@ MAY_CHANGE = (
     "training.max_minutes.",
     "training.shard.",
     "training.save_every_minutes.",
+    "training.compile_layers.",
 )
-"""What may change from one start of a run to the next: where files lie, the machine, how long to train, how to decode
-and what to test on."""
+"""What may change from one start of a run to the next: where files lie, the machine, how long to train, how often to save,
+how to decode and what to test on."""
 
 MUST_STAY = ("corpus.target_column",)
 """What must not change, although a prefix in MAY_CHANGE covers it."""

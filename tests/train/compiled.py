@@ -26,10 +26,10 @@ from transduce.train.objectives import CrossEntropy, HybridCTC, Objective
 UPDATES = 12
 
 
-def weights(directory: Path, *, compiled: bool, objective: Objective, **parts: Any) -> dict[str, Tensor]:
+def weights(directory: Path, how: dict[str, bool], *, objective: Objective, **parts: Any) -> dict[str, Tensor]:
     """After UPDATES updates."""
-    config = toy.config(max_updates=UPDATES, compile=compiled, static_shapes=isinstance(parts["data"], Windows))
-    trainer = toy.trainer(directory / str(compiled), objective=objective.double(), config=config, **parts)
+    config = toy.config(max_updates=UPDATES, **how, static_shapes=isinstance(parts["data"], Windows))
+    trainer = toy.trainer(directory / str(len(how)), objective=objective.double(), config=config, **parts)
     trainer.run()
     return toy.weights(trainer.model)
 
@@ -58,16 +58,25 @@ def speech() -> dict[str, Any]:
     return {**translation(), "objective": HybridCTC(model, ctc_weight=0.3)}
 
 
+def layers() -> dict[str, Any]:
+    """Translation with three layers a side, each compiled by itself."""
+    torch.manual_seed(0)
+    config = toy.model().config
+    stack = replace(config.encoder, n_layers=3)
+    return {**translation(), "objective": CrossEntropy(Transformer(replace(config, encoder=stack, decoder=stack)))}
+
+
 if __name__ == "__main__":
     compile = torch.compile
-    for name, made in (("language", language), ("translation", translation), ("speech", speech)):
+    for made in (language, translation, speech, layers):
+        name, how = made.__name__, {"compile_layers" if made is layers else "compile": True}
         torch._dynamo.reset()
         graphs = CompileCounterWithBackend("aot_eager")
         torch.compile = partial(compile, backend=graphs)
         before = toy.weights(made()["objective"].model)
         epoch = made()["data"].epoch(0)
         batches = {(b.target_in.shape, b.n_tokens) for b in islice(epoch, UPDATES)}
-        plain, compiled = (weights(Path(sys.argv[1]) / name, compiled=c, **made()) for c in (False, True))
+        plain, compiled = (weights(Path(sys.argv[1]) / name, how, **made()) for how in ({}, how))
         apart = max(float((plain[key] - compiled[key]).abs().max()) for key in plain)
         went = max(float((plain[key] - before[key]).abs().max()) for key in plain)
         n_graphs = sum(any(node.op.startswith("call") for node in g.graph.nodes) for g in graphs.graphs)

@@ -21,15 +21,16 @@ def trainings(tmp_path_factory) -> dict[str, list[float]]:
     return {name: [float(number) for number in numbers] for name, *numbers in lines}
 
 
-@pytest.mark.parametrize("training", ["language", "translation", "speech"])
+@pytest.mark.parametrize("training", ["language", "translation", "speech", "layers"])
 def test_compiled_the_weights_end_where_they_do_without(trainings, training):
     apart, went, *_ = trainings[training]
     assert went > 1e-3  # with no gradient none would move
     assert apart < 1e-9
 
 
-@pytest.mark.parametrize(("training", "at_most"), [("language", 1), ("translation", 4), ("speech", 8)])
+@pytest.mark.parametrize(("training", "at_most"), [("language", 1), ("translation", 4), ("speech", 8), ("layers", 4)])
 def test_graphs_are_few_whatever_the_shapes(trainings, training, at_most):
-    """Those before, between and after the losses that stay outside, some of them twice; no more for more shapes."""
+    """Those before, between and after the losses that stay outside, some of them twice; no more for more shapes.
+    By layers, one for each kind of layer with padding and one without, and none for every layer."""
     _, _, n_graphs, n_batches = trainings[training]
     assert n_graphs <= at_most and (training == "language" or n_batches > at_most)

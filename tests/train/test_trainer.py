@@ -302,6 +302,22 @@ def test_a_compiled_objective_keeps_the_names_of_the_models_weights(tmp_path, mo
     )
 
 
+def test_layers_are_compiled_for_updates_alone(tmp_path, monkeypatch):
+    """And not the whole objective, if both are asked for."""
+    modes, how = [], []
+
+    def compile(call, **given):
+        how.append(given)
+        return lambda *args, **kwargs: (modes.append(call.__self__.training), call(*args, **kwargs))[1]
+
+    monkeypatch.setattr(torch, "compile", compile)
+    objective = CrossEntropy(toy.model())
+    config = toy.config(max_updates=2, compile=True, compile_layers=True)
+    toy.trainer(tmp_path, objective=objective, config=config, validate=loss_of).run()
+    assert how == [{"dynamic": True}] * 2  # a layer on each side
+    assert modes == [True] * 4
+
+
 def test_numbers_are_read_when_the_next_update_is_under_way_and_before_every_look(tmp_path, monkeypatch):
     """Of a toy with six batches an epoch; so a GPU has work while it is waited for."""
     events = []

@@ -128,6 +128,8 @@ class TrainingConfig:
     for it, fp32 elsewhere."""
     compile: bool = False
     """torch.compile; needs a C++ compiler on a CPU."""
+    compile_layers: bool = False
+    """torch.compile of every layer by itself, instead: layers of one kind share what is compiled, so it begins sooner."""
     shard: bool = False
     """Each process of torchrun holds a part of the weights, gradients and moments, and not all of them (FSDP): for models
     that do not fit one device otherwise. Validations need room for the weights alone, whole."""
@@ -169,6 +171,7 @@ class TrainingConfig:
             "optim.optimizer": self.optim.optimizer if self.optim.optimizer != "adamw" else None,
             "lora.rank": self.lora.rank,
             "compile": self.compile,
+            "compile_layers": self.compile_layers,
             "precision": self.precision if self.precision == "fp16" else None,
         }
         for name, value in other.items():

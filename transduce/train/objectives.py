@@ -1,5 +1,6 @@
 """What a training minimizes: objectives are modules that own the model and give the loss of a batch."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -55,6 +56,17 @@ class Objective(nn.Module):
         for name in self.eager:
             setattr(self, name, torch.compiler.disable(getattr(self, name)))
         super().compile(*args, **kwargs)
+
+    def compile_layers(self, **how: Any) -> None:
+        """Compile every layer of the model's stacks by itself, for updates alone: in a search lengths grow by one."""
+        for stack in (self.model.encoder, self.model.decoder):
+            for layer in () if stack is None else stack.layers:
+                layer.forward = _only_in_training(layer, torch.compile(layer.forward, **how))
+
+
+def _only_in_training(module: nn.Module, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    plain = module.forward
+    return lambda *args, **kwargs: (compiled if module.training else plain)(*args, **kwargs)
 
 
 class CrossEntropy(Objective):

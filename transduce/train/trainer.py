@@ -83,8 +83,8 @@ class Trainer:
         self.world = world()
         self.world.check(config)
         self.model: nn.Module = objective.model
-        if config.compile:
-            objective.compile(dynamic=not config.static_shapes)
+        if config.compile or config.compile_layers:
+            (objective.compile_layers if config.compile_layers else objective.compile)(dynamic=not config.static_shapes)
         self.device = next(self.model.parameters()).device
         if config.lora.rank:
             add_lora(self.model, config.lora, seed=config.seed)
