@@ -62,9 +62,9 @@ def test_help_says_how_to_call_a_script(name, monkeypatch, capsys):
 def test_training_benchmark_compares_every_system_with_the_plain_loop(output):
     heading, *lines = output((*TRAINING, "--no-memory")).splitlines()
     first, rows = lines[: len(lines) // 2], lines[len(lines) // 2 :]
-    assert all(re.fullmatch(r"\S.*?  +\d+\.\d s for the first update", line) for line in first)
+    assert all(re.fullmatch(r"\S.*?  +\d+\.\d s for the first update, \d+\.\d s of CPU", line) for line in first)
     assert re.match(r"\d+ pairs, [\d,]+ parameters, 1 threads, cpu, torch ", heading)
-    pattern = r"(\S.*?)  +([\d,]+) target tokens/s +([\d.]+) x  \(([\d,]+) to ([\d,]+)\), [\d,]+ ms"
+    pattern = r"(\S.*?)  +([\d,]+) target tokens/s +([\d.]+) x  \(([\d,]+) to ([\d,]+)\), [\d,]+ ms of CPU"
     cells = [re.fullmatch(pattern, row).groups() for row in rows]
     assert [name for name, *_ in cells] == ["plain loop", "plain loop, no buckets", "transduce fp32", "transduce bf16"]
     speed = {name: float(median.replace(",", "")) for name, median, *_ in cells}
