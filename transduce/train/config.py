@@ -129,7 +129,7 @@ class TrainingConfig:
     compile: bool = False
     """torch.compile; needs a C++ compiler on a CPU."""
     compile_layers: bool = False
-    """torch.compile of every layer by itself, instead: layers of one kind share what is compiled, so it begins sooner."""
+    """torch.compile of every layer by itself, instead: layers of one kind share what is compiled."""
     shard: bool = False
     """Each process of torchrun holds a part of the weights, gradients and moments, and not all of them (FSDP): for models
     that do not fit one device otherwise. Validations need room for the weights alone, whole."""
