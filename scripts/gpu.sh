@@ -95,13 +95,26 @@ part_decoding_speed() { run python scripts/bench_decoding.py --device "$device" 
 part_shakespeare() { shakespeare shakespeare --training.max-minutes 9; }
 part_precision() { # the same 500 updates in fp32, in bf16, and compiled
   local precision
-  for precision in fp32 bf16; do
+  for precision in fp32 bf16 fp16; do
     shakespeare "$precision" --training.precision "$precision" --training.max-updates 500
   done
   run python scripts/compare_runs.py "$RUNS/bf16" "$RUNS/fp32" ${tiny:+--within 1}
+  run python scripts/compare_runs.py "$RUNS/fp16" "$RUNS/fp32" ${tiny:+--within 1}
   can_compile || return 0
   shakespeare compiled --training.compile --training.max-updates 500
   run python scripts/compare_runs.py "$RUNS/compiled" "$RUNS/bf16" ${tiny:+--within 1}
+}
+part_muon() { # the same updates as part_shakespeare, and with a moving average of the weights
+  shakespeare muon --training.optim.optimizer muon --training.max-minutes 8
+  shakespeare ema --training.ema 0.999 --training.max-minutes 8
+}
+part_scaling() { # what an exchange costs beside an update that is measured here
+  local small=()
+  [ -z "$tiny" ] || small=(--rows 1 0 0 0 --rounds 1)
+  run python scripts/make_scaling.py --device "$device" --output "$RUNS/scaling.md" "${small[@]}"
+}
+part_data_workers() { # augmentation in four processes, the same updates
+  speech data_workers speechocean762 8.0 --training.data-workers "$([ -n "$tiny" ] && echo 1 || echo 4)" "${larger[@]}"
 }
 part_gpt2() { # the whole path of GPT-2's recipe at its real size: a text to shards, and some updates of half a million tokens
   local text=recipes/data/commands/train.en size=50257 small=() lines
