@@ -20,6 +20,7 @@ from transduce.train.flops import flops_per_token
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 TRAINING = "bench_training.py", "--tiny", "--rounds", "1", "--updates", "2", "--warm-up", "1", "--threads", "1"
+PROCESSES = "bench_processes.py", "--tiny"
 DECODING = "bench_decoding.py", "--tiny", "--repeats", "1", "--tokens", "4", "--batch-size", "48", "--threads", "1"
 GENERATION = "bench_generation.py", "--tiny", "--repeats", "1", "--batch-size", "3", "--threads", "1"
 GPT2 = "bench_gpt2.py", "--device", "cpu", "--tiny", "--rounds", "1", "--warm-up", "1", "--threads", "1"
@@ -70,6 +71,16 @@ def test_training_benchmark_compares_every_system_with_the_plain_loop(output):
     speed = {name: float(median.replace(",", "")) for name, median, *_ in cells}
     for name, _, ratio, *_ in cells:  # both figures are rounded
         assert float(ratio) == pytest.approx(speed[name] / speed["plain loop"], rel=0.01, abs=0.01)
+
+
+@pytest.mark.long
+def test_processes_benchmark_compares_every_system_with_one_process(output):
+    heading, *rows = output((*PROCESSES, "--rounds", "1", "--updates", "2", "--warm-up", "1")).splitlines()
+    assert heading.startswith("2 processes, cpu, torch ")
+    cells = [re.fullmatch(r"(\S.*?)  +([\d.]+) updates/s +([\d.]+) x  \(\2 to \2\)", row).groups() for row in rows]
+    assert [name for name, *_ in cells] == ["one process", "processes", "processes, shard", "processes, DDP"]
+    for _, speed, ratio in cells:
+        assert float(ratio) == pytest.approx(float(speed) / float(cells[0][1]), rel=0.02, abs=0.01)
 
 
 @pytest.mark.long
