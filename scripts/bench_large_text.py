@@ -139,7 +139,7 @@ def main() -> None:
         make_text(asked.data, asked.folder)
     if not list(asked.folder.glob("cache/*/*/shards.json")):
         started = time.monotonic()
-        train(asked.folder, "large", "prepared", 1)
+        train(asked.folder, "large", "prepared", 3)
         print(
             f"{SHARD:,} pairs read and tokenized, to the first update: {time.monotonic() - started:.0f} s", flush=True
         )
