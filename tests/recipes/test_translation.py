@@ -106,10 +106,10 @@ def test_a_corpus_that_memory_need_not_hold_trains_and_goes_on_the_same_way(tmp_
     assert "300 pairs" in (said := capsys.readouterr().out) and " in 5 pools, each of which is an epoch; " in said
     update = Trainer._update
 
-    def power_cut(trainer, group, stop):
+    def power_cut(trainer, *group, **more):
         if trainer.progress.update == 5:
             raise InterruptedError
-        update(trainer, group, stop)
+        update(trainer, *group, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_update", power_cut)
