@@ -43,6 +43,7 @@ import translation
 
 import transduce as td
 from transduce import experiment as ex
+from transduce.config import to_dict
 from transduce.data.speech.manifest import Recording
 from transduce.exit import exit_code
 from transduce.experiment import run as training, validation
@@ -245,6 +246,7 @@ class Farm:
         self.trainings = trainings(corpus(folder))
         self.made: Counter[str] = Counter()
         self.wrong: Counter[str] = Counter()
+        self.pair: Path | None = None  # the run of two processes that nothing disturbed
         log.learning_curve = validation.attention_map = dot  # type: ignore[assignment]
         log.EVERY = 1
         self.whole = {name: self._undisturbed(name) for name in self.trainings}
@@ -441,9 +443,45 @@ class Farm:
         self.ends({"clock set back"}, name, x, earlier)
         return "clock set back"
 
+    def one_of_two(self) -> str:
+        """SIGKILL of one of two processes under torchrun, which starts both again."""
+        if self.pair is None:
+            self.pair, status, said, _ = self._together(killed=False)
+            if status:
+                raise SystemExit(f"two processes that nothing disturbs must end with 0, but gave {status}: {said}")
+        run, status, said, killed = self._together(killed=True)
+        wrong = [name for name in differences(run, self.pair) if name.endswith(".safetensors")]
+        self.check("SIGKILL of one of two", not status and not wrong, f"{wrong}, exit code {status}: {said[-3000:]}")
+        shutil.rmtree(run.parent)
+        return "SIGKILL of one of two" if killed else ""
+
+    def _together(self, *, killed: bool) -> tuple[Path, int, str, bool]:
+        """A training by torchrun: its directory, exit status, what it said, and whether one of its processes was killed."""
+        _, x = self.new("translation")
+        x = replace(x, training=replace(x.training, accumulate=2))
+        config, out = x.run.parent / "x.json", x.run.parent / "said"
+        config.write_text(json.dumps(to_dict(x)))
+        words = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", "2", "--nproc-per-node", "2"]
+        words += [translation.__file__, "files", "--config", str(config)]
+        after, late = self.rng.randint(0, 4), self.rng.uniform(0, 0.5)
+        with out.open("w") as file:
+            agent = subprocess.Popen([sys.executable, *words], stdout=file, stderr=file)
+            found: list[str] = []
+            while killed and not found and agent.poll() is None:
+                time.sleep(0.01)
+                if len(list(x.run.glob("checkpoints/0*"))) >= after:
+                    time.sleep(late)
+                    with suppress(OSError):
+                        found = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+                    with suppress(OSError):
+                        os.kill(int(self.rng.choice(found)), signal.SIGKILL) if found else None
+            status = agent.wait()
+        return x.run, status, out.read_text(errors="replace"), bool(found)
+
 
 OTHERS = (
-    Farm.interrupt, Farm.damage, Farm.full_disk, Farm.file_size, Farm.read_only, Farm.two_starts, Farm.at_once, Farm.clock
+    Farm.interrupt, Farm.damage, Farm.full_disk, Farm.file_size, Farm.read_only, Farm.two_starts, Farm.at_once, Farm.clock,
+    Farm.one_of_two,
 )  # fmt: skip
 
 
