@@ -11,7 +11,8 @@ from torch import Tensor
 from transduce.config import within
 from transduce.decode.constraints import Constraints, ids_tensor
 from transduce.decode.hypothesis import Hypothesis, length_penalty
-from transduce.decode.scorer import Scorer, log_probs
+from transduce.decode.scorer import Scorer, at_least_float32
+from transduce.decode.topk import likeliest, log_sum_exp
 
 
 @dataclass
@@ -73,9 +74,10 @@ def beam_search(
     step = 0
     while running:
         step += 1
-        scores = log_probs(scorer, last)
+        scores = at_least_float32(scorer.step(last))
+        offset = live.log_prob if scorer.additive else live.log_prob - log_sum_exp(scores).view_as(live.log_prob)
         constraints.rule_out(scores, live.tokens.flatten(0, 1))
-        continuations = _continuations(scores, live.log_prob, 2 * beam_size)
+        continuations = likeliest(scores, offset, 2 * beam_size)
         live, kept, parent = _advance(live, kept, continuations, end, length_penalty(step, alpha))
         done = (live.score[:, 0] <= kept.score[:, -1]) | (max_lengths <= step)
         flags: list[bool] = done.tolist()  # the one host sync of a step
@@ -97,18 +99,6 @@ def _start(n_sentences: int, beam_size: int, device: torch.device) -> tuple[Beam
     nothing = torch.empty(n_sentences, beam_size, 0, dtype=torch.long, device=device)
     zero, nowhere = torch.zeros(n_sentences, 1, device=device), torch.full(nothing.shape[:2], -math.inf, device=device)
     return Beams(nothing[:, :1], zero, zero), Beams(nothing, nowhere, nowhere)
-
-
-def _continuations(
-    log_prob: Float[Tensor, "N V"], live: Float[Tensor, "A k"], n: int
-) -> tuple[Float[Tensor, "A n"], Int[Tensor, "A n"], Int[Tensor, "A n"]]:
-    """The n likeliest continuations of every sentence: log-probability, token, and which of its k rows it continues."""
-    vocab_size = log_prob.size(1)
-    total = log_prob.view(*live.shape, vocab_size).add_(live[:, :, None]).flatten(1)
-    if total.size(1) < n:  # in the first steps with a tiny vocabulary
-        total = F.pad(total, (0, n - total.size(1)), value=-math.inf)
-    best, index = total.topk(n)
-    return best, index % vocab_size, (index // vocab_size).clamp_max(live.size(1) - 1)
 
 
 def _advance(

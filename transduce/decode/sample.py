@@ -13,6 +13,7 @@ from transduce.decode.config import SamplingConfig
 from transduce.decode.constraints import Constraints, ids_tensor
 from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.scorer import Scorer, at_least_float32
+from transduce.decode.topk import likeliest, log_sum_exp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,8 @@ class Sampling(SamplingConfig):
         """One token a row, by that row's number in [0, 1)."""
         if self.temperature:
             return draw(self.probs(logits, before), uniform)
-        return self._penalized(logits, before).argmax(-1)
+        penalized = self._penalized(logits, before)
+        return likeliest(penalized, penalized.new_zeros(len(penalized), 1), 1)[1][:, 0]
 
     def _penalized(self, logits: Float[Tensor, "N V"], before: Int[Tensor, "N L"]) -> Float[Tensor, "N V"]:
         logits, penalty = at_least_float32(logits), self.repetition_penalty
@@ -120,7 +122,7 @@ class Sampler:
             self._go_on(self.origin)
             logits, self.tokens = logits[self.origin], self.tokens[self.origin]
         scored = self.alpha is not None
-        total = at_least_float32(logits).logsumexp(-1) if scored and not self.scorer.additive else 0.0
+        total = log_sum_exp(at_least_float32(logits)) if scored and not self.scorer.additive else 0.0
         self.constraints.rule_out(logits, self.tokens[:, self.n_given :])
         n_new = self.tokens.size(1) - self.n_given
         token = self.sampling.next(logits, self.tokens, self.uniforms[:, n_new])

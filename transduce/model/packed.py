@@ -1,12 +1,14 @@
-"""Weights packed once for the CPU's matrix kernels: inference is faster and gives the same numbers."""
+"""Weights packed once for the CPU's matrix kernels: inference is faster and gives the same numbers; int8 rounds them."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from transduce.model.layers import FeedForward
 from transduce.model.transformer import Transformer
 
 SMALLEST = 1 << 17
@@ -22,31 +24,79 @@ class PackedWeight:
     def __init__(self, weight: Float[Tensor, "O I"]) -> None:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
 
-    def __call__(self, x: Float[Tensor, "*B I"], bias: Float[Tensor, " O"] | None = None) -> Float[Tensor, "*B O"]:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
+    def __call__(
+        self, x: Float[Tensor, "*B I"], bias: Float[Tensor, " O"] | None = None, *, relu: bool = False
+    ) -> Float[Tensor, "*B O"]:
+        """x W^T + bias, and where `relu` is set, not below 0."""
+        after = "relu" if relu else "none"
+        result: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, bias, after, [], "")
         return result
+
+    def dense(self) -> Float[Tensor, "O I"]:
+        """The weight as it was."""
+        weight: Tensor = self.packed.to_dense()
+        return weight
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PackedWeight":
         return self  # it never changes
 
 
-class PackedLinear(nn.Module):
-    """A packed nn.Linear for inference; its state_dict is that of the nn.Linear."""
+class Int8Weight(PackedWeight):
+    """W of x W^T in 8-bit integers: every row of W, and every row of x as it comes, has a scale of its own.
 
-    def __init__(self, linear: nn.Linear) -> None:
+    The products of integers are summed exactly, and a row of x knows nothing of the others: so the result does not
+    depend on the batch. Source: Wu et al. (2020), Integer quantization for deep learning inference, section 3.
+    """
+
+    def __init__(self, weight: Float[Tensor, "O I"]) -> None:
+        weight = weight.detach()
+        self.scale = weight.abs().amax(dim=1).clamp_min(TINY) / 127
+        self.rounded = (weight / self.scale[:, None]).round_().to(torch.int8)
+        self.zero = torch.zeros(len(weight), dtype=torch.long)
+        self.packed = torch.ops.onednn.qlinear_prepack(self.rounded, None)
+
+    def __call__(
+        self, x: Float[Tensor, "*B I"], bias: Float[Tensor, " O"] | None = None, *, relu: bool = False
+    ) -> Float[Tensor, "*B O"]:
+        rows = x.reshape(-1, x.size(-1))
+        scale = rows.abs().amax(dim=1, keepdim=True).clamp_min_(TINY).div_(127)
+        # the product of signed integers has no fast kernel; flipping the highest bit adds 128
+        rounded = (rows / scale).round_().to(torch.int8).view(torch.uint8).bitwise_xor_(128)
+        y = torch.ops.onednn.qlinear_pointwise.default(
+            rounded, 1.0, 128, self.packed, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        y = y.mul_(scale) if bias is None else torch.addcmul(bias, y, scale, out=y)
+        return (y.relu_() if relu else y).view(*x.shape[:-1], -1)
+
+    def dense(self) -> Float[Tensor, "O I"]:
+        return self.rounded * self.scale[:, None]
+
+
+TINY = torch.finfo(torch.float32).tiny
+"""The least scale: a row of zeros stays one."""
+
+
+class PackedLinear(nn.Module):
+    """A packed nn.Linear for inference; its state_dict is that of the nn.Linear, rounded where the weight is.
+
+    Args:
+        relu: zero what is below 0, in the same operator.
+    """
+
+    def __init__(self, linear: nn.Linear, kind: type[PackedWeight] = PackedWeight, *, relu: bool = False) -> None:
         super().__init__()
-        self.product, self.bias = PackedWeight(linear.weight), linear.bias
+        self.product, self.bias, self.relu = kind(linear.weight), linear.bias, relu
 
     @property
     def weight(self) -> Float[Tensor, "O I"]:
-        """The packed weight; `to_dense` gives the original."""
+        """The packed weight."""
         return self.product.packed
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
-        return self.product(x, self.bias)
+        return self.product(x, self.bias, relu=self.relu)
 
     def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
-        destination[f"{prefix}weight"] = self.weight.to_dense()
+        destination[f"{prefix}weight"] = self.product.dense()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
 
@@ -69,18 +119,36 @@ class PackedTransformer(Transformer):
         raise RuntimeError("the weights of a loaded model are packed and stay as they are; td.load_model gives others")
 
 
-def pack(model: Transformer) -> Transformer:
-    """Pack a model in place if it is on a CPU, in float32 or bfloat16, and the CPU has the kernels; else leave it."""
-    if not can_pack(model.device, next(model.parameters()).dtype):
+def pack(model: Transformer, *, int8: bool = False) -> Transformer:
+    """Pack a model in place if it is on a CPU, in float32 or bfloat16, and the CPU has the kernels; else leave it.
+
+    Args:
+        int8: round the large matrices to 8-bit integers; what is small, the norms and the tables stay float32.
+
+    Raises:
+        ValueError: int8 is wanted where this machine or this PyTorch has no kernels for it.
+    """
+    dtype = next(model.parameters()).dtype
+    if int8 and not (dtype == torch.float32 and can_pack(model.device, torch.int8)):
+        raise ValueError(
+            "int8 computes with float32 on a CPU, with kernels of oneDNN, but this is "
+            f"{dtype} on {model.device} with PyTorch {torch.__version__}; use fp32 or bf16"
+        )
+    if not can_pack(model.device, dtype):
         return model
+    kind = Int8Weight if int8 else PackedWeight
     model.eval().requires_grad_(False)
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Linear) and child.weight.numel() >= SMALLEST:
-                setattr(module, name, PackedLinear(child))
+                relu = name == "wide" and isinstance(module, FeedForward) and module.activation is F.relu
+                relu = relu and not module.gated
+                if relu:
+                    module.activation = torch.positive  # the identity
+                setattr(module, name, PackedLinear(child, kind, relu=relu))
     logits = None
     if model.output is not None and model.output.numel() >= SMALLEST:
-        logits = PackedWeight(model.output[: model.vocab_size])
+        logits = kind(model.output[: model.vocab_size])
     model.__class__ = PackedTransformer
     assert isinstance(model, PackedTransformer)
     model.logits = logits
@@ -88,9 +156,11 @@ def pack(model: Transformer) -> Transformer:
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this PyTorch and this machine have the kernels for packed weights."""
+    """Whether this PyTorch and this machine have the kernels for packed weights; int8: for such weights."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
+    if dtype == torch.int8:
+        return all(hasattr(torch.ops.onednn, name) for name in ("qlinear_prepack", "qlinear_pointwise"))
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,0 +1,58 @@
+"""The likeliest tokens of many rows. On a CPU nothing is sorted, and no second table of the vocabulary's size is made."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+GROUP = 64
+"""Tokens that stand for each other by the largest of their scores."""
+ROWS = 16
+"""Rows whose exponentials are in memory at a time: they stay in the CPU's cache."""
+
+
+def log_sum_exp(logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
+    """log of the sum of exp(logits) of every row; log_softmax is the logits minus it."""
+    if logits.device.type != "cpu" or logits.numel() <= ROWS * GROUP:
+        return logits.logsumexp(-1)
+    largest, total = logits.amax(-1, keepdim=True), logits.new_empty(len(logits))
+    room = logits.new_empty(ROWS, logits.size(1))
+    for rows, top, out in zip(logits.split(ROWS), largest.split(ROWS), total.split(ROWS), strict=True):
+        torch.sum(torch.sub(rows, top, out=room[: len(rows)]).exp_(), dim=-1, out=out)
+    return total.log_().add_(largest[:, 0])
+
+
+def likeliest(
+    scores: Float[Tensor, "N V"], offset: Float[Tensor, "A K"], n: int
+) -> tuple[Float[Tensor, "A n"], Int[Tensor, "A n"], Int[Tensor, "A n"]]:
+    """The n largest of scores + offset among the K rows of every sentence: value, token, and which row; largest first.
+
+    A token is among the n best only if its group of GROUP tokens is, by the largest of its scores: so the vocabulary is
+    read once, and only n groups of it are sorted. Where there are fewer than n, the rest is -inf.
+
+    Args:
+        offset: what is added to the scores of row b * K + k.
+    """
+    n_sentences, n_rows = offset.shape
+    vocab_size = scores.size(1)
+    n_groups = -(-vocab_size // GROUP)
+    if scores.device.type != "cpu" or n_rows * n_groups < 2 * n or not n_sentences:
+        total = (scores.view(n_sentences, n_rows, vocab_size) + offset[:, :, None]).flatten(1)
+        if total.size(1) < n:  # in the first steps with a tiny vocabulary
+            total = torch.nn.functional.pad(total, (0, n - total.size(1)), value=-math.inf)
+        values, index = total.topk(n)
+        return values, index % vocab_size, (index // vocab_size).clamp_max(n_rows - 1)
+    whole = vocab_size - vocab_size % GROUP
+    tops = scores.new_empty(len(scores), n_groups)
+    torch.amax(scores[:, :whole].unflatten(1, (-1, GROUP)), dim=-1, out=tops[:, : whole // GROUP])
+    if whole < vocab_size:
+        torch.amax(scores[:, whole:], dim=-1, keepdim=True, out=tops[:, -1:])
+    _, best = (tops.view(n_sentences, n_rows, n_groups) + offset[:, :, None]).flatten(1).topk(n, sorted=False)
+    row, group = best // n_groups, best % n_groups
+    token = group[:, :, None] * GROUP + torch.arange(GROUP)  # (A, n, GROUP)
+    first = torch.arange(n_sentences)[:, None] * n_rows
+    place = (first + row)[:, :, None] * vocab_size + token.clamp_max(vocab_size - 1)
+    total = scores.flatten()[place] + offset.gather(1, row)[:, :, None]
+    values, index = total.masked_fill_(token >= vocab_size, -math.inf).flatten(1).topk(n)
+    return values, token.flatten(1).gather(1, index), row.gather(1, index // GROUP)
