@@ -87,6 +87,8 @@ def beam_search(
             results.append(([running[i] for i in gone], kept.rows(out), live.rows(out)))
             running, max_lengths, parent = [running[i] for i in on], max_lengths[rest], parent[rest]
             live, kept = live.rows(rest), kept.rows(rest)
+        if parent.device.type == "cpu":
+            live, parent = _settled(live, parent)
         scorer.reorder(parent.flatten())
         if any(flags):
             scorer.keep(rest)
@@ -120,6 +122,20 @@ def _advance(
     first_row = live.score.size(1) * torch.arange(len(parent), device=parent.device)[:, None]
     live, chosen = Beams(tokens, on, on / penalty).best(beam_size)
     return live, kept, first_row + parent.gather(1, chosen)
+
+
+def _settled(live: Beams, parent: Int[Tensor, "A K"]) -> tuple[Beams, Int[Tensor, "A K"]]:
+    """The same hypotheses of every sentence in another order, and their parents: the first of those that continue a row
+    takes its place. So of its caches only the rows that nothing continues are overwritten."""
+    beam_size = parent.size(1)
+    place = parent % beam_size  # of the parent among those of its sentence; one row per sentence before the first step
+    first = ~(place[:, :, None] == place[:, None, :]).tril(-1).any(-1)
+    taken = torch.zeros_like(place).scatter_(1, place, 1)
+    free = taken.argsort(dim=1, stable=True)
+    place = place.where(first, free.gather(1, (~first).cumsum(1).sub_(1).clamp_min_(0)))
+    order = place.argsort(dim=1)
+    tokens = live.tokens.gather(1, order[:, :, None].expand_as(live.tokens))
+    return Beams(tokens, live.log_prob.gather(1, order), live.score.gather(1, order)), parent.gather(1, order)
 
 
 def _collect(results: list[tuple[list[int], Beams, Beams]], eos_id: int, n_best: int) -> list[list[Hypothesis]]:

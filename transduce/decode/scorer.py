@@ -75,10 +75,14 @@ class ModelScorer:
 
     def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
         """Logits of the next token; only the last position is projected to the vocabulary."""
+        return self.model.project(self.states(tokens))
+
+    def states(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
+        """Append one token to every row; return what is projected to the logits of the next."""
         new = tokens[:, None] if self.prompts is None else self.prompts
         states = self.model.decoder_states(new, memory=self.memory, cache=self.cache)
         self.memory = self.prompts = None
-        return self.model.project(states[:, -1])
+        return states[:, -1]
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
         self.cache.reorder(rows)

@@ -10,6 +10,8 @@ GROUP = 64
 """Tokens that stand for each other by the largest of their scores."""
 ROWS = 16
 """Rows whose exponentials are in memory at a time: they stay in the CPU's cache."""
+LEAST = -80.0
+"""What is below the largest logit by more adds nothing to the sum; its exponential would be no normal number, which is slow."""
 
 
 def log_sum_exp(logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
@@ -19,7 +21,7 @@ def log_sum_exp(logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
     largest, total = logits.amax(-1, keepdim=True), logits.new_empty(len(logits))
     room = logits.new_empty(ROWS, logits.size(1))
     for rows, top, out in zip(logits.split(ROWS), largest.split(ROWS), total.split(ROWS), strict=True):
-        torch.sum(torch.sub(rows, top, out=room[: len(rows)]).exp_(), dim=-1, out=out)
+        torch.sum(torch.sub(rows, top, out=room[: len(rows)]).clamp_min_(LEAST).exp_(), dim=-1, out=out)
     return total.log_().add_(largest[:, 0])
 
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.model.layers import FeedForward
 from transduce.model.transformer import Transformer
+from transduce.threads import keep_memory
 
 SMALLEST = 1 << 17
 """Smallest number of elements for which packing pays: below it, calling the operator takes longer than the product."""
@@ -109,6 +110,11 @@ class PackedTransformer(Transformer):
         """States to logits, as in Transformer."""
         return super().project(states) if self.logits is None else self.logits(states)
 
+    def projection(self, ids: Int[Tensor, " U"]) -> Callable[[Float[Tensor, "*B D"]], Float[Tensor, "*B U"]]:
+        """What `project` gives for these tokens alone, rounded where that is."""
+        assert self.output is not None
+        return super().projection(ids) if self.logits is None else type(self.logits)(self.output[ids])
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         raise RuntimeError(
             "the weights of a loaded model are packed for this CPU and this type; "
@@ -136,6 +142,7 @@ def pack(model: Transformer, *, int8: bool = False) -> Transformer:
         )
     if not can_pack(model.device, dtype):
         return model
+    keep_memory()
     kind = Int8Weight if int8 else PackedWeight
     model.eval().requires_grad_(False)
     for module in list(model.modules()):

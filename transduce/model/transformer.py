@@ -1,5 +1,6 @@
 """The Transformer: an encoder stack, a decoder stack, or both. Reading order: attention, layers, then this."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -199,6 +200,11 @@ class Transformer(nn.Module):
         if self.output is None:
             raise ValueError("logits need a vocabulary, but this model has only an encoder over frames; use states()")
         return F.linear(states, self.output[: self.vocab_size])
+
+    def projection(self, ids: Int[Tensor, " U"]) -> Callable[[Float[Tensor, "*B D"]], Float[Tensor, "*B U"]]:
+        """What `project` gives for these tokens alone, as a function of the states."""
+        assert self.output is not None
+        return partial(F.linear, weight=self.output[ids])
 
     def ctc_logits(self, memory_states: Float[Tensor, "B S D"]) -> Float[Tensor, "B S V"]:
         """The memory's states to logits of the tokens and the blank symbol at every source position.

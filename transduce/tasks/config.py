@@ -42,6 +42,9 @@ class SearchConfig:
     """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC head."""
     no_repeat_ngram: int = 0
     """No n-gram of this many tokens comes out twice; 0 = off."""
+    shortlist: bool = False
+    """Translate with the tokens that the run's table has for the source's, which is faster; `transduce shortlist` makes
+    the table."""
 
     def __post_init__(self) -> None:
         within("[1, 1000]", beam_size=self.beam_size)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.joint import combined
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer, Scorer
+from transduce.decode.shortlist import Shortlist, ShortlistScorer
 from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.config import SearchConfig
 
@@ -97,11 +98,13 @@ def search_sources(
     lengths: Int[Tensor, " B"],
     config: SearchConfig,
     tokenizer: Tokenizer,
+    shortlist: Shortlist | None = None,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses that an encoder-decoder model has for every source, best first.
 
     Args:
         tokenizer: that of the target, which says what begins and ends a text.
+        shortlist: what the tokens of a source may become, for a search whose configuration wants that.
 
     Raises:
         ValueError: CTC is to be heard, but the model has no CTC head, or the tokenizer no padding to be its blank.
@@ -110,9 +113,21 @@ def search_sources(
     memory = model.encode(source.to(model.device), lengths.to(model.device))
     assert memory.lengths is not None
     bounds = length_bounds(memory.lengths, config.length_ratio, config.length_extra, limit=last_position(model))
+    scorers = None
+    suppressed, names = tokenizer.suppressed, None
+    if config.shortlist and shortlist is not None:
+        ids, allowed = shortlist.choose(source.to(model.device), memory.lengths)
+        scorers = [(1.0, ShortlistScorer(model, memory, ids, allowed, model.projection(ids)))]
+        names = ids.tolist()
+        own = {name: i for i, name in enumerate(names)}
+        bos, eos, suppressed = own[bos], own[eos], [own[i] for i in suppressed if i in own]
     starts, ngram = bounds.new_full((len(bounds), 1), bos), config.no_repeat_ngram
-    constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, no_repeat_ngram=ngram)
-    return search(model_scorers(model, memory, tokenizer, config.ctc_weight), starts, constraints, config)
+    constraints = Constraints(bounds, eos_id=eos, suppressed=suppressed, no_repeat_ngram=ngram)
+    scorers = scorers or model_scorers(model, memory, tokenizer, config.ctc_weight)
+    found = search(scorers, starts, constraints, config)
+    if names is None:
+        return found
+    return [[replace(h, tokens=[names[token] for token in h.tokens]) for h in each] for each in found]
 
 
 def last_position(model: Transformer) -> int:

@@ -9,6 +9,7 @@ from transduce.data.batch import pad
 from transduce.data.text.sentences import sentences
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.decode.hypothesis import Hypothesis, length_penalty
+from transduce.decode.shortlist import Shortlist
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
@@ -26,10 +27,13 @@ class Translator(ForcedDecoding[str]):
         source_tokenizer: Tokenizer,
         target_tokenizer: Tokenizer,
         decoding: SearchConfig | None = None,
+        shortlist: Shortlist | None = None,
     ) -> None:
         self.model, self.source_tokenizer, self.tokenizer = model, source_tokenizer, target_tokenizer
         self.decoding = decoding or SearchConfig()
         """How to search where nothing else is said."""
+        self.shortlist = shortlist
+        """What the tokens of a source may become; for decoding with shortlist=True."""
 
     def __call__(self, lines: Sequence[str], decoding: SearchConfig | None = None, **settings: Any) -> list[str]:
         """The best translation of every line; see `translate`."""
@@ -70,6 +74,11 @@ class Translator(ForcedDecoding[str]):
         """
         check_list(lines, "translate takes a list of lines")
         config = (decoding or self.decoding).changed(**settings)
+        if config.shortlist and self.shortlist is None:
+            raise ValueError(
+                f"a shortlist needs the run's table of translations, which a training with --shortlist or transduce "
+                f"shortlist RUN SOURCE TARGET makes, but this run has no {SHORTLIST}"
+            )
         ways = self._ways(lines, config, first_line)
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
         rows = [(i, ids) for i, each in ways.items() for way in each for ids in way]
@@ -77,7 +86,7 @@ class Translator(ForcedDecoding[str]):
         parted: list[int] = []
 
         def search(batch: list[int]) -> list[list[Hypothesis]]:
-            return search_sources(self.model, *pad([rows[row][1] for row in batch], 0), config, self.tokenizer)
+            return search_sources(self.model, *pad([rows[row][1] for row in batch], 0), config, self.tokenizer, self.shortlist)
 
         for row, hypotheses in in_batches([len(ids) for _, ids in rows], config.batch_tokens, search):
             i = rows[row][0]
