@@ -28,18 +28,18 @@ def wait_politely() -> str:
     return f"threads that wait sleep soon, for the sake of other work: GOMP_SPINCOUNT={SPINS}"
 
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 """The names that <malloc.h> has for the settings of GNU's malloc."""
 
 
 def keep_memory() -> bool:
-    """Let GNU's malloc keep what is freed, up to 1 GB, for the next tensors; whether it does so now.
+    """Let GNU's malloc keep what is freed, up to 2 GB, for the next tensors; whether it does so now.
 
-    Otherwise the large tensors of every step come from the system anew, page by page: that was a tenth of the time of a
+    Otherwise the large tensors of every step come from the system anew, page by page, which was a tenth of the time of a
     beam search. The user's own MALLOC_ variables win.
     """
     if any(name.startswith("MALLOC_") for name in os.environ) or not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    settings = {M_MMAP_THRESHOLD: 1 << 25, M_TRIM_THRESHOLD: 1 << 30, M_TOP_PAD: 1 << 26}
+    settings = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: (1 << 31) - 1, M_TOP_PAD: 1 << 26}
     return mallopt is not None and all([mallopt(name, value) for name, value in settings.items()])

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.model.layers import FeedForward
+from transduce.model.step import DecoderStep
 from transduce.model.transformer import Transformer
 from transduce.threads import keep_memory
 
@@ -105,6 +106,14 @@ class PackedTransformer(Transformer):
     """A Transformer with packed weights. Inference only; device and dtype are fixed. Its state_dict is unchanged."""
 
     logits: PackedWeight | None
+    step: DecoderStep | None
+
+    def decoder_states(self, target_in: Int[Tensor, "N T"], **known: Any) -> Float[Tensor, "N T D"]:
+        """The states that `decode` projects to logits, as in Transformer; one position more of a search is a quick step."""
+        cache = known.get("cache")
+        if self.step is not None and cache is not None and cache.length and target_in.size(1) == 1:
+            return self.step(target_in, cache)
+        return super().decoder_states(target_in, **known)
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """States to logits, as in Transformer."""
@@ -159,6 +168,7 @@ def pack(model: Transformer, *, int8: bool = False) -> Transformer:
     model.__class__ = PackedTransformer
     assert isinstance(model, PackedTransformer)
     model.logits = logits
+    model.step = DecoderStep(model) if dtype == torch.float32 and DecoderStep.fits(model.config) else None
     return model
 
 
