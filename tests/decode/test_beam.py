@@ -2,7 +2,7 @@
 
 import math
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force, plain_beam_search
 from transduce.decode.beam import beam_search
+from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.sample import Sampler, Sampling
@@ -25,14 +26,20 @@ def starts(n: int) -> Tensor:
     return torch.full((n, 1), BOS)
 
 
-def constrained(bounds: list[int], **rules) -> Constraints:
-    return Constraints(torch.tensor(bounds, dtype=torch.long), **({"eos_id": EOS} | rules))
+RULES = {each.name for each in fields(RulesConfig)}
+
+
+def constrained(bounds: list[int], *, eos_id: int | None = EOS, suppressed=(), **rules) -> Constraints:
+    """Constraints of texts that begin with BOS; `rules` are fields of RulesConfig."""
+    own = {"rules": RulesConfig(**rules), "prompts": starts(len(bounds))}
+    return Constraints(torch.tensor(bounds, dtype=torch.long), eos_id=eos_id, suppressed=suppressed, **own)
 
 
 def search(
-    language: Language, sentences: list[int], bounds: list[int], *, suppressed=(), no_repeat_ngram=0, **settings
+    language: Language, sentences: list[int], bounds: list[int], *, suppressed=(), **settings
 ) -> list[list[Hypothesis]]:
-    constraints = constrained(bounds, suppressed=suppressed, no_repeat_ngram=no_repeat_ngram)
+    rules = {name: settings.pop(name) for name in RULES & settings.keys()}
+    constraints = constrained(bounds, suppressed=suppressed, **rules)
     return beam_search(LanguageScorer(language, sentences), starts(len(bounds)), constraints, **settings)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeVar, get_origin, get_type_hints
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -64,7 +64,8 @@ def search_options(*, without: Collection[str] = ()) -> Any:
     """
     options: list[tuple[str, Any, Any]] = [("greedy", Annotated[bool, arg(help=GREEDY, help_behavior_hint="")], False)]
     for name, kind in get_type_hints(SearchConfig).items():
-        offered: Any = Annotated[kind | None, arg(metavar=kind.__name__.upper(), help_behavior_hint="(the run's)")]
+        metavar = "INT [INT ...]" if get_origin(kind) is tuple else kind.__name__.upper()
+        offered: Any = Annotated[kind | None, arg(metavar=metavar, help_behavior_hint="(the run's)")]
         hidden: Any = Annotated[kind | None, Suppress, Fixed]
         options.append((name, hidden if name in without else offered, None))
     namespace = {"__doc__": "The run's own configuration decides what is not named here.", "__post_init__": _unchecked}

@@ -11,7 +11,7 @@ from torch import Tensor
 from transduce.config import within
 from transduce.decode.constraints import Constraints, ids_tensor
 from transduce.decode.hypothesis import Hypothesis, length_penalty
-from transduce.decode.scorer import Scorer, log_probs
+from transduce.decode.scorer import Scorer
 
 
 @dataclass
@@ -73,8 +73,7 @@ def beam_search(
     step = 0
     while running:
         step += 1
-        scores = log_probs(scorer, last)
-        constraints.rule_out(scores, live.tokens.flatten(0, 1))
+        scores = constraints.log_probs(scorer, last, live.tokens.flatten(0, 1), running)
         continuations = _continuations(scores, live.log_prob, 2 * beam_size)
         live, kept, parent = _advance(live, kept, continuations, end, length_penalty(step, alpha))
         done = (live.score[:, 0] <= kept.score[:, -1]) | (max_lengths <= step)

@@ -14,6 +14,7 @@ from torch import Tensor
 from transduce.data.batch import bucket
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.beam import beam_search
+from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import Constraints, length_bounds
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.hypothesis import Hypothesis
@@ -109,10 +110,22 @@ def search_sources(
     bos, eos = tokenizer.required("bos_id", "eos_id")
     memory = model.encode(source.to(model.device), lengths.to(model.device))
     assert memory.lengths is not None
-    bounds = length_bounds(memory.lengths, config.length_ratio, config.length_extra, limit=last_position(model))
-    starts, ngram = bounds.new_full((len(bounds), 1), bos), config.no_repeat_ngram
-    constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, no_repeat_ngram=ngram)
+    limit = min(last_position(model), config.max_length or sys.maxsize)
+    bounds = length_bounds(memory.lengths, config.length_ratio, config.length_extra, limit=limit)
+    starts = bounds.new_full((len(bounds), 1), bos)
+    check_suppressed(config, tokenizer)
+    constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, rules=config, prompts=starts)
     return search(model_scorers(model, memory, tokenizer, config.ctc_weight), starts, constraints, config)
+
+
+def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
+    """Raise ValueError if an id to suppress is none of this vocabulary, or marks the end."""
+    wrong = [i for i in rules.suppress if i >= tokenizer.vocab_size or i == tokenizer.eos_id]
+    if wrong:
+        raise ValueError(
+            f"suppress takes ids of 0 to {tokenizer.vocab_size - 1} except that of the end, but it has {wrong[0]}; leave "
+            "it out"
+        )
 
 
 def last_position(model: Transformer) -> int:
