@@ -145,7 +145,7 @@ def test_what_has_no_token_left_and_no_end_is_refused():
     scorer = LanguageScorer(Language(seed=1), [0])
     message = (
         "the rules must leave a token to go on with, but after 2 tokens they leave none, and no EOS can end the text; "
-        "loosen no_repeat_ngram=1 or what is suppressed"
+        "loosen no_repeat_ngram=1, or suppress and forbid less"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         greedily(scorer, [9], eos_id=None, suppressed=[PAD, BOS, EOS], no_repeat_ngram=1)
@@ -155,7 +155,7 @@ def test_what_has_no_token_left_and_no_end_is_refused():
     ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0, but no_repeat_ngram=-1"),
     ({"min_length": -1}, "min_length must be at least 0, but min_length=-1"),
     ({"repetition_penalty": 0.0}, "repetition_penalty must lie in (0, inf), but repetition_penalty=0.0"),
-    ({"suppress": [3, -2]}, "suppress must be at least 0, but suppress=-2"),
+    ({"suppress": (3, -2)}, "suppress must be at least 0, but suppress=-2"),
 ])  # fmt: skip
 def test_impossible_rules_are_refused(fields, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

@@ -26,6 +26,16 @@ Run = Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe make
 
 OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
 
+Forbid = Annotated[
+    Path | None,
+    arg(
+        metavar="FILE",
+        help="Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at either end of one "
+        "is the end of a word.",
+        help_behavior_hint="",
+    ),
+]
+
 Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 
 STDIN = Path("-")
@@ -63,6 +73,7 @@ def search_options(*, without: Collection[str] = ()) -> Any:
         without: fields that mean nothing to a command, and are not offered.
     """
     options: list[tuple[str, Any, Any]] = [("greedy", Annotated[bool, arg(help=GREEDY, help_behavior_hint="")], False)]
+    without = {*without, "forbid"}  # a file says it, see Forbid
     for name, kind in get_type_hints(SearchConfig).items():
         metavar = "INT [INT ...]" if get_origin(kind) is tuple else kind.__name__.upper()
         offered: Any = Annotated[kind | None, arg(metavar=metavar, help_behavior_hint="(the run's)")]
@@ -78,9 +89,11 @@ def _unchecked(self: object) -> None:
     """Leave the checks to the SearchConfig that the options become."""
 
 
-def with_options(own: SearchConfig, options: object) -> SearchConfig:
+def with_options(own: SearchConfig, options: object, forbid: Path | None) -> SearchConfig:
     """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
     named = {name: value for name, value in vars(options).items() if value is not None}
+    if forbid:
+        named["forbid"] = read_phrases(forbid)
     greedy = named.pop("greedy")
     found = own.changed(**named)
     return found.greedy() if greedy else found
@@ -128,6 +141,15 @@ def _checked(line: str | ValueError) -> str:
     if isinstance(line, ValueError):
         raise line
     return line
+
+
+def read_phrases(path: Path) -> tuple[str, ...]:
+    """The phrases of a file, one a line, without blank lines.
+
+    Raises:
+        ValueError: one of them is not UTF-8.
+    """
+    return tuple(phrase for line in read_side(path) if (phrase := line.removesuffix("\r")).strip())
 
 
 def side_name(path: Path) -> str:

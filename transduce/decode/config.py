@@ -22,11 +22,14 @@ class RulesConfig:
     way out of circles, 1.2 say; 1 = off."""
     suppress: tuple[int, ...] = ()
     """Ids of tokens that never come out, beside special ones."""
+    forbid: tuple[str, ...] = ()
+    """Phrases that no output holds, not even inside of a word; a space at either end is the end of a word."""
 
     def __post_init__(self) -> None:
         at_least(0, min_length=self.min_length, no_repeat_ngram=self.no_repeat_ngram)
         within("(0, inf)", repetition_penalty=self.repetition_penalty)
-        object.__setattr__(self, "suppress", tuple(self.suppress))
+        if not all(self.forbid):
+            raise ValueError("a forbidden phrase must have a character, but one is empty; leave it out")
         at_least(0, suppress=min(self.suppress, default=None))
 
 

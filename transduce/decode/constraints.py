@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decode.config import RulesConfig
+from transduce.decode.phrases import Forbidden, Prefix
 from transduce.decode.scorer import Scorer, at_least_float32
 
 LEAST = -1e4
@@ -26,7 +27,9 @@ class Constraints:
         max_lengths: bound on the new tokens of each sentence, EOS included, on the device of the search.
         eos_id: None: nothing ends before its bound.
         suppressed: ids never produced, beside those of `rules`.
-        prompts: what came before the new tokens; the repetition penalty counts it.
+        prompts: what came before the new tokens; the repetition penalty counts it, and a forbidden phrase may begin there.
+        forbidden: what `rules.forbid` says, in tokens.
+        prefixes: what each sentence begins with, if it does; no other rule stands against it.
 
     Raises:
         ValueError: a bound is below 1.
@@ -40,6 +43,8 @@ class Constraints:
         suppressed: Sequence[int] = (),
         rules: RulesConfig = RulesConfig(),
         prompts: Int[Tensor, "B P"] | None = None,
+        forbidden: Forbidden | None = None,
+        prefixes: Sequence[Prefix | None] = (),
     ) -> None:
         if len(max_lengths) and int(max_lengths.min()) < 1:
             raise ValueError(
@@ -47,6 +52,8 @@ class Constraints:
                 "leave empty sentences out of the batch"
             )
         self.max_lengths, self.eos_id, self.rules, self.prompts = max_lengths, eos_id, rules, prompts
+        self.forbidden, self.prefixes = forbidden, prefixes
+        self.longest_prefix = max((prefix.longest for prefix in prefixes if prefix), default=0)
         self.suppressed_ids = ids_tensor([*suppressed, *rules.suppress], max_lengths.device)
 
     def log_probs(
@@ -86,15 +93,33 @@ class Constraints:
         """
         eos, rules = self.eos_id, self.rules
         too_short = eos is not None and tokens.size(1) < rules.min_length
-        narrow = too_short or rules.no_repeat_ngram or rules.suppress
+        narrow = too_short or rules.no_repeat_ngram or rules.suppress or self.forbidden
+        free = scores.clone() if tokens.size(1) < self.longest_prefix else None
         ending = scores[:, eos].clone() if narrow and eos is not None else None
         scores.index_fill_(1, self.suppressed_ids, -math.inf)
         if too_short:
             scores[:, eos] = -math.inf
         if rules.no_repeat_ngram:
             suppress_repeats(scores, tokens, rules.no_repeat_ngram)
+        if self.forbidden:
+            ruled_out = self.forbidden.ruled_out(self._since_prompt(tokens, sentences).tolist())
+            scores.masked_fill_(ruled_out.to(scores.device), -math.inf)
         if narrow:
             self._let_end(scores, ending, tokens.size(1), len(sentences))
+        if free is not None:
+            self._force(scores, free, tokens, sentences)
+
+    def _force(self, scores: Tensor, free: Tensor, tokens: Tensor, sentences: Sequence[int]) -> None:
+        """Leave the rows that are in their prefix nothing else; `free` has the scores without any rule."""
+        n_rows = len(tokens) // len(sentences)
+        for row, own in enumerate(tokens.tolist()):
+            prefix = self.prefixes[sentences[row // n_rows]]
+            following = prefix.next(own) if prefix else None
+            if following is not None:
+                ids = ids_tensor(following, scores.device)
+                kept = scores[row, ids]
+                scores[row] = -math.inf
+                scores[row, ids] = free[row, ids].clamp_min(LEAST) if bool((kept == -math.inf).all()) else kept
 
     def _let_end(self, scores: Tensor, ending: Tensor | None, n_tokens: int, n_sentences: int) -> None:
         """Let the rows that have no token left end with the score that they had for it."""
@@ -104,7 +129,7 @@ class Constraints:
         elif bool(stuck.view(n_sentences, -1).all(dim=1).any()):
             raise ValueError(
                 f"the rules must leave a token to go on with, but after {n_tokens} tokens they leave none, and no EOS "
-                f"can end the text; loosen no_repeat_ngram={self.rules.no_repeat_ngram} or what is suppressed"
+                f"can end the text; loosen no_repeat_ngram={self.rules.no_repeat_ngram}, or suppress and forbid less"
             )
 
     def _since_prompt(self, tokens: Int[Tensor, "N L"], sentences: Sequence[int]) -> Int[Tensor, "N M"]:

@@ -65,6 +65,10 @@ class SearchConfig(RulesConfig):
         for name in settings:
             if name not in names:
                 raise ValueError(f"a search setting must be one of {', '.join(names)}, but it is {name!r}")
+        for name in ("suppress", "forbid"):
+            if isinstance(given := settings.get(name, ()), str):
+                raise ValueError(f"{name} takes a list, but got {given!r:.40}; put it into brackets")
+            settings |= {name: tuple(given)} if name in settings else {}
         if "n_best" in settings:
             settings.setdefault("beam_size", max(self.beam_size, settings["n_best"]))
         return replace(self, **settings)

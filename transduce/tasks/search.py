@@ -19,10 +19,12 @@ from transduce.decode.constraints import Constraints, length_bounds
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.joint import combined
+from transduce.decode.phrases import Prefix
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.config import SearchConfig
+from transduce.tasks.phrases import forbidden
 
 FoundT = TypeVar("FoundT")
 
@@ -98,11 +100,13 @@ def search_sources(
     lengths: Int[Tensor, " B"],
     config: SearchConfig,
     tokenizer: Tokenizer,
+    prefixes: Sequence[Prefix | None] = (),
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses that an encoder-decoder model has for every source, best first.
 
     Args:
         tokenizer: that of the target, which says what begins and ends a text.
+        prefixes: what each output begins with, if anything; none are longer for the bound of `config.length_ratio`.
 
     Raises:
         ValueError: CTC is to be heard, but the model has no CTC head, or the tokenizer no padding to be its blank.
@@ -112,9 +116,13 @@ def search_sources(
     assert memory.lengths is not None
     limit = min(last_position(model), config.max_length or sys.maxsize)
     bounds = length_bounds(memory.lengths, config.length_ratio, config.length_extra, limit=limit)
+    if any(prefixes):
+        least = [prefix.longest + 1 if prefix else 1 for prefix in prefixes]
+        bounds = torch.maximum(bounds, bounds.new_tensor(least)).clamp_max(limit)
     starts = bounds.new_full((len(bounds), 1), bos)
     check_suppressed(config, tokenizer)
-    constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, rules=config, prompts=starts)
+    told = {"rules": config, "prompts": starts, "forbidden": forbidden(tokenizer, config.forbid), "prefixes": prefixes}
+    constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, **told)
     return search(model_scorers(model, memory, tokenizer, config.ctc_weight), starts, constraints, config)
 
 

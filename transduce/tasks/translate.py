@@ -1,7 +1,7 @@
 """Text in, its translation out."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,7 @@ from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
+from transduce.tasks.phrases import per_line, prefix as begin
 from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
 
 logger = logging.getLogger("transduce")
@@ -40,6 +41,7 @@ class Translator(ForcedDecoding[str]):
         lines: Sequence[str],
         decoding: SearchConfig | None = None,
         *,
+        prefix: Sequence[str] | None = None,
         first_line: int = 1,
         progress: Callable[[int], object] | None = None,
         **settings: Any,
@@ -49,35 +51,44 @@ class Translator(ForcedDecoding[str]):
         Args:
             decoding: how to search; the run's own way if not given.
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
+            prefix: what each translation begins with, "" for nothing; its last word may go on, unless a space ends it.
             first_line: the number of lines[0], for warnings.
             progress: called with 1 for every line that is done.
         """
         outputs: dict[int, list[Output]] = {}
-        for i, found in self.stream(lines, decoding, first_line=first_line, **settings):
+        for i, found in self.stream(lines, decoding, prefix=prefix, first_line=first_line, **settings):
             outputs[i] = found
             if progress:
                 progress(1)
         return [outputs[i] for i in range(len(lines))]
 
     def stream(
-        self, lines: Sequence[str], decoding: SearchConfig | None = None, *, first_line: int = 1, **settings: Any
+        self,
+        lines: Sequence[str],
+        decoding: SearchConfig | None = None,
+        *,
+        prefix: Sequence[str] | None = None,
+        first_line: int = 1,
+        **settings: Any,
     ) -> Iterator[tuple[int, list[Output]]]:
         """The index of a line and its n best translations, as batches finish: blank lines first, then long lines.
 
         Args:
+            prefix, settings: see `translate`.
             first_line: the number of lines[0], for warnings.
-            settings: see `translate`.
         """
         check_list(lines, "translate takes a list of lines")
         config = (decoding or self.decoding).changed(**settings)
-        ways = self._ways(lines, config, first_line)
+        begins = [begin(self.tokenizer, text) for text in per_line(prefix, len(lines), "prefix")]
+        ways = self._ways(lines, config, first_line, {i for i, each in enumerate(begins) if each})
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
         rows = [(i, ids) for i, each in ways.items() for way in each for ids in way]
         found: dict[int, dict[int, list[Output]]] = {i: {} for i in ways}
         parted: list[int] = []
 
         def search(batch: list[int]) -> list[list[Hypothesis]]:
-            return search_sources(self.model, *pad([rows[row][1] for row in batch], 0), config, self.tokenizer)
+            sources, own = pad([rows[row][1] for row in batch], 0), [begins[rows[row][0]] for row in batch]
+            return search_sources(self.model, *sources, config, self.tokenizer, own)
 
         for row, hypotheses in in_batches([len(ids) for _, ids in rows], config.batch_tokens, search):
             i = rows[row][0]
@@ -102,20 +113,23 @@ class Translator(ForcedDecoding[str]):
         assert isinstance(source, list)
         return self.source_tokenizer.tokens(source)
 
-    def _ways(self, lines: Sequence[str], config: SearchConfig, first_line: int) -> dict[int, list[list[list[int]]]]:
+    def _ways(
+        self, lines: Sequence[str], config: SearchConfig, first_line: int, whole: Collection[int]
+    ) -> dict[int, list[list[list[int]]]]:
         """By the number of a line that is not blank, the ways to translate it: each is the ids of one or more texts.
 
         A line that is longer than split_length has a second way, by its sentences; if it is longer than
-        max_source_length, that is the only one. A text that is still too long is cut, with a warning.
+        max_source_length, that is the only one; `whole` are the lines that have none, for what they must hold belongs to
+        all of their text. A text that is still too long is cut, with a warning.
         """
         limit = min(config.max_source_length, last_position(self.model))
         spoken = [i for i, line in enumerate(lines) if line.strip()]
         found = {}
-        for i, whole in zip(spoken, self.source_tokenizer.encode([lines[i] for i in spoken]), strict=True):
-            ways = [[whole]]
-            if config.split_length and len(whole) > config.split_length and len(parts := sentences(lines[i])) > 1:
+        for i, ids in zip(spoken, self.source_tokenizer.encode([lines[i] for i in spoken]), strict=True):
+            ways, long = [[ids]], 0 < config.split_length < len(ids) and i not in whole
+            if long and len(parts := sentences(lines[i])) > 1:
                 ways.append(self.source_tokenizer.encode(parts))
-                ways = ways[len(whole) >= limit :]
+                ways = ways[len(ids) >= limit :]
             for ids in (ids for way in ways for ids in way if len(ids) >= limit):
                 told = "line %d has %d tokens and was cut to %d (max_source_length)"
                 logger.warning(told, first_line + i, len(ids), limit - 1)
