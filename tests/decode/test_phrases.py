@@ -10,7 +10,7 @@ from tests.decode.test_beam import same, starts
 from transduce.decode.beam import beam_search
 from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.phrases import Forbidden, Prefix, Vocabulary
+from transduce.decode.phrases import Forbidden, Prefix, Required, Vocabulary
 from transduce.decode.sample import Sampler, Sampling
 
 SURFACES = [b"", b"", b"", b"a", b"b", b"ab", b" a", b"ba"]
@@ -97,3 +97,40 @@ def test_matching_byte_by_byte_finds_what_python_finds(seed):
 def test_a_prefix_without_tokens_is_refused():
     with pytest.raises(ValueError, match=r"^a prefix must be made of tokens, but this vocabulary cannot spell 'abc'$"):
         Prefix(VOCABULARY, [], b"abc")
+
+
+# Required phrases
+
+
+def required(n: int, *phrases: str) -> Required:
+    return Required(VOCABULARY, [[phrase.encode() for phrase in phrases]] * n)
+
+
+@pytest.mark.parametrize("phrases", [["ab"], ["aba"], ["b a", "bb"], ["a "], [" b", "ba"], ["a", "b"], ["ab", "bab"]])
+def test_every_output_holds_every_required_phrase_and_nothing_else_is_lost(phrases):
+    language = Language(seed=2, vocab_size=len(SURFACES))
+    told, plain = Required(VOCABULARY, [[p.encode() for p in phrases], []]), every(language, 4)
+    with_phrases, without = search(language, [4, 4], WIDE, required=told)
+    want = [h for h in plain if all(phrase in between(h) for phrase in phrases)]
+    assert 1 <= len(want) < len(plain)
+    same(with_phrases, want)
+    same(without, plain)
+    for beam_size in (2, 5):
+        found = search(language, list(range(20)), beam_size, required=required(20, *phrases))
+        assert all(found) and all(phrase in between(h) for each in found for h in each for phrase in phrases)
+        assert search(language, [7], beam_size, required=required(1, *phrases)) == [found[7]]
+
+
+@pytest.mark.parametrize("beam_size", [2, 3, 6])
+def test_a_sentence_that_requires_nothing_is_searched_as_ever(beam_size):
+    language = Language(seed=9, vocab_size=len(SURFACES))
+    told = Required(VOCABULARY, [[b"ab"], *[[]] * 20])
+    found = search(language, list(range(21)), beam_size, required=told)
+    for got, want in zip(found[1:], search(language, list(range(1, 21)), beam_size), strict=True):
+        same(got, want)
+
+
+def test_a_required_phrase_without_tokens_is_refused():
+    message = "a required phrase must be made of tokens, but this vocabulary cannot spell 'c'"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        required(1, "c")

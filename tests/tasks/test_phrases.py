@@ -96,6 +96,22 @@ def test_the_last_word_of_a_prefix_may_go_on_and_a_space_ends_it(translator):
     assert all(text.startswith(f"{word} ") for text, word in zip(ended, words, strict=True))
 
 
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_translations_hold_what_they_require_whatever_the_batch(translator, beam_size, caplog):
+    """Words and names, in lines of their own and beside a prefix and forbidden phrases."""
+    require = [["Größe", "Anna"], [], ["nothing"], ["den grünen Ordner"], ["Bericht", "richt", " lang"]]
+    prefix = ["", "", "", "Mach", "Druck"]
+    found = translator(LINES, require=require, prefix=prefix, beam_size=beam_size, forbid=["yy"])
+    for line, begin, phrases, text in zip(LINES, prefix, require, found, strict=True):
+        assert not line or (text.startswith(begin) and all(phrase in f" {text}" for phrase in phrases))
+        how = {"beam_size": beam_size, "forbid": ["yy"]}
+        assert translator([line], require=[phrases], prefix=[begin], **how) == [text]
+    assert found[1] == translator([LINES[1]], beam_size=beam_size, forbid=["yy"])[0]
+    assert not caplog.messages
+    translator(["Print it."], require=[["Anna"]], forbid=["Ann"], beam_size=beam_size)
+    assert caplog.messages == ["line 1 has no room for, or must not hold, what it requires: ['Anna']"]
+
+
 def test_the_command_line_takes_prefixes_and_forbidden_phrases(run, translator, tmp_path, capsys):
     (tmp_path / "in").write_text("Print it.\tDruck\nOpen the old letter.\na\tb\tc\n", encoding="utf-8")
     (tmp_path / "phrases").write_text("k k\n\nu\n", encoding="utf-8")
@@ -106,6 +122,11 @@ def test_the_command_line_takes_prefixes_and_forbidden_phrases(run, translator, 
     rules = {"forbid": ("k k", "u"), "length_extra": 12, "length_ratio": 0.0}
     want = td.load(run)(["Print it.", "Open the old letter."], prefix=["Druck", ""], **rules)
     assert out.splitlines() == [*want, ""]
+    require = ["translate", str(run), str(tmp_path / "in"), "--prefix", "--require", "--device", "cpu"]
+    assert main(require) == 0
+    prefix = ["Druck", "", "b"]
+    want = td.load(run)(["Print it.", "Open the old letter.", "a"], prefix=prefix, require=[[], [], ["c"]])
+    assert capsys.readouterr().out.splitlines() == want and "c" in want[2]
     assert "transduce: line 3 must be SOURCE<TAB>PREFIX, but it has 3 columns; remove tabs\n" in err
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from transduce.config import within
 from transduce.decode.constraints import Constraints, ids_tensor
 from transduce.decode.hypothesis import Hypothesis, length_penalty
+from transduce.decode.phrases import Required, in_banks
 from transduce.decode.scorer import Scorer
 
 
@@ -74,7 +75,10 @@ def beam_search(
     while running:
         step += 1
         scores = constraints.log_probs(scorer, last, live.tokens.flatten(0, 1), running)
-        continuations = _continuations(scores, live.log_prob, 2 * beam_size)
+        if constraints.required is None:
+            continuations = _continuations(scores, live.log_prob, 2 * beam_size)
+        else:
+            continuations = _in_banks(constraints.required, scores, live, running, max_lengths <= step, beam_size, end)
         live, kept, parent = _advance(live, kept, continuations, end, length_penalty(step, alpha))
         done = (live.score[:, 0] <= kept.score[:, -1]) | (max_lengths <= step)
         flags: list[bool] = done.tolist()  # the one host sync of a step
@@ -108,6 +112,18 @@ def _continuations(
         total = F.pad(total, (0, n - total.size(1)), value=-math.inf)
     best, index = total.topk(n)
     return best, index % vocab_size, (index // vocab_size).clamp_max(live.size(1) - 1)
+
+
+def _in_banks(
+    required: Required, scores: Tensor, live: Beams, running: list[int], last: Tensor, beam_size: int, eos_id: int
+) -> tuple[Float[Tensor, "A n"], Int[Tensor, "A n"], Int[Tensor, "A n"]]:
+    """The same where phrases are required: ends first, then what shall go on (see `in_banks`)."""
+    n_sentences, n_rows = live.log_prob.shape
+    total = (scores.view(n_sentences, n_rows, -1) + live.log_prob[:, :, None]).flatten(1)
+    progress = required.progress(live.tokens.flatten(0, 1).tolist(), running).to(scores.device).view(n_sentences, -1)
+    needed = ids_tensor([required.totals[i] for i in running], scores.device)
+    best, index = in_banks(total, progress, needed, last, beam_size, eos_id, scores.size(1))
+    return best, index % scores.size(1), (index // scores.size(1)).clamp_max(n_rows - 1)
 
 
 def _advance(

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decode.config import RulesConfig
-from transduce.decode.phrases import Forbidden, Prefix
+from transduce.decode.phrases import Forbidden, Prefix, Required
 from transduce.decode.scorer import Scorer, at_least_float32
 
 LEAST = -1e4
@@ -30,6 +30,7 @@ class Constraints:
         prompts: what came before the new tokens; the repetition penalty counts it, and a forbidden phrase may begin there.
         forbidden: what `rules.forbid` says, in tokens.
         prefixes: what each sentence begins with, if it does; no other rule stands against it.
+        required: what each sentence must hold, which beam search sees to.
 
     Raises:
         ValueError: a bound is below 1.
@@ -45,6 +46,7 @@ class Constraints:
         prompts: Int[Tensor, "B P"] | None = None,
         forbidden: Forbidden | None = None,
         prefixes: Sequence[Prefix | None] = (),
+        required: Required | None = None,
     ) -> None:
         if len(max_lengths) and int(max_lengths.min()) < 1:
             raise ValueError(
@@ -52,7 +54,7 @@ class Constraints:
                 "leave empty sentences out of the batch"
             )
         self.max_lengths, self.eos_id, self.rules, self.prompts = max_lengths, eos_id, rules, prompts
-        self.forbidden, self.prefixes = forbidden, prefixes
+        self.forbidden, self.prefixes, self.required = forbidden, prefixes, required
         self.longest_prefix = max((prefix.longest for prefix in prefixes if prefix), default=0)
         self.suppressed_ids = ids_tensor([*suppressed, *rules.suppress], max_lengths.device)
 

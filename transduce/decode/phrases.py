@@ -5,12 +5,14 @@ phrase and more. A text is seen between two spaces, which it does not hold itsel
 space stands at the beginning or the end of a word.
 """
 
+import sys
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -161,3 +163,120 @@ class Forbidden:
 
     def _ruled_out(self, state: int) -> Bool[Tensor, " V"]:
         return torch.from_numpy(self.matcher.follow(state, self.vocabulary)[1])
+
+
+class Required:
+    """Phrases that the output of each sentence must hold, and how far hypotheses are with them.
+
+    Progress is the bytes of the phrases that are there, and of the longest beginning of another one at the end from where
+    it can be finished. A token of it is always there to go on with, so whoever is furthest and takes it, gets to the end.
+
+    Args:
+        phrases: those of each sentence.
+
+    Raises:
+        ValueError: no tokens write one of them.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, phrases: Sequence[Sequence[bytes]]) -> None:
+        self.vocabulary, self.phrases = vocabulary, [tuple(dict.fromkeys(each)) for each in phrases]
+        self.totals = [sum(map(len, each)) for each in self.phrases]
+        self._of: dict[bytes, tuple[Matcher, np.ndarray]] = {}
+        self._row = lru_cache(maxsize=256)(self._progress)
+        for phrase in dict.fromkeys(phrase for each in self.phrases for phrase in each):
+            matcher, ways = Matcher([phrase]), vocabulary.ways(phrase)
+            useful = np.arange(len(phrase) + 1)
+            for state in range(1, len(phrase)):  # the longest end from where the phrase can be finished
+                useful[state] = state if ways[state] else useful[matcher.shorter[state]]
+            self._of[phrase] = matcher, useful
+            if not self._progress(((phrase, 0),)).any():
+                raise ValueError(
+                    f"a required phrase must be made of tokens, but this vocabulary cannot spell {phrase.decode()!r}"
+                )
+
+    def progress(self, rows: Sequence[Sequence[int]], sentences: Sequence[int]) -> Int[Tensor, "N V"]:
+        """For every row of tokens, the progress that each next token would bring it to.
+
+        Args:
+            sentences: their numbers, each of len(rows) / len(sentences) neighbouring rows.
+        """
+        n_rows, found = len(rows) // len(sentences), []
+        for row, tokens in enumerate(rows):
+            text, own = self.vocabulary.text(tokens), self.phrases[sentences[row // n_rows]]
+            states = ((each, -1 if each in text else self._of[each][0].state(text)) for each in own)
+            found.append(self._row(tuple(states)))
+        return torch.from_numpy(np.stack(found))
+
+    def _progress(self, states: tuple[tuple[bytes, int], ...]) -> np.ndarray:
+        """The progress behind every token, from the state in every phrase, or -1 where it is there."""
+        there = begun = np.zeros(len(self.vocabulary.surfaces), dtype=np.int64)
+        for phrase, state in states:
+            matcher, useful = self._of[phrase]
+            after, found = matcher.follow(max(state, 0), self.vocabulary)
+            found |= state < 0
+            there = there + len(phrase) * found
+            begun = np.maximum(begun, np.where(found, 0, useful[after]))
+        return there + begun
+
+
+def in_banks(
+    total: Float[Tensor, "A M"],
+    progress: Int[Tensor, "A M"],
+    needed: Int[Tensor, " A"],
+    last: Bool[Tensor, " A"],
+    beam_size: int,
+    eos_id: int,
+    vocab_size: int,
+) -> tuple[Float[Tensor, "A n"], Int[Tensor, "A n"]]:
+    """The continuations of every sentence that a beam should weigh, where phrases are required: n = 2 * beam_size.
+
+    They are shared out among banks by their progress, from none to all: a place for the best of each bank, then one for
+    the second best of each, and so on; and the furthest of all always has one. Only what has all may end. The first
+    half are ends, the second half what goes on.
+
+    Args:
+        total: log-probability of every continuation.
+        progress: as `Required` counts it.
+        needed: progress that has all phrases.
+        last: the step is the last one of the sentence: what has not all is left out if anything has.
+
+    Source: Post and Vilar (2018), Fast lexically constrained decoding with dynamic beam allocation; Hu et al. (2019),
+    Improved lexically constrained decoding for translation and monolingual rewriting, for the batch.
+    """
+    n, n_banks = 2 * beam_size, max(1, beam_size - 1)
+    all_there = progress >= needed[:, None]
+    ends = (torch.arange(total.size(1), device=total.device) % vocab_size == eos_id).expand_as(total)
+    total = total.masked_fill(ends & ~all_there, -torch.inf)
+    over = last & (all_there & (total > -torch.inf)).any(dim=1)
+    total = total.masked_fill(over[:, None] & ~all_there, -torch.inf)
+    if total.size(1) < n:
+        pad = (0, n - total.size(1))
+        total, progress, ends = F.pad(total, pad, value=-torch.inf), F.pad(progress, pad), F.pad(ends, pad)
+        all_there = F.pad(all_there, pad)
+    bank = (progress * (n_banks - 1) // needed.clamp_min(1)[:, None]).masked_fill(all_there, n_banks - 1)
+    best = [total.masked_fill(bank != i, -torch.inf).topk(n) for i in range(n_banks)]
+
+    goes_on = (total > -torch.inf) & ~ends
+    reached = progress.masked_fill(~goes_on, -1)
+    furthest = total.masked_fill(~goes_on | (reached != reached.amax(dim=1, keepdim=True)), -torch.inf).max(dim=1)
+    log_prob = torch.cat([each.values for each in best] + [furthest.values[:, None]], dim=1)
+    index = torch.cat([each.indices for each in best] + [furthest.indices[:, None]], dim=1)
+    is_end = ends.gather(1, index)
+    rank = torch.cat([torch.arange(n, device=total.device)] * n_banks + [index.new_zeros(1)]).expand_as(index)
+    finished = log_prob.masked_fill(~is_end | (rank >= beam_size), -torch.inf)
+    finished[:, -1] = -torch.inf
+    finished_best = finished.topk(beam_size)
+
+    on = ~is_end & (log_prob > -torch.inf)
+    place = torch.cat([on[:, i * n : (i + 1) * n].long().cumsum(dim=1) for i in range(n_banks)], dim=1)
+    order = place * n_banks + torch.arange(n_banks, device=total.device).flip(0).repeat_interleave(n)
+    is_furthest = index == furthest.indices[:, None]
+    known = (is_furthest & on)[:, :-1].any(dim=1, keepdim=True)
+    order = torch.cat((order, torch.zeros_like(order[:, :1]).masked_fill_(known, sys.maxsize)), dim=1)
+    order[:, :-1].masked_fill_(is_furthest[:, :-1], 0)
+    chosen = order.masked_fill(~on, sys.maxsize).topk(beam_size, largest=False)
+    going = log_prob.gather(1, chosen.indices).masked_fill(chosen.values == sys.maxsize, -torch.inf)
+    return (
+        torch.cat((finished_best.values, going), dim=1),
+        torch.cat((index.gather(1, finished_best.indices), index.gather(1, chosen.indices)), dim=1),
+    )

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 from transduce.data.text.tokenizers import Tokenizer
-from transduce.decode.phrases import Forbidden, Prefix, Vocabulary
+from transduce.decode.phrases import Forbidden, Prefix, Required, Vocabulary
+
+TextT = TypeVar("TextT", str, Sequence[str])
 
 
 @lru_cache(maxsize=4)
@@ -59,8 +62,18 @@ def prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
     return found
 
 
-def per_line(texts: Sequence[str] | None, n: int, name: str) -> Sequence[str]:
-    """One text for each of n inputs; an empty one each where none are given.
+def required(tokenizer: Tokenizer, phrases: Sequence[Sequence[str]]) -> Required | None:
+    """What each output must hold; None if that is nothing for all of them.
+
+    Raises:
+        ValueError: not all of a phrase has a token.
+    """
+    rows = [[normalized(tokenizer, phrase) for phrase in each] for each in phrases]
+    return Required(vocabulary(tokenizer), rows) if any(rows) else None
+
+
+def per_line(texts: Sequence[TextT] | None, n: int, name: str, empty: TextT) -> Sequence[TextT]:
+    """One text, or list of texts, for each of n inputs; an empty one each where none are given.
 
     Raises:
         ValueError: there are not as many.
@@ -68,4 +81,4 @@ def per_line(texts: Sequence[str] | None, n: int, name: str) -> Sequence[str]:
     if isinstance(texts, str) or (texts is not None and len(texts) != n):
         told = f"{len(texts)}" if not isinstance(texts, str) else "one string"
         raise ValueError(f"{name} must be a list with one for each of the {n} inputs, but got {told}; use an empty one for none")
-    return texts or [""] * n
+    return texts or [empty] * n

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from transduce.decode.constraints import Constraints, length_bounds
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.joint import combined
-from transduce.decode.phrases import Prefix
+from transduce.decode.phrases import Prefix, Required
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.model.transformer import Memory, Transformer
@@ -83,7 +83,7 @@ def search(
         rngs: n for every sentence, to draw with.
     """
     scorer = combined(scorers)
-    if config.beam_size > 1:
+    if config.beam_size > 1 or constraints.required:
         size, n_best = config.beam_size, config.n_best
         return beam_search(scorer, prompts, constraints, beam_size=size, alpha=config.alpha, n_best=n_best)
     alpha = config.alpha if sampling is None else None
@@ -101,12 +101,14 @@ def search_sources(
     config: SearchConfig,
     tokenizer: Tokenizer,
     prefixes: Sequence[Prefix | None] = (),
+    required: Required | None = None,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses that an encoder-decoder model has for every source, best first.
 
     Args:
         tokenizer: that of the target, which says what begins and ends a text.
-        prefixes: what each output begins with, if anything; none are longer for the bound of `config.length_ratio`.
+        prefixes: what each output begins with, if anything.
+        required: what each output must hold. Bounds on the length leave room for it and for prefixes, but max_length.
 
     Raises:
         ValueError: CTC is to be heard, but the model has no CTC head, or the tokenizer no padding to be its blank.
@@ -116,12 +118,14 @@ def search_sources(
     assert memory.lengths is not None
     limit = min(last_position(model), config.max_length or sys.maxsize)
     bounds = length_bounds(memory.lengths, config.length_ratio, config.length_extra, limit=limit)
-    if any(prefixes):
-        least = [prefix.longest + 1 if prefix else 1 for prefix in prefixes]
-        bounds = torch.maximum(bounds, bounds.new_tensor(least)).clamp_max(limit)
+    if any(prefixes) or required:
+        n = len(bounds)
+        room = zip([p.longest if p else 0 for p in prefixes or [None] * n], required.totals if required else [0] * n, strict=True)
+        bounds = torch.maximum(bounds, bounds.new_tensor([sum(each) + 1 for each in room])).clamp_max(limit)
     starts = bounds.new_full((len(bounds), 1), bos)
     check_suppressed(config, tokenizer)
-    told = {"rules": config, "prompts": starts, "forbidden": forbidden(tokenizer, config.forbid), "prefixes": prefixes}
+    told: dict[str, Any] = {"rules": config, "prompts": starts, "forbidden": forbidden(tokenizer, config.forbid)}
+    told |= {"prefixes": prefixes, "required": required}
     constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, **told)
     return search(model_scorers(model, memory, tokenizer, config.ctc_weight), starts, constraints, config)
 

@@ -12,7 +12,7 @@ from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
-from transduce.tasks.phrases import per_line, prefix as begin
+from transduce.tasks.phrases import per_line, prefix as begin, required
 from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
 
 logger = logging.getLogger("transduce")
@@ -42,6 +42,7 @@ class Translator(ForcedDecoding[str]):
         decoding: SearchConfig | None = None,
         *,
         prefix: Sequence[str] | None = None,
+        require: Sequence[Sequence[str]] | None = None,
         first_line: int = 1,
         progress: Callable[[int], object] | None = None,
         **settings: Any,
@@ -52,11 +53,12 @@ class Translator(ForcedDecoding[str]):
             decoding: how to search; the run's own way if not given.
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
             prefix: what each translation begins with, "" for nothing; its last word may go on, unless a space ends it.
+            require: the phrases that each translation must hold, [] for none. A wider beam finds better places for them.
             first_line: the number of lines[0], for warnings.
             progress: called with 1 for every line that is done.
         """
         outputs: dict[int, list[Output]] = {}
-        for i, found in self.stream(lines, decoding, prefix=prefix, first_line=first_line, **settings):
+        for i, found in self.stream(lines, decoding, prefix=prefix, require=require, first_line=first_line, **settings):
             outputs[i] = found
             if progress:
                 progress(1)
@@ -68,27 +70,30 @@ class Translator(ForcedDecoding[str]):
         decoding: SearchConfig | None = None,
         *,
         prefix: Sequence[str] | None = None,
+        require: Sequence[Sequence[str]] | None = None,
         first_line: int = 1,
         **settings: Any,
     ) -> Iterator[tuple[int, list[Output]]]:
         """The index of a line and its n best translations, as batches finish: blank lines first, then long lines.
 
         Args:
-            prefix, settings: see `translate`.
+            prefix, require, settings: see `translate`.
             first_line: the number of lines[0], for warnings.
         """
         check_list(lines, "translate takes a list of lines")
         config = (decoding or self.decoding).changed(**settings)
-        begins = [begin(self.tokenizer, text) for text in per_line(prefix, len(lines), "prefix")]
-        ways = self._ways(lines, config, first_line, {i for i, each in enumerate(begins) if each})
+        begins = [begin(self.tokenizer, text) for text in per_line(prefix, len(lines), "prefix", "")]
+        holds = per_line(require, len(lines), "require", [])
+        ways = self._ways(lines, config, first_line, {i for i in range(len(lines)) if begins[i] or holds[i]})
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
         rows = [(i, ids) for i, each in ways.items() for way in each for ids in way]
         found: dict[int, dict[int, list[Output]]] = {i: {} for i in ways}
         parted: list[int] = []
 
         def search(batch: list[int]) -> list[list[Hypothesis]]:
-            sources, own = pad([rows[row][1] for row in batch], 0), [begins[rows[row][0]] for row in batch]
-            return search_sources(self.model, *sources, config, self.tokenizer, own)
+            sources, own = pad([rows[row][1] for row in batch], 0), [rows[row][0] for row in batch]
+            phrases = required(self.tokenizer, [holds[i] for i in own])
+            return search_sources(self.model, *sources, config, self.tokenizer, [begins[i] for i in own], phrases)
 
         for row, hypotheses in in_batches([len(ids) for _, ids in rows], config.batch_tokens, search):
             i = rows[row][0]
@@ -97,6 +102,8 @@ class Translator(ForcedDecoding[str]):
                 each = iter([found[i][row] for row in sorted(found[i])])
                 best, n_parts = likeliest([list(islice(each, len(way))) for way in ways[i]], config.alpha)
                 parted += [first_line + i] * (n_parts > 1)
+                if lacking := [phrase for phrase in holds[i] if phrase.strip(" ") not in best[0].text]:
+                    logger.warning("line %d has no room for, or must not hold, what it requires: %s", first_line + i, lacking)
                 yield i, best
         if any(len(way) > 1 for each in ways.values() for way in each):
             which = ", ".join(map(str, sorted(parted)[:5])) + ", ..." * (len(parted) > 5)
