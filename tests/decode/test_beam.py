@@ -1,6 +1,7 @@
 """Search against brute force, against a plain beam search in lists, and against itself under changes of the batch."""
 
 import math
+import random
 from copy import deepcopy
 from dataclasses import dataclass, fields
 
@@ -137,6 +138,30 @@ def test_a_vocabulary_smaller_than_the_beam_and_an_empty_batch():
         Language(seed=0, vocab_size=3), [1], [4], beam_size=9, n_best=9, alpha=0.0, suppressed=[PAD, BOS]
     )
     assert [(h.tokens, h.finished) for h in hypotheses] == [([], True)]  # only EOS may follow: one sequence exists
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_as_many_come_out_as_exist_however_small_the_vocabulary(seed):
+    """Random vocabularies smaller than twice the beam, bounds and rules; every sequence that exists is counted."""
+    rng = random.Random(seed)
+    vocab_size, bound, ngram, least = rng.randint(3, 6), rng.randint(1, 4), rng.randint(0, 2), rng.randint(0, 2)
+    language = Language(seed, vocab_size)
+    suppressed = [PAD, BOS][: rng.randint(0, 2)]
+
+    def allowed(h: Hypothesis) -> bool:
+        grams = [tuple(h.tokens[i : i + ngram]) for i in range(len(h.tokens) - ngram + 1)] if ngram else []
+        left = vocab_size - 1 - len(suppressed)  # where none is left, it may end, come what may
+        stuck = left == 0 or (ngram == 1 and len(set(h.tokens)) == left)
+        return len(grams) == len(set(grams)) and (not h.finished or len(h.tokens) >= least or stuck)
+
+    exist = [h for h in brute_force(language, 0, bound, 0.6, suppressed) if allowed(h)]
+    for beam_size in {max(1, vocab_size // 2), vocab_size, 3 * vocab_size, len(exist), len(exist) + 3}:
+        rules = {"suppressed": suppressed, "no_repeat_ngram": ngram, "min_length": least}
+        for first in (True, False):
+            how = {"beam_size": beam_size, "n_best": beam_size, "finished_first": first}
+            (found,) = search(language, [0], [bound], **rules, **how)
+            assert len(found) == len({(*h.tokens, h.finished) for h in found}) == min(beam_size, len(exist))
+            assert {(*h.tokens, h.finished) for h in found} <= {(*h.tokens, h.finished) for h in exist}
 
 
 # A real Transformer

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeVar, get_args, get_origin, get_type_hints
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -75,7 +75,11 @@ def search_options(*, without: Collection[str] = ()) -> Any:
     options: list[tuple[str, Any, Any]] = [("greedy", Annotated[bool, arg(help=GREEDY, help_behavior_hint="")], False)]
     without = {*without, "forbid"}  # a file says it, see Forbid
     for name, kind in get_type_hints(SearchConfig).items():
-        metavar = "INT [INT ...]" if get_origin(kind) is tuple else kind.__name__.upper()
+        metavar = getattr(kind, "__name__", "").upper()
+        if get_origin(kind) is tuple:
+            metavar = "INT [INT ...]"
+        elif get_origin(kind) is Literal:
+            metavar = f"{{{','.join(get_args(kind))}}}"
         offered: Any = Annotated[kind | None, arg(metavar=metavar, help_behavior_hint="(the run's)")]
         hidden: Any = Annotated[kind | None, Suppress, Fixed]
         options.append((name, hidden if name in without else offered, None))

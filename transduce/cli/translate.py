@@ -97,7 +97,7 @@ class Translation(Job):
         lines = [item if isinstance(item, str) else "" for item in items]
         told: dict[str, Any] = {"first_line": start + 1, "progress": lambda n: progress(n, 0)}
         if self.prefix or self.require:
-            columns = [line.split("\t") for line in lines]
+            columns, items = [line.split("\t") for line in lines], [*items]
             if not self.require:
                 wrong = "line {} must be SOURCE<TAB>PREFIX, but it has {} columns; remove tabs"
                 for i, row in enumerate(columns):

@@ -1,6 +1,7 @@
 """Beam search over a Scorer: the likeliest whole sequences, as far as a beam can see."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,10 @@ class Beams:
         tokens = self.tokens.gather(1, index[:, :, None].expand(-1, -1, self.tokens.size(2)))
         return Beams(tokens, self.log_prob.gather(1, index), score), index
 
+    def first(self, k: int) -> "Beams":
+        """The first k hypotheses."""
+        return Beams(self.tokens[:, :k], self.log_prob[:, :k], self.score[:, :k])
+
     def rows(self, sentences: Int[Tensor, " M"]) -> "Beams":
         """The beams of some sentences."""
         return Beams(self.tokens[sentences], self.log_prob[sentences], self.score[sentences])
@@ -48,6 +53,8 @@ def beam_search(
     beam_size: int = 5,
     alpha: float = 0.6,
     n_best: int = 1,
+    finished_first: bool = True,
+    coverage: Callable[[], Float[Tensor, " N"]] | None = None,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of every sentence, best score first.
 
@@ -60,6 +67,8 @@ def beam_search(
         scorer: begins with one row per sentence, and has seen all of the prompt but the last token.
         prompts: what came before, at least BOS, on the device of the search.
         alpha: exponent of the length penalty; 0 ranks by log-probability.
+        finished_first: False: at its bound, live hypotheses take the places of finished ones that have a lower score.
+        coverage: what is added to the score of whatever continues each row that the scorer has seen; it is never above 0.
 
     Raises:
         ValueError: n_best is not in 1 ... beam_size.
@@ -79,8 +88,12 @@ def beam_search(
             continuations = _continuations(scores, live.log_prob, 2 * beam_size)
         else:
             continuations = _in_banks(constraints.required, scores, live, running, max_lengths <= step, beam_size, end)
-        live, kept, parent = _advance(live, kept, continuations, end, length_penalty(step, alpha))
-        done = (live.score[:, 0] <= kept.score[:, -1]) | (max_lengths <= step)
+        penalty, bonus = length_penalty(step, alpha), None
+        if coverage is not None:
+            bonus = coverage().view(len(running), -1).gather(1, continuations[2])
+        live, kept, parent = _advance(live, kept, continuations, end, penalty, bonus)
+        best = live.score[:, 0] if bonus is None else live.log_prob.amax(dim=1) / penalty  # more may yet be covered
+        done = (best <= kept.score[:, -1]) | (max_lengths <= step)
         flags: list[bool] = done.tolist()  # the one host sync of a step
         if any(flags):
             gone, on = ([i for i, flag in enumerate(flags) if flag is want] for want in (True, False))
@@ -92,7 +105,7 @@ def beam_search(
         if any(flags):
             scorer.keep(rest)
         last = live.tokens[:, :, -1].flatten()
-    return _collect(results, end, n_best)
+    return _collect(results, end, n_best, finished_first)
 
 
 def _start(n_sentences: int, beam_size: int, device: torch.device) -> tuple[Beams, Beams]:
@@ -132,6 +145,7 @@ def _advance(
     continuations: tuple[Float[Tensor, "A n"], Int[Tensor, "A n"], Int[Tensor, "A n"]],
     eos_id: int,
     penalty: float,
+    bonus: Float[Tensor, "A n"] | None = None,
 ) -> tuple[Beams, Beams, Int[Tensor, "A K"]]:
     """Go one token further: the new live and kept hypotheses, and the row that each live one continues."""
     log_prob, token, parent = continuations
@@ -139,21 +153,23 @@ def _advance(
     past = live.tokens.gather(1, parent[:, :, None].expand(-1, -1, live.tokens.size(2)))
     tokens = torch.cat((past, token[:, :, None]), dim=2)
     on, over = log_prob.masked_fill(token == eos_id, -math.inf), log_prob.masked_fill(token != eos_id, -math.inf)
-    ended = Beams(tokens[:, :beam_size], over[:, :beam_size], over[:, :beam_size] / penalty)
+    ended = Beams(tokens, over, over / penalty if bonus is None else over / penalty + bonus).first(beam_size)
     earlier = Beams(F.pad(kept.tokens, (0, 1), value=eos_id), kept.log_prob, kept.score)
     kept, _ = earlier.beside(ended).best(beam_size)
     first_row = live.score.size(1) * torch.arange(len(parent), device=parent.device)[:, None]
-    live, chosen = Beams(tokens, on, on / penalty).best(beam_size)
+    live, chosen = Beams(tokens, on, on / penalty if bonus is None else on / penalty + bonus).best(beam_size)
     return live, kept, first_row + parent.gather(1, chosen)
 
 
-def _collect(results: list[tuple[list[int], Beams, Beams]], eos_id: int, n_best: int) -> list[list[Hypothesis]]:
+def _collect(
+    results: list[tuple[list[int], Beams, Beams]], eos_id: int, n_best: int, finished_first: bool
+) -> list[list[Hypothesis]]:
     """Per sentence, in the order of the batch: finished hypotheses, then live ones in the places left free; sorted."""
     found: dict[int, list[Hypothesis]] = {}
     for sentences, kept, live in results:
         beam_size = kept.score.size(1)
         for sentence, finished, unfinished in zip(sentences, _lists(kept, eos_id), _lists(live, eos_id), strict=True):
-            hypotheses = (finished + unfinished)[:beam_size]
+            hypotheses = (finished + unfinished)[: beam_size if finished_first else None]
             found[sentence] = sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:n_best]
     return [found[sentence] for sentence in sorted(found)]
 

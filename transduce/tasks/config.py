@@ -1,11 +1,11 @@
 """The configuration of a search and of a generation. Both are read without torch."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from transduce.config import at_least, within
+from transduce.config import at_least, check_choices, within
 from transduce.decode.config import RulesConfig, SamplingConfig
 
 
@@ -17,6 +17,11 @@ class SearchConfig(RulesConfig):
     """1 is greedy search."""
     alpha: float = 0.6
     """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
+    coverage_penalty: float = 0.0
+    """Weight of the coverage penalty in beam search (beta; 0.2, say), where outputs leave out parts of the source; 0 = off."""
+    at_max_length: Literal["finished_first", "by_score"] = "finished_first"
+    """What beam search makes of hypotheses that the bound on the length cut: they come out where there are not enough
+    finished ones, or where their score is higher, as in transformers, for outputs that shall be the same as there."""
     n_best: int = 1
     """Outputs per source, best first."""
     batch_tokens: int = 2048
@@ -45,10 +50,11 @@ class SearchConfig(RulesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choices(self)
         within("[1, 1000]", beam_size=self.beam_size)
         at_least(1, batch_tokens=self.batch_tokens, max_source_length=self.max_source_length)
         within("[1, 1000000]", length_extra=self.length_extra)
-        at_least(0, alpha=self.alpha, max_length=self.max_length)
+        at_least(0, alpha=self.alpha, max_length=self.max_length, coverage_penalty=self.coverage_penalty)
         within("[0, 1000]", length_ratio=self.length_ratio)
         at_least(0, split_length=self.split_length, min_seconds=self.min_seconds, margin=self.margin)
         at_least(1.0, max_seconds=self.max_seconds)

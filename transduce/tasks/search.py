@@ -24,6 +24,7 @@ from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.config import SearchConfig
+from transduce.tasks.coverage import CoverageScorer
 from transduce.tasks.phrases import forbidden
 
 FoundT = TypeVar("FoundT")
@@ -72,6 +73,7 @@ def search(
     *,
     sampling: Sampling | None = None,
     rngs: Sequence[np.random.Generator] = (),
+    coverage: CoverageScorer | None = None,
 ) -> list[list[Hypothesis]]:
     """The n hypotheses of every sentence that follow its prompt, best first in beam search.
 
@@ -81,11 +83,15 @@ def search(
         sampling: how to draw, where beam_size is 1, and without log-probabilities; without it, the likeliest token is
             taken each time.
         rngs: n for every sentence, to draw with.
+        coverage: the one of the scorers that knows the coverage, where beam search shall use it.
     """
     scorer = combined(scorers)
     if config.beam_size > 1 or constraints.required:
-        size, n_best = config.beam_size, config.n_best
-        return beam_search(scorer, prompts, constraints, beam_size=size, alpha=config.alpha, n_best=n_best)
+        how: dict[str, Any] = {"beam_size": config.beam_size, "alpha": config.alpha, "n_best": config.n_best}
+        how["finished_first"] = config.at_max_length == "finished_first"
+        if coverage is not None:
+            how["coverage"] = lambda: config.coverage_penalty * coverage.coverage()
+        return beam_search(scorer, prompts, constraints, **how)
     alpha = config.alpha if sampling is None else None
     sampling = sampling or Sampling(temperature=0.0)
     found = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs, alpha=alpha).run()
@@ -127,7 +133,11 @@ def search_sources(
     told: dict[str, Any] = {"rules": config, "prompts": starts, "forbidden": forbidden(tokenizer, config.forbid)}
     told |= {"prefixes": prefixes, "required": required}
     constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, **told)
-    return search(model_scorers(model, memory, tokenizer, config.ctc_weight), starts, constraints, config)
+    scorers, coverage = model_scorers(model, memory, tokenizer, config.ctc_weight), None
+    if config.coverage_penalty and config.beam_size > 1 and scorers[0][0]:
+        coverage = CoverageScorer(model, memory)
+        scorers[0] = scorers[0][0], coverage
+    return search(scorers, starts, constraints, config, coverage=coverage)
 
 
 def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
