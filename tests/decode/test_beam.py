@@ -68,16 +68,16 @@ def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(suppressed, si
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
-def test_a_narrow_beam_is_the_search_in_lists(beam_size, alpha):
+def test_a_narrow_beam_is_the_search_in_lists(beam_size, first, alpha):
     bounds = [1 + i % 11 for i in range(44)]
     for vocab_size, suppressed in ((5, [PAD, BOS]), (7, [PAD]), (3, [])):
         language = Language(seed=beam_size, vocab_size=vocab_size)
-        got = search(
-            language, list(range(44)), bounds, beam_size=beam_size, n_best=beam_size, alpha=alpha, suppressed=suppressed
-        )
+        how = {"beam_size": beam_size, "n_best": beam_size, "alpha": alpha, "finished_first": first}
+        got = search(language, list(range(44)), bounds, suppressed=suppressed, **how)
         for sentence, (bound, hypotheses) in enumerate(zip(bounds, got, strict=True)):
-            same(hypotheses, plain_beam_search(language, sentence, bound, beam_size, alpha, suppressed))
+            same(hypotheses, plain_beam_search(language, sentence, bound, beam_size, alpha, suppressed, first))
         assert {h.finished for hypotheses in got for h in hypotheses} == {True, False}
 
 

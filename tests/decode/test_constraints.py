@@ -136,7 +136,10 @@ def test_a_beam_as_wide_as_the_space_finds_all_that_keeps_the_rules(rules, keeps
     settings = {"suppressed": [PAD, BOS], **rules}
     (got,) = search(language, [3], [bound], beam_size=len(every), n_best=len(every), **settings)
     same(got, want)
-    (best,), (found,) = search(language, [3], [bound], beam_size=1, **settings), greedy(language, [3], [bound], **settings)
+    (best,), (found,) = (
+        search(language, [3], [bound], beam_size=1, **settings),
+        greedy(language, [3], [bound], **settings),
+    )
     same(best, [found])
     assert keeps(found)
 

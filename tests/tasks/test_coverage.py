@@ -50,8 +50,8 @@ def test_scores_are_the_equation_and_a_wide_beam_finds_the_best(model, rng, beam
             scorer = CoverageScorer(model, model.encode(padded, lengths))
         constraints = Constraints(torch.tensor([BOUND, BOUND, 3]), eos_id=EOS, suppressed=[0, 1])
         how = {"beam_size": beam_size, "n_best": beam_size, "alpha": ALPHA}
-        coverage = {"coverage": lambda: beta * scorer.coverage()} if beta else {}
-        found[beta] = beam_search(scorer, torch.full((3, 1), BOS), constraints, **how, **coverage)
+        weighed = (lambda scorer=scorer: BETA * scorer.coverage()) if beta else None
+        found[beta] = beam_search(scorer, torch.full((3, 1), BOS), constraints, **how, coverage=weighed)
     for source, plain, covered in zip(sources, found[0.0], found[BETA], strict=True):
         assert [h.score for h in covered] == sorted((h.score for h in covered), reverse=True)
         for h in covered:

@@ -5,7 +5,7 @@ import torch
 
 import transduce as td
 from tests.language_runs import any_tokenizer, language_model
-from tests.runs import ENGLISH, GERMAN, library_tokenizer, random_run, random_speech_run, record, sentences
+from tests.runs import GERMAN, library_tokenizer, random_run, random_speech_run, record, sentences
 from transduce.cli.main import main
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ def test_surfaces_are_what_tokens_add_to_a_text(tokenizer, rng):
             written = whole.decode()
         except UnicodeDecodeError:  # halves of characters
             continue
-        assert decoded in (written, written[1:]) and written.removeprefix(decoded) in ("", written)[:2] or written == " " + decoded
+        assert decoded in (written, written.removeprefix(" "))
 
 
 def test_the_same_for_texts(translator):
@@ -73,7 +73,8 @@ def test_forbidden_phrases_come_out_of_no_task(translator, tmp_path, beam_size):
     for text in plain:
         forbid += [text[i : i + 2] for i in (1, 5) if "\ufffd" not in text[i : i + 2] and text[i : i + 2].strip()]
     assert len(forbid) >= 4
-    assert not [phrase for phrase in forbid for text in found(forbid) if phrase in text]
+    ruled = found(forbid)
+    assert not [phrase for phrase in forbid for text in ruled if phrase in text]
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
@@ -116,7 +117,7 @@ def test_the_command_line_takes_prefixes_and_forbidden_phrases(run, translator, 
     (tmp_path / "in").write_text("Print it.\tDruck\nOpen the old letter.\na\tb\tc\n", encoding="utf-8")
     (tmp_path / "phrases").write_text("k k\n\nu\n", encoding="utf-8")
     files = [str(run), str(tmp_path / "in"), "--forbid", str(tmp_path / "phrases"), "--prefix"]
-    with pytest.raises(SystemExit, match="^1$"):
+    with pytest.raises(SystemExit, match=r"^1$"):
         main(["translate", *files, "--length-extra", "12", "--length-ratio", "0", "--device", "cpu"])
     out, err = capsys.readouterr()
     rules = {"forbid": ("k k", "u"), "length_extra": 12, "length_ratio": 0.0}
@@ -132,8 +133,14 @@ def test_the_command_line_takes_prefixes_and_forbidden_phrases(run, translator, 
 
 def test_what_cannot_be_is_refused(translator):
     for settings, message in (
-        ({"prefix": ["a"]}, "prefix must be a list with one for each of the 5 inputs, but got 1; use an empty one for none"),
-        ({"prefix": "Druck"}, "prefix must be a list with one for each of the 5 inputs, but got one string; use an empty one for none"),
+        (
+            {"prefix": ["a"]},
+            "prefix must be a list with one for each of the 5 inputs, but got 1; use an empty one for none",
+        ),
+        (
+            {"prefix": "Druck"},
+            "prefix must be a list with one for each of the 5 inputs, but got one string; use an empty one for none",
+        ),
         ({"forbid": "Druck"}, "forbid takes a list, but got 'Druck'; put it into brackets"),
         ({"forbid": ["a", ""]}, "a forbidden phrase must have a character, but one is empty; leave it out"),
     ):

@@ -94,9 +94,7 @@ def test_more_outputs_widen_the_beam():
     assert str(error.value) == "n_best must lie in [1, 5], but n_best=8"
     with pytest.raises(ValueError) as error:
         own.changed(nbest=2)
-    assert str(error.value) == (
-        f"a search setting must be one of {', '.join(vars(own))}, but it is 'nbest'"
-    )
+    assert str(error.value) == (f"a search setting must be one of {', '.join(vars(own))}, but it is 'nbest'")
 
 
 def test_greedy_settings_are_the_same_but_for_the_beam():
@@ -133,7 +131,9 @@ def test_rules_reach_the_search_of_every_task(transcriber, tmp_path):
             search = replace(own, beam_size=beam_size, **rules)
             tokens += [s.outputs[0].tokens for t in transcriber.transcribe(paths, search) for s in t.segments]
             tokens += [outputs[0].tokens for outputs in translator.translate(["Print it.", "Open the"], search)]
-            config = td.GenerationConfig(beam_size=beam_size, temperature=float(beam_size > 1), **{"max_length": 6, **rules})
+            config = td.GenerationConfig(
+                beam_size=beam_size, temperature=float(beam_size > 1), **{"max_length": 6, **rules}
+            )
             tokens += [texts[0].tokens for texts in generator.generate(["All", "it"], config)]
         return tokens
 
@@ -147,4 +147,6 @@ def test_rules_reach_the_search_of_every_task(transcriber, tmp_path):
     with pytest.raises(ValueError) as error:
         translator(["Print it."], suppress=[3])
     size = translator.tokenizer.vocab_size
-    assert str(error.value) == f"suppress takes ids of 0 to {size - 1} except that of the end, but it has 3; leave it out"
+    assert (
+        str(error.value) == f"suppress takes ids of 0 to {size - 1} except that of the end, but it has 3; leave it out"
+    )

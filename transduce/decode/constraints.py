@@ -11,6 +11,8 @@ from transduce.decode.config import RulesConfig
 from transduce.decode.phrases import Forbidden, Prefix, Required
 from transduce.decode.scorer import Scorer, at_least_float32
 
+NO_RULES = RulesConfig()
+
 LEAST = -1e4
 """The log-probability of what must come although a model thinks it impossible: not -inf, so that something comes out."""
 
@@ -42,7 +44,7 @@ class Constraints:
         *,
         eos_id: int | None,
         suppressed: Sequence[int] = (),
-        rules: RulesConfig = RulesConfig(),
+        rules: RulesConfig = NO_RULES,
         prompts: Int[Tensor, "B P"] | None = None,
         forbidden: Forbidden | None = None,
         prefixes: Sequence[Prefix | None] = (),

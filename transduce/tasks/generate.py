@@ -140,8 +140,14 @@ class Generator:
         bound = min(config.max_length, last_position(self.model) + 1 - ids.size(1))
         check_suppressed(config, self.tokenizer)
         bounds, eos = ids.new_full((len(ids),), bound), self.tokenizer.eos_id
-        told = {"rules": config, "prompts": ids, "forbidden": forbidden(self.tokenizer, config.forbid, self.model.vocab_size)}
-        return Constraints(bounds, eos_id=eos, suppressed=self.suppressed, **told)
+        return Constraints(
+            bounds,
+            eos_id=eos,
+            suppressed=self.suppressed,
+            rules=config,
+            prompts=ids,
+            forbidden=forbidden(self.tokenizer, config.forbid, self.model.vocab_size),
+        )
 
     def _warn(self, outputs: list[list[Output]], config: GenerationConfig) -> None:
         """Say how many prompts have a text that neither ended nor reached max_length."""

@@ -56,7 +56,9 @@ def prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
     last = max((i for i, token in enumerate(ids) if surfaces[token].startswith(b" ")), default=0)
     free = b"".join(surfaces[token] for token in ids[last:])
     found = Prefix(vocabulary(tokenizer), ids[:last], free + b" " * (text[-1] == " " and whole[-1:] != b" "))
-    if not last and not text.startswith(" "):  # a space before the first word is in no text, but the byte of one would be
+    if not last and not text.startswith(
+        " "
+    ):  # a space before the first word is in no text, but the byte of one would be
         bare = tokenizer.decode([[token] for token in found.ways[0]])
         found.ways[0] = [i for i, own in zip(found.ways[0], bare, strict=True) if not own.startswith(" ")]
     return found
@@ -80,5 +82,7 @@ def per_line(texts: Sequence[TextT] | None, n: int, name: str, empty: TextT) -> 
     """
     if isinstance(texts, str) or (texts is not None and len(texts) != n):
         told = f"{len(texts)}" if not isinstance(texts, str) else "one string"
-        raise ValueError(f"{name} must be a list with one for each of the {n} inputs, but got {told}; use an empty one for none")
+        raise ValueError(
+            f"{name} must be a list with one for each of the {n} inputs, but got {told}; use an empty one for none"
+        )
     return texts or [empty] * n

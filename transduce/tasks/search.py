@@ -126,7 +126,11 @@ def search_sources(
     bounds = length_bounds(memory.lengths, config.length_ratio, config.length_extra, limit=limit)
     if any(prefixes) or required:
         n = len(bounds)
-        room = zip([p.longest if p else 0 for p in prefixes or [None] * n], required.totals if required else [0] * n, strict=True)
+        room = zip(
+            [p.longest if p else 0 for p in prefixes or [None] * n],
+            required.totals if required else [0] * n,
+            strict=True,
+        )
         bounds = torch.maximum(bounds, bounds.new_tensor([sum(each) + 1 for each in room])).clamp_max(limit)
     starts = bounds.new_full((len(bounds), 1), bos)
     check_suppressed(config, tokenizer)

@@ -103,7 +103,9 @@ class Translator(ForcedDecoding[str]):
                 best, n_parts = likeliest([list(islice(each, len(way))) for way in ways[i]], config.alpha)
                 parted += [first_line + i] * (n_parts > 1)
                 if lacking := [phrase for phrase in holds[i] if phrase.strip(" ") not in best[0].text]:
-                    logger.warning("line %d has no room for, or must not hold, what it requires: %s", first_line + i, lacking)
+                    logger.warning(
+                        "line %d has no room for, or must not hold, what it requires: %s", first_line + i, lacking
+                    )
                 yield i, best
         if any(len(way) > 1 for each in ways.values() for way in each):
             which = ", ".join(map(str, sorted(parted)[:5])) + ", ..." * (len(parted) > 5)
