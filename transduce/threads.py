@@ -42,4 +42,4 @@ def keep_memory() -> bool:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     settings = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: (1 << 31) - 1, M_TOP_PAD: 1 << 26}
-    return mallopt is not None and all([mallopt(name, value) for name, value in settings.items()])
+    return mallopt is not None and all(mallopt(name, value) for name, value in settings.items())

@@ -75,7 +75,13 @@ def brute_force(language: Language, sentence: int, bound: int, alpha: float, sup
 
 
 def plain_beam_search(
-    language: Language, sentence: int, bound: int, size: int, alpha: float, suppressed: list[int]
+    language: Language,
+    sentence: int,
+    bound: int,
+    size: int,
+    alpha: float,
+    suppressed: list[int],
+    finished_first: bool = True,
 ) -> list[Hypothesis]:
     """The rules of beam_search in lists, one sentence at a time, over all continuations instead of the best 2K."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -98,5 +104,5 @@ def plain_beam_search(
             break
     else:
         cut = [Hypothesis(list(prefix), x, x / penalty(bound, alpha), False) for x, prefix in live]
-        finished += cut[: size - len(finished)]
-    return sorted(finished, key=lambda hypothesis: -hypothesis.score)
+        finished += cut[: size - len(finished)] if finished_first else cut
+    return sorted(finished, key=lambda hypothesis: -hypothesis.score)[:size]

@@ -1,8 +1,9 @@
 """Search against brute force, against a plain beam search in lists, and against itself under changes of the batch."""
 
 import math
+import random
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force, plain_beam_search
 from transduce.decode.beam import beam_search
+from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.sample import Sampler, Sampling
@@ -25,14 +27,20 @@ def starts(n: int) -> Tensor:
     return torch.full((n, 1), BOS)
 
 
-def constrained(bounds: list[int], **rules) -> Constraints:
-    return Constraints(torch.tensor(bounds, dtype=torch.long), **({"eos_id": EOS} | rules))
+RULES = {each.name for each in fields(RulesConfig)}
+
+
+def constrained(bounds: list[int], *, eos_id: int | None = EOS, suppressed=(), **rules) -> Constraints:
+    """Constraints of texts that begin with BOS; `rules` are fields of RulesConfig."""
+    own = {"rules": RulesConfig(**rules), "prompts": starts(len(bounds))}
+    return Constraints(torch.tensor(bounds, dtype=torch.long), eos_id=eos_id, suppressed=suppressed, **own)
 
 
 def search(
-    language: Language, sentences: list[int], bounds: list[int], *, suppressed=(), no_repeat_ngram=0, **settings
+    language: Language, sentences: list[int], bounds: list[int], *, suppressed=(), **settings
 ) -> list[list[Hypothesis]]:
-    constraints = constrained(bounds, suppressed=suppressed, no_repeat_ngram=no_repeat_ngram)
+    rules = {name: settings.pop(name) for name in RULES & settings.keys()}
+    constraints = constrained(bounds, suppressed=suppressed, **rules)
     return beam_search(LanguageScorer(language, sentences), starts(len(bounds)), constraints, **settings)
 
 
@@ -60,16 +68,16 @@ def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(suppressed, si
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
-def test_a_narrow_beam_is_the_search_in_lists(beam_size, alpha):
+def test_a_narrow_beam_is_the_search_in_lists(beam_size, first, alpha):
     bounds = [1 + i % 11 for i in range(44)]
     for vocab_size, suppressed in ((5, [PAD, BOS]), (7, [PAD]), (3, [])):
         language = Language(seed=beam_size, vocab_size=vocab_size)
-        got = search(
-            language, list(range(44)), bounds, beam_size=beam_size, n_best=beam_size, alpha=alpha, suppressed=suppressed
-        )
+        how = {"beam_size": beam_size, "n_best": beam_size, "alpha": alpha, "finished_first": first}
+        got = search(language, list(range(44)), bounds, suppressed=suppressed, **how)
         for sentence, (bound, hypotheses) in enumerate(zip(bounds, got, strict=True)):
-            same(hypotheses, plain_beam_search(language, sentence, bound, beam_size, alpha, suppressed))
+            same(hypotheses, plain_beam_search(language, sentence, bound, beam_size, alpha, suppressed, first))
         assert {h.finished for hypotheses in got for h in hypotheses} == {True, False}
 
 
@@ -130,6 +138,30 @@ def test_a_vocabulary_smaller_than_the_beam_and_an_empty_batch():
         Language(seed=0, vocab_size=3), [1], [4], beam_size=9, n_best=9, alpha=0.0, suppressed=[PAD, BOS]
     )
     assert [(h.tokens, h.finished) for h in hypotheses] == [([], True)]  # only EOS may follow: one sequence exists
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_as_many_come_out_as_exist_however_small_the_vocabulary(seed):
+    """Random vocabularies smaller than twice the beam, bounds and rules; every sequence that exists is counted."""
+    rng = random.Random(seed)
+    vocab_size, bound, ngram, least = rng.randint(3, 6), rng.randint(1, 4), rng.randint(0, 2), rng.randint(0, 2)
+    language = Language(seed, vocab_size)
+    suppressed = [PAD, BOS][: rng.randint(0, 2)]
+
+    def allowed(h: Hypothesis) -> bool:
+        grams = [tuple(h.tokens[i : i + ngram]) for i in range(len(h.tokens) - ngram + 1)] if ngram else []
+        left = vocab_size - 1 - len(suppressed)  # where none is left, it may end, come what may
+        stuck = left == 0 or (ngram == 1 and len(set(h.tokens)) == left)
+        return len(grams) == len(set(grams)) and (not h.finished or len(h.tokens) >= least or stuck)
+
+    exist = [h for h in brute_force(language, 0, bound, 0.6, suppressed) if allowed(h)]
+    for beam_size in {max(1, vocab_size // 2), vocab_size, 3 * vocab_size, len(exist), len(exist) + 3}:
+        rules = {"suppressed": suppressed, "no_repeat_ngram": ngram, "min_length": least}
+        for first in (True, False):
+            how = {"beam_size": beam_size, "n_best": beam_size, "finished_first": first}
+            (found,) = search(language, [0], [bound], **rules, **how)
+            assert len(found) == len({(*h.tokens, h.finished) for h in found}) == min(beam_size, len(exist))
+            assert {(*h.tokens, h.finished) for h in found} <= {(*h.tokens, h.finished) for h in exist}
 
 
 # A real Transformer

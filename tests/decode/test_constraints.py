@@ -1,15 +1,21 @@
-"""No n-gram twice: against transformers' processor, brute force over all sequences, and greedy search."""
+"""What may come out: against transformers' processors, brute force over all sequences, and greedy search."""
 
 import math
+import os
+import re
 from itertools import pairwise
 
 import pytest
 import torch
-from transformers import NoRepeatNGramLogitsProcessor
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force
-from tests.decode.test_beam import greedy as greedily, same, search
-from transduce.decode.constraints import Constraints, suppress_repeats
+from tests.decode.test_beam import constrained, greedy as greedily, same, search
+from transduce.decode.config import RulesConfig
+from transduce.decode.constraints import suppress_repeats
 from transduce.decode.hypothesis import Hypothesis
 
 
@@ -82,12 +88,78 @@ def test_where_nothing_is_left_a_hypothesis_ends_even_if_it_may_not():
     assert max(len(h.tokens) for h in found) == 5
 
 
-@pytest.mark.parametrize(("n", "eos_id"), [(-1, EOS), (2, None)])
-def test_an_n_gram_rule_that_cannot_be_kept_is_refused(n, eos_id):
-    message = (
-        "no_repeat_ngram must be at least 0 (0 = off), and off where no EOS can end what has no token left, "
-        f"but no_repeat_ngram={n} and eos_id={eos_id}"
+# Repetition penalty, minimum length, suppressed tokens
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.2, 3.0])
+def test_the_repetition_penalty_is_that_of_transformers(rng, penalty):
+    logits, new = torch.randn(7, 53, generator=rng), torch.randint(53, (7, 20), generator=rng)
+    bos = torch.full((7, 1), BOS)
+    want = RepetitionPenaltyLogitsProcessor(penalty)(torch.cat((bos, new), dim=1), logits.clone())
+    constrained([30] * 7, repetition_penalty=penalty).penalize(logits, new, range(7))
+    assert torch.equal(logits, want)
+
+
+class Penalized(Language):
+    """The language whose next token has the logits that the definition of Keskar et al. makes."""
+
+    def logits(self, sentence: int, prefix: tuple[int, ...]) -> list[float]:
+        before = {BOS, *prefix}
+        scores = super().logits(sentence, prefix)
+        return [(s / 1.7 if s > 0 else 1.7 * s) if token in before else s for token, s in enumerate(scores)]
+
+
+def test_a_penalty_makes_another_language():
+    """For a beam as wide as the space, narrow beams, and greedy search, with neighbours of other lengths."""
+    bounds = [1 + i % 6 for i in range(20)]
+    for beam_size in (1, 3, 200):
+        settings = {"suppressed": [PAD], "beam_size": beam_size, "n_best": beam_size}
+        got = search(Language(seed=4), list(range(20)), bounds, repetition_penalty=1.7, **settings)
+        for one, other in zip(got, search(Penalized(seed=4), list(range(20)), bounds, **settings), strict=True):
+            same(one, other)
+    found = greedy(Language(seed=4), list(range(20)), bounds, suppressed=[PAD], repetition_penalty=1.7)
+    same(found, greedy(Penalized(seed=4), list(range(20)), bounds, suppressed=[PAD]))
+    assert found != greedy(Language(seed=4), list(range(20)), bounds, suppressed=[PAD])
+
+
+@pytest.mark.parametrize(("rules", "keeps"), [
+    ({"min_length": 3}, lambda h: len(h.tokens) >= 3),
+    ({"suppress": (4,)}, lambda h: 4 not in h.tokens),
+    ({"min_length": 2, "no_repeat_ngram": 2}, lambda h: len(h.tokens) >= 2 and not repeats(h.tokens, 2)),
+    ({"min_length": 99}, lambda h: not h.finished),
+])  # fmt: skip
+def test_a_beam_as_wide_as_the_space_finds_all_that_keeps_the_rules(rules, keeps):
+    language, bound = Language(seed=6), 5
+    every = brute_force(language, 3, bound, 0.6, [PAD, BOS])
+    want = [h for h in every if keeps(h)]
+    assert 1 <= len(want) < len(every)
+    settings = {"suppressed": [PAD, BOS], **rules}
+    (got,) = search(language, [3], [bound], beam_size=len(every), n_best=len(every), **settings)
+    same(got, want)
+    (best,), (found,) = (
+        search(language, [3], [bound], beam_size=1, **settings),
+        greedy(language, [3], [bound], **settings),
     )
-    with pytest.raises(ValueError) as caught:
-        Constraints(torch.tensor([3]), eos_id=eos_id, no_repeat_ngram=n)
-    assert str(caught.value) == message
+    same(best, [found])
+    assert keeps(found)
+
+
+def test_what_has_no_token_left_and_no_end_is_refused():
+    scorer = LanguageScorer(Language(seed=1), [0])
+    message = (
+        "the rules must leave a token to go on with, but after 2 tokens they leave none, and no EOS can end the text; "
+        "loosen no_repeat_ngram=1, or suppress and forbid less"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        greedily(scorer, [9], eos_id=None, suppressed=[PAD, BOS, EOS], no_repeat_ngram=1)
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0, but no_repeat_ngram=-1"),
+    ({"min_length": -1}, "min_length must be at least 0, but min_length=-1"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty must lie in (0, inf), but repetition_penalty=0.0"),
+    ({"suppress": (3, -2)}, "suppress must be at least 0, but suppress=-2"),
+])  # fmt: skip
+def test_impossible_rules_are_refused(fields, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        RulesConfig(**fields)

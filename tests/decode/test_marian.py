@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from transformers import MarianConfig, MarianMTModel
 from transformers.utils import logging
 
 from transduce.decode.beam import beam_search
+from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.sample import Sampler, Sampling
@@ -103,6 +105,38 @@ def search(ours: Marian, source: Tensor, lengths: Tensor, beam_size: int | None)
     if beam_size is None:
         return Sampler(scorer, starts, constraints, sampling=Sampling(temperature=0.0)).run()
     return [best for best, *_ in beam_search(scorer, starts, constraints, beam_size=beam_size, alpha=0.0)]
+
+
+@pytest.mark.parametrize(("seed", "n"), [(0, 30), pytest.param(1, 300, marks=pytest.mark.long)])
+def test_unfinished_by_score_and_any_rules_find_what_generate_finds(pair, seed, n):
+    """Random sources, beams, bounds and rules; with `finished_first`, some outputs are others."""
+    theirs, ours, source, lengths, visible = pair
+    rng, differ = random.Random(seed), 0
+    for _ in range(n):
+        rows = torch.tensor(rng.sample(range(SENTENCES), 3))
+        beam_size, bound = rng.randint(2, 6), rng.randint(1, 12)
+        n_best, ngram = rng.randint(1, beam_size), rng.choice([0, 0, 2, 3])
+        least, banned = rng.randrange(bound), tuple(rng.sample(range(2, 29), rng.choice([0, 3])))
+        output = theirs.generate(
+            input_ids=source[rows], attention_mask=visible[rows], num_beams=beam_size, do_sample=False,
+            length_penalty=0.0, early_stopping=False, max_new_tokens=bound, num_return_sequences=n_best,
+            min_new_tokens=least or None, no_repeat_ngram_size=ngram, suppress_tokens=[ours.pad_id, *banned],
+        )  # fmt: skip
+        want = [[token for token in row[1:] if token != ours.pad_id] for row in output.tolist()]
+        starts, found = torch.full((3, 1), ours.bos_id), {}
+        for finished_first in (False, True):
+            with torch.no_grad():
+                scorer = ModelScorer(ours.model, ours.model.encode(source[rows], lengths[rows]))
+            rules = RulesConfig(min_length=least, no_repeat_ngram=ngram, suppress=banned)
+            constraints = Constraints(
+                torch.full((3,), bound), eos_id=ours.eos_id, suppressed=[ours.pad_id], rules=rules
+            )
+            how = {"beam_size": beam_size, "n_best": n_best, "alpha": 0.0, "finished_first": finished_first}
+            hypotheses = [h for each in beam_search(scorer, starts, constraints, **how) for h in each]
+            found[finished_first] = [h.tokens + [ours.eos_id] * h.finished for h in hypotheses]
+        assert found[False] == want, (beam_size, bound, n_best, ngram, least, banned)
+        differ += found[True] != want
+    assert n < 300 or differ
 
 
 @pytest.mark.parametrize("beam_size", [None, 4, 5])

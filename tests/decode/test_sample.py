@@ -13,10 +13,10 @@ from torch import Tensor
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer
-from tests.decode.test_beam import constrained, starts
+from tests.decode.test_beam import RULES, constrained, starts
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.sample import Sampler, Sampling, draw, nucleus
 from transduce.decode.scorer import ModelScorer
@@ -24,16 +24,14 @@ from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 
 NOTHING = torch.zeros(1, 1, dtype=torch.long)
+"""Tokens before, which transformers wants to be told and does not look at."""
 
 # Probabilities after each filter
 
 
-def exact(logits: list[float], x: Sampling, before: list[int]) -> list[float]:
+def exact(logits: list[float], x: Sampling, before: list[int], penalty: float = 1.0) -> list[float]:
     """The definitions, one after the other, in lists and float64."""
-    scores = [
-        (s * x.repetition_penalty if s < 0 else s / x.repetition_penalty) if i in before else s
-        for i, s in enumerate(logits)
-    ]
+    scores = [(s * penalty if s < 0 else s / penalty) if i in before else s for i, s in enumerate(logits)]
     weights = [math.exp(s / x.temperature) for s in scores]
     order = sorted(range(len(weights)), key=lambda i: -weights[i])
     if x.top_k:
@@ -50,17 +48,14 @@ def exact(logits: list[float], x: Sampling, before: list[int]) -> list[float]:
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
 @pytest.mark.parametrize("top_k", [0, 1, 4, 50])
 @pytest.mark.parametrize("top_p", [1.0, 0.8, 0.05])
-@pytest.mark.parametrize("repetition_penalty", [1.0, 1.3, 0.7])
-def test_probabilities_are_the_definitions_written_out(rng, temperature, top_k, top_p, repetition_penalty):
-    x = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
+def test_probabilities_are_the_definitions_written_out(rng, temperature, top_k, top_p):
+    x = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     logits = 3 * torch.randn(5, 11, generator=rng, dtype=torch.float64)
-    before = torch.randint(11, (5, 7), generator=rng)
-    kept = logits.clone(), before.clone()
-    got = x.probs(logits, before)
+    kept = logits.clone()
+    got = x.probs(logits)
     for row in range(5):
-        want = exact(logits[row].tolist(), x, before[row].tolist())
-        assert got[row].tolist() == pytest.approx(want, rel=1e-12, abs=0)
-    assert torch.equal(logits, kept[0]) and torch.equal(before, kept[1])
+        assert got[row].tolist() == pytest.approx(exact(logits[row].tolist(), x, []), rel=1e-12, abs=0)
+    assert torch.equal(logits, kept)
 
 
 @pytest.mark.parametrize("top_p", [0.01, 0.2, 0.5, 0.77, 0.99])
@@ -87,28 +82,15 @@ def test_top_k_is_that_of_transformers(rng, top_k):
     logits = torch.randn(7, 53, generator=rng)
     logits[0, :20] = logits[0].topk(3).values[-1]  # equally likely ones stay together
     want = TopKLogitsWarper(top_k)(NOTHING, logits.clone()).softmax(-1)
-    assert torch.equal(Sampling(top_k=top_k).probs(logits, NOTHING.expand(7, 1)), want)
+    assert torch.equal(Sampling(top_k=top_k).probs(logits), want)
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.999])
 def test_top_p_is_that_of_transformers(rng, top_p):
     logits = 2 * torch.randn(7, 53, generator=rng, dtype=torch.float64)
     want = TopPLogitsWarper(top_p)(NOTHING, logits.clone()).softmax(-1)
-    got = Sampling(top_p=top_p).probs(logits, NOTHING.expand(7, 1))
+    got = Sampling(top_p=top_p).probs(logits)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("penalty", [0.5, 1.2, 3.0])
-def test_the_repetition_penalty_is_that_of_transformers(rng, penalty):
-    logits, before = torch.randn(7, 53, generator=rng), torch.randint(53, (7, 20), generator=rng)
-    want = RepetitionPenaltyLogitsProcessor(penalty)(before, logits.clone()).softmax(-1)
-    assert torch.equal(Sampling(repetition_penalty=penalty).probs(logits, before), want)
-
-
-def test_temperature_0_takes_the_likeliest_after_the_penalty():
-    x, logits = Sampling(temperature=0.0, repetition_penalty=2.0), torch.tensor([[1.0, 3.0, 2.0]])
-    before = torch.tensor([[1]])
-    assert x.next(logits, before, torch.tensor([0.0])).tolist() == [2]
 
 
 # Drawing
@@ -142,7 +124,7 @@ class Remembered(Language):
 
 
 def sampled(language: Language, sentences: list[int], bounds: list[int], n: int = 1, **settings) -> list[Hypothesis]:
-    rules = {name: settings.pop(name) for name in ("eos_id", "suppressed", "no_repeat_ngram") if name in settings}
+    rules = {name: settings.pop(name) for name in RULES | {"eos_id", "suppressed"} if name in settings}
     settings = {"rngs": rngs(1, n * len(sentences))} | settings
     scorer, constraints = LanguageScorer(language, sentences), constrained(bounds, **rules)
     return Sampler(scorer, starts(len(sentences)), constraints, **settings).run()
@@ -154,24 +136,23 @@ def chi_square_bound(n: int) -> float:
 
 
 @pytest.mark.parametrize(
-    "x",
+    ("x", "penalty"),
     [
-        Sampling(),
-        Sampling(temperature=0.6),
-        Sampling(top_k=3, temperature=1.5),
-        Sampling(top_p=0.95, temperature=2.0),
-        Sampling(repetition_penalty=1.6, top_k=4),
+        (Sampling(), 1.0),
+        (Sampling(temperature=0.6), 1.0),
+        (Sampling(top_k=3, temperature=1.5), 1.0),
+        (Sampling(top_p=0.95, temperature=2.0), 1.0),
+        (Sampling(top_k=4), 1.6),
     ],
-    ids=lambda x: ",".join(f"{k}={v}" for k, v in vars(x).items() if v != getattr(Sampling(), k)) or "plain",
 )
-def test_whole_samples_come_as_often_as_their_probability_says(x):
+def test_whole_samples_come_as_often_as_their_probability_says(x, penalty):
     """8,000 samples of up to three tokens, each sequence with its exact probability, chi-square with a fixed seed."""
     language, n, bound = Remembered(seed=8), 8_000, 3
     probability: dict[tuple[int, ...], float] = {}
 
     def follow(prefix: tuple[int, ...], mass: float) -> None:
         logits = [-math.inf if i == PAD else s for i, s in enumerate(language.logits(0, prefix))]
-        for token, p in enumerate(exact(logits, x, [BOS, *prefix])):
+        for token, p in enumerate(exact(logits, x, [BOS, *prefix], penalty)):
             longer = (*prefix, token)
             if p and token != EOS and len(longer) < bound:
                 follow(longer, mass * p)
@@ -180,7 +161,7 @@ def test_whole_samples_come_as_often_as_their_probability_says(x):
 
     follow((), 1.0)
     counts = dict.fromkeys(probability, 0)
-    for h in sampled(language, [0], [bound], n=n, sampling=x, suppressed=[PAD]):
+    for h in sampled(language, [0], [bound], n=n, sampling=x, suppressed=[PAD], repetition_penalty=penalty):
         counts[(*h.tokens, EOS) if h.finished else tuple(h.tokens)] += 1  # a KeyError: it should be impossible
     common = [key for key, p in probability.items() if p * n >= 5]
     cells = [(counts[key], probability[key] * n) for key in common]
@@ -308,7 +289,6 @@ def test_translations_are_sampled_too(rng):
         ({"temperature": -0.5}, "temperature must be at least 0, but temperature=-0.5"),
         ({"top_k": -1}, "top_k must be at least 0, but top_k=-1"),
         ({"top_p": 0.0}, "top_p must lie in (0, 1], but top_p=0.0"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must lie in (0, inf), but repetition_penalty=0.0"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

@@ -20,7 +20,7 @@ LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.1, -0.5]])
 )
 def test_temperature_sampling(temperature, printed):
     """Seed 003, "Temperature Sampling": the printed probabilities; 2,000 draws have them as their shares."""
-    probs = Sampling(temperature=temperature).probs(LOGITS, torch.zeros(1, 1, dtype=torch.long))
+    probs = Sampling(temperature=temperature).probs(LOGITS)
     assert_prints(probs[0], printed, digits=3)
     uniform = torch.from_numpy(np.random.default_rng(3).random(2000))
     shares = draw(probs.expand(2000, -1), uniform).bincount(minlength=5) / 2000

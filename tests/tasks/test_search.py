@@ -6,10 +6,12 @@ import pytest
 import torch
 
 import transduce as td
-from tests.runs import RATE, library_tokenizer, random_speech_run, record, sentences
+from tests.language_runs import language_run
+from tests.runs import RATE, library_tokenizer, random_run, random_speech_run, record, sentences
 from transduce.data.speech.audio import read_audio
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.decode.beam import beam_search
+from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.joint import combined
@@ -44,7 +46,7 @@ def searched(transcriber, path, *, beam_size=5, alpha=0.6, ctc_weight=0.0) -> tu
             ctc = CTCPrefixScorer(model.ctc_logits(memory.states), eos_id=eos, blank_id=pad)
             scorer = combined([(1 - ctc_weight, scorer), (ctc_weight, ctc)])
         settings = {"beam_size": beam_size, "alpha": alpha}
-        rules = {"suppressed": (pad, unk, bos), "no_repeat_ngram": SHORT.no_repeat_ngram}
+        rules = {"suppressed": (pad, unk, bos), "rules": RulesConfig(no_repeat_ngram=SHORT.no_repeat_ngram)}
         constraints = Constraints(torch.tensor([SHORT.length_extra]), eos_id=eos, **rules)
         ((best,),) = beam_search(scorer, torch.tensor([[bos]]), constraints, **settings)
     return transcriber.tokenizer.decode([best.tokens])[0].strip(), best.score
@@ -92,10 +94,7 @@ def test_more_outputs_widen_the_beam():
     assert str(error.value) == "n_best must lie in [1, 5], but n_best=8"
     with pytest.raises(ValueError) as error:
         own.changed(nbest=2)
-    assert str(error.value) == (
-        "a search setting must be one of beam_size, alpha, n_best, batch_tokens, length_ratio, length_extra, "
-        "max_source_length, split_length, max_seconds, min_seconds, margin, ctc_weight, no_repeat_ngram, but it is 'nbest'"
-    )
+    assert str(error.value) == (f"a search setting must be one of {', '.join(vars(own))}, but it is 'nbest'")
 
 
 def test_greedy_settings_are_the_same_but_for_the_beam():
@@ -117,3 +116,37 @@ def test_impossible_settings_are_refused(fields, message):
     with pytest.raises(ValueError) as error:
         td.SearchConfig(**fields)
     assert str(error.value) == message
+
+
+def test_rules_reach_the_search_of_every_task(transcriber, tmp_path):
+    """Lengths, suppressed tokens and no token twice, greedily and with a beam; without them, outputs break them all."""
+    paths = [r.audio for r in record(tmp_path, sentences(2))]
+    own = replace(SHORT, no_repeat_ngram=0)
+    translator = td.load(random_run(tmp_path / "text"), dtype=torch.float64)
+    generator = td.load(language_run(tmp_path / "letters", "pieces"), dtype=torch.float64)
+
+    def found(**rules) -> list[list[int]]:
+        tokens = []
+        for beam_size in (1, 3):
+            search = replace(own, beam_size=beam_size, **rules)
+            tokens += [s.outputs[0].tokens for t in transcriber.transcribe(paths, search) for s in t.segments]
+            tokens += [outputs[0].tokens for outputs in translator.translate(["Print it.", "Open the"], search)]
+            config = td.GenerationConfig(
+                beam_size=beam_size, temperature=float(beam_size > 1), **{"max_length": 6, **rules}
+            )
+            tokens += [texts[0].tokens for texts in generator.generate(["All", "it"], config)]
+        return tokens
+
+    plain = found()
+    often = tuple(sorted({token for tokens in plain for token in tokens if token < 290}))
+    ruled = found(suppress=often, no_repeat_ngram=1, min_length=2, max_length=4)
+    assert len(ruled) == len(plain) == 12 and any(len(set(tokens)) < len(tokens) for tokens in plain)
+    for tokens in ruled:
+        assert len(set(tokens)) == len(tokens) >= 2 and not {*tokens} & {*often}
+    assert max(map(len, ruled)) <= 4 < min(max(map(len, plain[i : i + 2])) for i in range(0, 12, 2))
+    with pytest.raises(ValueError) as error:
+        translator(["Print it."], suppress=[3])
+    size = translator.tokenizer.vocab_size
+    assert (
+        str(error.value) == f"suppress takes ids of 0 to {size - 1} except that of the end, but it has 3; leave it out"
+    )

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeVar, get_args, get_origin, get_type_hints
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -25,6 +25,16 @@ ItemT = TypeVar("ItemT")
 Run = Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it.")]
 
 OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
+
+Forbid = Annotated[
+    Path | None,
+    arg(
+        metavar="FILE",
+        help="Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at either end of one "
+        "is the end of a word.",
+        help_behavior_hint="",
+    ),
+]
 
 Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 
@@ -63,8 +73,14 @@ def search_options(*, without: Collection[str] = ()) -> Any:
         without: fields that mean nothing to a command, and are not offered.
     """
     options: list[tuple[str, Any, Any]] = [("greedy", Annotated[bool, arg(help=GREEDY, help_behavior_hint="")], False)]
+    without = {*without, "forbid"}  # a file says it, see Forbid
     for name, kind in get_type_hints(SearchConfig).items():
-        offered: Any = Annotated[kind | None, arg(metavar=kind.__name__.upper(), help_behavior_hint="(the run's)")]
+        metavar = getattr(kind, "__name__", "").upper()
+        if get_origin(kind) is tuple:
+            metavar = "INT [INT ...]"
+        elif get_origin(kind) is Literal:
+            metavar = f"{{{','.join(get_args(kind))}}}"
+        offered: Any = Annotated[kind | None, arg(metavar=metavar, help_behavior_hint="(the run's)")]
         hidden: Any = Annotated[kind | None, Suppress, Fixed]
         options.append((name, hidden if name in without else offered, None))
     namespace = {"__doc__": "The run's own configuration decides what is not named here.", "__post_init__": _unchecked}
@@ -77,9 +93,11 @@ def _unchecked(self: object) -> None:
     """Leave the checks to the SearchConfig that the options become."""
 
 
-def with_options(own: SearchConfig, options: object) -> SearchConfig:
+def with_options(own: SearchConfig, options: object, forbid: Path | None) -> SearchConfig:
     """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
     named = {name: value for name, value in vars(options).items() if value is not None}
+    if forbid:
+        named["forbid"] = read_phrases(forbid)
     greedy = named.pop("greedy")
     found = own.changed(**named)
     return found.greedy() if greedy else found
@@ -127,6 +145,15 @@ def _checked(line: str | ValueError) -> str:
     if isinstance(line, ValueError):
         raise line
     return line
+
+
+def read_phrases(path: Path) -> tuple[str, ...]:
+    """The phrases of a file, one a line, without blank lines.
+
+    Raises:
+        ValueError: one of them is not UTF-8.
+    """
+    return tuple(phrase for line in read_side(path) if (phrase := line.removesuffix("\r")).strip())
 
 
 def side_name(path: Path) -> str:

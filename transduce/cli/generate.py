@@ -3,14 +3,25 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import Fixed, Positional, Suppress, arg
 
-from transduce.cli.common import Count, Machine, OptionalFile, Run, chunks, read_side, standard_input, writing
+from transduce.cli.common import (
+    Count,
+    Forbid,
+    Machine,
+    OptionalFile,
+    Run,
+    chunks,
+    read_phrases,
+    read_side,
+    standard_input,
+    writing,
+)
 from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.workers import Progress, Rows, Work
@@ -32,6 +43,13 @@ CHUNK = 1000
 """Prompts answered, and then written, at a time."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(GenerationConfig):
+    """What the command line offers of a GenerationConfig."""
+
+    forbid: Annotated[tuple[str, ...], Suppress, Fixed] = ()  # a file says it
+
+
 def generate(
     run: Positional[Run],
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
@@ -41,7 +59,8 @@ def generate(
     interactive: Annotated[bool, arg(help_behavior_hint="")] = False,
     format: Format = "text",
     output: OptionalFile = None,
-    generation: GenerationConfig,
+    forbid: Forbid = None,
+    generation: Options,
     machine: Machine,
 ) -> None:
     """Go on from prompts: each is printed with what follows it, a rule between any two.
@@ -51,7 +70,7 @@ def generate(
     Args:
         files: Prompts, one a line, plain or .gz; - is standard input, as is nothing at all. A blank line begins from
             nothing.
-        prompt: Texts to go on from, instead of files. "" begins from nothing.
+        prompt: Texts to go on from, instead of files; what a text shall begin with is its prompt. "" begins from nothing.
         stream: Print text as it comes, one text after the other.
         interactive: Ask for a prompt, go on from it at once, and ask again; Ctrl-D ends.
         format: text: prompt and text, a rule between any two. json: an object per text and line.
@@ -66,14 +85,15 @@ def generate(
     from transduce.tasks.generate import Generator
 
     generator = machine.load(Generator, run)
+    config = replace(generation, forbid=read_phrases(forbid)) if forbid else generation
     if interactive:
-        return interact(partial(_answer, generator, generation, format))
+        return interact(partial(_answer, generator, config, format))
     prompts: Iterable[str] = prompt or [line for file in files for line in read_side(file)]
     size = 1 if stream else CHUNK
     if not prompt and not files:
         prompts, size = standard_input(), 1 if sys.stdin.isatty() else size
     with writing(output, unit="text", total=None, quiet=True) as (out, _):
-        for part in _told(_texts(generator, prompts, generation, size, stream=stream), format):
+        for part in _told(_texts(generator, prompts, config, size, stream=stream), format):
             out.write(part)
             out.flush()
 

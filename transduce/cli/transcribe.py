@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import soundfile
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import STDIN, Machine, Run, search_options, with_options
+from transduce.cli.common import STDIN, Forbid, Machine, Run, search_options, with_options
 from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.speech.manifest import manifest_audio
@@ -51,6 +51,7 @@ def transcribe(
     *,
     microphone: Annotated[bool, arg(help_behavior_hint="")] = False,
     format: Format = "text",
+    forbid: Forbid = None,
     search: Annotated[Any, arg(constructor=Search)],
     machine: Machine,
     division: Division,
@@ -80,7 +81,7 @@ def transcribe(
     from transduce.run import load_run
     from transduce.tasks.load import own_decoding
 
-    decoding = with_options(own_decoding(run, load_run(run)), search)
+    decoding = with_options(own_decoding(run, load_run(run)), search, forbid)
     if microphone:
         given.append(_recorded())
     carry_out(Transcription(run=run, machine=machine, decoding=decoding, format=format), given, division)

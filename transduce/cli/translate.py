@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from transduce.cli.common import (
     STDIN,
+    Forbid,
     Machine,
     Run,
     chunks,
@@ -35,6 +36,9 @@ def translate(
     *,
     scores: bool = False,
     interactive: Annotated[bool, arg(help_behavior_hint="")] = False,
+    prefix: Annotated[bool, arg(help_behavior_hint="")] = False,
+    require: Annotated[bool, arg(help_behavior_hint="")] = False,
+    forbid: Forbid = None,
     search: Annotated[Any, arg(constructor=Search)],
     machine: Machine,
     division: Division,
@@ -47,14 +51,18 @@ def translate(
         files: Text to translate, plain or .gz, one after the other; - is standard input, as is none.
         scores: Put the score (log-probability over length penalty) and a tab before each translation.
         interactive: Ask for a line, translate it at once, and ask again; Ctrl-D ends.
+        prefix: Lines are SOURCE<TAB>PREFIX, and a translation begins with its prefix, where somebody has written its
+            beginning; its last word may go on, unless a space ends it.
+        require: Lines are SOURCE<TAB>PHRASE<TAB>PHRASE ..., behind a PREFIX if there is one, and a translation holds all
+            of its phrases, where terms or names are prescribed; phrases may be inflected. Costs time; takes a wide beam.
     """
     if interactive:
         check_interactive({"FILE": files, "--output": division.output})
     from transduce.run import load_run
     from transduce.tasks.load import own_decoding
 
-    decoding = with_options(own_decoding(run, load_run(run)), search)
-    job = Translation(run=run, machine=machine, decoding=decoding, scores=scores)
+    decoding = with_options(own_decoding(run, load_run(run)), search, forbid)
+    job = Translation(run=run, machine=machine, decoding=decoding, scores=scores, prefix=prefix, require=require)
     if interactive:
         work = job.load()
         return interact(lambda line, number: print(work(number, [line], lambda *_: None).text, end="", flush=True))
@@ -74,6 +82,10 @@ class Translation(Job):
 
     decoding: SearchConfig
     scores: bool
+    prefix: bool = False
+    """Whether a line has what its translation begins with behind a tab."""
+    require: bool = False
+    """Whether a line has what its translation must hold behind tabs."""
 
     def load(self) -> Work:
         """Load the translator."""
@@ -83,6 +95,17 @@ class Translation(Job):
 
     def _rows(self, translator: "Translator", start: int, items: list[str | ValueError], progress: Progress) -> Rows:
         lines = [item if isinstance(item, str) else "" for item in items]
-        found = translator.translate(lines, self.decoding, first_line=start + 1, progress=lambda n: progress(n, 0))
+        told: dict[str, Any] = {"first_line": start + 1, "progress": lambda n: progress(n, 0)}
+        if self.prefix or self.require:
+            columns, items = [line.split("\t") for line in lines], [*items]
+            if not self.require:
+                wrong = "line {} must be SOURCE<TAB>PREFIX, but it has {} columns; remove tabs"
+                for i, row in enumerate(columns):
+                    if len(row) > 2:
+                        items[i], columns[i] = ValueError(wrong.format(start + i + 1, len(row))), [""]
+            lines, first = [row[0] for row in columns], 1 + self.prefix
+            told["prefix"] = [row[1] if self.prefix and len(row) > 1 else "" for row in columns]
+            told["require"] = [[phrase for phrase in row[first:] if phrase.strip()] for row in columns]
+        found = translator.translate(lines, self.decoding, **told)
         rows = (f"{each.score:.4f}\t" * self.scores + each.text + "\n" for outputs in found for each in outputs)
         return Rows("".join(rows), tuple(str(item) for item in items if isinstance(item, ValueError)))

@@ -1,6 +1,7 @@
 """Beam search over a Scorer: the likeliest whole sequences, as far as a beam can see."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from transduce.config import within
 from transduce.decode.constraints import Constraints, ids_tensor
 from transduce.decode.hypothesis import Hypothesis, length_penalty
-from transduce.decode.scorer import Scorer, at_least_float32
-from transduce.decode.topk import likeliest, log_sum_exp
+from transduce.decode.phrases import Required, in_banks
+from transduce.decode.scorer import Scorer
+from transduce.decode.topk import likeliest
 
 
 @dataclass
@@ -28,6 +30,10 @@ class Beams:
         score, index = self.score.topk(k)
         tokens = self.tokens.gather(1, index[:, :, None].expand(-1, -1, self.tokens.size(2)))
         return Beams(tokens, self.log_prob.gather(1, index), score), index
+
+    def first(self, k: int) -> "Beams":
+        """The first k hypotheses."""
+        return Beams(self.tokens[:, :k], self.log_prob[:, :k], self.score[:, :k])
 
     def rows(self, sentences: Int[Tensor, " M"]) -> "Beams":
         """The beams of some sentences."""
@@ -48,6 +54,8 @@ def beam_search(
     beam_size: int = 5,
     alpha: float = 0.6,
     n_best: int = 1,
+    finished_first: bool = True,
+    coverage: Callable[[], Float[Tensor, " N"]] | None = None,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of every sentence, best score first.
 
@@ -60,6 +68,8 @@ def beam_search(
         scorer: begins with one row per sentence, and has seen all of the prompt but the last token.
         prompts: what came before, at least BOS, on the device of the search.
         alpha: exponent of the length penalty; 0 ranks by log-probability.
+        finished_first: False: at its bound, live hypotheses take the places of finished ones that have a lower score.
+        coverage: what is added to the score of whatever continues each row that the scorer has seen; it is never above 0.
 
     Raises:
         ValueError: n_best is not in 1 ... beam_size.
@@ -74,12 +84,19 @@ def beam_search(
     step = 0
     while running:
         step += 1
-        scores = at_least_float32(scorer.step(last))
-        offset = live.log_prob if scorer.additive else live.log_prob - log_sum_exp(scores).view_as(live.log_prob)
-        constraints.rule_out(scores, live.tokens.flatten(0, 1))
-        continuations = likeliest(scores, offset, 2 * beam_size)
-        live, kept, parent = _advance(live, kept, continuations, end, length_penalty(step, alpha))
-        done = (live.score[:, 0] <= kept.score[:, -1]) | (max_lengths <= step)
+        scores, total = constraints.scores(scorer, last, live.tokens.flatten(0, 1), running)
+        offset = live.log_prob - total.view_as(live.log_prob)
+        if constraints.required is None:
+            continuations = likeliest(scores, offset, 2 * beam_size)
+        else:
+            at_end = max_lengths <= step
+            continuations = _in_banks(constraints.required, scores, offset, live, running, at_end, beam_size, end)
+        penalty, bonus = length_penalty(step, alpha), None
+        if coverage is not None:
+            bonus = coverage().view(len(running), -1).gather(1, continuations[2])
+        live, kept, parent = _advance(live, kept, continuations, end, penalty, bonus)
+        best = live.score[:, 0] if bonus is None else live.log_prob.amax(dim=1) / penalty  # more may yet be covered
+        done = (best <= kept.score[:, -1]) | (max_lengths <= step)
         flags: list[bool] = done.tolist()  # the one host sync of a step
         if any(flags):
             gone, on = ([i for i, flag in enumerate(flags) if flag is want] for want in (True, False))
@@ -93,7 +110,7 @@ def beam_search(
         if any(flags):
             scorer.keep(rest)
         last = live.tokens[:, :, -1].flatten()
-    return _collect(results, end, n_best)
+    return _collect(results, end, n_best, finished_first)
 
 
 def _start(n_sentences: int, beam_size: int, device: torch.device) -> tuple[Beams, Beams]:
@@ -103,12 +120,32 @@ def _start(n_sentences: int, beam_size: int, device: torch.device) -> tuple[Beam
     return Beams(nothing[:, :1], zero, zero), Beams(nothing, nowhere, nowhere)
 
 
+def _in_banks(
+    required: Required,
+    scores: Float[Tensor, "N V"],
+    offset: Float[Tensor, "A k"],
+    live: Beams,
+    running: list[int],
+    last: Tensor,
+    beam_size: int,
+    eos_id: int,
+) -> tuple[Float[Tensor, "A n"], Int[Tensor, "A n"], Int[Tensor, "A n"]]:
+    """What `likeliest` gives where phrases are required: ends first, then what shall go on (see `in_banks`)."""
+    n_sentences, n_rows = offset.shape
+    total = (scores.view(n_sentences, n_rows, -1) + offset[:, :, None]).flatten(1)
+    progress = required.progress(live.tokens.flatten(0, 1).tolist(), running).to(scores.device).view(n_sentences, -1)
+    needed = ids_tensor([required.totals[i] for i in running], scores.device)
+    best, index = in_banks(total, progress, needed, last, beam_size, eos_id, scores.size(1))
+    return best, index % scores.size(1), (index // scores.size(1)).clamp_max(n_rows - 1)
+
+
 def _advance(
     live: Beams,
     kept: Beams,
     continuations: tuple[Float[Tensor, "A n"], Int[Tensor, "A n"], Int[Tensor, "A n"]],
     eos_id: int,
     penalty: float,
+    bonus: Float[Tensor, "A n"] | None = None,
 ) -> tuple[Beams, Beams, Int[Tensor, "A K"]]:
     """Go one token further: the new live and kept hypotheses, and the row that each live one continues."""
     log_prob, token, parent = continuations
@@ -116,11 +153,11 @@ def _advance(
     past = live.tokens.gather(1, parent[:, :, None].expand(-1, -1, live.tokens.size(2)))
     tokens = torch.cat((past, token[:, :, None]), dim=2)
     on, over = log_prob.masked_fill(token == eos_id, -math.inf), log_prob.masked_fill(token != eos_id, -math.inf)
-    ended = Beams(tokens[:, :beam_size], over[:, :beam_size], over[:, :beam_size] / penalty)
+    ended = Beams(tokens, over, over / penalty if bonus is None else over / penalty + bonus).first(beam_size)
     earlier = Beams(F.pad(kept.tokens, (0, 1), value=eos_id), kept.log_prob, kept.score)
     kept, _ = earlier.beside(ended).best(beam_size)
     first_row = live.score.size(1) * torch.arange(len(parent), device=parent.device)[:, None]
-    live, chosen = Beams(tokens, on, on / penalty).best(beam_size)
+    live, chosen = Beams(tokens, on, on / penalty if bonus is None else on / penalty + bonus).best(beam_size)
     return live, kept, first_row + parent.gather(1, chosen)
 
 
@@ -138,13 +175,15 @@ def _settled(live: Beams, parent: Int[Tensor, "A K"]) -> tuple[Beams, Int[Tensor
     return Beams(tokens, live.log_prob.gather(1, order), live.score.gather(1, order)), parent.gather(1, order)
 
 
-def _collect(results: list[tuple[list[int], Beams, Beams]], eos_id: int, n_best: int) -> list[list[Hypothesis]]:
+def _collect(
+    results: list[tuple[list[int], Beams, Beams]], eos_id: int, n_best: int, finished_first: bool
+) -> list[list[Hypothesis]]:
     """Per sentence, in the order of the batch: finished hypotheses, then live ones in the places left free; sorted."""
     found: dict[int, list[Hypothesis]] = {}
     for sentences, kept, live in results:
         beam_size = kept.score.size(1)
         for sentence, finished, unfinished in zip(sentences, _lists(kept, eos_id), _lists(live, eos_id), strict=True):
-            hypotheses = (finished + unfinished)[:beam_size]
+            hypotheses = (finished + unfinished)[: beam_size if finished_first else None]
             found[sentence] = sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:n_best]
     return [found[sentence] for sentence in sorted(found)]
 

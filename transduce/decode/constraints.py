@@ -1,4 +1,4 @@
-"""What search may produce: suppressed tokens, no n-gram twice, and how long a hypothesis may become."""
+"""What a search may produce: one set of rules for beam search, greedy search and sampling."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.decode.config import RulesConfig
+from transduce.decode.phrases import Forbidden, Prefix, Required
+from transduce.decode.scorer import Scorer, at_least_float32
+from transduce.decode.topk import log_sum_exp
+
+NO_RULES = RulesConfig()
+
+LEAST = -1e4
+"""The log-probability of what must come although a model thinks it impossible: not -inf, so that something comes out."""
+
 
 def ids_tensor(ids: Sequence[int], device: torch.device) -> Int[Tensor, " M"]:
     """Token ids or row numbers on the device of the search."""
@@ -14,16 +24,19 @@ def ids_tensor(ids: Sequence[int], device: torch.device) -> Int[Tensor, " M"]:
 
 
 class Constraints:
-    """What one search may produce.
+    """What one search may produce. A search tells it at every step which hypotheses there are.
 
     Args:
         max_lengths: bound on the new tokens of each sentence, EOS included, on the device of the search.
         eos_id: None: nothing ends before its bound.
-        suppressed: ids never produced.
-        no_repeat_ngram: no n-gram of this many new tokens occurs twice in a hypothesis; 0 = off.
+        suppressed: ids never produced, beside those of `rules`.
+        prompts: what came before the new tokens; the repetition penalty counts it, and a forbidden phrase may begin there.
+        forbidden: what `rules.forbid` says, in tokens.
+        prefixes: what each sentence begins with, if it does; no other rule stands against it.
+        required: what each sentence must hold, which beam search sees to.
 
     Raises:
-        ValueError: a bound is below 1, or no_repeat_ngram negative or without an EOS.
+        ValueError: a bound is below 1.
     """
 
     def __init__(
@@ -32,35 +45,105 @@ class Constraints:
         *,
         eos_id: int | None,
         suppressed: Sequence[int] = (),
-        no_repeat_ngram: int = 0,
+        rules: RulesConfig = NO_RULES,
+        prompts: Int[Tensor, "B P"] | None = None,
+        forbidden: Forbidden | None = None,
+        prefixes: Sequence[Prefix | None] = (),
+        required: Required | None = None,
     ) -> None:
         if len(max_lengths) and int(max_lengths.min()) < 1:
             raise ValueError(
                 f"max_lengths must be at least 1, but the least is {int(max_lengths.min())}; "
                 "leave empty sentences out of the batch"
             )
-        if no_repeat_ngram < 0 or (no_repeat_ngram and eos_id is None):
-            raise ValueError(
-                "no_repeat_ngram must be at least 0 (0 = off), and off where no EOS can end what has no token left, "
-                f"but no_repeat_ngram={no_repeat_ngram} and eos_id={eos_id}"
-            )
-        self.max_lengths, self.eos_id, self.no_repeat_ngram = max_lengths, eos_id, no_repeat_ngram
-        self.suppressed_ids = ids_tensor(suppressed, max_lengths.device)
+        self.max_lengths, self.eos_id, self.rules, self.prompts = max_lengths, eos_id, rules, prompts
+        self.forbidden, self.prefixes, self.required = forbidden, prefixes, required
+        self.longest_prefix = max((prefix.longest for prefix in prefixes if prefix), default=0)
+        self.suppressed_ids = ids_tensor([*suppressed, *rules.suppress], max_lengths.device)
 
-    def rule_out(self, scores: Float[Tensor, "N V"], tokens: Int[Tensor, "N L"]) -> None:
-        """Set to -inf, in place, suppressed ids and tokens that would complete an n-gram for the second time.
+    def scores(
+        self, scorer: Scorer, last: Int[Tensor, " N"], tokens: Int[Tensor, "N L"], sentences: Sequence[int]
+    ) -> tuple[Float[Tensor, "N V"], Float[Tensor, " N"]]:
+        """Append the last token to every row; scores of the next in float32 or wider, and what to subtract from them.
 
-        A hypothesis that the n-gram rule leaves no token may end, even where EOS is suppressed.
+        The difference is what a token adds to its hypothesis. What is ruled out is -inf; its probability is left to
+        nobody.
 
         Args:
             tokens: the new tokens of the hypotheses so far.
+            sentences: their numbers, each of len(tokens) / len(sentences) neighbouring rows.
         """
-        ending = scores[:, self.eos_id].clone() if self.no_repeat_ngram else None
+        scores = at_least_float32(scorer.step(last))
+        self.penalize(scores, tokens, sentences)
+        total = scores.new_zeros(len(scores)) if scorer.additive else log_sum_exp(scores)
+        self.rule_out(scores, tokens, sentences)
+        return scores, total
+
+    def penalize(self, scores: Float[Tensor, "N V"], tokens: Int[Tensor, "N L"], sentences: Sequence[int]) -> None:
+        """Divide, in place, the logits of tokens that came before by the repetition penalty, and multiply negative ones.
+
+        Of a scorer that is additive these are log-probabilities. See `scores` for the arguments.
+        """
+        if (penalty := self.rules.repetition_penalty) != 1:
+            before = self._since_prompt(tokens, sentences)
+            old = scores.gather(1, before)
+            scores.scatter_(1, before, torch.where(old < 0, old * penalty, old / penalty))
+
+    def rule_out(self, scores: Float[Tensor, "N V"], tokens: Int[Tensor, "N L"], sentences: Sequence[int]) -> None:
+        """Set to -inf, in place, what may not come next. See `scores` for the arguments.
+
+        A hypothesis that the rules leave no token may end, whatever they say of its end.
+
+        Raises:
+            ValueError: a hypothesis has no token left, and there is no EOS.
+        """
+        eos, rules = self.eos_id, self.rules
+        too_short = eos is not None and tokens.size(1) < rules.min_length
+        narrow = too_short or rules.no_repeat_ngram or rules.suppress or self.forbidden
+        free = scores.clone() if tokens.size(1) < self.longest_prefix else None
+        ending = scores[:, eos].clone() if narrow and eos is not None else None
         scores.index_fill_(1, self.suppressed_ids, -math.inf)
+        if too_short:
+            scores[:, eos] = -math.inf
+        if rules.no_repeat_ngram:
+            suppress_repeats(scores, tokens, rules.no_repeat_ngram)
+        if self.forbidden:
+            ruled_out = self.forbidden.ruled_out(self._since_prompt(tokens, sentences).tolist())
+            scores.masked_fill_(ruled_out.to(scores.device), -math.inf)
+        if narrow:
+            self._let_end(scores, ending, tokens.size(1), len(sentences))
+        if free is not None:
+            self._force(scores, free, tokens, sentences)
+
+    def _force(self, scores: Tensor, free: Tensor, tokens: Tensor, sentences: Sequence[int]) -> None:
+        """Leave the rows that are in their prefix nothing else; `free` has the scores without any rule."""
+        n_rows = len(tokens) // len(sentences)
+        for row, own in enumerate(tokens.tolist()):
+            prefix = self.prefixes[sentences[row // n_rows]]
+            following = prefix.next(own) if prefix else None
+            if following is not None:
+                ids = ids_tensor(following, scores.device)
+                kept = scores[row, ids]
+                scores[row] = -math.inf
+                scores[row, ids] = free[row, ids].clamp_min(LEAST) if bool((kept == -math.inf).all()) else kept
+
+    def _let_end(self, scores: Tensor, ending: Tensor | None, n_tokens: int, n_sentences: int) -> None:
+        """Let the rows that have no token left end with the score that they had for it."""
+        stuck = scores.amax(dim=1) == -math.inf
         if ending is not None:
-            suppress_repeats(scores, tokens, self.no_repeat_ngram)
-            stuck = scores.amax(dim=1) == -math.inf
-            scores[:, self.eos_id] = torch.where(stuck, ending, scores[:, self.eos_id])
+            scores[:, self.eos_id] = torch.where(stuck, ending.clamp_min(LEAST), scores[:, self.eos_id])
+        elif bool(stuck.view(n_sentences, -1).all(dim=1).any()):
+            raise ValueError(
+                f"the rules must leave a token to go on with, but after {n_tokens} tokens they leave none, and no EOS "
+                f"can end the text; loosen no_repeat_ngram={self.rules.no_repeat_ngram}, or suppress and forbid less"
+            )
+
+    def _since_prompt(self, tokens: Int[Tensor, "N L"], sentences: Sequence[int]) -> Int[Tensor, "N M"]:
+        """The new tokens of every row behind its prompt."""
+        if self.prompts is None:
+            return tokens
+        prompts = self.prompts[ids_tensor(sentences, tokens.device)]
+        return torch.cat((prompts.repeat_interleave(len(tokens) // len(sentences), dim=0), tokens), dim=1)
 
 
 def length_bounds(lengths: Int[Tensor, " B"], ratio: float, extra: int, *, limit: int) -> Int[Tensor, " B"]:

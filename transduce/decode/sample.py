@@ -25,29 +25,19 @@ class Sampling(SamplingConfig):
         """Drawing as this configuration, or one with more fields, says."""
         return cls(**{each.name: getattr(config, each.name) for each in fields(SamplingConfig)})
 
-    def probs(self, logits: Float[Tensor, "N V"], before: Int[Tensor, "N L"]) -> Float[Tensor, "N V"]:
-        """What to draw from at a temperature above 0, in float32 or wider; `before` is every token so far."""
-        logits = self._penalized(logits, before) / self.temperature
+    def probs(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
+        """What to draw from at a temperature above 0, in float32 or wider."""
+        logits = at_least_float32(logits) / self.temperature
         if 0 < self.top_k < logits.size(1):
             logits = logits.masked_fill(logits < logits.topk(self.top_k).values[:, -1:], -math.inf)
         probs = logits.softmax(-1)
         return probs if self.top_p == 1 else nucleus(probs, self.top_p)
 
-    def next(
-        self, logits: Float[Tensor, "N V"], before: Int[Tensor, "N L"], uniform: Float[Tensor, " N"]
-    ) -> Int[Tensor, " N"]:
+    def next(self, logits: Float[Tensor, "N V"], uniform: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
         """One token a row, by that row's number in [0, 1)."""
         if self.temperature:
-            return draw(self.probs(logits, before), uniform)
-        penalized = self._penalized(logits, before)
-        return likeliest(penalized, penalized.new_zeros(len(penalized), 1), 1)[1][:, 0]
-
-    def _penalized(self, logits: Float[Tensor, "N V"], before: Int[Tensor, "N L"]) -> Float[Tensor, "N V"]:
-        logits, penalty = at_least_float32(logits), self.repetition_penalty
-        if penalty == 1:
-            return logits
-        old = logits.gather(1, before)
-        return logits.scatter(1, before, torch.where(old < 0, old * penalty, old / penalty))
+            return draw(self.probs(logits), uniform)
+        return likeliest(logits, logits.new_zeros(len(logits), 1), 1)[1][:, 0]
 
 
 def nucleus(probs: Float[Tensor, "N V"], top_p: float) -> Float[Tensor, "N V"]:
@@ -77,11 +67,12 @@ class Sampler:
 
     Args:
         scorer: one row per sentence; it has seen all of the prompt but the last token.
-        prompts: what came before, at least BOS; the repetition penalty counts it.
+        prompts: what came before, at least BOS.
         constraints: suppressed tokens leave their probability to the others; without an EOS no step waits for the device.
         rngs: n for every sentence: hypothesis k of sentence b is number b * n + k. None is needed at temperature 0.
         alpha: exponent of the length penalty in the score. None: neither log_prob, which is of the scorer's own
-            distribution, nor score is computed, which saves one pass over the vocabulary a step.
+            distribution (under the repetition penalty), nor score is computed, which saves one pass over the vocabulary
+            a step.
 
     Raises:
         ValueError: rngs are not n for each sentence.
@@ -104,8 +95,9 @@ class Sampler:
             )
         self.scorer, self.constraints, self.sampling, self.alpha = scorer, constraints, sampling, alpha
         self.device, self.tokens, self.n_given = prompts.device, prompts, prompts.size(1)
-        self.origin = ids_tensor([row * len(prompts) // len(rows) for row in rows], self.device)
-        self.bounds: list[int] = constraints.max_lengths[self.origin].tolist()
+        self.sentences = [row * len(prompts) // len(rows) for row in rows]
+        """That of each hypothesis that goes on."""
+        self.bounds: list[int] = constraints.max_lengths[self.sentences].tolist()
         longest = max(self.bounds, default=0)
         numbers = [rng.random(longest) for rng in rngs] if sampling.temperature else np.zeros((len(rows), longest))
         self.uniforms = torch.from_numpy(np.array(numbers)).to(self.device)
@@ -119,13 +111,15 @@ class Sampler:
         """One more token of every hypothesis that was `running` before this call."""
         logits = self.scorer.step(self.tokens[:, -1])
         if len(logits) < len(self.running):  # the prompt is read once for all of its samples
-            self._go_on(self.origin)
-            logits, self.tokens = logits[self.origin], self.tokens[self.origin]
-        scored = self.alpha is not None
+            origin = ids_tensor(self.sentences, self.device)
+            self._go_on(origin)
+            logits, self.tokens = logits[origin], self.tokens[origin]
+        scored, new = self.alpha is not None, self.tokens[:, self.n_given :]
+        n_new = new.size(1)
+        self.constraints.penalize(logits, new, self.sentences)
         total = log_sum_exp(at_least_float32(logits)) if scored and not self.scorer.additive else 0.0
-        self.constraints.rule_out(logits, self.tokens[:, self.n_given :])
-        n_new = self.tokens.size(1) - self.n_given
-        token = self.sampling.next(logits, self.tokens, self.uniforms[:, n_new])
+        self.constraints.rule_out(logits, new, self.sentences)
+        token = self.sampling.next(logits, self.uniforms[:, n_new])
         self.tokens = torch.cat((self.tokens, token[:, None]), dim=1)
         if scored:
             self.log_prob = self.log_prob + (logits.gather(1, token[:, None])[:, 0] - total)
@@ -141,8 +135,8 @@ class Sampler:
         out, on = ([i for i, flag in enumerate(over) if flag is want] for want in (True, False))
         rows, rest = ids_tensor(out, self.device), ids_tensor(on, self.device)
         self.ended.append(([self.running[i] for i in out], self.tokens[rows, self.n_given :], self.log_prob[rows]))
-        self.running, self.tokens = [self.running[i] for i in on], self.tokens[rest]
-        self.log_prob, self.uniforms = self.log_prob[rest], self.uniforms[rest]
+        self.running, self.sentences = [self.running[i] for i in on], [self.sentences[i] for i in on]
+        self.tokens, self.log_prob, self.uniforms = self.tokens[rest], self.log_prob[rest], self.uniforms[rest]
         self._go_on(rest)
 
     def _go_on(self, rows: Int[Tensor, " M"]) -> None:

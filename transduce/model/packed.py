@@ -111,7 +111,8 @@ class PackedTransformer(Transformer):
     def decoder_states(self, target_in: Int[Tensor, "N T"], **known: Any) -> Float[Tensor, "N T D"]:
         """The states that `decode` projects to logits, as in Transformer; one position more of a search is a quick step."""
         cache = known.get("cache")
-        if self.step is not None and cache is not None and cache.length and target_in.size(1) == 1:
+        one_more = cache is not None and cache.length and target_in.size(1) == 1
+        if one_more and self.step is not None and not self.step.watched:
             return self.step(target_in, cache)
         return super().decoder_states(target_in, **known)
 

@@ -42,6 +42,7 @@ class DecoderStep:
         self.scale = model.config.d_head**-0.5
         self.layers = [_layer_step(layer) for layer in stack.layers if isinstance(layer, Layer)]
         self.norm = None if stack.norm is None else _norm(stack.norm)
+        self.hooks = [module._forward_hooks for module in stack.modules()]
         self.hidden: tuple[Tensor | None, Tensor | None] = (None, None)
         """The lengths of a memory, and what is added to its attention's scores: -inf at padding."""
 
@@ -50,6 +51,11 @@ class DecoderStep:
         """Whether this is a decoder of the kinds that are written out here."""
         plain = config.window is None and not config.qk_norm and config.kv_heads == config.n_heads
         return plain and config.decoder is not None and config.positions != "rotary" and not config.n_experts
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody listens to a module, none of which is called here."""
+        return any(self.hooks)
 
     def __call__(self, target_in: Int[Tensor, "N 1"], cache: Cache) -> Float[Tensor, "N 1 D"]:
         """The states of this position; the cache grows by it."""
@@ -83,7 +89,12 @@ class DecoderStep:
         assert layer.cross_q is not None and layer.cross_output is not None and past.memory is not None
         key, value = past.memory
         n_sentences, n_heads, n_keys, width = key.shape
-        query = layer.cross_q(x).view(n_sentences, -1, n_heads, width).transpose(1, 2).reshape(-1, len(x) // n_sentences, width)
+        query = (
+            layer.cross_q(x)
+            .view(n_sentences, -1, n_heads, width)
+            .transpose(1, 2)
+            .reshape(-1, len(x) // n_sentences, width)
+        )
         keys, values = key.view(-1, n_keys, width), value.view(-1, n_keys, width)
         if padding is None:
             weights = torch.baddbmm(_NOTHING, query, keys.mT, beta=0, alpha=self.scale)

@@ -1,22 +1,27 @@
 """The configuration of a search and of a generation. Both are read without torch."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from transduce.config import at_least, within
-from transduce.decode.config import SamplingConfig
+from transduce.config import at_least, check_choices, within
+from transduce.decode.config import RulesConfig, SamplingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchConfig:
+class SearchConfig(RulesConfig):
     """How to search."""
 
     beam_size: int = 5
     """1 is greedy search."""
     alpha: float = 0.6
     """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
+    coverage_penalty: float = 0.0
+    """Weight of the coverage penalty in beam search (beta; 0.2, say), where outputs leave out parts of the source; 0 = off."""
+    at_max_length: Literal["finished_first", "by_score"] = "finished_first"
+    """What beam search makes of hypotheses that the bound on the length cut: they come out where there are not enough
+    finished ones, or where their score is higher, as in transformers, for outputs that shall be the same as there."""
     n_best: int = 1
     """Outputs per source, best first."""
     batch_tokens: int = 2048
@@ -25,6 +30,8 @@ class SearchConfig:
     """At most length_ratio * source positions + length_extra tokens come out."""
     length_extra: int = 20
     """See length_ratio."""
+    max_length: int = 0
+    """Never more tokens than this come out, the end included, however long the source is; 0 = off."""
     max_source_length: int = 512
     """Longer texts, in tokens, are cut, with a warning."""
     split_length: int = 0
@@ -40,17 +47,17 @@ class SearchConfig:
     training sets it to half of the silence that it put around its recordings."""
     ctc_weight: float = 0.0
     """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC head."""
-    no_repeat_ngram: int = 0
-    """No n-gram of this many tokens comes out twice; 0 = off."""
     shortlist: bool = False
     """Translate with the tokens that the run's table has for the source's, which is faster; `transduce shortlist` makes
     the table."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choices(self)
         within("[1, 1000]", beam_size=self.beam_size)
         at_least(1, batch_tokens=self.batch_tokens, max_source_length=self.max_source_length)
         within("[1, 1000000]", length_extra=self.length_extra)
-        at_least(0, no_repeat_ngram=self.no_repeat_ngram, alpha=self.alpha)
+        at_least(0, alpha=self.alpha, max_length=self.max_length, coverage_penalty=self.coverage_penalty)
         within("[0, 1000]", length_ratio=self.length_ratio)
         at_least(0, split_length=self.split_length, min_seconds=self.min_seconds, margin=self.margin)
         at_least(1.0, max_seconds=self.max_seconds)
@@ -67,6 +74,10 @@ class SearchConfig:
         for name in settings:
             if name not in names:
                 raise ValueError(f"a search setting must be one of {', '.join(names)}, but it is {name!r}")
+        for name in ("suppress", "forbid"):
+            if isinstance(given := settings.get(name, ()), str):
+                raise ValueError(f"{name} takes a list, but got {given!r:.40}; put it into brackets")
+            settings |= {name: tuple(given)} if name in settings else {}
         if "n_best" in settings:
             settings.setdefault("beam_size", max(self.beam_size, settings["n_best"]))
         return replace(self, **settings)
@@ -77,7 +88,7 @@ class SearchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationConfig(SamplingConfig):
+class GenerationConfig(RulesConfig, SamplingConfig):
     """How to go on from a prompt."""
 
     max_length: int = 256
@@ -96,13 +107,14 @@ class GenerationConfig(SamplingConfig):
     def __post_init__(self) -> None:
         at_least(1, max_length=self.max_length, beam_size=self.beam_size, n=self.n, batch_size=self.batch_size)
         at_least(0, alpha=self.alpha, seed=self.seed)
-        super().__post_init__()
+        RulesConfig.__post_init__(self)
+        SamplingConfig.__post_init__(self)
         sampling = {each.name: getattr(self, each.name) for each in fields(SamplingConfig)}
         if self.beam_size > 1 and (SamplingConfig(**sampling) != SamplingConfig() or self.n > self.beam_size):
             told = ", ".join(f"{name}={value}" for name, value in {**sampling, "n": self.n}.items())
             raise ValueError(
-                "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k, top_p and "
-                f"repetition_penalty alone and n <= beam_size, but {told}, beam_size={self.beam_size}"
+                "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k and top_p alone and "
+                f"n <= beam_size, but {told}, beam_size={self.beam_size}"
             )
         if self.beam_size == 1 and self.temperature == 0 and self.n > 1:
             raise ValueError(

@@ -18,7 +18,8 @@ from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.forced import TokenScores, check_positions, token_log_probs
-from transduce.tasks.search import Output, check_list, last_position, search
+from transduce.tasks.phrases import forbidden
+from transduce.tasks.search import Output, check_list, check_suppressed, last_position, search
 
 logger = logging.getLogger("transduce")
 
@@ -137,7 +138,16 @@ class Generator:
     def _constraints(self, ids: Int[Tensor, "B P"], config: GenerationConfig) -> Constraints:
         """What may follow these prompts; the last new token needs no position."""
         bound = min(config.max_length, last_position(self.model) + 1 - ids.size(1))
-        return Constraints(ids.new_full((len(ids),), bound), eos_id=self.tokenizer.eos_id, suppressed=self.suppressed)
+        check_suppressed(config, self.tokenizer)
+        bounds, eos = ids.new_full((len(ids),), bound), self.tokenizer.eos_id
+        return Constraints(
+            bounds,
+            eos_id=eos,
+            suppressed=self.suppressed,
+            rules=config,
+            prompts=ids,
+            forbidden=forbidden(self.tokenizer, config.forbid, self.model.vocab_size),
+        )
 
     def _warn(self, outputs: list[list[Output]], config: GenerationConfig) -> None:
         """Say how many prompts have a text that neither ended nor reached max_length."""

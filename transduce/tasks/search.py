@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,15 +14,19 @@ from torch import Tensor
 from transduce.data.batch import bucket
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.beam import beam_search
+from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import Constraints, length_bounds
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.joint import combined
+from transduce.decode.phrases import Prefix, Required
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.decode.shortlist import Shortlist, ShortlistScorer
 from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.config import SearchConfig
+from transduce.tasks.coverage import CoverageScorer
+from transduce.tasks.phrases import forbidden
 
 FoundT = TypeVar("FoundT")
 
@@ -70,6 +74,7 @@ def search(
     *,
     sampling: Sampling | None = None,
     rngs: Sequence[np.random.Generator] = (),
+    coverage: CoverageScorer | None = None,
 ) -> list[list[Hypothesis]]:
     """The n hypotheses of every sentence that follow its prompt, best first in beam search.
 
@@ -79,11 +84,15 @@ def search(
         sampling: how to draw, where beam_size is 1, and without log-probabilities; without it, the likeliest token is
             taken each time.
         rngs: n for every sentence, to draw with.
+        coverage: the one of the scorers that knows the coverage, where beam search shall use it.
     """
     scorer = combined(scorers)
-    if config.beam_size > 1:
-        size, n_best = config.beam_size, config.n_best
-        return beam_search(scorer, prompts, constraints, beam_size=size, alpha=config.alpha, n_best=n_best)
+    if config.beam_size > 1 or constraints.required:
+        how: dict[str, Any] = {"beam_size": config.beam_size, "alpha": config.alpha, "n_best": config.n_best}
+        how["finished_first"] = config.at_max_length == "finished_first"
+        if coverage is not None:
+            how["coverage"] = lambda: config.coverage_penalty * coverage.coverage()
+        return beam_search(scorer, prompts, constraints, **how)
     alpha = config.alpha if sampling is None else None
     sampling = sampling or Sampling(temperature=0.0)
     found = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs, alpha=alpha).run()
@@ -98,12 +107,16 @@ def search_sources(
     lengths: Int[Tensor, " B"],
     config: SearchConfig,
     tokenizer: Tokenizer,
+    prefixes: Sequence[Prefix | None] = (),
+    required: Required | None = None,
     shortlist: Shortlist | None = None,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses that an encoder-decoder model has for every source, best first.
 
     Args:
         tokenizer: that of the target, which says what begins and ends a text.
+        prefixes: what each output begins with, if anything.
+        required: what each output must hold. Bounds on the length leave room for it and for prefixes, but max_length.
         shortlist: what the tokens of a source may become, for a search whose configuration wants that.
 
     Raises:
@@ -112,22 +125,61 @@ def search_sources(
     bos, eos = tokenizer.required("bos_id", "eos_id")
     memory = model.encode(source.to(model.device), lengths.to(model.device))
     assert memory.lengths is not None
-    bounds = length_bounds(memory.lengths, config.length_ratio, config.length_extra, limit=last_position(model))
-    scorers = None
-    suppressed, names = tokenizer.suppressed, None
-    if config.shortlist and shortlist is not None:
-        ids, allowed = shortlist.choose(source.to(model.device), memory.lengths)
-        scorers = [(1.0, ShortlistScorer(model, memory, ids, allowed, model.projection(ids)))]
-        names = ids.tolist()
-        own = {name: i for i, name in enumerate(names)}
-        bos, eos, suppressed = own[bos], own[eos], [own[i] for i in suppressed if i in own]
-    starts, ngram = bounds.new_full((len(bounds), 1), bos), config.no_repeat_ngram
-    constraints = Constraints(bounds, eos_id=eos, suppressed=suppressed, no_repeat_ngram=ngram)
-    scorers = scorers or model_scorers(model, memory, tokenizer, config.ctc_weight)
-    found = search(scorers, starts, constraints, config)
-    if names is None:
-        return found
+    limit = min(last_position(model), config.max_length or sys.maxsize)
+    bounds = length_bounds(memory.lengths, config.length_ratio, config.length_extra, limit=limit)
+    if any(prefixes) or required:
+        n = len(bounds)
+        room = zip(
+            [p.longest if p else 0 for p in prefixes or [None] * n],
+            required.totals if required else [0] * n,
+            strict=True,
+        )
+        bounds = torch.maximum(bounds, bounds.new_tensor([sum(each) + 1 for each in room])).clamp_max(limit)
+    if shortlist is not None:
+        return _search_shortlist(model, memory, source.to(model.device), bounds, config, tokenizer, shortlist)
+    starts = bounds.new_full((len(bounds), 1), bos)
+    check_suppressed(config, tokenizer)
+    told: dict[str, Any] = {"rules": config, "prompts": starts, "forbidden": forbidden(tokenizer, config.forbid)}
+    told |= {"prefixes": prefixes, "required": required}
+    constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, **told)
+    scorers, coverage = model_scorers(model, memory, tokenizer, config.ctc_weight), None
+    if config.coverage_penalty and config.beam_size > 1 and scorers[0][0]:
+        coverage = CoverageScorer(model, memory)
+        scorers[0] = scorers[0][0], coverage
+    return search(scorers, starts, constraints, config, coverage=coverage)
+
+
+def _search_shortlist(
+    model: Transformer,
+    memory: Memory,
+    source: Int[Tensor, "B S"],
+    bounds: Int[Tensor, " B"],
+    config: SearchConfig,
+    tokenizer: Tokenizer,
+    shortlist: Shortlist,
+) -> list[list[Hypothesis]]:
+    """The same over the few tokens that this batch may need, in whose numbers the search is done."""
+    assert memory.lengths is not None
+    bos, eos = tokenizer.required("bos_id", "eos_id")
+    ids, allowed = shortlist.choose(source, memory.lengths)
+    scorer = ShortlistScorer(model, memory, ids, allowed, model.projection(ids))
+    names: list[int] = ids.tolist()
+    own = {name: i for i, name in enumerate(names)}
+    starts = bounds.new_full((len(bounds), 1), own[bos])
+    suppressed = [own[i] for i in tokenizer.suppressed if i in own]
+    constraints = Constraints(bounds, eos_id=own[eos], suppressed=suppressed, rules=config, prompts=starts)
+    found = search([(1.0, scorer)], starts, constraints, config)
     return [[replace(h, tokens=[names[token] for token in h.tokens]) for h in each] for each in found]
+
+
+def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
+    """Raise ValueError if an id to suppress is none of this vocabulary, or marks the end."""
+    wrong = [i for i in rules.suppress if i >= tokenizer.vocab_size or i == tokenizer.eos_id]
+    if wrong:
+        raise ValueError(
+            f"suppress takes ids of 0 to {tokenizer.vocab_size - 1} except that of the end, but it has {wrong[0]}; leave "
+            "it out"
+        )
 
 
 def last_position(model: Transformer) -> int:

@@ -1,7 +1,7 @@
 """Text in, its translation out."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,6 +13,7 @@ from transduce.decode.shortlist import Shortlist
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
+from transduce.tasks.phrases import per_line, prefix as begin, required
 from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
 
 logger = logging.getLogger("transduce")
@@ -44,6 +45,8 @@ class Translator(ForcedDecoding[str]):
         lines: Sequence[str],
         decoding: SearchConfig | None = None,
         *,
+        prefix: Sequence[str] | None = None,
+        require: Sequence[Sequence[str]] | None = None,
         first_line: int = 1,
         progress: Callable[[int], object] | None = None,
         **settings: Any,
@@ -53,40 +56,50 @@ class Translator(ForcedDecoding[str]):
         Args:
             decoding: how to search; the run's own way if not given.
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
+            prefix: what each translation begins with, "" for nothing; its last word may go on, unless a space ends it.
+            require: the phrases that each translation must hold, [] for none. A wider beam finds better places for them.
             first_line: the number of lines[0], for warnings.
             progress: called with 1 for every line that is done.
         """
         outputs: dict[int, list[Output]] = {}
-        for i, found in self.stream(lines, decoding, first_line=first_line, **settings):
+        for i, found in self.stream(lines, decoding, prefix=prefix, require=require, first_line=first_line, **settings):
             outputs[i] = found
             if progress:
                 progress(1)
         return [outputs[i] for i in range(len(lines))]
 
     def stream(
-        self, lines: Sequence[str], decoding: SearchConfig | None = None, *, first_line: int = 1, **settings: Any
+        self,
+        lines: Sequence[str],
+        decoding: SearchConfig | None = None,
+        *,
+        prefix: Sequence[str] | None = None,
+        require: Sequence[Sequence[str]] | None = None,
+        first_line: int = 1,
+        **settings: Any,
     ) -> Iterator[tuple[int, list[Output]]]:
         """The index of a line and its n best translations, as batches finish: blank lines first, then long lines.
 
         Args:
+            prefix, require, settings: see `translate`.
             first_line: the number of lines[0], for warnings.
-            settings: see `translate`.
         """
         check_list(lines, "translate takes a list of lines")
         config = (decoding or self.decoding).changed(**settings)
-        if config.shortlist and self.shortlist is None:
-            raise ValueError(
-                f"a shortlist needs the run's table of translations, which a training with --shortlist or transduce "
-                f"shortlist RUN SOURCE TARGET makes, but this run has no {SHORTLIST}"
-            )
-        ways = self._ways(lines, config, first_line)
+        begins = [begin(self.tokenizer, text) for text in per_line(prefix, len(lines), "prefix", "")]
+        holds = per_line(require, len(lines), "require", [])
+        shortlist = self._shortlist(config, any(begins) or any(holds))
+        ways = self._ways(lines, config, first_line, {i for i in range(len(lines)) if begins[i] or holds[i]})
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
         rows = [(i, ids) for i, each in ways.items() for way in each for ids in way]
         found: dict[int, dict[int, list[Output]]] = {i: {} for i in ways}
         parted: list[int] = []
 
         def search(batch: list[int]) -> list[list[Hypothesis]]:
-            return search_sources(self.model, *pad([rows[row][1] for row in batch], 0), config, self.tokenizer, self.shortlist)
+            sources, own = pad([rows[row][1] for row in batch], 0), [rows[row][0] for row in batch]
+            phrases = required(self.tokenizer, [holds[i] for i in own])
+            prefixes = [begins[i] for i in own]
+            return search_sources(self.model, *sources, config, self.tokenizer, prefixes, phrases, shortlist)
 
         for row, hypotheses in in_batches([len(ids) for _, ids in rows], config.batch_tokens, search):
             i = rows[row][0]
@@ -95,11 +108,34 @@ class Translator(ForcedDecoding[str]):
                 each = iter([found[i][row] for row in sorted(found[i])])
                 best, n_parts = likeliest([list(islice(each, len(way))) for way in ways[i]], config.alpha)
                 parted += [first_line + i] * (n_parts > 1)
+                if lacking := [phrase for phrase in holds[i] if phrase.strip(" ") not in best[0].text]:
+                    logger.warning(
+                        "line %d has no room for, or must not hold, what it requires: %s", first_line + i, lacking
+                    )
                 yield i, best
         if any(len(way) > 1 for each in ways.values() for way in each):
             which = ", ".join(map(str, sorted(parted)[:5])) + ", ..." * (len(parted) > 5)
             told = "%d of %d lines, having more than %d tokens (split_length), were translated sentence by sentence: %s"
             logger.warning(told, len(parted), len(lines), config.split_length, which or "none")
+
+    def _shortlist(self, config: SearchConfig, phrases: bool) -> Shortlist | None:
+        """The table, where it is to be used.
+
+        Raises:
+            ValueError: there is none, or something is wanted that a shortlist does not go with.
+        """
+        if not config.shortlist:
+            return None
+        if self.shortlist is None:
+            raise ValueError(
+                "a shortlist needs a run's table of translations, but this run has none; "
+                "transduce shortlist RUN SOURCE TARGET makes it"
+            )
+        others = {"prefix or require": phrases, "coverage_penalty": config.coverage_penalty}
+        others |= {"suppress": config.suppress, "forbid": config.forbid, "ctc_weight": config.ctc_weight}
+        if wrong := [name for name, value in others.items() if value]:
+            raise ValueError(f"a shortlist goes with plain search alone, but {wrong[0]} is set; leave one of them out")
+        return self.shortlist
 
     def sources(self, inputs: Sequence[str]) -> list[Source]:
         """Ids of every line, with its end; nothing is cut."""
@@ -111,20 +147,23 @@ class Translator(ForcedDecoding[str]):
         assert isinstance(source, list)
         return self.source_tokenizer.tokens(source)
 
-    def _ways(self, lines: Sequence[str], config: SearchConfig, first_line: int) -> dict[int, list[list[list[int]]]]:
+    def _ways(
+        self, lines: Sequence[str], config: SearchConfig, first_line: int, whole: Collection[int]
+    ) -> dict[int, list[list[list[int]]]]:
         """By the number of a line that is not blank, the ways to translate it: each is the ids of one or more texts.
 
         A line that is longer than split_length has a second way, by its sentences; if it is longer than
-        max_source_length, that is the only one. A text that is still too long is cut, with a warning.
+        max_source_length, that is the only one; `whole` are the lines that have none, for what they must hold belongs to
+        all of their text. A text that is still too long is cut, with a warning.
         """
         limit = min(config.max_source_length, last_position(self.model))
         spoken = [i for i, line in enumerate(lines) if line.strip()]
         found = {}
-        for i, whole in zip(spoken, self.source_tokenizer.encode([lines[i] for i in spoken]), strict=True):
-            ways = [[whole]]
-            if config.split_length and len(whole) > config.split_length and len(parts := sentences(lines[i])) > 1:
+        for i, ids in zip(spoken, self.source_tokenizer.encode([lines[i] for i in spoken]), strict=True):
+            ways, long = [[ids]], 0 < config.split_length < len(ids) and i not in whole
+            if long and len(parts := sentences(lines[i])) > 1:
                 ways.append(self.source_tokenizer.encode(parts))
-                ways = ways[len(whole) >= limit :]
+                ways = ways[len(ids) >= limit :]
             for ids in (ids for way in ways for ids in way if len(ids) >= limit):
                 told = "line %d has %d tokens and was cut to %d (max_source_length)"
                 logger.warning(told, first_line + i, len(ids), limit - 1)

@@ -2,11 +2,17 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer as LibraryTokenizer, decoders, models, pre_tokenizers, trainers
 
 from transduce.data.text.tokenizer import END, SPECIAL, Tokenizer, say_if_smaller
+
+_PLAIN = {*range(33, 127), *range(161, 173), *range(174, 256)}
+_OTHER = [byte for byte in range(256) if byte not in _PLAIN]
+LETTERS = "".join(chr(byte if byte in _PLAIN else 256 + _OTHER.index(byte)) for byte in range(256))
+"""The letter that stands for each byte in byte-level BPE: itself if it can be printed, else one from U+0100 on."""
 
 
 class JSONTokenizer(Tokenizer):
@@ -125,6 +131,15 @@ class JSONTokenizer(Tokenizer):
     @property
     def eos_id(self) -> int | None:
         return self._named("eos_id")
+
+    @cached_property
+    def surfaces(self) -> list[bytes]:
+        """See Tokenizer; byte-level BPE writes every byte as a letter."""
+        if not isinstance(self._tokenizer.decoder, decoders.ByteLevel):
+            return super().surfaces
+        special = {*self.suppressed, self.eos_id}
+        names = ("" if i in special else name for i, name in enumerate(self.tokens(range(self.vocab_size))))
+        return [bytes(map(LETTERS.index, name)) if {*name} <= {*LETTERS} else name.encode() for name in names]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids, a list per text; where a text has a special token such as END written out, that is the token.

@@ -1,8 +1,10 @@
 """What every tokenizer offers."""
 
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +17,8 @@ SPECIAL = {
     "eos_id": ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "[SEP]", END),
 }
 """What special tokens are called in vocabularies that do not say which one is which."""
+BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""How vocabularies with byte fallback call a byte."""
 logger = logging.getLogger("transduce")
 
 
@@ -71,6 +75,29 @@ class Tokenizer(ABC):
         """Ids that no text holds and no model may produce."""
         found = dict.fromkeys((self.pad_id, self.unk_id, self.bos_id))
         return tuple(i for i in found if i is not None and i != self.eos_id)
+
+    @cached_property
+    def surfaces(self) -> list[bytes]:
+        """What each token adds to a text behind others, in UTF-8: nothing for special tokens, parts of characters for bytes."""
+        special, ids = {*self.suppressed, self.eos_id}, range(self.vocab_size)
+        anchor = next((i for i, text in enumerate(self.decode([[i] for i in ids])) if text and i not in special), 0)
+        before, *texts = self.decode([[anchor], *([anchor, i] for i in ids)])
+        found = [b"" if i in special else text[len(before) :].encode() for i, text in enumerate(texts)]
+        return [
+            bytes.fromhex(byte[1]) if (byte := BYTE.fullmatch(name)) else surface
+            for name, surface in zip(self.tokens(ids), found, strict=True)
+        ]
+
+    def spelled(self, text: str) -> bytes:
+        """The text as its tokens write it behind others: normalized, and with the space that may stand before a word.
+
+        Raises:
+            ValueError: not all of it has a token.
+        """
+        (ids,) = self.encode([text])
+        if self.unk_id is not None and self.unk_id in ids:
+            raise ValueError(f"a phrase must be made of tokens, but this vocabulary cannot spell {text!r}; change it")
+        return b"".join(self.surfaces[i] for i in ids)
 
     def required(self, *names: str) -> tuple[int, ...]:
         """The special ids of these names, such as "bos_id" and "eos_id", where a model cannot do without them.

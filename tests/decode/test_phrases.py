@@ -1,0 +1,136 @@
+"""Phrases that outputs begin with or must not hold, against every sequence there is, read as text."""
+
+import random
+
+import pytest
+import torch
+
+from tests.decode.language import EOS, Language, LanguageScorer, brute_force
+from tests.decode.test_beam import same, starts
+from transduce.decode.beam import beam_search
+from transduce.decode.constraints import Constraints
+from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.phrases import Forbidden, Prefix, Required, Vocabulary
+from transduce.decode.sample import Sampler, Sampling
+
+SURFACES = [b"", b"", b"", b"a", b"b", b"ab", b" a", b"ba"]
+VOCABULARY = Vocabulary(SURFACES, EOS)
+SPECIAL = [0, 1]
+BOUND, WIDE = 4, 1 + 5 + 25 + 125 + 625
+
+
+def text(h: Hypothesis) -> str:
+    return b"".join(SURFACES[i] for i in h.tokens).decode()
+
+
+def between(h: Hypothesis) -> str:
+    """The text as a phrase is looked for: between spaces, but one that was cut has no end."""
+    return f" {text(h)} " if h.finished else f" {text(h)}"
+
+
+def every(language: Language, sentence: int) -> list[Hypothesis]:
+    return brute_force(language, sentence, BOUND, 0.6, SPECIAL)
+
+
+def search(language: Language, sentences: list[int], beam_size: int, **told) -> list[list[Hypothesis]]:
+    """As many as there are; greedily where the beam is one."""
+    bounds, prompts, scorer = torch.tensor([BOUND] * len(sentences)), starts(len(sentences)), LanguageScorer
+    constraints = Constraints(bounds, eos_id=EOS, suppressed=SPECIAL, prompts=prompts, **told)
+    if beam_size == 1:
+        how = {"sampling": Sampling(temperature=0.0), "alpha": 0.6}
+        return [[h] for h in Sampler(scorer(language, sentences), prompts, constraints, **how).run()]
+    return beam_search(scorer(language, sentences), prompts, constraints, beam_size=beam_size, n_best=beam_size)
+
+
+@pytest.mark.parametrize("phrases", [["aa"], ["ab", "b a"], ["a "], [" b", "bb", "aba"], ["b"], ["a", "b"]])
+def test_a_forbidden_phrase_comes_out_of_no_tokens_and_nothing_else_is_lost(phrases):
+    language = Language(seed=2, vocab_size=len(SURFACES))
+    forbidden = Forbidden(VOCABULARY, [phrase.encode() for phrase in phrases])
+    wide = search(language, [4, 5], WIDE, forbidden=forbidden)
+    for sentence, got in zip([4, 5], wide, strict=True):
+        want = [h for h in every(language, sentence) if not any(phrase in between(h) for phrase in phrases)]
+        assert 1 <= len(want) < len(every(language, sentence))
+        same(got, want)
+    for beam_size in (1, 3):
+        found = search(language, list(range(30)), beam_size, forbidden=forbidden)
+        alone = [search(language, [i], beam_size, forbidden=forbidden)[0] for i in (0, 17)]
+        assert [found[0], found[17]] == alone
+        assert not any(phrase in between(h) for each in found for h in each for phrase in phrases)
+
+
+@pytest.mark.parametrize(("fixed", "free"), [([], "ab"), ([], " a"), ([4], "ba"), ([], "aba"), ([3, 6], "")])
+def test_an_output_begins_with_its_prefix_in_any_tokens_and_nothing_else_is_lost(fixed, free):
+    language, prefix = Language(seed=3, vocab_size=len(SURFACES)), Prefix(VOCABULARY, fixed, free.encode())
+    begun = b"".join(SURFACES[i] for i in fixed).decode()
+    with_prefix, without = search(language, [8, 8], WIDE, prefixes=[prefix, None])
+    same(without, every(language, 8))
+    fits = [h for h in without if h.tokens[: len(fixed)] == fixed and text(h).startswith(begun + free)]
+    assert 1 <= len(fits) < len(without)
+    same(with_prefix, fits)
+    for beam_size in (1, 3):
+        for each in search(language, [1, 2, 3], beam_size, prefixes=[prefix] * 3):
+            assert all(text(h).startswith(begun + free) for h in each)
+
+
+def test_a_prefix_wins_over_rules_and_what_is_impossible():
+    language = Language(seed=3, vocab_size=len(SURFACES))
+    forbidden, prefix = Forbidden(VOCABULARY, [b"ab"]), Prefix(VOCABULARY, [], b"ab")
+    for beam_size in (1, 4):
+        for each in search(language, [1, 2], beam_size, prefixes=[prefix] * 2, forbidden=forbidden):
+            assert all(text(h).startswith("ab") and "ab" not in text(h)[1:] for h in each)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_matching_byte_by_byte_finds_what_python_finds(seed):
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("ab ", k=rng.randint(1, 4))) for _ in range(rng.randint(1, 4))]
+    forbidden = Forbidden(VOCABULARY, [word.encode() for word in words])
+    for _ in range(20):
+        tokens = rng.choices(range(3, 8), k=rng.randint(0, 6))
+        before = (b" " + b"".join(SURFACES[i] for i in tokens)).decode()
+        (got,) = forbidden.ruled_out([tokens]).tolist()
+        for token, ruled_out in enumerate(got):
+            after = before + (" " if token == EOS else SURFACES[token].decode())
+            assert ruled_out == any(after.find(word, max(0, len(before) - len(word) + 1)) >= 0 for word in words)
+
+
+def test_a_prefix_without_tokens_is_refused():
+    with pytest.raises(ValueError, match=r"^a prefix must be made of tokens, but this vocabulary cannot spell 'abc'$"):
+        Prefix(VOCABULARY, [], b"abc")
+
+
+# Required phrases
+
+
+def required(n: int, *phrases: str) -> Required:
+    return Required(VOCABULARY, [[phrase.encode() for phrase in phrases]] * n)
+
+
+@pytest.mark.parametrize("phrases", [["ab"], ["aba"], ["b a", "bb"], ["a "], [" b", "ba"], ["a", "b"], ["ab", "bab"]])
+def test_every_output_holds_every_required_phrase_and_nothing_else_is_lost(phrases):
+    language = Language(seed=2, vocab_size=len(SURFACES))
+    told, plain = Required(VOCABULARY, [[p.encode() for p in phrases], []]), every(language, 4)
+    with_phrases, without = search(language, [4, 4], WIDE, required=told)
+    want = [h for h in plain if all(phrase in between(h) for phrase in phrases)]
+    assert 1 <= len(want) < len(plain)
+    same(with_phrases, want)
+    same(without, plain)
+    for beam_size in (2, 5):
+        found = search(language, list(range(20)), beam_size, required=required(20, *phrases))
+        assert all(found) and all(phrase in between(h) for each in found for h in each for phrase in phrases)
+        assert search(language, [7], beam_size, required=required(1, *phrases)) == [found[7]]
+
+
+@pytest.mark.parametrize("beam_size", [2, 3, 6])
+def test_a_sentence_that_requires_nothing_is_searched_as_ever(beam_size):
+    language = Language(seed=9, vocab_size=len(SURFACES))
+    told = Required(VOCABULARY, [[b"ab"], *[[]] * 20])
+    found = search(language, list(range(21)), beam_size, required=told)
+    for got, want in zip(found[1:], search(language, list(range(1, 21)), beam_size), strict=True):
+        same(got, want)
+
+
+def test_a_required_phrase_without_tokens_is_refused():
+    message = "a required phrase must be made of tokens, but this vocabulary cannot spell 'c'"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        required(1, "c")

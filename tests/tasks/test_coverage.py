@@ -1,0 +1,74 @@
+"""The coverage penalty against its equation, written out over the attention of a whole forward pass."""
+
+import math
+
+import pytest
+import torch
+
+import transduce as td
+from tests.runs import random_run
+from transduce.decode.beam import beam_search
+from transduce.decode.constraints import Constraints
+from transduce.model.attention_maps import cross_attention
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.transformer import Transformer
+from transduce.tasks.coverage import CoverageScorer
+
+BOS, EOS = 1, 2
+BETA, ALPHA, BOUND = 0.7, 0.6, 4
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    torch.manual_seed(4)
+    stack = StackConfig(input=Tokens(vocab_size=6), n_layers=3)
+    found = Transformer(TransformerConfig(encoder=stack, decoder=stack, d_model=8, n_heads=2, d_ff=12)).double().eval()
+    with torch.no_grad():
+        for weight in found.parameters():
+            if weight.dim() > 1:
+                weight.mul_(3.0)
+    return found
+
+
+def written_out(model: Transformer, source: list[int], tokens: list[int], log_prob: float) -> float:
+    """log P / lp + beta * sum_i log(min(sum_j p_ij, 1)), p by the middle one of three layers."""
+    with torch.no_grad():
+        memory = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
+        weights = cross_attention(model, memory, torch.tensor([[BOS, *tokens[:-1]]]))[1, 0].mean(dim=0).tolist()
+    covered = [math.log(min(1.0, sum(row[i] for row in weights))) for i in range(len(source))]
+    return log_prob / ((5 + len(tokens)) / 6) ** ALPHA + BETA * sum(covered)
+
+
+@pytest.mark.parametrize("beam_size", [3, 500])
+def test_scores_are_the_equation_and_a_wide_beam_finds_the_best(model, rng, beam_size):
+    sources = [torch.randint(6, (n,), generator=rng).tolist() for n in (5, 2, 7)]
+    lengths = torch.tensor([len(source) for source in sources])
+    padded = torch.tensor([source + [3] * (7 - len(source)) for source in sources])
+    found = {}
+    for beta in (0.0, BETA):
+        with torch.no_grad():
+            scorer = CoverageScorer(model, model.encode(padded, lengths))
+        constraints = Constraints(torch.tensor([BOUND, BOUND, 3]), eos_id=EOS, suppressed=[0, 1])
+        how = {"beam_size": beam_size, "n_best": beam_size, "alpha": ALPHA}
+        weighed = (lambda scorer=scorer: BETA * scorer.coverage()) if beta else None
+        found[beta] = beam_search(scorer, torch.full((3, 1), BOS), constraints, **how, coverage=weighed)
+    for source, plain, covered in zip(sources, found[0.0], found[BETA], strict=True):
+        assert [h.score for h in covered] == sorted((h.score for h in covered), reverse=True)
+        for h in covered:
+            ids = h.tokens + [EOS] * h.finished
+            assert h.score == pytest.approx(written_out(model, source, ids, h.log_prob), rel=1e-5)
+        if beam_size == 500:  # all there are
+            assert sorted(h.tokens for h in covered) == sorted(h.tokens for h in plain) and len(plain) > 20
+    assert [[h.tokens for h in each] for each in found[0.0]] != [[h.tokens for h in each] for each in found[BETA]]
+
+
+def test_it_is_a_setting_that_no_batch_changes(tmp_path):
+    translator = td.load(random_run(tmp_path / "run"), dtype=torch.float64)
+    lines = ["Print it.", "Open the old letter.", "Close the green folder, please."]
+    how = {"length_ratio": 0.0, "length_extra": 9, "n_best": 3}
+    found = translator.translate(lines, coverage_penalty=2.0, **how)
+    scores = [[output.score for output in outputs] for outputs in found]
+    assert scores != [[output.score for output in outputs] for outputs in translator.translate(lines, **how)]
+    for line, own in zip(lines, scores, strict=True):
+        ((*alone,),) = translator.translate([line], coverage_penalty=2.0, **how)
+        assert [output.score for output in alone] == pytest.approx(own, rel=1e-5)

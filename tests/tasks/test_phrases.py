@@ -1,0 +1,152 @@
+"""What outputs begin with and must not hold, as text: for every task, every kind of tokenizer, greedily and with a beam."""
+
+import pytest
+import torch
+
+import transduce as td
+from tests.language_runs import any_tokenizer, language_model
+from tests.runs import GERMAN, library_tokenizer, random_run, random_speech_run, record, sentences
+from transduce.cli.main import main
+from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.data.text.tokenizer import Tokenizer
+from transduce.tasks.generate import Generator
+
+SHORT = td.SearchConfig(length_ratio=0.0, length_extra=12)
+LINES = ["Print it.", "Open the old letter.", "", "Close the green folder, please.", "Print it."]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return random_run(tmp_path_factory.mktemp("run") / "run")
+
+
+@pytest.fixture(scope="module")
+def translator(run) -> td.Translator:
+    """In float64, so that no batch moves a near tie."""
+    found = td.load(run, dtype=torch.float64)
+    found.decoding = SHORT
+    return found
+
+
+def library(kind: str) -> Tokenizer:
+    return JSONTokenizer(library_tokenizer(kind, GERMAN).to_str().encode())
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [*map(any_tokenizer, ("bytes", "pieces", "characters")), library("bpe"), library("unigram")],
+    ids=lambda tokenizer: type(tokenizer).__name__,
+)
+def test_surfaces_are_what_tokens_add_to_a_text(tokenizer, rng):
+    ids = [i for i in range(tokenizer.vocab_size) if tokenizer.surfaces[i]]
+    assert len(ids) >= tokenizer.vocab_size - 5
+    for _ in range(50):
+        row = [ids[int(i)] for i in torch.randint(len(ids), (9,), generator=rng)]
+        whole, (decoded,) = b"".join(tokenizer.surfaces[i] for i in row), tokenizer.decode([row])
+        try:
+            written = whole.decode()
+        except UnicodeDecodeError:  # halves of characters
+            continue
+        assert decoded in (written, written.removeprefix(" "))
+
+
+def test_the_same_for_texts(translator):
+    """One tokenizer after the other gives back what was encoded, with the space that it puts before a word."""
+    for tokenizer in (translator.tokenizer, any_tokenizer("bytes"), library("bpe")):
+        for line in GERMAN[:6]:
+            assert tokenizer.spelled(line).decode().removeprefix(" ") == line
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_forbidden_phrases_come_out_of_no_task(translator, tmp_path, beam_size):
+    transcriber = td.load(random_speech_run(tmp_path / "speech"), dtype=torch.float64)
+    tokenizer = any_tokenizer("bytes")
+    generator = Generator(language_model(tokenizer.vocab_size).double(), tokenizer)
+    paths = [r.audio for r in record(tmp_path, sentences(2))]
+
+    def found(forbid: list[str]) -> list[str]:
+        search = SHORT.changed(beam_size=beam_size, no_repeat_ngram=4, forbid=forbid)
+        config = td.GenerationConfig(max_length=12, beam_size=beam_size, forbid=tuple(forbid))
+        return translator(LINES, search) + transcriber(paths, search) + generator(["All:", "it"], config)
+
+    plain, forbid = found([]), list[str]()
+    for text in plain:
+        forbid += [text[i : i + 2] for i in (1, 5) if "\ufffd" not in text[i : i + 2] and text[i : i + 2].strip()]
+    assert len(forbid) >= 4
+    ruled = found(forbid)
+    assert not [phrase for phrase in forbid for text in ruled if phrase in text]
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_translations_begin_with_their_prefix_whatever_the_batch(translator, beam_size):
+    prefix = ["Druck", "", "Nichts", "Mach bitte den ", "Zeig mir die Fo"]
+    found = translator(LINES, prefix=prefix, beam_size=beam_size)
+    assert all(text.startswith(begin) for text, begin in zip(found, prefix, strict=True) if begin != "Nichts")
+    assert found[2] == "" and found[1] == translator([LINES[1]], beam_size=beam_size)[0]
+    assert found[0] != translator(["Print it."], beam_size=beam_size)[0]
+    for line, begin, text in zip(LINES, prefix, found, strict=True):
+        assert translator([line], prefix=[begin], beam_size=beam_size, batch_tokens=1) == [text]
+
+
+def test_the_last_word_of_a_prefix_may_go_on_and_a_space_ends_it(translator):
+    """Of ten beginnings some go on, and none does where a space stands behind it."""
+    words = ["Dr", "Ma", "Zei", "Schi", "Ha", "Öff", "lan", "grü", "let", "Wo"]
+    free = translator(["Print it."] * 10, prefix=words)
+    assert any(not text.removeprefix(word).startswith(" ") for text, word in zip(free, words, strict=True))
+    ended = translator(["Print it."] * 10, prefix=[f"{word} " for word in words])
+    assert all(text.startswith(f"{word} ") for text, word in zip(ended, words, strict=True))
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_translations_hold_what_they_require_whatever_the_batch(translator, beam_size, caplog):
+    """Words and names, in lines of their own and beside a prefix and forbidden phrases."""
+    require = [["Größe", "Anna"], [], ["nothing"], ["den grünen Ordner"], ["Bericht", "richt", " lang"]]
+    prefix = ["", "", "", "Mach", "Druck"]
+    found = translator(LINES, require=require, prefix=prefix, beam_size=beam_size, forbid=["yy"])
+    for line, begin, phrases, text in zip(LINES, prefix, require, found, strict=True):
+        assert not line or (text.startswith(begin) and all(phrase in f" {text}" for phrase in phrases))
+        how = {"beam_size": beam_size, "forbid": ["yy"]}
+        assert translator([line], require=[phrases], prefix=[begin], **how) == [text]
+    assert found[1] == translator([LINES[1]], beam_size=beam_size, forbid=["yy"])[0]
+    assert not caplog.messages
+    translator(["Print it."], require=[["Anna"]], forbid=["Ann"], beam_size=beam_size)
+    assert caplog.messages == ["line 1 has no room for, or must not hold, what it requires: ['Anna']"]
+
+
+def test_the_command_line_takes_prefixes_and_forbidden_phrases(run, translator, tmp_path, capsys):
+    (tmp_path / "in").write_text("Print it.\tDruck\nOpen the old letter.\na\tb\tc\n", encoding="utf-8")
+    (tmp_path / "phrases").write_text("k k\n\nu\n", encoding="utf-8")
+    files = [str(run), str(tmp_path / "in"), "--forbid", str(tmp_path / "phrases"), "--prefix"]
+    with pytest.raises(SystemExit, match=r"^1$"):
+        main(["translate", *files, "--length-extra", "12", "--length-ratio", "0", "--device", "cpu"])
+    out, err = capsys.readouterr()
+    rules = {"forbid": ("k k", "u"), "length_extra": 12, "length_ratio": 0.0}
+    want = td.load(run)(["Print it.", "Open the old letter."], prefix=["Druck", ""], **rules)
+    assert out.splitlines() == [*want, ""]
+    require = ["translate", str(run), str(tmp_path / "in"), "--prefix", "--require", "--device", "cpu"]
+    assert main(require) == 0
+    prefix = ["Druck", "", "b"]
+    want = td.load(run)(["Print it.", "Open the old letter.", "a"], prefix=prefix, require=[[], [], ["c"]])
+    assert capsys.readouterr().out.splitlines() == want and "c" in want[2]
+    assert "transduce: line 3 must be SOURCE<TAB>PREFIX, but it has 3 columns; remove tabs\n" in err
+
+
+def test_what_cannot_be_is_refused(translator):
+    for settings, message in (
+        (
+            {"prefix": ["a"]},
+            "prefix must be a list with one for each of the 5 inputs, but got 1; use an empty one for none",
+        ),
+        (
+            {"prefix": "Druck"},
+            "prefix must be a list with one for each of the 5 inputs, but got one string; use an empty one for none",
+        ),
+        ({"forbid": "Druck"}, "forbid takes a list, but got 'Druck'; put it into brackets"),
+        ({"forbid": ["a", ""]}, "a forbidden phrase must have a character, but one is empty; leave it out"),
+    ):
+        with pytest.raises(ValueError) as error:
+            translator(LINES, **settings)
+        assert str(error.value) == message
+    with pytest.raises(ValueError) as error:
+        library("bpe").spelled("☃")
+    assert str(error.value) == "a phrase must be made of tokens, but this vocabulary cannot spell '☃'; change it"

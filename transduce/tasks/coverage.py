@@ -1,0 +1,50 @@
+"""How much of the source a hypothesis has looked at: the coverage penalty."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transduce.decode.scorer import ModelScorer
+from transduce.model.attention import CrossAttention
+from transduce.model.transformer import Memory, Transformer
+
+
+class CoverageScorer(ModelScorer):
+    """A model's scorer that also adds up where it looks: by the layer that `Alignment.mean` draws, over its heads."""
+
+    def __init__(self, model: Transformer, memory: Memory) -> None:
+        super().__init__(model, memory)
+        crosses = [module for module in model.modules() if isinstance(module, CrossAttention)]
+        self.cross = crosses[max(0, len(crosses) - 2)]
+        places = torch.arange(memory.states.size(1), device=memory.states.device)
+        self.outside = torch.zeros(memory.states.shape[:2], dtype=torch.bool, device=places.device)
+        """Positions of padding."""
+        if memory.lengths is not None:
+            self.outside = places >= memory.lengths[:, None]
+        self.looked: Float[Tensor, "N S"] = torch.zeros_like(self.outside, dtype=torch.float32)
+
+    def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
+        def look(cross: CrossAttention, inputs: tuple[Any, ...], _: Tensor) -> None:
+            x, key, _, lengths = inputs
+            weights = cross.weights(x, key, lengths).mean(dim=1)  # (B, beams, S)
+            self.looked = self.looked + weights.flatten(0, 1).to(self.looked.dtype)
+
+        hook = self.cross.register_forward_hook(look)
+        try:
+            return super().step(tokens)
+        finally:
+            hook.remove()
+
+    def coverage(self) -> Float[Tensor, " N"]:
+        """The sum over source positions of log(min(1, all attention to it so far)).
+
+        Source: Wu et al. (2016), Google's neural machine translation system, section 7, equation 14.
+        """
+        looked = self.looked.clamp(torch.finfo(self.looked.dtype).tiny, 1.0)
+        return looked.log().masked_fill(self.outside, 0.0).sum(dim=1)
+
+    def reorder(self, rows: Int[Tensor, " M"]) -> None:
+        super().reorder(rows)
+        self.looked, self.outside = self.looked[rows], self.outside[rows]
