@@ -50,9 +50,9 @@ def computes_bf16(device: torch.device) -> bool:
     return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def dtype_of(precision: TrainingPrecision) -> torch.dtype:
+def dtype_of(precision: TrainingPrecision | Literal["int8"]) -> torch.dtype:
     """The type of numbers of this precision."""
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}[precision]
 
 
 def memory(device: torch.device) -> int | None:

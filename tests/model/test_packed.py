@@ -12,11 +12,12 @@ from tests.model.test_contract import CASES, every
 from tests.runs import random_run
 from transduce.model import packed as packing
 from transduce.model.config import TransformerConfig
-from transduce.model.packed import SMALLEST, PackedLinear, can_pack, pack
+from transduce.model.packed import SMALLEST, Int8Weight, PackedLinear, can_pack, pack
 from transduce.model.transformer import Transformer
 
 CPU = torch.device("cpu")
 needs_kernels = pytest.mark.skipif(not can_pack(CPU, torch.float32), reason="needs PyTorch with oneDNN")
+needs_int8 = pytest.mark.skipif(not can_pack(CPU, torch.int8), reason="needs PyTorch with oneDNN's int8 kernels")
 
 
 @pytest.fixture(autouse=True)
@@ -110,3 +111,68 @@ def test_a_small_weight_stays_as_it_is(monkeypatch, rng):
     with torch.inference_mode():
         want, got = example.logits(plain), example.logits(packed)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+
+
+def integers(*shape: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of integers of -127 to 127 which each have a 127, and scales for them that are powers of two."""
+    rows = torch.randint(-127, 128, shape, generator=rng)
+    rows[..., 0] = 127
+    return rows, 2.0 ** torch.randint(-9, 9, (*shape[:-1], 1), generator=rng)
+
+
+@needs_int8
+@pytest.mark.parametrize("shape", [(1, 16, 24), (3, 7, 40, 24), (5, 1, 1000, 96)])
+def test_int8_is_the_product_of_integers(shape, rng):
+    *batch, n_out, n_in = shape
+    (x_int, x_scale), (w_int, w_scale) = integers(*batch, n_in, rng=rng), integers(n_out, n_in, rng=rng)
+    x, weight, bias = x_int * x_scale, w_int * w_scale, torch.randn(n_out, generator=rng)
+    exact = (x_int.double() @ w_int.double().T) * x_scale * w_scale.T
+    product = Int8Weight(weight)
+    for got, want in ((product(x), exact), (product(x, bias), exact + bias)):
+        torch.testing.assert_close(got.double(), want.double(), rtol=1e-6, atol=1e-6 * float(exact.abs().max()))
+    assert torch.equal(product(x, bias, relu=True), product(x, bias).relu())
+    assert torch.equal(product(torch.zeros(2, n_in)), torch.zeros(2, n_out))
+
+
+@needs_int8
+def test_int8_knows_nothing_of_the_batch(rng):
+    product = Int8Weight(torch.randn(50, 64, generator=rng))
+    x = torch.randn(200, 64, generator=rng) * torch.logspace(-3, 3, 200)[:, None]
+    whole = product(x)
+    assert all(torch.equal(product(x[i : i + n]), whole[i : i + n]) for n in (1, 3, 64) for i in range(0, 200 - n, 17))
+
+
+@needs_int8
+@every
+def test_an_int8_model_is_near_the_plain_one(config, rng):
+    plain = random_model(config, rng).float()
+    rounded = pack(deepcopy(plain), int8=True)
+    example = random_example(config, rng)
+    if example.source is not None and example.source.is_floating_point():
+        example = replace(example, source=example.source.float())
+    with torch.inference_mode():
+        want, got = example.logits(plain), example.logits(rounded)
+    assert packed_maps(rounded) and not torch.equal(got, want)
+    assert (got - want).square().mean() <= 0.01 * want.var()
+
+
+@needs_int8
+def test_a_run_is_loaded_in_int8(tmp_path):
+    run = random_run(tmp_path)
+    translator = td.load(run, dtype=torch.int8)
+    assert isinstance(translator.model.logits, Int8Weight)
+    assert (
+        translator(["Print it."], beam_size=3, max_length=5)
+        and next(translator.model.parameters()).dtype == torch.float32
+    )
+
+
+def test_int8_is_refused_where_it_is_not(rng, monkeypatch):
+    plain = random_model(CASES["decoder-pre-learned"], rng)
+    with pytest.raises(
+        ValueError, match=r"int8 computes with float32 on a CPU.*torch\.float64 on cpu.*use fp32 or bf16"
+    ):
+        pack(deepcopy(plain), int8=True)
+    monkeypatch.setattr(packing, "can_pack", lambda *_: False)
+    with pytest.raises(ValueError, match="kernels of oneDNN"):
+        pack(plain.float(), int8=True)

@@ -49,8 +49,8 @@ class Machine:
 
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 is faster where the hardware has it; a few outputs change."""
+    precision: Literal["fp32", "bf16", "int8"] = "fp32"
+    """bf16 is faster where the hardware has it, and int8 on CPUs, with large matrices in 8 bits; a few outputs change."""
 
     def load(self, kind: type[KindT], run: Path) -> KindT:
         """The run as something one calls.

@@ -68,7 +68,7 @@ class Int8Weight(PackedWeight):
             rounded, 1.0, 128, self.packed, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], ""
         )
         y = y.mul_(scale) if bias is None else torch.addcmul(bias, y, scale, out=y)
-        return (y.relu_() if relu else y).view(*x.shape[:-1], -1)
+        return (y.relu_() if relu else y).view(*x.shape[:-1], y.size(1))
 
     def dense(self) -> Float[Tensor, "O I"]:
         return self.rounded * self.scale[:, None]
@@ -139,7 +139,7 @@ def pack(model: Transformer, *, int8: bool = False) -> Transformer:
     """Pack a model in place if it is on a CPU, in float32 or bfloat16, and the CPU has the kernels; else leave it.
 
     Args:
-        int8: round the large matrices to 8-bit integers; what is small, the norms and the tables stay float32.
+        int8: round the large matrices to 8-bit integers; what is small, norms, tables, routers and CTC stay float32.
 
     Raises:
         ValueError: int8 is wanted where this machine or this PyTorch has no kernels for it.
@@ -162,7 +162,8 @@ def pack(model: Transformer, *, int8: bool = False) -> Transformer:
                 relu = relu and not module.gated
                 if relu:
                     module.activation = torch.positive  # the identity
-                setattr(module, name, PackedLinear(child, kind, relu=relu))
+                exact = name in ("router", "ctc")  # what decides, and what is heard once
+                setattr(module, name, PackedLinear(child, PackedWeight if exact else kind, relu=relu))
     logits = None
     if model.output is not None and model.output.numel() >= SMALLEST:
         logits = kind(model.output[: model.vocab_size])

@@ -42,6 +42,8 @@ class DecoderStep:
         self.scale = model.config.d_head**-0.5
         self.layers = [_layer_step(layer) for layer in stack.layers if isinstance(layer, Layer)]
         self.norm = None if stack.norm is None else _norm(stack.norm)
+        self.nothing = next(model.parameters()).new_zeros(1, 1, 1)
+        """What baddbmm adds 0 times."""
         self.hooks = [module._forward_hooks for module in stack.modules()]
         self.hidden: tuple[Tensor | None, Tensor | None] = (None, None)
         """The lengths of a memory, and what is added to its attention's scores: -inf at padding."""
@@ -79,7 +81,7 @@ class DecoderStep:
         n_rows = len(x)
         query, key, value = layer.qkv(x).view(n_rows, 3, self.n_heads, 1, -1).unbind(1)
         keys, values = (whole.flatten(0, 1) for whole in past.append(key, value))  # (N * H, L, E), views
-        weights = torch.baddbmm(_NOTHING, query.reshape(-1, 1, query.size(-1)), keys.mT, beta=0, alpha=self.scale)
+        weights = torch.baddbmm(self.nothing, query.reshape(-1, 1, query.size(-1)), keys.mT, beta=0, alpha=self.scale)
         return layer.output(torch.bmm(weights.softmax(-1), values).view(n_rows, -1))
 
     def _attend_memory(
@@ -97,7 +99,7 @@ class DecoderStep:
         )
         keys, values = key.view(-1, n_keys, width), value.view(-1, n_keys, width)
         if padding is None:
-            weights = torch.baddbmm(_NOTHING, query, keys.mT, beta=0, alpha=self.scale)
+            weights = torch.baddbmm(self.nothing, query, keys.mT, beta=0, alpha=self.scale)
         else:
             weights = torch.baddbmm(padding, query, keys.mT, alpha=self.scale)
         heads = torch.bmm(weights.softmax(-1), values).view(n_sentences, n_heads, -1, width)
@@ -111,7 +113,7 @@ class DecoderStep:
         if self.hidden[0] is not lengths:
             n_keys, padding = memory[0].size(2), None
             if int(lengths.min()) < n_keys:
-                padding = torch.zeros(len(lengths), n_keys).masked_fill_(
+                padding = self.nothing.new_zeros(len(lengths), n_keys).masked_fill_(
                     torch.arange(n_keys) >= lengths[:, None], -torch.inf
                 )
                 padding = padding.repeat_interleave(self.n_heads, dim=0)[:, None]
@@ -120,10 +122,6 @@ class DecoderStep:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DecoderStep":
         return self  # the weights never change
-
-
-_NOTHING = torch.zeros(1, 1, 1)
-"""What baddbmm adds 0 times."""
 
 
 def _layer_step(layer: Layer) -> LayerStep:

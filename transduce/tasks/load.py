@@ -23,17 +23,18 @@ def load(
 ) -> Translator | Transcriber | Generator | FillMask:
     """Load a run directory as what it was trained to be; it searches as the run's own configuration says.
 
-    The weights are converted to `dtype`: bfloat16 is faster, and its outputs differ a little. They cannot be trained;
-    `load_model` gives weights that can.
+    The weights are converted to `dtype`: bfloat16 is faster, and its outputs differ a little; int8, on CPUs, rounds
+    large matrices to 8 bits (see transduce/model/packed.py). They cannot be trained; `load_model` gives weights that can.
 
     Raises:
-        ValueError: the directory is not a whole run.
+        ValueError: the directory is not a whole run, or int8 is wanted where there are no kernels for it.
     """
     directory = Path(directory)
     run = load_run(directory)
     if run.target_tokenizer is None:
         raise ValueError(f"text needs a tokenizer to come out, but {directory} has none")
-    model = pack(load_model(directory, device).to(dtype))
+    int8 = dtype == torch.int8
+    model = pack(load_model(directory, device).to(torch.float32 if int8 else dtype), int8=int8)
     if run.model.encoder is None:
         return Generator(model, run.target_tokenizer)
     if run.model.decoder is None:

@@ -1,0 +1,31 @@
+"""The likeliest tokens and the sum of exponentials, against PyTorch's own over whole tables."""
+
+import math
+
+import pytest
+import torch
+
+from transduce.decode.topk import GROUP, likeliest, log_sum_exp
+
+
+@pytest.mark.parametrize("vocab_size", [1, 3, GROUP - 1, GROUP, GROUP + 1, 5 * GROUP, 1000, 8000])
+@pytest.mark.parametrize(("n_sentences", "n_rows", "n"), [(1, 1, 1), (3, 5, 10), (20, 4, 8), (2, 1, 7)])
+def test_it_is_topk_of_the_whole_table(vocab_size, n_sentences, n_rows, n, rng):
+    scores = torch.randn(n_sentences * n_rows, vocab_size, generator=rng, dtype=torch.float64)
+    scores[torch.rand(scores.shape, generator=rng) < 0.2] = -math.inf
+    offset = torch.randn(n_sentences, n_rows, generator=rng, dtype=torch.float64)
+    values, token, row = likeliest(scores, offset, n)
+    total = (scores.view(n_sentences, n_rows, vocab_size) + offset[:, :, None]).flatten(1)
+    k = min(n, total.size(1))
+    want, index = total.topk(k)
+    assert torch.equal(values[:, :k], want) and (values[:, k:] == -math.inf).all()
+    real = want > -math.inf
+    assert torch.equal((row * vocab_size + token)[:, :k][real], index[real])
+    assert ((0 <= token) & (token < vocab_size) & (0 <= row) & (row < n_rows)).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 700), (40, 900)])
+def test_log_sum_exp(shape, rng):
+    logits = 30 * torch.randn(shape, generator=rng, dtype=torch.float64)
+    logits[:, 1] = -math.inf
+    torch.testing.assert_close(log_sum_exp(logits), logits.logsumexp(-1), rtol=1e-14, atol=1e-14)
