@@ -21,7 +21,7 @@ def test_it_is_topk_of_the_whole_table(vocab_size, n_sentences, n_rows, n, rng):
     assert torch.equal(values[:, :k], want) and (values[:, k:] == -math.inf).all()
     real = want > -math.inf
     assert torch.equal((row * vocab_size + token)[:, :k][real], index[real])
-    assert ((0 <= token) & (token < vocab_size) & (0 <= row) & (row < n_rows)).all()
+    assert ((token >= 0) & (token < vocab_size) & (row >= 0) & (row < n_rows)).all()
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (3, 700), (40, 900)])
