@@ -50,6 +50,8 @@ class Experiment:
     validate_by: ex.ValidateBy = "bleu"
     """What decides which checkpoint is best."""
     decoding: td.SearchConfig = field(default_factory=td.SearchConfig)
+    shortlist: bool = False
+    """Learn, at the end, which target tokens may translate a source token: transduce translate --shortlist is faster."""
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
 
@@ -149,6 +151,9 @@ def run(x: Experiment) -> dict[str, float]:
         target_tokenizer=target,
         fingerprint=ex.fingerprint(text, valid),
     )
+
+    if x.shortlist:
+        ex.save_shortlist(x.run, ex.learn_shortlist(source, target, *text.sample()))
 
     # Decoding and score
     if test is None:

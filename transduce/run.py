@@ -51,6 +51,7 @@ MAY_CHANGE = (
     "cache.",
     "workers.",
     "decoding.",
+    "shortlist.",
     "generation.",
     "model.recompute.",
     "training.data_workers.",

@@ -30,6 +30,7 @@ COMMANDS = {
     "score perplexity": ("generate:score_perplexity", "Perplexity of a text by a language model."),
     "merge": ("parts:merge", "Join the parts of an output that several machines made."),
     "describe": ("describe:describe", "Tell what a run directory holds: model, tokenizers, training, scores."),
+    "shortlist": ("shortlist:shortlist", "Learn a table of translations, with which translate --shortlist is faster."),
     "average": ("average:average_checkpoints", "Make the mean of checkpoints the run's finished model."),
     "import gpt2": ("interop:import_gpt2_run", "Make a run directory of a GPT-2 as transformers saves it."),
     "export": ("interop:export", "Write a run's model as a directory that transformers can read."),

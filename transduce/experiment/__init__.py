@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from transduce.model.presets import gpt2 as gpt2, speech_small as speech_small, speech_tiny as speech_tiny
     from transduce.score.measures import MEASURES as MEASURES
     from transduce.score.score import Measure as Measure
+    from transduce.tasks.shortlist import learn_shortlist as learn_shortlist, save_shortlist as save_shortlist
     from transduce.train.config import (
         LoRAConfig as LoRAConfig,
         OptimConfig as OptimConfig,

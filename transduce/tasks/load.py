@@ -12,6 +12,7 @@ from transduce.run import CONFIG, Run, load_model, load_run
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
+from transduce.tasks.shortlist import load_shortlist
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
@@ -49,7 +50,7 @@ def load(
         )
     if run.source_tokenizer is None:
         raise ValueError(f"a translator needs two tokenizers or a shared one, but {directory} has none")
-    return Translator(model, run.source_tokenizer, run.target_tokenizer, decoding)
+    return Translator(model, run.source_tokenizer, run.target_tokenizer, decoding, load_shortlist(directory, run))
 
 
 def own_decoding(directory: Path, run: Run) -> SearchConfig:

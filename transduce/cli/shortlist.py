@@ -1,0 +1,49 @@
+"""`transduce shortlist RUN SOURCE TARGET`: the table with which a run translates from a vocabulary of each batch's own."""
+
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from transduce.cli.common import Run
+
+Text = Annotated[Path, arg(metavar="FILE")]
+
+
+def shortlist(
+    run: Positional[Run],
+    source: Positional[Text],
+    target: Positional[Text],
+    *,
+    n: int = 20,
+    frequent: int = 200,
+    lines: int = 500_000,
+) -> None:
+    """Learn which target tokens may translate a source token, for transduce translate --shortlist, which is faster.
+
+    Args:
+        source: The source side of what the run was trained on, plain or .gz.
+        target: The target side, line by line.
+        n: Target tokens per source token, the likeliest by IBM model 1.
+        frequent: So many most frequent target tokens may always come out.
+        lines: Read so many lines at most.
+    """
+    from transduce.config import at_least
+    from transduce.data.text.corpus import each_line_pair
+    from transduce.run import load_run
+    from transduce.tasks.shortlist import FILE, learn_shortlist, save_shortlist
+
+    at_least(1, n=n, lines=lines)
+    at_least(0, frequent=frequent)
+    found = load_run(run)
+    if found.source_tokenizer is None or found.target_tokenizer is None:
+        raise ValueError(f"a shortlist belongs to a run of text to text, but {run} is of another kind")
+    sides = [*zip(*islice(each_line_pair(source, target), lines), strict=True)]
+    if not sides:
+        raise ValueError(f"a table of translations is learned from parallel text, but {source} is empty")
+    table = learn_shortlist(found.source_tokenizer, found.target_tokenizer, *sides, n=n, frequent=frequent)
+    save_shortlist(run, table)
+    print(
+        f"{run / FILE}: {n} target tokens for each of {len(table.table):,} source tokens, {len(table.always)} for all"
+    )
