@@ -1,20 +1,25 @@
-"""Decoding speed and memory against transformers' MarianMTModel: the same random weights, sentences and run.
+"""Decoding speed and memory against CTranslate2 and transformers' MarianMTModel: the same weights, sentences and run.
 
-Every sentence gets exactly `--tokens` tokens (EOS is banned on both sides), so that target tokens/s compare, and the
-outputs are compared token by token. Sentences are sorted by length; encoding counts. The systems take turns, and the
-median of `--repeats` rounds is printed.
+The weights are random. Every sentence gets exactly `--tokens` tokens (EOS is banned everywhere), so that target tokens/s
+compare, and the outputs are compared token by token. Sentences are sorted by length; encoding counts. The systems take
+turns, and median and range of `--repeats` rounds are printed; at the end, a table of medians. CTranslate2 is measured
+where it is installed, in float32 and int8; `--only` names what is measured.
 
     python scripts/bench_decoding.py --data multi30k_directory
+    python scripts/bench_decoding.py --size base --batch-size 1 64 --beam-sizes 5 --only transduce CTranslate2
 """
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -33,7 +38,7 @@ from transduce.decode.constraints import Constraints
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.marian import Marian, import_marian
-from transduce.model.packed import pack
+from transduce.model.packed import can_pack, pack
 
 Batch = tuple[Tensor, Tensor]
 """Source ids (B, S) and lengths (B,)."""
@@ -41,11 +46,15 @@ Search = Callable[[Batch, int, int], list[list[int]]]
 """A batch, beam_size and the number of tokens to the best output of every sentence."""
 
 
-def rival(*, tiny: bool) -> MarianMTModel:
+SIZES = {"nano": (64, 1, 500), "tiny": (128, 4, 8000), "small": (256, 3, 8000), "base": (512, 6, 32000)}
+"""By name d_model, layers on each side, and tokens of the joint vocabulary. The feed-forward is four times as wide."""
+
+
+def rival(size: str = "small") -> MarianMTModel:
     """A MarianMTModel with random weights."""
-    width, vocabulary = (64, 500) if tiny else (256, 8000)
+    width, layers, vocabulary = SIZES[size]
     config = MarianConfig(
-        vocab_size=vocabulary, d_model=width, encoder_layers=3, decoder_layers=3, encoder_ffn_dim=4 * width,
+        vocab_size=vocabulary, d_model=width, encoder_layers=layers, decoder_layers=layers, encoder_ffn_dim=4 * width,
         decoder_ffn_dim=4 * width, encoder_attention_heads=4, decoder_attention_heads=4, activation_function="relu",
         scale_embedding=True, max_position_embeddings=256, pad_token_id=1, eos_token_id=0, decoder_start_token_id=1,
         forced_eos_token_id=None, init_std=0.06,
@@ -87,6 +96,24 @@ def our_search(marian: Marian) -> Search:
     return search
 
 
+def engine_search(model: MarianMTModel, directory: Path, compute_type: str, threads: int) -> Search:
+    """CTranslate2's translate_batch."""
+    from ctranslate2_rival import translator
+
+    engine = translator(model, directory, compute_type, threads)
+
+    def search(batch: Batch, beam_size: int, n_tokens: int) -> list[list[int]]:
+        rows = zip(*(each.tolist() for each in batch), strict=True)
+        lines = [[f"t{token}" for token in row[:length]] for row, length in rows]
+        found = engine.translate_batch(
+            lines, beam_size=beam_size, max_batch_size=0, min_decoding_length=n_tokens, max_decoding_length=n_tokens,
+            length_penalty=0, max_input_length=0,
+        )  # fmt: skip
+        return [[int(token[1:]) if token[1:].isdigit() else -1 for token in each.hypotheses[0]] for each in found]
+
+    return search
+
+
 def source_lengths(data: Path | None, *, tiny: bool) -> list[int]:
     """Pieces per sentence of Multi30k's test set, taken as 1.3 a word; without the data, 8 ... 30 evenly."""
     if tiny or data is None:
@@ -117,10 +144,10 @@ def peak(name: str, directory: Path, x: argparse.Namespace) -> None:
     else:
         marian = import_marian(directory)
         search = our_search(marian._replace(model=pack(marian.model.to(x.device))))
-    vocabulary = 500 if x.tiny else 8000
+    vocabulary = SIZES[x.size][2]
     work = batches(source_lengths(x.data, tiny=x.tiny), x.batch_size[0], vocabulary, x.device)
     search((work[-1][0][:2], work[-1][1][:2]), 2, 2)
-    print(added_by(lambda: search(work[0], x.beam_size, x.tokens), x.device))
+    print(added_by(lambda: search(work[0], x.beam_sizes[0], x.tokens), x.device))
 
 
 def arguments() -> argparse.Namespace:
@@ -128,14 +155,57 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=corpus_folder("multi30k"), help="the folder of Multi30k")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[64, 32], help="sentences")
-    parser.add_argument("--beam-size", type=int, default=5)
+    parser.add_argument("--size", choices=SIZES, default="small", help="of the model")
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[64, 1, 8, 256], help="sentences")
+    parser.add_argument("--beam-sizes", type=int, nargs="+", default=[5, 1])
+    parser.add_argument("--sentences", type=int, default=512, help="at most; of batch 1 a sixteenth, of 8 a quarter")
     parser.add_argument("--tokens", type=int, default=16, help="target tokens of every sentence")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="+", default=[""], help="beginnings of the names of what is measured")
     parser.add_argument("--tiny", action="store_true", help="a model of seconds, to try the script")
     parser.add_argument("--peak", nargs=2, metavar=("SYSTEM", "DIRECTORY"), help="only measure memory (used by itself)")
-    return parser.parse_args()
+    x = parser.parse_args()
+    if x.tiny:
+        x.size = "nano"
+    return x
+
+
+def systems_of(theirs: MarianMTModel, directory: Path, x: argparse.Namespace) -> dict[str, Search]:
+    """Everything that can be measured here, by name."""
+    theirs.save_pretrained(directory)
+    ours = import_marian(directory)
+
+    def loaded(dtype: torch.dtype, *, int8: bool = False) -> Search:
+        model = deepcopy(ours.model).to(x.device, dtype)
+        return our_search(ours._replace(model=pack(model, int8=int8)))
+
+    on_cpu = x.device == "cpu"
+    makers: dict[str, Callable[[], Search]] = {"transduce float32": lambda: loaded(torch.float32)}
+    if not on_cpu or can_pack(torch.device("cpu"), torch.bfloat16):
+        makers["transduce bfloat16"] = lambda: loaded(torch.bfloat16)
+    if on_cpu and can_pack(torch.device("cpu"), torch.int8):
+        makers["transduce int8"] = lambda: loaded(torch.float32, int8=True)
+    if on_cpu and find_spec("ctranslate2"):
+        for kind in ("float32", "int8"):
+            makers[f"CTranslate2 {kind}"] = partial(engine_search, theirs, directory / kind, kind, x.threads)
+    makers["transformers float32"] = lambda: rival_search(theirs.to(x.device))
+    return {name: make() for name, make in makers.items() if name.startswith(tuple(x.only))}
+
+
+def spread(lengths: list[int], n: int) -> list[int]:
+    """n of these lengths, evenly chosen."""
+    return [lengths[i * len(lengths) // n] for i in range(min(n, len(lengths)))]
+
+
+def latencies(search: Search, work: list[Batch], beam_size: int, n_tokens: int) -> tuple[float, float]:
+    """Median and 95th percentile of the milliseconds that one batch takes."""
+    taken = []
+    for batch in work:
+        start = time.perf_counter()
+        search(batch, beam_size, n_tokens)
+        taken.append(1000 * (time.perf_counter() - start))
+    return statistics.median(taken), statistics.quantiles(taken, n=20)[-1]
 
 
 def main() -> None:
@@ -146,35 +216,39 @@ def main() -> None:
     if x.peak:
         return peak(x.peak[0], Path(x.peak[1]), x)
     with tempfile.TemporaryDirectory() as directory:
-        theirs = rival(tiny=x.tiny)
-        theirs.save_pretrained(directory)
-        ours = import_marian(Path(directory))
-        half = ours._replace(model=pack(deepcopy(ours.model).bfloat16().to(x.device)))
-        systems = {
-            "transformers float32": rival_search(theirs.to(x.device)),
-            "transduce float32": our_search(ours._replace(model=pack(ours.model.to(x.device)))),
-            "transduce bfloat16": our_search(half),
-        }
+        theirs = rival(x.size)
+        systems = systems_of(theirs, Path(directory), x)
         lengths = source_lengths(x.data, tiny=x.tiny)
-        print(f"{len(lengths)} sentences of {min(lengths)} to {max(lengths)} pieces, {x.threads} threads, {x.device}")
+        told = f"{x.threads} threads, {x.device}, {sum(p.numel() for p in theirs.parameters()):,} parameters"
+        print(f"{len(lengths)} sentences of {min(lengths)} to {max(lengths)} pieces, {told}")
+        rows = [f"| target tokens/s | {' | '.join(systems)} |", "|---" * (1 + len(systems)) + "|"]
         vocabulary = theirs.config.vocab_size
-        for beam_size, size in [(x.beam_size, size) for size in x.batch_size] + [(1, x.batch_size[0])]:
-            work = batches(lengths, size, vocabulary, x.device)
+        for beam_size, size in [(beam_size, size) for beam_size in x.beam_sizes for size in x.batch_size]:
+            n = max(size, x.sentences // (16 if size == 1 else 4 if size < 32 else 1))
+            work = batches(spread(lengths, n), size, vocabulary, x.device)
             for search in systems.values():
                 search(work[0], beam_size, x.tokens)  # warm-up
-            compare(
-                f"beam {beam_size}  batch {len(work[0][0]):3}",
+            title = f"beam {beam_size}  batch {len(work[0][0]):3}"
+            rates = compare(
+                title,
                 {name: partial(answer, search, work, beam_size, x.tokens) for name, search in systems.items()},
                 n_tokens=x.tokens,
                 repeats=x.repeats,
-                exact=lambda name: "float32" in name and x.device == "cpu",
+                exact=lambda name: name == "transformers float32" and x.device == "cpu",
             )
+            rows.append(f"| {title} | {' | '.join(f'{statistics.median(rate):,.0f}' for rate in rates.values())} |")
+            if size == 1:
+                for name, search in systems.items():
+                    median, late = latencies(search, work, beam_size, x.tokens)
+                    print(f"{title}  {name:22} {median:9.1f} ms a sentence, 95 % within {late:.1f} ms")
+        print("\n".join(rows))
         for name in ("transformers", "transduce"):
+            if not name.startswith(tuple(x.only)):
+                continue
             again = [sys.executable, *sys.argv, "--peak", name, directory]
             mebibytes = subprocess.run(again, check=True, capture_output=True, text=True).stdout.strip()
-            print(
-                f"beam {x.beam_size}  batch {x.batch_size[0]:3}  {name:22} {mebibytes:>7} MiB of memory for the search"
-            )
+            what = f"beam {x.beam_sizes[0]}  batch {x.batch_size[0]:3}"
+            print(f"{what}  {name:22} {mebibytes:>7} MiB of memory for the search")
 
 
 if __name__ == "__main__":

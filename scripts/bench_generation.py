@@ -1,4 +1,4 @@
-"""Generation speed against transformers' GPT2LMHeadModel with its cache: the same random weights, prompts and run.
+"""Generation speed against transformers' GPT2LMHeadModel and CTranslate2: the same random weights, prompts and run.
 
 Greedy, and every text gets exactly `--tokens` new tokens (nothing ends), so that new tokens/s compare; the outputs are
 compared token by token. Reading the prompt counts. The systems take turns, and the median of `--repeats` is printed.
@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -27,7 +28,7 @@ from transduce.decode.constraints import Constraints
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.gpt2 import import_gpt2
-from transduce.model.packed import pack
+from transduce.model.packed import can_pack, pack
 from transduce.model.transformer import Transformer
 
 Generate = Callable[[Tensor, int], list[list[int]]]
@@ -66,6 +67,22 @@ def our_generate(model: Transformer) -> Generate:
     return generate
 
 
+def engine_generate(model: GPT2LMHeadModel, directory: Path, compute_type: str, threads: int) -> Generate:
+    """CTranslate2's generate_batch."""
+    from ctranslate2_rival import generator
+
+    engine = generator(model, directory, compute_type, threads)
+
+    def generate(prompts: Tensor, n_tokens: int) -> list[list[int]]:
+        found = engine.generate_batch(
+            [[f"t{token}" for token in row] for row in prompts.tolist()], max_length=n_tokens, min_length=n_tokens,
+            include_prompt_in_result=False, end_token=[], sampling_topk=1,
+        )  # fmt: skip
+        return [each.sequences_ids[0] for each in found]
+
+    return generate
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,13 +109,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         theirs.save_pretrained(directory)
         ours = import_gpt2(Path(directory)).model
-    n_parameters = sum(p.numel() for p in ours.parameters())
-    systems = {
-        "transformers float32": their_generate(deepcopy(theirs).to(x.device)),
-        "transduce float32": our_generate(pack(deepcopy(ours).to(x.device))),
-        "transformers bfloat16": their_generate(theirs.to(x.device, torch.bfloat16)),
-        "transduce bfloat16": our_generate(pack(ours.to(x.device, torch.bfloat16))),
-    }
+        n_parameters = sum(p.numel() for p in ours.parameters())
+        on_cpu, folder = x.device == "cpu", Path(directory)
+        systems = {
+            "transformers float32": their_generate(deepcopy(theirs).to(x.device)),
+            "transduce float32": our_generate(pack(deepcopy(ours).to(x.device))),
+        }
+        if on_cpu and can_pack(torch.device("cpu"), torch.int8):
+            systems["transduce int8"] = our_generate(pack(deepcopy(ours), int8=True))
+        if on_cpu and find_spec("ctranslate2"):
+            for kind in ("float32", "int8"):
+                systems[f"CTranslate2 {kind}"] = engine_generate(theirs, folder / kind, kind, x.threads)
+    if not on_cpu or can_pack(torch.device("cpu"), torch.bfloat16):
+        systems["transformers bfloat16"] = their_generate(theirs.to(x.device, torch.bfloat16))
+        systems["transduce bfloat16"] = our_generate(pack(ours.to(x.device, torch.bfloat16)))
     where = torch.cuda.get_device_name() if x.device.startswith("cuda") else f"{x.threads} threads"
     print(f"{n_parameters:,} parameters, prompts of {x.prompt}, {x.tokens} new tokens, {x.device} ({where})")
     rng = torch.Generator().manual_seed(1)
@@ -111,7 +135,7 @@ def main() -> None:
             {name: partial(generate, prompts, x.tokens) for name, generate in systems.items()},
             n_tokens=x.tokens,
             repeats=x.repeats,
-            exact=lambda name: "float32" in name and x.device == "cpu",
+            exact=lambda name: name == "transduce float32" and x.device == "cpu",
         )
 
 

@@ -12,13 +12,16 @@ def compare(
     n_tokens: int,
     repeats: int,
     exact: Callable[[str], bool],
-) -> None:
-    """Print median tokens/s of every system, its ratio to the first, and how often its output is the first's.
+) -> dict[str, list[float]]:
+    """Print median and range of every system's tokens/s, its ratio to the first, and how often its output is the first's.
 
     Args:
         title: what every row begins with.
         systems: each to be called `repeats` times, for texts of `n_tokens` tokens.
         exact: of a system's name: must its output be the first's?
+
+    Returns:
+        Tokens/s of every system in every turn.
     """
     rates: dict[str, list[float]] = {name: [] for name in systems}
     outputs: dict[str, list[list[int]]] = {}
@@ -32,8 +35,10 @@ def compare(
         same = sum(map(list.__eq__, outputs[name], outputs[first])) / len(outputs[first])
         ratio = statistics.median(rate) / statistics.median(rates[first])
         print(
-            f"{title}  {name:22} {statistics.median(rate):9,.1f} tokens/s  {ratio:5.2f} x  same output {same:7.2%}",
+            f"{title}  {name:22} {statistics.median(rate):9,.1f} tokens/s ({min(rate):,.1f} to {max(rate):,.1f})  "
+            f"{ratio:5.2f} x  same output {same:7.2%}",
             flush=True,
         )
         if exact(name) and same < 1:
             raise SystemExit(f"{name} must give the output of {first}, but {1 - same:.2%} of the texts differ")
+    return rates

@@ -157,8 +157,8 @@ def test_systems_in_turns_are_compared_with_the_first(capsys, monkeypatch):
     systems = {"theirs": work([[1, 2], [3, 4]]), "ours": work([[1, 2], [3, 5]])}
     turns.compare("batch 2", systems, n_tokens=2, repeats=3, exact=lambda name: False)
     first, second = capsys.readouterr().out.splitlines()
-    assert " ".join(first.split()) == "batch 2 theirs 2.0 tokens/s 1.00 x same output 100.00%"
-    assert " ".join(second.split()) == "batch 2 ours 4.0 tokens/s 2.00 x same output 50.00%"
+    assert " ".join(first.split()) == "batch 2 theirs 2.0 tokens/s (2.0 to 2.0) 1.00 x same output 100.00%"
+    assert " ".join(second.split()) == "batch 2 ours 4.0 tokens/s (1.0 to 4.0) 2.00 x same output 50.00%"
     seconds = iter([1.0, 1.0])
     with pytest.raises(SystemExit) as error:
         turns.compare("batch 2", systems, n_tokens=2, repeats=1, exact=lambda name: name == "ours")

@@ -10,6 +10,8 @@ GROUP = 64
 """Tokens that stand for each other by the largest of their scores."""
 ROWS = 16
 """Rows whose exponentials are in memory at a time: they stay in the CPU's cache."""
+SMALL = 1 << 15
+"""Scores up to which sorting them all is quicker than the many calls that avoid it."""
 LEAST = -80.0
 """What is below the largest logit by more adds nothing to the sum; its exponential would be no normal number, which is slow."""
 
@@ -39,7 +41,8 @@ def likeliest(
     n_sentences, n_rows = offset.shape
     vocab_size = scores.size(1)
     n_groups = -(-vocab_size // GROUP)
-    if scores.device.type != "cpu" or n_rows * n_groups < 2 * n or not n_sentences:
+    few = scores.numel() <= SMALL or n_rows * n_groups < 2 * n
+    if few or scores.device.type != "cpu":
         total = (scores.view(n_sentences, n_rows, vocab_size) + offset[:, :, None]).flatten(1)
         if total.size(1) < n:  # in the first steps with a tiny vocabulary
             total = torch.nn.functional.pad(total, (0, n - total.size(1)), value=-math.inf)
