@@ -181,7 +181,8 @@ def systems_of(theirs: MarianMTModel, directory: Path, x: argparse.Namespace) ->
         return our_search(ours._replace(model=pack(model, int8=int8)))
 
     on_cpu = x.device == "cpu"
-    makers: dict[str, Callable[[], Search]] = {"transduce float32": lambda: loaded(torch.float32)}
+    makers: dict[str, Callable[[], Search]] = {"transformers float32": lambda: rival_search(theirs.to(x.device))}
+    makers["transduce float32"] = lambda: loaded(torch.float32)
     if not on_cpu or can_pack(torch.device("cpu"), torch.bfloat16):
         makers["transduce bfloat16"] = lambda: loaded(torch.bfloat16)
     if on_cpu and can_pack(torch.device("cpu"), torch.int8):
@@ -189,7 +190,6 @@ def systems_of(theirs: MarianMTModel, directory: Path, x: argparse.Namespace) ->
     if on_cpu and find_spec("ctranslate2"):
         for kind in ("float32", "int8"):
             makers[f"CTranslate2 {kind}"] = partial(engine_search, theirs, directory / kind, kind, x.threads)
-    makers["transformers float32"] = lambda: rival_search(theirs.to(x.device))
     return {name: make() for name, make in makers.items() if name.startswith(tuple(x.only))}
 
 
@@ -234,7 +234,7 @@ def main() -> None:
                 {name: partial(answer, search, work, beam_size, x.tokens) for name, search in systems.items()},
                 n_tokens=x.tokens,
                 repeats=x.repeats,
-                exact=lambda name: name == "transformers float32" and x.device == "cpu",
+                exact=lambda name: name == "transduce float32" and x.device == "cpu",
             )
             rows.append(f"| {title} | {' | '.join(f'{statistics.median(rate):,.0f}' for rate in rates.values())} |")
             if size == 1:
