@@ -79,7 +79,7 @@ def import_marian(directory: Path) -> Marian:
     config = _config(theirs, str(directory / CONFIG))
     check_fits(config, torch.device("cpu"))
     model = Transformer(config)
-    own = _their_weights(model)
+    own = their_weights(model)
     fill({name: weight for name, (weight, _) in own.items()}, weights, directory, unneeded=UNNEEDED)
     order = residual_order(model.config.d_model)
     for weight, dimension in own.values():
@@ -113,7 +113,7 @@ def _config(theirs: dict[str, Any], name: str) -> TransformerConfig:
     return from_dict(TransformerConfig, ours, name)
 
 
-def _their_weights(model: Transformer) -> dict[str, tuple[Tensor, int | None]]:
+def their_weights(model: Transformer) -> dict[str, tuple[Tensor, int | None]]:
     """The model's parameters under Marian's names, and which dimension of each, if any, is the residual stream's.
 
     They share memory with the model's, and a table that is tied stands once.
