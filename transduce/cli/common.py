@@ -24,6 +24,13 @@ ItemT = TypeVar("ItemT")
 
 Run = Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it.")]
 
+Runs = Annotated[
+    Path,
+    arg(
+        metavar="RUN[,RUN ...]", help="A run directory; several are an ensemble, better than each, and as slow as all."
+    ),
+]
+
 OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
 
 Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
@@ -51,7 +58,19 @@ class Machine:
         from transduce.device import dtype_of
         from transduce.tasks.load import load_as
 
-        return load_as(kind, run, self.device, dtype_of(self.precision))
+        return load_as(kind, each_run(run), self.device, dtype_of(self.precision))
+
+
+def each_run(runs: Path) -> list[Path]:
+    """The directories of "RUN,RUN": what is itself a directory is one, whatever commas its name has.
+
+    Raises:
+        ValueError: nothing stands before or behind a comma.
+    """
+    names = [str(runs)] if runs.exists() else str(runs).split(",")
+    if "" in names:
+        raise ValueError(f"an ensemble is named RUN,RUN without spaces, but it is {str(runs)!r}")
+    return [Path(name) for name in names]
 
 
 def search_options(*, without: Collection[str] = ()) -> Any:

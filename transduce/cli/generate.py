@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import Count, Machine, OptionalFile, Run, chunks, read_side, standard_input, writing
+from transduce.cli.common import Count, Machine, OptionalFile, Run, Runs, chunks, read_side, standard_input, writing
 from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.workers import Progress, Rows, Work
@@ -33,7 +33,7 @@ CHUNK = 1000
 
 
 def generate(
-    run: Positional[Run],
+    run: Positional[Runs],
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
     *,
     prompt: Annotated[tuple[str, ...] | None, arg(metavar="STR [STR ...]", help_behavior_hint="")] = None,

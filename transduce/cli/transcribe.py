@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import soundfile
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import STDIN, Machine, Run, search_options, with_options
+from transduce.cli.common import STDIN, Machine, Runs, each_run, search_options, with_options
 from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.speech.manifest import manifest_audio
@@ -46,7 +46,7 @@ Search = search_options(without=("n_best", "max_source_length", "split_length"))
 
 
 def transcribe(
-    run: Positional[Run],
+    run: Positional[Runs],
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
     *,
     microphone: Annotated[bool, arg(help_behavior_hint="")] = False,
@@ -80,7 +80,7 @@ def transcribe(
     from transduce.run import load_run
     from transduce.tasks.load import own_decoding
 
-    decoding = with_options(own_decoding(run, load_run(run)), search)
+    decoding = with_options(own_decoding(first := each_run(run)[0], load_run(first)), search)
     if microphone:
         given.append(_recorded())
     carry_out(Transcription(run=run, machine=machine, decoding=decoding, format=format), given, division)

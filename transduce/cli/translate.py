@@ -11,8 +11,9 @@ from tyro.conf import Positional, arg
 from transduce.cli.common import (
     STDIN,
     Machine,
-    Run,
+    Runs,
     chunks,
+    each_run,
     lines_or_errors,
     search_options,
     standard_input_or_errors,
@@ -30,7 +31,7 @@ Search = search_options(without=("ctc_weight", "max_seconds", "min_seconds", "ma
 
 
 def translate(
-    run: Positional[Run],
+    run: Positional[Runs],
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
     *,
     scores: bool = False,
@@ -53,7 +54,7 @@ def translate(
     from transduce.run import load_run
     from transduce.tasks.load import own_decoding
 
-    decoding = with_options(own_decoding(run, load_run(run)), search)
+    decoding = with_options(own_decoding(first := each_run(run)[0], load_run(first)), search)
     job = Translation(run=run, machine=machine, decoding=decoding, scores=scores)
     if interactive:
         work = job.load()

@@ -72,6 +72,8 @@ class ForcedDecoding(ABC, Generic[InputT]):
     """What a task of encoder and decoder tells about inputs and given outputs, besides writing outputs of its own."""
 
     model: Transformer
+    models: tuple[Transformer, ...]
+    """The model, and what decides beside it in an ensemble."""
     tokenizer: Tokenizer
     decoding: SearchConfig
 
@@ -99,37 +101,44 @@ class ForcedDecoding(ABC, Generic[InputT]):
         Text has a position per token and one for the end; sound, one per stack of frames.
 
         Raises:
-            ValueError: an input cannot be used, or is longer than learned positions.
+            ValueError: an input cannot be used, or is longer than learned positions; or this is an ensemble.
         """
+        self._check_alone("encode")
         return encoder_states(self.model, self._checked(inputs), self.decoding.batch_tokens)
 
     @torch.no_grad()
     def score(self, inputs: Sequence[InputT], texts: Sequence[str]) -> list[TokenScores]:
         """How likely each text is as the output for its input, by attention (a CTC head is not asked).
 
+        In an ensemble, a token's log-probability is the mean of those that the models give it.
+
         Raises:
             ValueError: there are not as many texts as inputs, or one of either cannot be used.
         """
         sources, targets = self._checked(inputs), self._targets(inputs, texts)
-        found: list[TokenScores] = [TokenScores([], torch.empty(0))] * len(sources)
-        for rows, memory, target_in in self._forced(sources, targets):
-            states = self.model.decoder_states(target_in, memory=memory)
-            for row, own in zip(rows, states, strict=True):
-                wanted = torch.tensor(targets[row], device=states.device)
-                log_probs = token_log_probs(self.model, own[: len(wanted)], wanted).cpu()
-                found[row] = TokenScores(self.tokenizer.tokens(targets[row]), log_probs)
-        return found
+        found: list[list[Tensor]] = [[] for _ in sources]
+        for model in self.models:
+            for rows, memory, target_in in self._forced(model, sources, targets):
+                states = model.decoder_states(target_in, memory=memory)
+                for row, own in zip(rows, states, strict=True):
+                    wanted = torch.tensor(targets[row], device=states.device)
+                    found[row].append(token_log_probs(model, own[: len(wanted)], wanted).cpu())
+        return [
+            TokenScores(self.tokenizer.tokens(row), torch.stack(each).mean(dim=0))
+            for row, each in zip(targets, found, strict=True)
+        ]
 
     @torch.no_grad()
     def align(self, inputs: Sequence[InputT], texts: Sequence[str]) -> list[Alignment]:
         """Where the decoder looks in each input while it is made to write the text.
 
         Raises:
-            ValueError: as for `score`.
+            ValueError: as for `score`; or this is an ensemble.
         """
+        self._check_alone("align")
         sources, targets = self._checked(inputs), self._targets(inputs, texts)
         found: dict[int, Alignment] = {}
-        for rows, memory, target_in in self._forced(sources, targets):
+        for rows, memory, target_in in self._forced(self.model, sources, targets):
             assert memory.lengths is not None
             weights = cross_attention(self.model, memory, target_in).cpu()
             for b, (row, n_places) in enumerate(zip(rows, memory.lengths.tolist(), strict=True)):
@@ -141,11 +150,19 @@ class ForcedDecoding(ABC, Generic[InputT]):
                 )
         return [found[row] for row in range(len(sources))]
 
+    def _check_alone(self, name: str) -> None:
+        """Raise ValueError where this is an ensemble."""
+        if len(self.models) > 1:
+            raise ValueError(
+                f"{name} asks one model, but this is an ensemble of {len(self.models)}; load one run alone for it"
+            )
+
     def _checked(self, inputs: Sequence[InputT]) -> list[Source]:
         """The sources, none of them longer than learned positions."""
-        sources, limit = self.sources(inputs), last_position(self.model)
-        for number, n_places in enumerate(source_lengths(self.model, sources), start=1):
-            check_positions(f"input {number}", n_places, limit)
+        sources = self.sources(inputs)
+        for model in self.models:
+            for number, n_places in enumerate(source_lengths(model, sources), start=1):
+                check_positions(f"input {number}", n_places, last_position(model))
         return sources
 
     def _targets(self, inputs: Sequence[InputT], texts: Sequence[str]) -> list[list[int]]:
@@ -157,19 +174,19 @@ class ForcedDecoding(ABC, Generic[InputT]):
             )
         rows = self.tokenizer.with_eos(self.tokenizer.encode(texts))
         for number, row in enumerate(rows, start=1):
-            check_positions(f"text {number}", len(row), last_position(self.model))
+            check_positions(f"text {number}", len(row), last_position(*self.models))
         return rows
 
     def _forced(
-        self, sources: list[Source], targets: list[list[int]]
+        self, model: Transformer, sources: list[Source], targets: list[list[int]]
     ) -> Iterator[tuple[list[int], Memory, Int[Tensor, "B T"]]]:
         """Batch by batch: the numbers of the pairs, their memory, and what the decoder reads."""
         (bos,) = self.tokenizer.required("bos_id")
-        lengths = zip(source_lengths(self.model, sources), map(len, targets), strict=True)
+        lengths = zip(source_lengths(model, sources), map(len, targets), strict=True)
         for rows in _batches(list(lengths), self.decoding.batch_tokens):
-            memory = encoded(self.model, [sources[row] for row in rows])
+            memory = encoded(model, [sources[row] for row in rows])
             target_in, _ = pad([[bos, *targets[row][:-1]] for row in rows], 0)
-            yield rows, memory, target_in.to(self.model.device)
+            yield rows, memory, target_in.to(model.device)
 
 
 def encoder_states(model: Transformer, sources: Sequence[Source], batch_tokens: int) -> list[Float[Tensor, "_ D"]]:

@@ -12,13 +12,14 @@ from torch import Tensor
 from transduce.data.text.language import encode_text
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.constraints import Constraints
+from transduce.decode.joint import combined
 from transduce.decode.sample import Sampler, Sampling
-from transduce.decode.scorer import ModelScorer
+from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.forced import TokenScores, check_positions, token_log_probs
-from transduce.tasks.search import Output, check_list, last_position, search
+from transduce.tasks.search import Output, check_list, last_position, search, shared
 
 logger = logging.getLogger("transduce")
 
@@ -40,6 +41,8 @@ class Generator:
                 f"it has {config.decoder.input.vocab_size} and the tokenizer {tokenizer.vocab_size}"
             )
         self.model, self.tokenizer = model, tokenizer
+        self.models: tuple[Transformer, ...] = (model,)
+        """The model, and what decides beside it in an ensemble."""
         self.suppressed = (*tokenizer.suppressed, *range(tokenizer.vocab_size, config.decoder.input.vocab_size))
         """Ids that have no text: special ones, and rows that only fill the table up."""
 
@@ -68,11 +71,9 @@ class Generator:
         outputs: list[list[Output]] = [[] for _ in prompts]
         for numbers, samples in _batches([len(row) for row in rows], config):
             ids = torch.tensor([rows[i] for i in numbers], device=self.model.device)
-            scorer, constraints = ModelScorer(self.model, prompts=ids), self._constraints(ids, config)
             rngs = [config.rng(first_prompt + i, k) for i in numbers for k in samples]
-            hypotheses = search(
-                [(1.0, scorer)], ids, constraints, config.search, sampling=Sampling.of(config), rngs=rngs
-            )
+            sampling, constraints = Sampling.of(config), self._constraints(ids, config)
+            hypotheses = search(self._scorers(ids), ids, constraints, config.search, sampling=sampling, rngs=rngs)
             for i, found in zip(numbers, hypotheses, strict=True):
                 for h in found:
                     text = TextStream(self.tokenizer, rows[i]).add(h.tokens, last=True)
@@ -102,7 +103,7 @@ class Generator:
             )
         row, n_tokens = self.encode(prompt, config.max_length), 0
         text, ids = TextStream(self.tokenizer, row), torch.tensor([row], device=self.model.device)
-        scorer, constraints = ModelScorer(self.model, prompts=ids), self._constraints(ids, config)
+        scorer, constraints = combined(self._scorers(ids)), self._constraints(ids, config)
         rngs = [config.rng(prompt_number, text_number)]
         sampler = Sampler(scorer, ids, constraints, sampling=Sampling.of(config), rngs=rngs)
         while sampler.running:
@@ -117,7 +118,8 @@ class Generator:
         """How likely each text is, token by token; it is made tokens as it is for training (`encode_text`).
 
         BOS stands first where the tokenizer has one; without one, the first token is given and not predicted. Where EOS
-        is another one, it is predicted at the end of every line.
+        is another one, it is predicted at the end of every line. In an ensemble, a token's log-probability is the mean of
+        those that the models give it.
 
         Raises:
             ValueError: a text is longer than learned positions; `measure_perplexity` takes windows of it.
@@ -126,17 +128,21 @@ class Generator:
         found = []
         for number, text in enumerate(texts, start=1):
             ids = torch.from_numpy(encode_text(self.tokenizer, text).astype(np.int64)).to(self.model.device)
-            check_positions(f"text {number}", len(ids) - 1, last_position(self.model))
+            check_positions(f"text {number}", len(ids) - 1, last_position(*self.models))
             if len(ids) < 2:
                 found.append(TokenScores([], torch.empty(0)))
                 continue
-            log_probs = token_log_probs(self.model, self.model.decoder_states(ids[None, :-1])[0], ids[1:])
-            found.append(TokenScores(self.tokenizer.tokens(ids[1:].tolist()), log_probs.cpu()))
+            each = [token_log_probs(m, m.decoder_states(ids[None, :-1])[0], ids[1:]) for m in self.models]
+            found.append(TokenScores(self.tokenizer.tokens(ids[1:].tolist()), torch.stack(each).mean(dim=0).cpu()))
         return found
+
+    def _scorers(self, ids: Int[Tensor, "B P"]) -> list[tuple[float, Scorer]]:
+        """What judges how these prompts go on."""
+        return shared(len(self.models), [(1.0, ModelScorer(model, prompts=ids)) for model in self.models])
 
     def _constraints(self, ids: Int[Tensor, "B P"], config: GenerationConfig) -> Constraints:
         """What may follow these prompts; the last new token needs no position."""
-        bound = min(config.max_length, last_position(self.model) + 1 - ids.size(1))
+        bound = min(config.max_length, last_position(*self.models) + 1 - ids.size(1))
         return Constraints(ids.new_full((len(ids),), bound), eos_id=self.tokenizer.eos_id, suppressed=self.suppressed)
 
     def _warn(self, outputs: list[list[Output]], config: GenerationConfig) -> None:
@@ -144,7 +150,7 @@ class Generator:
         short = [any(not o.finished and len(o.tokens) < config.max_length for o in texts) for texts in outputs]
         if any(short):
             told = "text stopped after %d of %d prompts, where the model's positions end (max_positions=%d)"
-            logger.warning(told, sum(short), len(outputs), last_position(self.model))
+            logger.warning(told, sum(short), len(outputs), last_position(*self.models))
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
         """Ids to go on from: at least one, with BOS where every text begins with it, and as many as there is room."""
@@ -153,7 +159,7 @@ class Generator:
             ids = [start, *ids]
         if not ids:
             (ids,) = self.tokenizer.encode(["\n"])
-        limit = last_position(self.model)
+        limit = last_position(*self.models)
         if len(ids) > limit:
             kept = max(limit // 2, limit + 1 - max_length, 1)
             logger.warning("a prompt of %d tokens was cut to its last %d (max_positions=%d)", len(ids), kept, limit)

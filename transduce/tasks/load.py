@@ -1,11 +1,15 @@
 """A run directory as something one calls: text or sound in, text out."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from transduce.config import from_dict
+from transduce.data.speech.features import FeatureExtractor
+from transduce.data.text.tokenizer import Tokenizer
+from transduce.data.text.tokenizers import same_tokens
 from transduce.model.config import Tokens
 from transduce.model.packed import pack
 from transduce.run import CONFIG, Run, load_model, load_run
@@ -17,19 +21,77 @@ from transduce.tasks.translate import Translator
 
 KindT = TypeVar("KindT", Translator, Transcriber, Generator, FillMask)
 
+Directories = Path | str | Sequence[Path | str]
+"""One run, or those of an ensemble."""
+
 
 def load(
-    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Directories, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Translator | Transcriber | Generator | FillMask:
     """Load a run directory as what it was trained to be; it searches as the run's own configuration says.
+
+    Several runs are an ensemble, which searches as the first one says: what a token adds to a hypothesis is the mean of
+    the log-probabilities that their models give it. They must read and write the same tokens.
 
     The weights are converted to `dtype`: bfloat16 is faster, and its outputs differ a little. They cannot be trained;
     `load_model` gives weights that can.
 
     Raises:
-        ValueError: the directory is not a whole run.
+        ValueError: a directory is not a whole run, or runs do not go together.
     """
-    directory = Path(directory)
+    first, *rest = paths(directory)
+    found = _load(first, device, dtype)
+    others = [_load(each, device, dtype) for each in rest]
+    for path, other in zip(rest, others, strict=True):
+        _check_together(first, found, path, other)
+    if others:
+        if isinstance(found, FillMask):
+            raise ValueError(f"an ensemble writes text, but {first} {KINDS[FillMask][1]}; name one run")
+        found.models = tuple(each.model for each in (found, *others))
+    return found
+
+
+def paths(directory: Directories) -> list[Path]:
+    """The runs of an ensemble, or the only one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = [Path(each) for each in ([directory] if isinstance(directory, Path | str) else directory)]
+    if not found:
+        raise ValueError("load takes a run directory, or several as an ensemble, but got none")
+    return found
+
+
+def _check_together(first: Path, one: object, path: Path, other: object) -> None:
+    """Raise ValueError unless two runs can be one ensemble: they do the same, and read and write the same."""
+    if type(one) is not type(other):
+        raise ValueError(
+            f"the runs of an ensemble must do the same, but {first} {KINDS[type(one)][1]}, and {path} "
+            f"{KINDS[type(other)][1]}"
+        )
+    for name in ("tokenizer", "source_tokenizer"):
+        a, b = getattr(one, name, None), getattr(other, name, None)
+        if isinstance(a, Tokenizer) and isinstance(b, Tokenizer) and not same_tokens(a, b):
+            raise ValueError(
+                f"the runs of an ensemble must have the same {name}, but {path} has another than {first}; train one with "
+                "--tokenizer and the file of the other"
+            )
+    if isinstance(one, Transcriber) and isinstance(other, Transcriber) and not _same_features(one, other):
+        raise ValueError(
+            f"the runs of an ensemble must have the same features of sound, but those of {first} and {path} differ; "
+            "train one with --start-from the other"
+        )
+    if isinstance(one, Generator) and isinstance(other, Generator) and one.model.vocab_size != other.model.vocab_size:
+        raise ValueError(
+            "the models of an ensemble must have equally many tokens, but "
+            f"{first} has {one.model.vocab_size} and {path} {other.model.vocab_size}"
+        )
+
+
+def _load(
+    directory: Path, device: torch.device | str, dtype: torch.dtype
+) -> Translator | Transcriber | Generator | FillMask:
     run = load_run(directory)
     if run.target_tokenizer is None:
         raise ValueError(f"text needs a tokenizer to come out, but {directory} has none")
@@ -60,6 +122,15 @@ def own_decoding(directory: Path, run: Run) -> SearchConfig:
     return from_dict(SearchConfig, run.experiment.get("decoding", {}), f"decoding in {directory / CONFIG}")
 
 
+def _same_features(one: Transcriber, other: Transcriber) -> bool:
+    """Whether sound becomes the same frames for both."""
+    a, b = one.feature_extractor, other.feature_extractor
+    if a.config != b.config or not isinstance(a, FeatureExtractor) or not isinstance(b, FeatureExtractor):
+        return a.config == b.config
+    pairs = ((a.mean, b.mean), (a.std, b.std))
+    return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
+
+
 def _check_ends(directory: Path, run: Run) -> None:
     """Raise ValueError unless the tokenizers mark where a text begins and ends."""
     for tokenizer in filter(None, (run.source_tokenizer, run.target_tokenizer)):
@@ -82,7 +153,7 @@ KINDS: dict[type, tuple[str, str]] = {
 
 
 def load_as(
-    kind: type[KindT], directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    kind: type[KindT], directory: Directories, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> KindT:
     """Load a run directory where only one kind of run will do.
 
@@ -91,12 +162,12 @@ def load_as(
     """
     found = load(directory, device, dtype)
     if not isinstance(found, kind):
-        raise ValueError(f"{KINDS[kind][0]}, but {directory} {KINDS[type(found)][1]}")
+        raise ValueError(f"{KINDS[kind][0]}, but {paths(directory)[0]} {KINDS[type(found)][1]}")
     return found
 
 
 def load_translator(
-    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Directories, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Translator:
     """Load a run of text to text, as `load` does.
 
@@ -107,7 +178,7 @@ def load_translator(
 
 
 def load_transcriber(
-    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Directories, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Transcriber:
     """Load a run of speech to text, as `load` does.
 
@@ -118,7 +189,7 @@ def load_transcriber(
 
 
 def load_generator(
-    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Directories, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Generator:
     """Load a run of language modelling, as `load` does.
 

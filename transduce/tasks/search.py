@@ -1,7 +1,7 @@
 """How to search, and the search itself: from what flows into a model to the token ids that come out."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -48,8 +48,6 @@ def model_scorers(
 ) -> list[tuple[float, Scorer]]:
     """What judges the outputs of one encoder-decoder model, with weights that sum to 1: attention, and CTC beside it.
 
-    An ensemble is the lists of several models, each weight divided by their number, as one list.
-
     Raises:
         ValueError: ctc_weight is not 0, but the model has no CTC head, or the tokenizer no padding to be its blank.
     """
@@ -91,33 +89,43 @@ def search(
 
 
 @torch.inference_mode()
+def shared(n: int, scorers: Iterable[tuple[float, Scorer]]) -> list[tuple[float, Scorer]]:
+    """The scorers of an ensemble of n models: each model has the weight 1 / n."""
+    return [(weight / n, scorer) for weight, scorer in scorers]
+
+
 def search_sources(
-    model: Transformer,
+    models: Sequence[Transformer],
     source: Shaped[Tensor, "B S *F"],
     lengths: Int[Tensor, " B"],
     config: SearchConfig,
     tokenizer: Tokenizer,
 ) -> list[list[Hypothesis]]:
-    """The n best hypotheses that an encoder-decoder model has for every source, best first.
+    """The n best hypotheses that encoder-decoder models have for every source, best first.
 
     Args:
+        models: several are an ensemble: what a token adds to a hypothesis is the mean of their log-probabilities.
         tokenizer: that of the target, which says what begins and ends a text.
 
     Raises:
         ValueError: CTC is to be heard, but the model has no CTC head, or the tokenizer no padding to be its blank.
     """
     bos, eos = tokenizer.required("bos_id", "eos_id")
-    memory = model.encode(source.to(model.device), lengths.to(model.device))
-    assert memory.lengths is not None
-    bounds = length_bounds(memory.lengths, config.length_ratio, config.length_extra, limit=last_position(model))
+    memories = [model.encode(source.to(model.device), lengths.to(model.device)) for model in models]
+    assert memories[0].lengths is not None
+    limit = last_position(*models)
+    bounds = length_bounds(memories[0].lengths, config.length_ratio, config.length_extra, limit=limit)
     starts, ngram = bounds.new_full((len(bounds), 1), bos), config.no_repeat_ngram
     constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, no_repeat_ngram=ngram)
-    return search(model_scorers(model, memory, tokenizer, config.ctc_weight), starts, constraints, config)
+    pairs = zip(models, memories, strict=True)
+    scorers = [each for pair in pairs for each in model_scorers(*pair, tokenizer, config.ctc_weight)]
+    return search(shared(len(models), scorers), starts, constraints, config)
 
 
-def last_position(model: Transformer) -> int:
-    """How many positions a sequence may have: learned ones end, others do not."""
-    return model.config.max_positions if model.config.positions == "learned" else sys.maxsize
+def last_position(*models: Transformer) -> int:
+    """How many positions a sequence may have in all of these models: learned ones end, others do not."""
+    configs = [model.config for model in models]
+    return min([config.max_positions for config in configs if config.positions == "learned"], default=sys.maxsize)
 
 
 def in_batches(

@@ -93,6 +93,7 @@ class Transcriber(ForcedDecoding[Audio]):
         decoding: SearchConfig | None = None,
     ) -> None:
         self.model, self.tokenizer, self.feature_extractor = model, tokenizer, feature_extractor
+        self.models = (model,)
         self.decoding = decoding or SearchConfig()
         """How to search where nothing else is said."""
 
@@ -247,7 +248,7 @@ class Transcriber(ForcedDecoding[Audio]):
     def _search(self, frames: list[Float[Tensor, "_ F"]], config: SearchConfig) -> list[list[Hypothesis]]:
         source, lengths = pad_frames(frames)
         source = source.to(next(self.model.parameters()).dtype)
-        return search_sources(self.model, source, lengths, config, self.tokenizer)
+        return search_sources(self.models, source, lengths, config, self.tokenizer)
 
     def _frames(
         self, audio: Audio, path: Path | str, decoding: SearchConfig
@@ -284,7 +285,8 @@ class Transcriber(ForcedDecoding[Audio]):
             except ValueError as error:
                 raise ValueError(f"{path} cannot be transcribed: {error}") from error
         n_frames = max(len(frames) for _, _, frames in found)
-        n_positions, limit = self.model.config.frames.out_lengths(n_frames), last_position(self.model)
+        n_positions = max(model.config.frames.out_lengths(n_frames) for model in self.models)
+        limit = last_position(*self.models)
         if n_positions > limit:
             raise ValueError(
                 f"{path} cannot be transcribed: the model's learned positions end at {limit}, but "

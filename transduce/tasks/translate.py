@@ -28,6 +28,7 @@ class Translator(ForcedDecoding[str]):
         decoding: SearchConfig | None = None,
     ) -> None:
         self.model, self.source_tokenizer, self.tokenizer = model, source_tokenizer, target_tokenizer
+        self.models = (model,)
         self.decoding = decoding or SearchConfig()
         """How to search where nothing else is said."""
 
@@ -77,7 +78,7 @@ class Translator(ForcedDecoding[str]):
         parted: list[int] = []
 
         def search(batch: list[int]) -> list[list[Hypothesis]]:
-            return search_sources(self.model, *pad([rows[row][1] for row in batch], 0), config, self.tokenizer)
+            return search_sources(self.models, *pad([rows[row][1] for row in batch], 0), config, self.tokenizer)
 
         for row, hypotheses in in_batches([len(ids) for _, ids in rows], config.batch_tokens, search):
             i = rows[row][0]
@@ -108,7 +109,7 @@ class Translator(ForcedDecoding[str]):
         A line that is longer than split_length has a second way, by its sentences; if it is longer than
         max_source_length, that is the only one. A text that is still too long is cut, with a warning.
         """
-        limit = min(config.max_source_length, last_position(self.model))
+        limit = min(config.max_source_length, last_position(*self.models))
         spoken = [i for i, line in enumerate(lines) if line.strip()]
         found = {}
         for i, whole in zip(spoken, self.source_tokenizer.encode([lines[i] for i in spoken]), strict=True):
