@@ -31,6 +31,8 @@ Runs = Annotated[
     ),
 ]
 
+LM = Annotated[Path | None, arg(metavar="LM", help_behavior_hint="")]
+
 OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
 
 Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
@@ -49,7 +51,7 @@ class Machine:
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 is faster where the hardware has it; a few outputs change."""
 
-    def load(self, kind: type[KindT], run: Path) -> KindT:
+    def load(self, kind: type[KindT], run: Path, lm: Path | None = None) -> KindT:
         """The run as something one calls.
 
         Raises:
@@ -58,7 +60,7 @@ class Machine:
         from transduce.device import dtype_of
         from transduce.tasks.load import load_as
 
-        return load_as(kind, each_run(run), self.device, dtype_of(self.precision))
+        return load_as(kind, each_run(run), self.device, dtype_of(self.precision), lm=lm)
 
 
 def each_run(runs: Path) -> list[Path]:
@@ -102,6 +104,14 @@ def with_options(own: SearchConfig, options: object) -> SearchConfig:
     greedy = named.pop("greedy")
     found = own.changed(**named)
     return found.greedy() if greedy else found
+
+
+def check_lm(lm: Path | None, decoding: SearchConfig) -> None:
+    """Raise ValueError where there is a language model, but no weight for it, or a weight without one."""
+    if (lm is None) == (decoding.lm_weight > 0):
+        raise ValueError(
+            f"--lm and --lm-weight go together, but lm={lm} and lm_weight={decoding.lm_weight}; try --lm LM --lm-weight 0.3"
+        )
 
 
 @contextmanager

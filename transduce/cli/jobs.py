@@ -38,6 +38,7 @@ class Job(ABC):
 
     run: Path
     machine: Machine
+    lm: Path | None = None
 
     UNIT: ClassVar[str]
     """What progress counts."""
@@ -77,6 +78,8 @@ class Job(ABC):
             "n_inputs": len(items),
             "inputs": names,
         }
+        if self.lm is not None:
+            own["lm"] = run_fingerprint(self.lm)
         return {**plain, **own}
 
     def head(self, key: dict[str, Any], share: Share, items: Iterable[Any]) -> Head:

@@ -28,6 +28,7 @@ COMMANDS = {
     "score per": ("score:score_per", "Phone error rate."),
     "score comet": ("score:score_comet", "COMET of translations, which reads their sources too."),
     "score perplexity": ("generate:score_perplexity", "Perplexity of a text by a language model."),
+    "tokenize": ("tokenize:tokenize", "Write lines as a run's tokens: the text of n-gram models for --lm."),
     "merge": ("parts:merge", "Join the parts of an output that several machines made."),
     "describe": ("describe:describe", "Tell what a run directory holds: model, tokenizers, training, scores."),
     "average": ("average:average_checkpoints", "Make the mean of checkpoints the run's finished model."),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import soundfile
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import STDIN, Machine, Runs, each_run, search_options, with_options
+from transduce.cli.common import LM, STDIN, Machine, Runs, check_lm, each_run, search_options, with_options
 from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.speech.manifest import manifest_audio
@@ -51,6 +51,7 @@ def transcribe(
     *,
     microphone: Annotated[bool, arg(help_behavior_hint="")] = False,
     format: Format = "text",
+    lm: LM = None,
     search: Annotated[Any, arg(constructor=Search)],
     machine: Machine,
     division: Division,
@@ -67,6 +68,8 @@ def transcribe(
             'transduce[microphone]').
         format: text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment, none for a
             file that cannot be used. json: an object per file and line. srt: subtitles of one file.
+        lm: A language model beside the run: for words and phrases that its training lacked. Another run, of the same
+            tokenizer, or an ARPA file of n-grams whose words are its tokens, as transduce tokenize writes them.
     """
     if microphone == bool(files):
         raise ValueError(
@@ -81,9 +84,10 @@ def transcribe(
     from transduce.tasks.load import own_decoding
 
     decoding = with_options(own_decoding(first := each_run(run)[0], load_run(first)), search)
+    check_lm(lm, decoding)
     if microphone:
         given.append(_recorded())
-    carry_out(Transcription(run=run, machine=machine, decoding=decoding, format=format), given, division)
+    carry_out(Transcription(run=run, lm=lm, machine=machine, decoding=decoding, format=format), given, division)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +120,7 @@ class Transcription(Job):
         """Load the transcriber."""
         from transduce.tasks.transcribe import Transcriber
 
-        return partial(self._rows, self.machine.load(Transcriber, self.run))
+        return partial(self._rows, self.machine.load(Transcriber, self.run, self.lm))
 
     def _rows(self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress) -> Rows:
         rows = ["audio\tstart\tstop\tscore\ttext\n"] * (self.format == "tsv" and start == 0)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import (
+    LM,
     STDIN,
     Machine,
     Runs,
+    check_lm,
     chunks,
     each_run,
     lines_or_errors,
@@ -36,6 +38,7 @@ def translate(
     *,
     scores: bool = False,
     interactive: Annotated[bool, arg(help_behavior_hint="")] = False,
+    lm: LM = None,
     search: Annotated[Any, arg(constructor=Search)],
     machine: Machine,
     division: Division,
@@ -47,6 +50,8 @@ def translate(
     Args:
         files: Text to translate, plain or .gz, one after the other; - is standard input, as is none.
         scores: Put the score (log-probability over length penalty) and a tab before each translation.
+        lm: A language model beside the run: for words and phrases that its training lacked. Another run, of the same
+            target tokenizer, or an ARPA file of n-grams whose words are its tokens, as transduce tokenize writes them.
         interactive: Ask for a line, translate it at once, and ask again; Ctrl-D ends.
     """
     if interactive:
@@ -55,7 +60,8 @@ def translate(
     from transduce.tasks.load import own_decoding
 
     decoding = with_options(own_decoding(first := each_run(run)[0], load_run(first)), search)
-    job = Translation(run=run, machine=machine, decoding=decoding, scores=scores)
+    check_lm(lm, decoding)
+    job = Translation(run=run, lm=lm, machine=machine, decoding=decoding, scores=scores)
     if interactive:
         work = job.load()
         return interact(lambda line, number: print(work(number, [line], lambda *_: None).text, end="", flush=True))
@@ -80,7 +86,7 @@ class Translation(Job):
         """Load the translator."""
         from transduce.tasks.translate import Translator
 
-        return partial(self._rows, self.machine.load(Translator, self.run))
+        return partial(self._rows, self.machine.load(Translator, self.run, self.lm))
 
     def _rows(self, translator: "Translator", start: int, items: list[str | ValueError], progress: Progress) -> Rows:
         lines = [item if isinstance(item, str) else "" for item in items]

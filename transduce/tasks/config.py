@@ -40,6 +40,9 @@ class SearchConfig:
     training sets it to half of the silence that it put around its recordings."""
     ctc_weight: float = 0.0
     """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC head."""
+    lm_weight: float = 0.0
+    """Weight of a language model beside the run, as --lm and td.load(RUN, lm=...) name one; 0.1 to 0.5 where there is much
+    more text than the run was trained on."""
     no_repeat_ngram: int = 0
     """No n-gram of this many tokens comes out twice; 0 = off."""
 
@@ -47,7 +50,7 @@ class SearchConfig:
         within("[1, 1000]", beam_size=self.beam_size)
         at_least(1, batch_tokens=self.batch_tokens, max_source_length=self.max_source_length)
         within("[1, 1000000]", length_extra=self.length_extra)
-        at_least(0, no_repeat_ngram=self.no_repeat_ngram, alpha=self.alpha)
+        at_least(0, no_repeat_ngram=self.no_repeat_ngram, alpha=self.alpha, lm_weight=self.lm_weight)
         within("[0, 1000]", length_ratio=self.length_ratio)
         at_least(0, split_length=self.split_length, min_seconds=self.min_seconds, margin=self.margin)
         at_least(1.0, max_seconds=self.max_seconds)

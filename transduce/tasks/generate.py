@@ -73,7 +73,7 @@ class Generator:
             ids = torch.tensor([rows[i] for i in numbers], device=self.model.device)
             rngs = [config.rng(first_prompt + i, k) for i in numbers for k in samples]
             sampling, constraints = Sampling.of(config), self._constraints(ids, config)
-            hypotheses = search(self._scorers(ids), ids, constraints, config.search, sampling=sampling, rngs=rngs)
+            hypotheses = search(self.scorers(ids), ids, constraints, config.search, sampling=sampling, rngs=rngs)
             for i, found in zip(numbers, hypotheses, strict=True):
                 for h in found:
                     text = TextStream(self.tokenizer, rows[i]).add(h.tokens, last=True)
@@ -103,7 +103,7 @@ class Generator:
             )
         row, n_tokens = self.encode(prompt, config.max_length), 0
         text, ids = TextStream(self.tokenizer, row), torch.tensor([row], device=self.model.device)
-        scorer, constraints = combined(self._scorers(ids)), self._constraints(ids, config)
+        scorer, constraints = combined(self.scorers(ids)), self._constraints(ids, config)
         rngs = [config.rng(prompt_number, text_number)]
         sampler = Sampler(scorer, ids, constraints, sampling=Sampling.of(config), rngs=rngs)
         while sampler.running:
@@ -136,7 +136,7 @@ class Generator:
             found.append(TokenScores(self.tokenizer.tokens(ids[1:].tolist()), torch.stack(each).mean(dim=0).cpu()))
         return found
 
-    def _scorers(self, ids: Int[Tensor, "B P"]) -> list[tuple[float, Scorer]]:
+    def scorers(self, ids: Int[Tensor, "B P"]) -> list[tuple[float, Scorer]]:
         """What judges how these prompts go on."""
         return shared(len(self.models), [(1.0, ModelScorer(model, prompts=ids)) for model in self.models])
 

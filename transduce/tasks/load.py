@@ -1,6 +1,7 @@
 """A run directory as something one calls: text or sound in, text out."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -8,14 +9,18 @@ import torch
 
 from transduce.config import from_dict
 from transduce.data.speech.features import FeatureExtractor
+from transduce.data.text.corpus import each_line
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.data.text.tokenizers import same_tokens
+from transduce.decode.joint import combined
+from transduce.decode.ngram import NGrams, NGramScorer
 from transduce.model.config import Tokens
 from transduce.model.packed import pack
 from transduce.run import CONFIG, Run, load_model, load_run
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
+from transduce.tasks.search import LanguageModel, last_position
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
@@ -26,12 +31,19 @@ Directories = Path | str | Sequence[Path | str]
 
 
 def load(
-    directory: Directories, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Directories,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    lm: Path | str | None = None,
 ) -> Translator | Transcriber | Generator | FillMask:
     """Load a run directory as what it was trained to be; it searches as the run's own configuration says.
 
     Several runs are an ensemble, which searches as the first one says: what a token adds to a hypothesis is the mean of
     the log-probabilities that their models give it. They must read and write the same tokens.
+
+    A language model may stand beside what translates or transcribes (shallow fusion), where `lm_weight` is not 0: a run
+    with the same target tokenizer, or an ARPA file of n-grams of its tokens.
 
     The weights are converted to `dtype`: bfloat16 is faster, and its outputs differ a little. They cannot be trained;
     `load_model` gives weights that can.
@@ -48,7 +60,40 @@ def load(
         if isinstance(found, FillMask):
             raise ValueError(f"an ensemble writes text, but {first} {KINDS[FillMask][1]}; name one run")
         found.models = tuple(each.model for each in (found, *others))
+    if lm is not None:
+        if not isinstance(found, Translator | Transcriber):
+            raise ValueError(
+                f"a language model stands beside what translates or transcribes, but {first} {KINDS[type(found)][1]}"
+            )
+        found.lm = load_lm(Path(lm), first, found, device, dtype)
     return found
+
+
+def load_lm(
+    path: Path, run: Path, beside: Translator | Transcriber, device: torch.device | str, dtype: torch.dtype
+) -> LanguageModel:
+    """The language model of a run directory, or of an ARPA file of n-grams, that stands beside another run.
+
+    Raises:
+        ValueError: it is neither, or it has other tokens.
+    """
+    tokenizer, target_device = beside.tokenizer, beside.model.device
+    bos, eos = tokenizer.required("bos_id", "eos_id")
+    if path.is_file():
+        try:
+            tokens = tokenizer.tokens(range(tokenizer.vocab_size))
+            ngrams = NGrams(each_line(path), tokens, bos_id=bos, eos_id=eos, device=target_device)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        return LanguageModel(partial(NGramScorer, ngrams))
+    generator = load_generator(path, device, dtype)
+    if not same_tokens(tokenizer, generator.tokenizer) or generator.model.vocab_size != beside.model.vocab_size:
+        raise ValueError(
+            f"a language model must have the tokens of the run that it stands beside, but {path} has others than {run}; train it "
+            "with --tokenizer and the target's tokenizer file of that run"
+        )
+    start = torch.tensor([[bos]], device=target_device)
+    return LanguageModel(lambda n: combined(generator.scorers(start.expand(n, 1))), last_position(*generator.models))
 
 
 def paths(directory: Directories) -> list[Path]:
@@ -153,39 +198,52 @@ KINDS: dict[type, tuple[str, str]] = {
 
 
 def load_as(
-    kind: type[KindT], directory: Directories, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    kind: type[KindT],
+    directory: Directories,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    lm: Path | str | None = None,
 ) -> KindT:
     """Load a run directory where only one kind of run will do.
 
     Raises:
         ValueError: something else was trained there.
     """
-    found = load(directory, device, dtype)
+    found = load(directory, device, dtype, lm=lm)
     if not isinstance(found, kind):
         raise ValueError(f"{KINDS[kind][0]}, but {paths(directory)[0]} {KINDS[type(found)][1]}")
     return found
 
 
 def load_translator(
-    directory: Directories, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Directories,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    lm: Path | str | None = None,
 ) -> Translator:
     """Load a run of text to text, as `load` does.
 
     Raises:
         ValueError: something else was trained there, or the directory is not a whole run.
     """
-    return load_as(Translator, directory, device, dtype)
+    return load_as(Translator, directory, device, dtype, lm=lm)
 
 
 def load_transcriber(
-    directory: Directories, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Directories,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    lm: Path | str | None = None,
 ) -> Transcriber:
     """Load a run of speech to text, as `load` does.
 
     Raises:
         ValueError: something else was trained there, or the directory is not a whole run.
     """
-    return load_as(Transcriber, directory, device, dtype)
+    return load_as(Transcriber, directory, device, dtype, lm=lm)
 
 
 def load_generator(

@@ -43,6 +43,16 @@ class Output:
     """False: cut at the bound on its length."""
 
 
+@dataclass(frozen=True)
+class LanguageModel:
+    """What judges texts alone, beside the models that write them (shallow fusion)."""
+
+    begin: Callable[[int], Scorer]
+    """The scorer of so many texts at their beginning."""
+    max_length: int = sys.maxsize
+    """How many tokens a text may have."""
+
+
 def model_scorers(
     model: Transformer, memory: Memory, tokenizer: Tokenizer, ctc_weight: float = 0.0
 ) -> list[tuple[float, Scorer]]:
@@ -100,26 +110,37 @@ def search_sources(
     lengths: Int[Tensor, " B"],
     config: SearchConfig,
     tokenizer: Tokenizer,
+    lm: LanguageModel | None = None,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses that encoder-decoder models have for every source, best first.
 
     Args:
         models: several are an ensemble: what a token adds to a hypothesis is the mean of their log-probabilities.
         tokenizer: that of the target, which says what begins and ends a text.
+        lm: what has the weight `config.lm_weight` beside the models, which have 1 together.
 
     Raises:
-        ValueError: CTC is to be heard, but the model has no CTC head, or the tokenizer no padding to be its blank.
+        ValueError: CTC is to be heard, but the model has no CTC head, or the tokenizer no padding to be its blank; or a
+            language model, but there is none.
     """
+    if config.lm_weight and lm is None:
+        raise ValueError(
+            f"lm_weight needs a language model, but lm_weight={config.lm_weight} and none is loaded; name one with --lm, or "
+            "td.load(RUN, lm=...)"
+        )
     bos, eos = tokenizer.required("bos_id", "eos_id")
     memories = [model.encode(source.to(model.device), lengths.to(model.device)) for model in models]
     assert memories[0].lengths is not None
-    limit = last_position(*models)
+    limit = min(last_position(*models), lm.max_length if lm and config.lm_weight else sys.maxsize)
     bounds = length_bounds(memories[0].lengths, config.length_ratio, config.length_extra, limit=limit)
     starts, ngram = bounds.new_full((len(bounds), 1), bos), config.no_repeat_ngram
     constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, no_repeat_ngram=ngram)
     pairs = zip(models, memories, strict=True)
     scorers = [each for pair in pairs for each in model_scorers(*pair, tokenizer, config.ctc_weight)]
-    return search(shared(len(models), scorers), starts, constraints, config)
+    scorers = shared(len(models), scorers)
+    if lm is not None and config.lm_weight:
+        scorers.append((config.lm_weight, lm.begin(len(bounds))))
+    return search(scorers, starts, constraints, config)
 
 
 def last_position(*models: Transformer) -> int:

@@ -23,7 +23,15 @@ from transduce.decode.hypothesis import Hypothesis
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
-from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
+from transduce.tasks.search import (
+    LanguageModel,
+    Output,
+    check_list,
+    in_batches,
+    last_position,
+    outputs_of,
+    search_sources,
+)
 
 logger = logging.getLogger("transduce")
 
@@ -94,6 +102,8 @@ class Transcriber(ForcedDecoding[Audio]):
     ) -> None:
         self.model, self.tokenizer, self.feature_extractor = model, tokenizer, feature_extractor
         self.models = (model,)
+        self.lm: LanguageModel | None = None
+        """What judges the texts beside the models, where `lm_weight` is not 0."""
         self.decoding = decoding or SearchConfig()
         """How to search where nothing else is said."""
 
@@ -248,7 +258,7 @@ class Transcriber(ForcedDecoding[Audio]):
     def _search(self, frames: list[Float[Tensor, "_ F"]], config: SearchConfig) -> list[list[Hypothesis]]:
         source, lengths = pad_frames(frames)
         source = source.to(next(self.model.parameters()).dtype)
-        return search_sources(self.models, source, lengths, config, self.tokenizer)
+        return search_sources(self.models, source, lengths, config, self.tokenizer, self.lm)
 
     def _frames(
         self, audio: Audio, path: Path | str, decoding: SearchConfig

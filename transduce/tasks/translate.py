@@ -12,7 +12,15 @@ from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
-from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
+from transduce.tasks.search import (
+    LanguageModel,
+    Output,
+    check_list,
+    in_batches,
+    last_position,
+    outputs_of,
+    search_sources,
+)
 
 logger = logging.getLogger("transduce")
 
@@ -29,6 +37,8 @@ class Translator(ForcedDecoding[str]):
     ) -> None:
         self.model, self.source_tokenizer, self.tokenizer = model, source_tokenizer, target_tokenizer
         self.models = (model,)
+        self.lm: LanguageModel | None = None
+        """What judges the texts beside the models, where `lm_weight` is not 0."""
         self.decoding = decoding or SearchConfig()
         """How to search where nothing else is said."""
 
@@ -78,7 +88,9 @@ class Translator(ForcedDecoding[str]):
         parted: list[int] = []
 
         def search(batch: list[int]) -> list[list[Hypothesis]]:
-            return search_sources(self.models, *pad([rows[row][1] for row in batch], 0), config, self.tokenizer)
+            return search_sources(
+                self.models, *pad([rows[row][1] for row in batch], 0), config, self.tokenizer, self.lm
+            )
 
         for row, hypotheses in in_batches([len(ids) for _, ids in rows], config.batch_tokens, search):
             i = rows[row][0]
