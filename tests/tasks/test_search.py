@@ -94,7 +94,8 @@ def test_more_outputs_widen_the_beam():
         own.changed(nbest=2)
     assert str(error.value) == (
         "a search setting must be one of beam_size, alpha, n_best, batch_tokens, length_ratio, length_extra, "
-        "max_source_length, split_length, max_seconds, min_seconds, margin, ctc_weight, lm_weight, no_repeat_ngram, but it is 'nbest'"
+        "max_source_length, split_length, max_seconds, min_seconds, margin, ctc_weight, lm_weight, no_repeat_ngram, beam_groups, diversity, "
+        "sample, temperature, top_k, top_p, seed, mbr, but it is 'nbest'"
     )
 
 

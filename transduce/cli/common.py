@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeVar, get_args, get_type_hints
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -13,7 +13,7 @@ from tyro.conf import Fixed, Suppress, arg
 
 from transduce.data.text.corpus import decode_line, raw_lines
 from transduce.data.text.parallel import blocks
-from transduce.tasks.config import SearchConfig
+from transduce.tasks.config import NOT_GREEDY, SearchConfig
 
 if TYPE_CHECKING:
     from transduce.tasks.load import KindT
@@ -85,9 +85,12 @@ def search_options(*, without: Collection[str] = ()) -> Any:
     """
     options: list[tuple[str, Any, Any]] = [("greedy", Annotated[bool, arg(help=GREEDY, help_behavior_hint="")], False)]
     for name, kind in get_type_hints(SearchConfig).items():
-        offered: Any = Annotated[kind | None, arg(metavar=kind.__name__.upper(), help_behavior_hint="(the run's)")]
+        metavar = f"{{{','.join(get_args(kind))}}}" if get_args(kind) else kind.__name__.upper()
+        offered: Any = Annotated[kind | None, arg(metavar=metavar, help_behavior_hint="(the run's)")]
+        if kind is bool:
+            offered = Annotated[bool, arg(help_behavior_hint="")]
         hidden: Any = Annotated[kind | None, Suppress, Fixed]
-        options.append((name, hidden if name in without else offered, None))
+        options.append((name, hidden if name in without else offered, False if kind is bool else None))
     namespace = {"__doc__": "The run's own configuration decides what is not named here.", "__post_init__": _unchecked}
     return make_dataclass(
         "SearchOptions", options, bases=(SearchConfig,), namespace=namespace, frozen=True, kw_only=True
@@ -100,8 +103,10 @@ def _unchecked(self: object) -> None:
 
 def with_options(own: SearchConfig, options: object) -> SearchConfig:
     """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
-    named = {name: value for name, value in vars(options).items() if value is not None}
-    greedy = named.pop("greedy")
+    named = {name: value for name, value in vars(options).items() if value is not None and value is not False}
+    greedy = named.pop("greedy", False)
+    if greedy and (others := [f"--{name.replace('_', '-')}" for name in named if name in NOT_GREEDY]):
+        raise ValueError(f"--greedy takes the likeliest token each time, so leave it or {', '.join(others)} out")
     found = own.changed(**named)
     return found.greedy() if greedy else found
 

@@ -125,7 +125,7 @@ class Transcription(Job):
     def _rows(self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress) -> Rows:
         rows = ["audio\tstart\tstop\tscore\ttext\n"] * (self.format == "tsv" and start == 0)
         errors = []
-        for sounds in _chunks(transcriber.read(files, self.decoding)):
+        for sounds in _chunks(transcriber.read(files, self.decoding, first_sound=start)):
             progress(0, sum(len(sound.segments) - 1 for sound in sounds))
             found = transcriber.transcripts(sounds, self.decoding, progress=lambda n, _: progress(n, 0))
             rows += map(WRITE[self.format], found)

@@ -1,12 +1,15 @@
 """The configuration of a search and of a generation. Both are read without torch."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from transduce.config import at_least, within
+from transduce.config import at_least, check_choices, divides, within
 from transduce.decode.config import SamplingConfig
+
+NOT_GREEDY = ("beam_groups", "sample", "temperature", "top_k", "top_p", "mbr")
+"""Fields of SearchConfig that greedy search leaves at their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +21,7 @@ class SearchConfig:
     alpha: float = 0.6
     """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
     n_best: int = 1
-    """Outputs per source, best first."""
+    """Outputs per source, best first; samples in the order in which they are drawn."""
     batch_tokens: int = 2048
     """Source positions per batch, padding included. It changes speed and memory, never the output."""
     length_ratio: float = 2.0
@@ -46,6 +49,26 @@ class SearchConfig:
     no_repeat_ngram: int = 0
     """No n-gram of this many tokens comes out twice; 0 = off."""
 
+    beam_groups: int = 1
+    """Parts of the beam, each of which prefers other tokens than those before it (diverse beam search): for n_best outputs
+    that differ in more than a word. It divides beam_size."""
+    diversity: float = 0.5
+    """How strongly they do: what a token costs, in nats, for each hypothesis of an earlier group that has just taken it."""
+    sample: bool = False
+    """Draw n_best outputs at random, by their probability, instead of searching for the likeliest: for variety, as in
+    back-translation, or for mbr."""
+    temperature: float = 1.0
+    """In sampling, what the scores are divided by: below 1 safer, above 1 bolder."""
+    top_k: int = 0
+    """In sampling, draw among the k likeliest tokens; 0 = all."""
+    top_p: float = 1.0
+    """In sampling, draw among the fewest tokens that have this probability together; 1 = all."""
+    seed: int = 0
+    """Seed of what is drawn. Sample k of a source depends on it and on the number of the source, not on its neighbours."""
+    mbr: Literal["none", "bleu", "chrf", "wer", "cer"] = "none"
+    """Output what agrees best, by this measure, with all beam_size hypotheses, or samples: minimum Bayes risk, where the
+    likeliest output is not the best one, as it often cuts or drops. Its scores are expected values of the measure."""
+
     def __post_init__(self) -> None:
         within("[1, 1000]", beam_size=self.beam_size)
         at_least(1, batch_tokens=self.batch_tokens, max_source_length=self.max_source_length)
@@ -56,6 +79,33 @@ class SearchConfig:
         at_least(1.0, max_seconds=self.max_seconds)
         within("[0, 1]", ctc_weight=self.ctc_weight)
         within(f"[1, {self.beam_size}]", n_best=self.n_best)
+        divides(beam_size=self.beam_size, beam_groups=self.beam_groups)
+        at_least(0, diversity=self.diversity, top_k=self.top_k, seed=self.seed)
+        within("(0, inf)", temperature=self.temperature)
+        within("(0, 1]", top_p=self.top_p)
+        check_choices(self)
+        drawn = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        if not self.sample and tuple(drawn.values()) != (1.0, 0, 1.0):
+            told = ", ".join(f"{name}={value}" for name, value in drawn.items())
+            raise ValueError(f"temperature, top_k and top_p are of sampling, but {told} and sample=False; add sample")
+        if self.sample and self.beam_groups > 1:
+            raise ValueError(
+                f"a sample has no beam, but sample=True and beam_groups={self.beam_groups}; leave one of them out"
+            )
+        if self.mbr != "none" and self.beam_size == 1:
+            raise ValueError(
+                f"mbr={self.mbr} chooses among beam_size hypotheses or samples, but beam_size=1; try beam_size=32 and sample"
+            )
+
+    @property
+    def n_candidates(self) -> int:
+        """How many hypotheses a search gives: n_best, or what minimum Bayes risk chooses among."""
+        return self.n_best if self.mbr == "none" else self.beam_size
+
+    def rngs(self, source: int, part: int = 0) -> list[np.random.Generator]:
+        """What the samples of a source, or of a part of it, are drawn with; none where nothing is."""
+        ks = range(self.n_candidates if self.sample else 0)
+        return [np.random.default_rng((self.seed, source, part, k)) for k in ks]
 
     def changed(self, **settings: Any) -> "SearchConfig":
         """The same with other settings. A beam too narrow for n_best becomes as wide, unless beam_size is named too.
@@ -73,7 +123,8 @@ class SearchConfig:
 
     def greedy(self) -> "SearchConfig":
         """The same, but searched greedily."""
-        return replace(self, beam_size=1, n_best=1)
+        off: dict[str, Any] = {each.name: each.default for each in fields(self) if each.name in NOT_GREEDY}
+        return replace(self, beam_size=1, n_best=1, **off)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +137,11 @@ class GenerationConfig(SamplingConfig):
     """More than 1: beam search, which draws nothing."""
     alpha: float = 0.6
     """In beam search, the exponent of the length penalty ((5 + length) / 6)^alpha, over new tokens."""
+    beam_groups: int = 1
+    """Parts of the beam, each of which prefers other tokens than those before it (diverse beam search): for n texts that
+    differ in more than a word. It divides beam_size."""
+    diversity: float = 0.5
+    """How strongly they do: what a token costs, in nats, for each text of an earlier group that has just taken it."""
     seed: int = 0
     """Seed of all that is drawn."""
     n: int = 1
@@ -95,7 +151,8 @@ class GenerationConfig(SamplingConfig):
 
     def __post_init__(self) -> None:
         at_least(1, max_length=self.max_length, beam_size=self.beam_size, n=self.n, batch_size=self.batch_size)
-        at_least(0, alpha=self.alpha, seed=self.seed)
+        at_least(0, alpha=self.alpha, seed=self.seed, diversity=self.diversity)
+        divides(beam_size=self.beam_size, beam_groups=self.beam_groups)
         super().__post_init__()
         sampling = {each.name: getattr(self, each.name) for each in fields(SamplingConfig)}
         if self.beam_size > 1 and (SamplingConfig(**sampling) != SamplingConfig() or self.n > self.beam_size):
@@ -113,7 +170,13 @@ class GenerationConfig(SamplingConfig):
     @property
     def search(self) -> SearchConfig:
         """The part that is beam search."""
-        return SearchConfig(beam_size=self.beam_size, alpha=self.alpha, n_best=min(self.n, self.beam_size))
+        return SearchConfig(
+            beam_size=self.beam_size,
+            alpha=self.alpha,
+            n_best=min(self.n, self.beam_size),
+            beam_groups=self.beam_groups,
+            diversity=self.diversity,
+        )
 
     def rng(self, i: int, k: int) -> np.random.Generator:
         """What text k of prompt i is drawn with."""

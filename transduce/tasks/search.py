@@ -83,15 +83,23 @@ def search(
     Args:
         scorers: pairs of weight and scorer (see decode/joint.py), all with B sentences.
         config: its beam and length penalty; not what `constraints` says.
-        sampling: how to draw, where beam_size is 1, and without log-probabilities; without it, the likeliest token is
-            taken each time.
+        sampling: how to draw, where beam_size is 1 or `config.sample`, and only in that case with log-probabilities;
+            without it, the likeliest token is taken each time.
         rngs: n for every sentence, to draw with.
     """
     scorer = combined(scorers)
-    if config.beam_size > 1:
-        size, n_best = config.beam_size, config.n_best
-        return beam_search(scorer, prompts, constraints, beam_size=size, alpha=config.alpha, n_best=n_best)
-    alpha = config.alpha if sampling is None else None
+    if config.beam_size > 1 and not config.sample:
+        return beam_search(
+            scorer,
+            prompts,
+            constraints,
+            beam_size=config.beam_size,
+            alpha=config.alpha,
+            n_best=config.n_candidates,
+            groups=config.beam_groups,
+            diversity=config.diversity,
+        )
+    alpha = config.alpha if sampling is None or config.sample else None
     sampling = sampling or Sampling(temperature=0.0)
     found = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs, alpha=alpha).run()
     n = max(1, len(found) // max(1, len(prompts)))
@@ -111,13 +119,15 @@ def search_sources(
     config: SearchConfig,
     tokenizer: Tokenizer,
     lm: LanguageModel | None = None,
+    rngs: Sequence[np.random.Generator] = (),
 ) -> list[list[Hypothesis]]:
-    """The n best hypotheses that encoder-decoder models have for every source, best first.
+    """The n best hypotheses that encoder-decoder models have for every source, best first, or samples as they are drawn.
 
     Args:
         models: several are an ensemble: what a token adds to a hypothesis is the mean of their log-probabilities.
         tokenizer: that of the target, which says what begins and ends a text.
         lm: what has the weight `config.lm_weight` beside the models, which have 1 together.
+        rngs: `config.rngs` of every source, to draw with.
 
     Raises:
         ValueError: CTC is to be heard, but the model has no CTC head, or the tokenizer no padding to be its blank; or a
@@ -140,7 +150,10 @@ def search_sources(
     scorers = shared(len(models), scorers)
     if lm is not None and config.lm_weight:
         scorers.append((config.lm_weight, lm.begin(len(bounds))))
-    return search(scorers, starts, constraints, config)
+    sampling = (
+        Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p) if config.sample else None
+    )
+    return search(scorers, starts, constraints, config, sampling=sampling, rngs=rngs)
 
 
 def last_position(*models: Transformer) -> int:

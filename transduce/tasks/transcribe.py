@@ -19,10 +19,11 @@ from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.segments import segments
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.tokenizer import Tokenizer
-from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.hypothesis import Hypothesis, loops
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
+from transduce.tasks.risk import chosen
 from transduce.tasks.search import (
     LanguageModel,
     Output,
@@ -34,9 +35,6 @@ from transduce.tasks.search import (
 )
 
 logger = logging.getLogger("transduce")
-
-LOOP = 24
-"""So many tokens of nothing but repetition are a loop: more than anybody's "zero zero zero" has."""
 
 BLOCK = 4
 """What looped is searched again without any n-gram of so many tokens coming twice."""
@@ -60,6 +58,8 @@ class Sound:
     """The file; of samples, what messages call them."""
     segments: list[tuple[float, float, Float[Tensor, "_ F"]]]
     error: str = ""
+    number: int = 0
+    """Which sound of all it is; what is drawn depends on it."""
 
     @property
     def seconds(self) -> float:
@@ -138,11 +138,14 @@ class Transcriber(ForcedDecoding[Audio]):
         config = (decoding or self.decoding).changed(**settings)
         return self.transcripts(list(self.read(sounds, config)), config, progress=progress)
 
-    def read(self, sounds: Sequence[Audio], decoding: SearchConfig) -> Iterator[Sound]:
+    def read(self, sounds: Sequence[Audio], decoding: SearchConfig, *, first_sound: int = 0) -> Iterator[Sound]:
         """One sound after the other, each when it is asked for, cut into segments of at most `decoding.max_seconds`.
 
         A sound of nothing but digital silence is named by a warning, and so is what is shorter than half of
         `min_seconds`. If max_seconds is above the run's own, a warning says that the run knows no such segments.
+
+        Args:
+            first_sound: the number of sounds[0], where these are a part of all sounds.
         """
         if self.decoding.max_seconds < decoding.max_seconds < WHOLE:
             logger.warning(
@@ -154,7 +157,7 @@ class Transcriber(ForcedDecoding[Audio]):
         for number, audio in enumerate(sounds, start=1):
             path = _name(audio, f"sound {number}")
             try:
-                sound = Sound(path, self._frames(audio, path, decoding))
+                sound = Sound(path, self._frames(audio, path, decoding), "", first_sound + number - 1)
             except ValueError as error:
                 sound = Sound(path, [], str(error))
             if sound.segments and not any(len(frames) for _, _, frames in sound.segments):
@@ -189,14 +192,16 @@ class Transcriber(ForcedDecoding[Audio]):
         """
         config = (decoding or self.decoding).changed(**settings)
         heard: list[tuple[int, float, float, Tensor]] = []
+        parts: list[tuple[int, int]] = []
         for i, sound in enumerate(sounds):
-            for start, stop, frames in sound.segments:
+            for part, (start, stop, frames) in enumerate(sound.segments):
                 if len(frames):
                     heard.append((i, start, stop, frames))
+                    parts.append((sound.number, part))
                 else:
                     yield i, Segment(start, stop, [Output("")] * config.n_best)
         names = [f"{sounds[i].path} from {start:.1f} s" for i, start, _, _ in heard]
-        for row, outputs in self._decode([frames for *_, frames in heard], config, names):
+        for row, outputs in self._decode([frames for *_, frames in heard], config, names, parts):
             i, start, stop, _ = heard[row]
             yield i, Segment(start, stop, outputs)
 
@@ -224,11 +229,18 @@ class Transcriber(ForcedDecoding[Audio]):
 
     def decode(self, frames: Sequence[Float[Tensor, "_ F"]], decoding: SearchConfig) -> list[list[Output]]:
         """The n best texts of every utterance, in order; what loops is searched again, as a warning tells."""
-        found = dict(self._decode(frames, decoding, [f"utterance {i}" for i in range(len(frames))]))
+        names, parts = (
+            zip(*((f"utterance {i}", (i, 0)) for i in range(len(frames))), strict=True) if frames else ((), ())
+        )
+        found = dict(self._decode(frames, decoding, names, parts))
         return [found[row] for row in range(len(frames))]
 
     def _decode(
-        self, frames: Sequence[Float[Tensor, "_ F"]], config: SearchConfig, names: Sequence[str]
+        self,
+        frames: Sequence[Float[Tensor, "_ F"]],
+        config: SearchConfig,
+        names: Sequence[str],
+        parts: Sequence[tuple[int, int]],
     ) -> Iterator[tuple[int, list[Output]]]:
         """The number of an utterance and its n best texts, as batches finish.
 
@@ -238,27 +250,31 @@ class Transcriber(ForcedDecoding[Audio]):
         looped: list[int] = []
 
         def search(rows: list[int]) -> list[list[Hypothesis]]:
-            found = self._search([frames[row] for row in rows], config)
+            found = self._search([frames[row] for row in rows], config, [parts[row] for row in rows])
             again = [i for i, hypotheses in enumerate(found) if not config.no_repeat_ngram and loops(hypotheses[0])]
             if again:
                 looped.extend(rows[i] for i in again)
-                blocked = self._search([frames[rows[i]] for i in again], replace(config, no_repeat_ngram=BLOCK))
+                blocking, numbers = replace(config, no_repeat_ngram=BLOCK), [parts[rows[i]] for i in again]
+                blocked = self._search([frames[rows[i]] for i in again], blocking, numbers)
                 for i, hypotheses in zip(again, blocked, strict=True):
                     found[i] = hypotheses
             return found
 
         lengths = [self.model.config.frames.out_lengths(len(each)) for each in frames]
         for row, hypotheses in in_batches(lengths, config.batch_tokens, search):
-            yield row, outputs_of(self.tokenizer, hypotheses, config.n_best)
+            yield row, chosen(outputs_of(self.tokenizer, hypotheses, config.n_candidates), config)
         if looped:
             which = ", ".join(names[i] for i in sorted(looped)[:5]) + ", ..." * (len(looped) > 5)
             told = "came out as a loop, or without an end, and were searched again with repetition blocked"
             logger.warning("%d of %d utterances %s: %s", len(looped), len(frames), told, which)
 
-    def _search(self, frames: list[Float[Tensor, "_ F"]], config: SearchConfig) -> list[list[Hypothesis]]:
+    def _search(
+        self, frames: list[Float[Tensor, "_ F"]], config: SearchConfig, parts: list[tuple[int, int]]
+    ) -> list[list[Hypothesis]]:
         source, lengths = pad_frames(frames)
         source = source.to(next(self.model.parameters()).dtype)
-        return search_sources(self.models, source, lengths, config, self.tokenizer, self.lm)
+        rngs = [rng for part in parts for rng in config.rngs(*part)]
+        return search_sources(self.models, source, lengths, config, self.tokenizer, self.lm, rngs)
 
     def _frames(
         self, audio: Audio, path: Path | str, decoding: SearchConfig
@@ -317,20 +333,3 @@ def _name(audio: Audio, number: str) -> Path | str:
         return Path(audio)
     name = getattr(audio, "name", None) if isinstance(audio, BufferedIOBase) else None
     return name if isinstance(name, str) else number
-
-
-def loops(hypothesis: Hypothesis) -> bool:
-    """Did the search not end by itself, or does a span come three times in a row or more, LOOP tokens in all?"""
-    tokens = hypothesis.tokens
-    return not hypothesis.finished or any(
-        _longest_repetition(tokens, period) >= max(3 * period, LOOP) for period in range(1, len(tokens) // 3 + 1)
-    )
-
-
-def _longest_repetition(tokens: list[int], period: int) -> int:
-    """The most tokens in a row of which each is the one `period` before it; 0 where there is none."""
-    longest = run = 0
-    for before, token in zip(tokens, tokens[period:], strict=False):
-        run = run + 1 if token == before else 0
-        longest = max(longest, run)
-    return longest + period if longest else 0

@@ -12,6 +12,7 @@ from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
+from transduce.tasks.risk import chosen
 from transduce.tasks.search import (
     LanguageModel,
     Output,
@@ -83,23 +84,24 @@ class Translator(ForcedDecoding[str]):
         config = (decoding or self.decoding).changed(**settings)
         ways = self._ways(lines, config, first_line)
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
-        rows = [(i, ids) for i, each in ways.items() for way in each for ids in way]
+        texts = {i: [ids for way in each for ids in way] for i, each in ways.items()}
+        rows = [(i, part, ids) for i, each in texts.items() for part, ids in enumerate(each)]
         found: dict[int, dict[int, list[Output]]] = {i: {} for i in ways}
         parted: list[int] = []
 
         def search(batch: list[int]) -> list[list[Hypothesis]]:
-            return search_sources(
-                self.models, *pad([rows[row][1] for row in batch], 0), config, self.tokenizer, self.lm
-            )
+            source, lengths = pad([rows[row][2] for row in batch], 0)
+            rngs = [rng for i, part, _ in map(rows.__getitem__, batch) for rng in config.rngs(first_line - 1 + i, part)]
+            return search_sources(self.models, source, lengths, config, self.tokenizer, self.lm, rngs)
 
-        for row, hypotheses in in_batches([len(ids) for _, ids in rows], config.batch_tokens, search):
+        for row, hypotheses in in_batches([len(ids) for *_, ids in rows], config.batch_tokens, search):
             i = rows[row][0]
-            found[i][row] = outputs_of(self.tokenizer, hypotheses, config.n_best)
-            if len(found[i]) == sum(map(len, ways[i])):
+            found[i][row] = outputs_of(self.tokenizer, hypotheses, config.n_candidates)
+            if len(found[i]) == len(texts[i]):
                 each = iter([found[i][row] for row in sorted(found[i])])
                 best, n_parts = likeliest([list(islice(each, len(way))) for way in ways[i]], config.alpha)
                 parted += [first_line + i] * (n_parts > 1)
-                yield i, best
+                yield i, chosen(best, config)
         if any(len(way) > 1 for each in ways.values() for way in each):
             which = ", ".join(map(str, sorted(parted)[:5])) + ", ..." * (len(parted) > 5)
             told = "%d of %d lines, having more than %d tokens (split_length), were translated sentence by sentence: %s"
