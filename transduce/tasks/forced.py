@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from transduce.data.batch import bucket, pad, pad_frames
 from transduce.data.text.tokenizers import Tokenizer
+from transduce.decode.hypothesis import length_penalty
 from transduce.decode.scorer import at_least_float32
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Memory, Transformer
-from transduce.tasks.search import SearchConfig, check_list, last_position
+from transduce.tasks.search import Output, SearchConfig, check_list, last_position
 
 InputT = TypeVar("InputT")
 
@@ -127,6 +128,34 @@ class ForcedDecoding(ABC, Generic[InputT]):
             TokenScores(self.tokenizer.tokens(row), torch.stack(each).mean(dim=0))
             for row, each in zip(targets, found, strict=True)
         ]
+
+    def rerank(
+        self,
+        inputs: Sequence[InputT],
+        lists: Sequence[Sequence[Output]],
+        *,
+        weight: float = 1.0,
+        own_weight: float = 1.0,
+    ) -> list[list[Output]]:
+        """Outputs of every input, such as another run's n best, by their score times own_weight plus this run's times weight.
+
+        This run's score of a text is its log-probability over the length penalty of `decoding.alpha`.
+
+        Returns:
+            The outputs with these scores, the best first; else they stay as they are.
+
+        Raises:
+            ValueError: as for `score`.
+        """
+        rows = [
+            (row, given, output) for row, (given, each) in enumerate(zip(inputs, lists, strict=True)) for output in each
+        ]
+        scores = self.score([given for _, given, _ in rows], [output.text for *_, output in rows])
+        found: list[list[Output]] = [[] for _ in inputs]
+        for (row, _, output), each in zip(rows, scores, strict=True):
+            own = each.log_prob / length_penalty(len(each.tokens), self.decoding.alpha)
+            found[row].append(replace(output, score=own_weight * output.score + weight * own))
+        return [sorted(outputs, key=lambda output: -output.score) for outputs in found]
 
     @torch.no_grad()
     def align(self, inputs: Sequence[InputT], texts: Sequence[str]) -> list[Alignment]:
