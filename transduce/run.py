@@ -51,6 +51,7 @@ MAY_CHANGE = (
     "cache.",
     "workers.",
     "decoding.",
+    "generation.",
     "model.recompute.",
     "training.data_workers.",
     "training.max_updates.",

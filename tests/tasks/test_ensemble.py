@@ -124,7 +124,7 @@ def test_the_command_line_takes_runs_with_a_comma_between(command, runs, tmp_pat
 def test_what_is_kept_of_an_output_belongs_to_all_runs_of_the_ensemble(runs, tmp_path, capsys):
     (tmp_path / "in.txt").write_text("\n".join(ENGLISH[:2]) + "\n")
     both, out = ",".join(map(str, runs["text"])), tmp_path / "out"
-    words = [str(tmp_path / "in.txt"), "--output", str(out), "--part", "1/2", *CPU, "--greedy"]
+    words = [str(tmp_path / "in.txt"), "--output", str(out), "--part", "1/2", *CPU, "--greedy", "--length-ratio", "0"]
     assert main(["translate", both, *words]) == 0
     assert main(["translate", both.split(",")[0], *words]) == 2
     assert "was made with other settings: run: " in capsys.readouterr().err

@@ -133,7 +133,18 @@ def test_a_kept_output_belongs_to_its_language_model(text, tmp_path, capsys):
     config = (second / "config.json").read_text()
     (second / "config.json").write_text(config.replace('"dropout": 0.0', '"dropout": 0.1'))
     (tmp_path / "in.txt").write_text(ENGLISH[0] + "\n")
-    words = ["translate", str(text), str(tmp_path / "in.txt"), "--output", str(tmp_path / "out"), "--part", "1/1", *CPU]
+    words = [
+        "translate",
+        str(text),
+        str(tmp_path / "in.txt"),
+        "--output",
+        str(tmp_path / "out"),
+        "--part",
+        "1/1",
+        *CPU,
+        "--length-ratio",
+        "0",
+    ]
     assert main([*words, "--greedy", "--lm", str(first), "--lm-weight", "1"]) == 0
     assert main([*words, "--greedy", "--lm", str(second), "--lm-weight", "1"]) == 2
     assert "was made with other settings: lm: " in capsys.readouterr().err
