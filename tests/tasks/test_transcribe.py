@@ -21,8 +21,9 @@ from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.decode.hypothesis import Hypothesis
 from transduce.run import load_run
 from transduce.tasks.load import load_as
+from transduce.tasks.loops import loops
 from transduce.tasks.search import Output
-from transduce.tasks.transcribe import Segment, loops
+from transduce.tasks.transcript import Segment
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # no second search
 

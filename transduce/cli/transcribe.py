@@ -10,13 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import soundfile
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import STDIN, Machine, Run, search_options, with_options
+from transduce.cli.common import STDIN, Machine, Run, plain_output, search_options, with_options
 from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.speech.manifest import manifest_audio
@@ -24,14 +25,16 @@ from transduce.data.speech.microphone import check_microphone, record
 from transduce.tasks.config import SearchConfig
 
 if TYPE_CHECKING:
-    from transduce.tasks.transcribe import Audio, Sound, Transcriber, Transcript
+    from transduce.tasks.search import Output
+    from transduce.tasks.transcribe import Transcriber
+    from transduce.tasks.transcript import Audio, Sound, Transcript
 else:  # torch takes seconds to import, and --help does without
     Audio = Sound = Transcriber = Transcript = Any
 
 CHUNK = 600.0
 """Seconds of sound in memory at a time; the file that completes them may be longer."""
 
-Format = Literal["text", "tsv", "json", "srt"]
+Format = Literal["text", "tsv", "json", "srt", "vtt"]
 
 SOUND = re.compile(
     rb"RIFF|RIFX|RF64|riff|FORM|\.snd|dns\.|fLaC|OggS|ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]|caff|wvpk|\x1aE\xdf\xa3|....ftyp",
@@ -42,7 +45,7 @@ SOUND = re.compile(
 NO_NAME = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Bytes that no line of names holds."""
 
-Search = search_options(without=("n_best", "max_source_length", "split_length"))
+Search = search_options(without=("max_source_length", "split_length"))
 
 
 def transcribe(
@@ -51,6 +54,8 @@ def transcribe(
     *,
     microphone: Annotated[bool, arg(help_behavior_hint="")] = False,
     format: Format = "text",
+    word_times: Annotated[bool, arg(help_behavior_hint="")] = False,
+    token_scores: Annotated[bool, arg(help_behavior_hint="")] = False,
     search: Annotated[Any, arg(constructor=Search)],
     machine: Machine,
     division: Division,
@@ -66,7 +71,10 @@ def transcribe(
         microphone: Record until Enter or Ctrl-C, then transcribe that. Needs sounddevice (pip install
             'transduce[microphone]').
         format: text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment, none for a
-            file that cannot be used. json: an object per file and line. srt: subtitles of one file.
+            file that cannot be used. json: an object per file and line. srt, vtt: subtitles of one file.
+        word_times: When every word was said, and how sure CTC is of it, for captions that follow the voice or for finding
+            what to check: in json; in srt a subtitle is then one word, in vtt words light up. Needs a model with CTC.
+        token_scores: Put the log-probability of every token into json, to see where the model was unsure.
     """
     if microphone == bool(files):
         raise ValueError(
@@ -75,15 +83,30 @@ def transcribe(
     if microphone:
         check_microphone()
     given = list(_given(files))
-    if format == "srt" and not microphone and len(given) != 1:
+    if word_times and format not in ("json", "srt", "vtt"):
+        raise ValueError(f"times of words need --format json, srt or vtt, but it is {format}; add one of them")
+    if token_scores and format != "json":
+        raise ValueError(f"scores of tokens need --format json, but it is {format}; add --format json")
+    if format in ("srt", "vtt") and not microphone and len(given) != 1:
         raise ValueError(f"subtitles belong to one file, but {len(given)} were named; run it once for each")
     from transduce.run import load_run
     from transduce.tasks.load import own_decoding
 
-    decoding = with_options(own_decoding(run, load_run(run)), search)
+    found = load_run(run)
+    decoding = with_options(own_decoding(run, found), search)
+    if search.n_best and format != "json":
+        raise ValueError(f"several outputs need --format json, but it is {format}; leave out --n-best, or add it")
+    if word_times and found.experiment.get("ctc_weight") == 0:
+        raise ValueError(f"times of words come from CTC, but {run} was trained with ctc_weight=0; leave them out")
     if microphone:
         given.append(_recorded())
-    carry_out(Transcription(run=run, machine=machine, decoding=decoding, format=format), given, division)
+    carry_out(
+        Transcription(
+            run=run, machine=machine, decoding=decoding, format=format, word_times=word_times, token_scores=token_scores
+        ),
+        given,
+        division,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +119,8 @@ class Transcription(Job):
 
     decoding: SearchConfig
     format: Format
+    word_times: bool = False
+    token_scores: bool = False
 
     def name(self, item: Audio) -> str:
         """Its path; what has none is its content."""
@@ -119,11 +144,16 @@ class Transcription(Job):
         return partial(self._rows, self.machine.load(Transcriber, self.run))
 
     def _rows(self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress) -> Rows:
-        rows = ["audio\tstart\tstop\tscore\ttext\n"] * (self.format == "tsv" and start == 0)
+        from transduce.tasks.transcript import Details
+
+        details = Details(self.token_scores, self.word_times)
+        rows = [HEAD.get(self.format, "")] * (start == 0)
         errors = []
         for sounds in _chunks(transcriber.read(files, self.decoding)):
             progress(0, sum(len(sound.segments) - 1 for sound in sounds))
-            found = transcriber.transcripts(sounds, self.decoding, progress=lambda n, _: progress(n, 0))
+            found = transcriber.transcripts(
+                sounds, self.decoding, progress=lambda n, _: progress(n, 0), details=details
+            )
             rows += map(WRITE[self.format], found)
             errors += [_line(transcript.error) for transcript in found if transcript.error]
         return Rows("".join(rows), tuple(errors))
@@ -217,7 +247,8 @@ def _tsv(transcript: Transcript) -> str:
 
 def _json(transcript: Transcript) -> str:
     segments = [
-        {"start": round(p.start, 3), "stop": round(p.stop, 3), "score": p.outputs[0].score, "text": p.outputs[0].text}
+        {"start": round(p.start, 3), "stop": round(p.stop, 3), **plain_output(p.outputs[0])}
+        | ({"outputs": [plain_output(each) for each in p.outputs]} if len(p.outputs) > 1 else {})
         for p in transcript.segments
     ]
     plain: dict[str, object] = {"audio": _printable(transcript.path), "text": transcript.text, "segments": segments}
@@ -227,18 +258,42 @@ def _json(transcript: Transcript) -> str:
 
 
 def _srt(transcript: Transcript) -> str:
-    said = [piece for piece in transcript.segments if piece.outputs[0].text.strip()]
+    said = ((p.start, p.stop, p.outputs[0]) for p in transcript.segments if p.outputs[0].text.strip())
+    cues = [cue for start, stop, output in said for cue in _cues(start, stop, output)]
     return "".join(
-        f"{number}\n{_moment(piece.start)} --> {_moment(piece.stop)}\n{piece.outputs[0].text.strip()}\n\n"
-        for number, piece in enumerate(said, start=1)
+        f"{number}\n{_moment(start, ',')} --> {_moment(stop, ',')}\n{text}\n\n"
+        for number, (start, stop, text) in enumerate(cues, start=1)
     )
 
 
-def _moment(seconds: float) -> str:
-    """SubRip's hours:minutes:seconds,milliseconds."""
+def _cues(start: float, stop: float, output: "Output") -> list[tuple[float, float, str]]:
+    """A subtitle for every word whose times are known; else one."""
+    timed = [(w.start, w.stop, w.text) for w in output.words if w.start is not None and w.stop is not None]
+    return timed or [(start, stop, output.text.strip())]
+
+
+def _vtt(transcript: Transcript) -> str:
+    return "".join(
+        f"{_moment(p.start, '.')} --> {_moment(p.stop, '.')}\n{_lit(p.outputs[0])}\n\n"
+        for p in transcript.segments
+        if p.outputs[0].text.strip()
+    )
+
+
+def _lit(output: "Output") -> str:
+    """The text of a WebVTT cue, where every word has the moment at which it lights up, if that is known."""
+    if any(word.start is None for word in output.words) or not output.words:
+        return escape(output.text.strip(), quote=False)
+    return " ".join(f"<{_moment(word.start or 0.0, '.')}>{escape(word.text, quote=False)}" for word in output.words)
+
+
+def _moment(seconds: float, point: str) -> str:
+    """Hours:minutes:seconds and milliseconds behind a point: a comma in SubRip."""
     milliseconds = round(seconds * 1000)
     minutes, rest = divmod(milliseconds, 60_000)
-    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d},{rest % 1000:03d}"
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"
 
 
-WRITE = {"text": _text, "tsv": _tsv, "json": _json, "srt": _srt}
+WRITE = {"text": _text, "tsv": _tsv, "json": _json, "srt": _srt, "vtt": _vtt}
+HEAD = {"tsv": "audio\tstart\tstop\tscore\ttext\n", "vtt": "WEBVTT\n\n"}
+"""What the first row stands under."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -15,7 +15,8 @@ from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.scorer import at_least_float32
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Memory, Transformer
-from transduce.tasks.search import SearchConfig, check_list, last_position
+from transduce.tasks.search import Output, SearchConfig, check_list, last_position
+from transduce.tasks.words import TokenScores, words_of_text
 
 InputT = TypeVar("InputT")
 
@@ -24,21 +25,6 @@ Source = list[int] | Float[Tensor, "_ F"]
 
 ROWS = 512
 """Positions projected to the vocabulary at a time."""
-
-
-@dataclass(frozen=True)
-class TokenScores:
-    """How likely a given text is, token by token."""
-
-    tokens: list[str]
-    """The T tokens, readable, as the tokenizer cuts the text; the end is one of them where the model predicts it."""
-    log_probs: Float[Tensor, " T"]
-    """The natural log-probability of each, given the tokens before it, and the source if there is one."""
-
-    @property
-    def log_prob(self) -> float:
-        """The natural log-probability of the whole text."""
-        return float(self.log_probs.double().sum())
 
 
 @dataclass(frozen=True)
@@ -110,7 +96,10 @@ class ForcedDecoding(ABC, Generic[InputT]):
         Raises:
             ValueError: there are not as many texts as inputs, or one of either cannot be used.
         """
-        sources, targets = self._checked(inputs), self._targets(inputs, texts)
+        return self._token_scores(self._checked(inputs), self._targets(inputs, texts))
+
+    def _token_scores(self, sources: Sequence[Source], targets: Sequence[list[int]]) -> list[TokenScores]:
+        """The same of ids."""
         found: list[TokenScores] = [TokenScores([], torch.empty(0))] * len(sources)
         for rows, memory, target_in in self._forced(sources, targets):
             states = self.model.decoder_states(target_in, memory=memory)
@@ -141,6 +130,15 @@ class ForcedDecoding(ABC, Generic[InputT]):
                 )
         return [found[row] for row in range(len(sources))]
 
+    @torch.no_grad()
+    def with_token_scores(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
+        """The same outputs, n of every source, each with how likely its tokens are, and with the confidence of words."""
+        (eos,) = self.tokenizer.required("eos_id")
+        pairs = [(source, each) for source, some in zip(sources, outputs, strict=True) for each in some]
+        targets = [[*each.tokens, *[eos] * each.finished] for _, each in pairs]
+        scores = iter(self._token_scores([source for source, _ in pairs], targets))
+        return [[scored(self.tokenizer, each, next(scores)) for each in some] for some in outputs]
+
     def _checked(self, inputs: Sequence[InputT]) -> list[Source]:
         """The sources, none of them longer than learned positions."""
         sources, limit = self.sources(inputs), last_position(self.model)
@@ -161,7 +159,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
         return rows
 
     def _forced(
-        self, sources: list[Source], targets: list[list[int]]
+        self, sources: Sequence[Source], targets: Sequence[list[int]]
     ) -> Iterator[tuple[list[int], Memory, Int[Tensor, "B T"]]]:
         """Batch by batch: the numbers of the pairs, their memory, and what the decoder reads."""
         (bos,) = self.tokenizer.required("bos_id")
@@ -170,6 +168,11 @@ class ForcedDecoding(ABC, Generic[InputT]):
             memory = encoded(self.model, [sources[row] for row in rows])
             target_in, _ = pad([[bos, *targets[row][:-1]] for row in rows], 0)
             yield rows, memory, target_in.to(self.model.device)
+
+
+def scored(tokenizer: Tokenizer, output: Output, scores: TokenScores) -> Output:
+    """The same output with how likely its tokens are, and its words with their confidence."""
+    return replace(output, token_scores=scores, words=words_of_text(tokenizer, output.tokens, scores.log_probs))
 
 
 def encoder_states(model: Transformer, sources: Sequence[Source], batch_tokens: int) -> list[Float[Tensor, "_ D"]]:

@@ -3,13 +3,13 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BufferedIOBase
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,63 +23,16 @@ from transduce.decode.hypothesis import Hypothesis
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
+from transduce.tasks.loops import BLOCK, loops
 from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
+from transduce.tasks.transcript import Audio, Details, Segment, Sound, Transcript
+from transduce.tasks.word_times import WordTimes
+from transduce.tasks.words import Word
 
 logger = logging.getLogger("transduce")
 
-LOOP = 24
-"""So many tokens of nothing but repetition are a loop: more than anybody's "zero zero zero" has."""
-
-BLOCK = 4
-"""What looped is searched again without any n-gram of so many tokens coming twice."""
-
 WHOLE = 1e9
 """Seconds that no recording has, so that it stays in one piece."""
-
-Audio = Path | str | BufferedIOBase | tuple[np.ndarray | Tensor, int]
-"""A file, by its path or open; or samples with their rate in Hz: one channel of shape (n,), floats of which full scale
-is -1 ... 1, or integers of 16 or 32 bits."""
-
-
-@dataclass(frozen=True)
-class Sound:
-    """Sound that was read: start and stop in seconds, and the frames, of every segment; `error` tells why there is none.
-
-    A segment of digital silence has no frames: in constant ones a model hears whatever it likes.
-    """
-
-    path: Path | str
-    """The file; of samples, what messages call them."""
-    segments: list[tuple[float, float, Float[Tensor, "_ F"]]]
-    error: str = ""
-
-    @property
-    def seconds(self) -> float:
-        """How long it lasts."""
-        return self.segments[-1][1] if self.segments else 0.0
-
-
-@dataclass(frozen=True)
-class Segment:
-    """What was said between two moments, in seconds; n best outputs."""
-
-    start: float
-    stop: float
-    outputs: list[Output]
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """A sound as text; `error` tells why there is none."""
-
-    path: Path | str
-    segments: list[Segment]
-    error: str = ""
-
-    @property
-    def text(self) -> str:
-        """The best text of every segment, joined by spaces."""
-        return " ".join(text for segment in self.segments if (text := segment.outputs[0].text.strip()))
 
 
 class Transcriber(ForcedDecoding[Audio]):
@@ -114,6 +67,8 @@ class Transcriber(ForcedDecoding[Audio]):
         decoding: SearchConfig | None = None,
         *,
         progress: Callable[[int, int], object] | None = None,
+        token_scores: bool = False,
+        word_times: bool = False,
         **settings: Any,
     ) -> list[Transcript]:
         """Every sound with its segments; one that cannot be used has an error instead.
@@ -122,10 +77,15 @@ class Transcriber(ForcedDecoding[Audio]):
             decoding: how to search; the run's own way if not given.
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
             progress: called with 1 for every segment that is done, and the number of all segments.
+            token_scores: give every output the log-probabilities of its tokens.
+            word_times: give every output its words, with their times and confidence, by CTC.
+
+        Raises:
+            ValueError: times of words are asked for, but the model has no CTC head.
         """
         check_list(sounds, "transcribe takes a list of files")
-        config = (decoding or self.decoding).changed(**settings)
-        return self.transcripts(list(self.read(sounds, config)), config, progress=progress)
+        config, details = (decoding or self.decoding).changed(**settings), Details(token_scores, word_times)
+        return self.transcripts(list(self.read(sounds, config)), config, progress=progress, details=details)
 
     def read(self, sounds: Sequence[Audio], decoding: SearchConfig) -> Iterator[Sound]:
         """One sound after the other, each when it is asked for, cut into segments of at most `decoding.max_seconds`.
@@ -155,12 +115,17 @@ class Transcriber(ForcedDecoding[Audio]):
             yield sound
 
     def transcripts(
-        self, sounds: Sequence[Sound], decoding: SearchConfig, *, progress: Callable[[int, int], object] | None = None
+        self,
+        sounds: Sequence[Sound],
+        decoding: SearchConfig,
+        *,
+        progress: Callable[[int, int], object] | None = None,
+        details: Details | None = None,
     ) -> list[Transcript]:
         """What `transcribe` makes of sounds that were read."""
         found: list[list[Segment]] = [[] for _ in sounds]
         n_segments = sum(len(sound.segments) for sound in sounds)
-        for i, segment in self.stream(sounds, decoding):
+        for i, segment in self.stream(sounds, decoding, details=details):
             found[i].append(segment)
             if progress:
                 progress(1, n_segments)
@@ -170,7 +135,12 @@ class Transcriber(ForcedDecoding[Audio]):
         ]
 
     def stream(
-        self, sounds: Sequence[Sound], decoding: SearchConfig | None = None, **settings: Any
+        self,
+        sounds: Sequence[Sound],
+        decoding: SearchConfig | None = None,
+        *,
+        details: Details | None = None,
+        **settings: Any,
     ) -> Iterator[tuple[int, Segment]]:
         """The index of a sound that was read and a segment of it, as batches finish.
 
@@ -185,9 +155,24 @@ class Transcriber(ForcedDecoding[Audio]):
                 else:
                     yield i, Segment(start, stop, [Output("")] * config.n_best)
         names = [f"{sounds[i].path} from {start:.1f} s" for i, start, _, _ in heard]
-        for row, outputs in self._decode([frames for *_, frames in heard], config, names):
+        for row, outputs in self._decode([frames for *_, frames in heard], config, names, details):
             i, start, stop, _ = heard[row]
+            outputs = [replace(each, words=[word.later(start) for word in each.words]) for each in outputs]
             yield i, Segment(start, stop, outputs)
+
+    @torch.no_grad()
+    def words(self, sounds: Sequence[Audio], texts: Sequence[str]) -> list[list[Word]]:
+        """When each word of a given text is said in its sound, which is not cut, and how sure CTC is of it.
+
+        Raises:
+            ValueError: there are not as many texts as sounds, one of either cannot be used, or there is no CTC head.
+        """
+        sources, targets = self._checked(sounds), self._targets(sounds, texts)
+        words = self._words()
+        return [words(source, [ids[:-1]])[0] for source, ids in zip(sources, targets, strict=True)]
+
+    def _words(self) -> WordTimes:
+        return WordTimes(self.model, self.tokenizer, self.feature_extractor.config)
 
     def sources(self, inputs: Sequence[Audio]) -> list[Source]:
         """The frames of every sound, which is not cut.
@@ -217,7 +202,11 @@ class Transcriber(ForcedDecoding[Audio]):
         return [found[row] for row in range(len(frames))]
 
     def _decode(
-        self, frames: Sequence[Float[Tensor, "_ F"]], config: SearchConfig, names: Sequence[str]
+        self,
+        frames: Sequence[Float[Tensor, "_ F"]],
+        config: SearchConfig,
+        names: Sequence[str],
+        details: Details | None = None,
     ) -> Iterator[tuple[int, list[Output]]]:
         """The number of an utterance and its n best texts, as batches finish.
 
@@ -225,8 +214,9 @@ class Transcriber(ForcedDecoding[Audio]):
         tells how many, and names some.
         """
         looped: list[int] = []
+        words = self._words() if details and details.word_times else None
 
-        def search(rows: list[int]) -> list[list[Hypothesis]]:
+        def search(rows: list[int]) -> list[list[Output]]:
             found = self._search([frames[row] for row in rows], config)
             again = [i for i, hypotheses in enumerate(found) if not config.no_repeat_ngram and loops(hypotheses[0])]
             if again:
@@ -234,11 +224,14 @@ class Transcriber(ForcedDecoding[Audio]):
                 blocked = self._search([frames[rows[i]] for i in again], replace(config, no_repeat_ngram=BLOCK))
                 for i, hypotheses in zip(again, blocked, strict=True):
                     found[i] = hypotheses
-            return found
+            outputs = [outputs_of(self.tokenizer, hypotheses, config.n_best) for hypotheses in found]
+            heard = [frames[row] for row in rows]
+            if details and details.token_scores:
+                outputs = self.with_token_scores(heard, outputs)
+            return [words.added(*pair) for pair in zip(heard, outputs, strict=True)] if words else outputs
 
         lengths = [self.model.config.frames.out_lengths(len(each)) for each in frames]
-        for row, hypotheses in in_batches(lengths, config.batch_tokens, search):
-            yield row, outputs_of(self.tokenizer, hypotheses, config.n_best)
+        yield from in_batches(lengths, config.batch_tokens, search)
         if looped:
             which = ", ".join(names[i] for i in sorted(looped)[:5]) + ", ..." * (len(looped) > 5)
             told = "came out as a loop, or without an end, and were searched again with repetition blocked"
@@ -305,20 +298,3 @@ def _name(audio: Audio, number: str) -> Path | str:
         return Path(audio)
     name = getattr(audio, "name", None) if isinstance(audio, BufferedIOBase) else None
     return name if isinstance(name, str) else number
-
-
-def loops(hypothesis: Hypothesis) -> bool:
-    """Did the search not end by itself, or does a span come three times in a row or more, LOOP tokens in all?"""
-    tokens = hypothesis.tokens
-    return not hypothesis.finished or any(
-        _longest_repetition(tokens, period) >= max(3 * period, LOOP) for period in range(1, len(tokens) // 3 + 1)
-    )
-
-
-def _longest_repetition(tokens: list[int], period: int) -> int:
-    """The most tokens in a row of which each is the one `period` before it; 0 where there is none."""
-    longest = run = 0
-    for before, token in zip(tokens, tokens[period:], strict=False):
-        run = run + 1 if token == before else 0
-        longest = max(longest, run)
-    return longest + period if longest else 0

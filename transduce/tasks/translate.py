@@ -8,11 +8,12 @@ from typing import Any
 from transduce.data.batch import pad
 from transduce.data.text.sentences import sentences
 from transduce.data.text.tokenizer import Tokenizer
-from transduce.decode.hypothesis import Hypothesis, length_penalty
+from transduce.decode.hypothesis import length_penalty
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
 from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
+from transduce.tasks.words import joined
 
 logger = logging.getLogger("transduce")
 
@@ -42,6 +43,7 @@ class Translator(ForcedDecoding[str]):
         *,
         first_line: int = 1,
         progress: Callable[[int], object] | None = None,
+        token_scores: bool = False,
         **settings: Any,
     ) -> list[list[Output]]:
         """The n best translations of every line, best first.
@@ -51,22 +53,29 @@ class Translator(ForcedDecoding[str]):
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
             first_line: the number of lines[0], for warnings.
             progress: called with 1 for every line that is done.
+            token_scores: give every output the log-probabilities of its tokens and the confidence of its words.
         """
         outputs: dict[int, list[Output]] = {}
-        for i, found in self.stream(lines, decoding, first_line=first_line, **settings):
+        for i, found in self.stream(lines, decoding, first_line=first_line, token_scores=token_scores, **settings):
             outputs[i] = found
             if progress:
                 progress(1)
         return [outputs[i] for i in range(len(lines))]
 
     def stream(
-        self, lines: Sequence[str], decoding: SearchConfig | None = None, *, first_line: int = 1, **settings: Any
+        self,
+        lines: Sequence[str],
+        decoding: SearchConfig | None = None,
+        *,
+        first_line: int = 1,
+        token_scores: bool = False,
+        **settings: Any,
     ) -> Iterator[tuple[int, list[Output]]]:
         """The index of a line and its n best translations, as batches finish: blank lines first, then long lines.
 
         Args:
             first_line: the number of lines[0], for warnings.
-            settings: see `translate`.
+            token_scores, settings: see `translate`.
         """
         check_list(lines, "translate takes a list of lines")
         config = (decoding or self.decoding).changed(**settings)
@@ -76,12 +85,15 @@ class Translator(ForcedDecoding[str]):
         found: dict[int, dict[int, list[Output]]] = {i: {} for i in ways}
         parted: list[int] = []
 
-        def search(batch: list[int]) -> list[list[Hypothesis]]:
-            return search_sources(self.model, *pad([rows[row][1] for row in batch], 0), config, self.tokenizer)
+        def search(batch: list[int]) -> list[list[Output]]:
+            sources: list[Source] = [rows[row][1] for row in batch]
+            hypotheses = search_sources(self.model, *pad([rows[row][1] for row in batch], 0), config, self.tokenizer)
+            outputs = [outputs_of(self.tokenizer, each, config.n_best) for each in hypotheses]
+            return self.with_token_scores(sources, outputs) if token_scores else outputs
 
-        for row, hypotheses in in_batches([len(ids) for _, ids in rows], config.batch_tokens, search):
+        for row, outputs in in_batches([len(ids) for _, ids in rows], config.batch_tokens, search):
             i = rows[row][0]
-            found[i][row] = outputs_of(self.tokenizer, hypotheses, config.n_best)
+            found[i][row] = outputs
             if len(found[i]) == sum(map(len, ways[i])):
                 each = iter([found[i][row] for row in sorted(found[i])])
                 best, n_parts = likeliest([list(islice(each, len(way))) for way in ways[i]], config.alpha)
@@ -145,5 +157,6 @@ def _joined(parts: list[list[Output]], alpha: float) -> list[Output]:
         tokens, log_prob = [token for output in ranked for token in output.tokens], sum(o.log_prob for o in ranked)
         score = log_prob / length_penalty(len(tokens) + len(ranked), alpha)
         text, finished = " ".join(output.text for output in ranked), all(output.finished for output in ranked)
-        found.append(Output(text, log_prob, score, tokens, finished))
+        scores, words = joined([o.token_scores for o in ranked]), [word for o in ranked for word in o.words]
+        found.append(Output(text, log_prob, score, tokens, finished, scores, words))
     return found
