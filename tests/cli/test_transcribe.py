@@ -224,6 +224,32 @@ def test_words_have_the_times_of_the_tones_that_they_are(run, tmp_path):
     assert np.allclose([seconds(moment) for moment, _ in lit], [word["start"] for word in words], atol=0.0011)
 
 
+def test_a_stream_is_the_transcript_piece_by_piece_in_time(run, long, folder, tmp_path, capsys):
+    """Each segment is printed before the next ones are searched; bad sound is named, and the exit code is 1."""
+    soundfile.write(tmp_path / "a.wav", soundfile.read(long)[0][: 40 * RATE], RATE)
+    options = ["--max-seconds", "3", "--stream"]
+    for kind in ("srt", "vtt", "tsv"):
+        assert transcribe(run, [tmp_path / "a.wav"], "--format", kind, *options[:2]) == 0
+        want = capsys.readouterr().out
+        assert transcribe(run, [tmp_path / "a.wav"], "--format", kind, *options) == 0
+        assert capsys.readouterr().out == want and want.count("\n") > 10
+    with pytest.raises(SystemExit) as stop:
+        transcribe(run, [folder / "none.wav", tmp_path / "a.wav"], "--format", "json", *options)
+    out, err = capsys.readouterr()
+    assert stop.value.code == 1 and "none.wav cannot be read" in err and "1 of 2 files could not be" in err
+    pieces = [json.loads(line) for line in out.splitlines()]
+    assert [piece["start"] for piece in pieces] == sorted(piece["start"] for piece in pieces)
+    transcriber = load(run)
+    (sound_read,) = transcriber.read([tmp_path / "a.wav"], replace(transcriber.decoding, max_seconds=3.0))
+    searched, stream = [], transcriber.stream
+    transcriber.stream = lambda sounds, *rest, **more: searched.append(sounds) or stream(sounds, *rest, **more)
+    first = next(transcriber.in_order(sound_read, beam_size=1))
+    assert len(searched) == 1 < len(sound_read.segments) / 4
+    assert first.outputs[0].text == pieces[0]["text"]
+    assert transcribe(run, [long], "--stream", "--output", str(tmp_path / "out")) == 2
+    assert capsys.readouterr().err.endswith("so leave out --output, --workers and --part with --stream\n")
+
+
 def seconds(moment: str) -> float:
     """Of hours:minutes:seconds with a comma or a point."""
     hours, minutes, rest = moment.replace(",", ".").split(":")

@@ -17,8 +17,9 @@ from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.files import save_weights
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
+from transduce.tasks.translate import likeliest
 from transduce.tasks.word_times import boundaries, ctc_shares, ctc_spans
-from transduce.tasks.words import word_spans
+from transduce.tasks.words import WordAlignment, word_alignment, word_spans
 
 TEXTS = ["Ay  me. Größe, 東京 🙂 it's", "a", "", " "]
 
@@ -147,3 +148,35 @@ def test_vectors_have_words_too_and_no_ctc_is_refused(tmp_path):
             "times of words come from a CTC head, but this model has none; leave them out, or train with --model.ctc "
             "and --ctc-weight 0.5"
         )
+
+
+def test_words_align_with_what_their_tokens_look_at():
+    """By hand: two words of two tokens and one on each side, and an end. The layer that looks at few places is taken."""
+    look = [[0.3, 0.3, 0.3, 0.1], [0.1, 0.1, 0.2, 0.6], [0.2, 0.6, 0.1, 0.1], [0.0, 0.0, 0.0, 1.0]]
+    vague = [[0.25] * 4] * 4
+    spans = [("ab", 0, 2), ("c", 2, 3)], [("x", 0, 1), ("yz", 1, 3)]
+    found = word_alignment(torch.tensor([vague, look]), *spans)
+    assert (found.source, found.target, str(found)) == (["ab", "c"], ["x", "yz"], "0-0 0-1")
+    other = torch.tensor([look, vague])
+    other[0, 0] = torch.tensor([0.0, 0.0, 0.9, 0.1])
+    assert str(word_alignment(other, *spans)) == "1-0 0-1"
+    assert str(found.followed_by(WordAlignment(["d"], ["e"], [(0, 0)]))) == "0-0 0-1 2-2"
+    assert str(word_alignment(torch.zeros(1, 1, 1), [], [("x", 0, 1)])) == ""
+
+
+def test_alignments_stay_with_their_line_whatever_shares_the_batch(tmp_path):
+    """Also where a line is translated by its sentences, whose words are counted on."""
+    translator = td.load(random_run(tmp_path / "run"), dtype=torch.float64)
+    lines = ["", *ENGLISH[:4], "Print it. Close the green folder, please."]
+    config = td.SearchConfig(length_ratio=1.0, length_extra=3, beam_size=2)
+    together = translator.translate(lines, config, alignments=True)
+    assert together[0][0].alignment is None
+    for line, (output,) in list(zip(lines, together, strict=True))[1:]:
+        (alone,) = translator.translate([line], config, alignments=True)[0]
+        assert alone.alignment == output.alignment
+        assert output.alignment.source == line.split() and output.alignment.target == output.text.split()
+        assert [target for _, target in output.alignment.pairs] == list(range(len(output.text.split())))
+    parts = translator.translate(["Print it.", "Close the green folder, please."], config, alignments=True)
+    whole = likeliest([parts], alpha=0.6)[0][0].alignment
+    first, second = (outputs[0].alignment for outputs in parts)
+    assert whole.pairs == [*first.pairs, *((s + 2, t + len(first.target)) for s, t in second.pairs)]

@@ -98,6 +98,8 @@ def plain_output(output: "Output") -> dict[str, object]:
         found["tokens"] = [{"token": token, "log_prob": round(log_prob, 4)} for token, log_prob in pairs]
     if output.words:
         found["words"] = [_plain_word(word) for word in output.words]
+    if output.alignment:
+        found["alignment"] = [list(pair) for pair in output.alignment.pairs]
     return found
 
 

@@ -27,9 +27,9 @@ from transduce.tasks.config import SearchConfig
 if TYPE_CHECKING:
     from transduce.tasks.search import Output
     from transduce.tasks.transcribe import Transcriber
-    from transduce.tasks.transcript import Audio, Sound, Transcript
+    from transduce.tasks.transcript import Audio, Details, Segment, Sound, Transcript
 else:  # torch takes seconds to import, and --help does without
-    Audio = Sound = Transcriber = Transcript = Any
+    Audio = Details = Segment = Sound = Transcriber = Transcript = Any
 
 CHUNK = 600.0
 """Seconds of sound in memory at a time; the file that completes them may be longer."""
@@ -56,6 +56,7 @@ def transcribe(
     format: Format = "text",
     word_times: Annotated[bool, arg(help_behavior_hint="")] = False,
     token_scores: Annotated[bool, arg(help_behavior_hint="")] = False,
+    stream: Annotated[bool, arg(help_behavior_hint="")] = False,
     search: Annotated[Any, arg(constructor=Search)],
     machine: Machine,
     division: Division,
@@ -75,11 +76,15 @@ def transcribe(
         word_times: When every word was said, and how sure CTC is of it, for captions that follow the voice or for finding
             what to check: in json; in srt a subtitle is then one word, in vtt words light up. Needs a model with CTC.
         token_scores: Put the log-probability of every token into json, to see where the model was unsure.
+        stream: Print every segment as soon as it is transcribed, in the order in which they are heard, to follow a long
+            recording: in text a line each, in json an object each. The texts are the same.
     """
     if microphone == bool(files):
         raise ValueError(
             "name the files to transcribe, - for standard input (sound, or names of files), or --microphone alone"
         )
+    if stream and (division.output or division.workers or division.part):
+        raise ValueError("segments come on standard output, so leave out --output, --workers and --part with --stream")
     if microphone:
         check_microphone()
     given = list(_given(files))
@@ -100,13 +105,35 @@ def transcribe(
         raise ValueError(f"times of words come from CTC, but {run} was trained with ctc_weight=0; leave them out")
     if microphone:
         given.append(_recorded())
-    carry_out(
-        Transcription(
-            run=run, machine=machine, decoding=decoding, format=format, word_times=word_times, token_scores=token_scores
-        ),
-        given,
-        division,
+    job = Transcription(
+        run=run, machine=machine, decoding=decoding, format=format, word_times=word_times, token_scores=token_scores
     )
+    _stream(job, given) if stream else carry_out(job, given, division)
+
+
+def _stream(job: "Transcription", files: Sequence[Audio]) -> None:
+    """Print every segment as soon as it is there.
+
+    Raises:
+        SystemExit: with 1, at the end, if some files could not be used.
+    """
+    from transduce.tasks.transcribe import Transcriber
+    from transduce.tasks.transcript import Transcript
+
+    transcriber, n_bad, n_cues = job.machine.load(Transcriber, job.run), 0, 0
+    print(HEAD.get(job.format, ""), end="", flush=True)
+    for sound in transcriber.read(files, job.decoding):
+        if sound.error:
+            n_bad += 1
+            print(f"transduce: {_line(sound.error)}", file=sys.stderr)
+        for segment in transcriber.in_order(sound, job.decoding, details=job.details):
+            heard = Transcript(sound.path, [segment])
+            row = _srt(heard, n_cues) if job.format == "srt" else STREAM.get(job.format, WRITE[job.format])(heard)
+            n_cues += row.count(" --> ")
+            print(row, end="", flush=True)
+    if n_bad:
+        print(f"transduce: {n_bad} of {len(files)} {job.UNUSABLE}", file=sys.stderr)
+        raise SystemExit(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,16 +170,20 @@ class Transcription(Job):
 
         return partial(self._rows, self.machine.load(Transcriber, self.run))
 
-    def _rows(self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress) -> Rows:
+    @property
+    def details(self) -> Details:
+        """What outputs are given besides their text."""
         from transduce.tasks.transcript import Details
 
-        details = Details(self.token_scores, self.word_times)
+        return Details(self.token_scores, self.word_times)
+
+    def _rows(self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress) -> Rows:
         rows = [HEAD.get(self.format, "")] * (start == 0)
         errors = []
         for sounds in _chunks(transcriber.read(files, self.decoding)):
             progress(0, sum(len(sound.segments) - 1 for sound in sounds))
             found = transcriber.transcripts(
-                sounds, self.decoding, progress=lambda n, _: progress(n, 0), details=details
+                sounds, self.decoding, progress=lambda n, _: progress(n, 0), details=self.details
             )
             rows += map(WRITE[self.format], found)
             errors += [_line(transcript.error) for transcript in found if transcript.error]
@@ -246,23 +277,31 @@ def _tsv(transcript: Transcript) -> str:
 
 
 def _json(transcript: Transcript) -> str:
-    segments = [
-        {"start": round(p.start, 3), "stop": round(p.stop, 3), **plain_output(p.outputs[0])}
-        | ({"outputs": [plain_output(each) for each in p.outputs]} if len(p.outputs) > 1 else {})
-        for p in transcript.segments
-    ]
+    segments = [_plain(piece) for piece in transcript.segments]
     plain: dict[str, object] = {"audio": _printable(transcript.path), "text": transcript.text, "segments": segments}
     if transcript.error:
         plain["error"] = _printable(transcript.error)
     return json.dumps(plain, ensure_ascii=False) + "\n"
 
 
-def _srt(transcript: Transcript) -> str:
+def _plain(piece: Segment) -> dict[str, object]:
+    """A segment as JSON has it."""
+    found = {"start": round(piece.start, 3), "stop": round(piece.stop, 3), **plain_output(piece.outputs[0])}
+    several = [plain_output(each) for each in piece.outputs] if len(piece.outputs) > 1 else []
+    return {**found, "outputs": several} if several else found
+
+
+def _json_segments(transcript: Transcript) -> str:
+    plain = ({"audio": _printable(transcript.path), **_plain(piece)} for piece in transcript.segments)
+    return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in plain)
+
+
+def _srt(transcript: Transcript, before: int = 0) -> str:
     said = ((p.start, p.stop, p.outputs[0]) for p in transcript.segments if p.outputs[0].text.strip())
     cues = [cue for start, stop, output in said for cue in _cues(start, stop, output)]
     return "".join(
         f"{number}\n{_moment(start, ',')} --> {_moment(stop, ',')}\n{text}\n\n"
-        for number, (start, stop, text) in enumerate(cues, start=1)
+        for number, (start, stop, text) in enumerate(cues, start=before + 1)
     )
 
 
@@ -295,5 +334,7 @@ def _moment(seconds: float, point: str) -> str:
 
 
 WRITE = {"text": _text, "tsv": _tsv, "json": _json, "srt": _srt, "vtt": _vtt}
+STREAM = {"json": _json_segments}
+"""What a stream writes in another way."""
 HEAD = {"tsv": "audio\tstart\tstop\tscore\ttext\n", "vtt": "WEBVTT\n\n"}
 """What the first row stands under."""

@@ -16,7 +16,7 @@ from transduce.decode.scorer import at_least_float32
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.search import Output, SearchConfig, check_list, last_position
-from transduce.tasks.words import TokenScores, words_of_text
+from transduce.tasks.words import TokenScores, WordAlignment, word_alignment, word_spans, words_of_text
 
 InputT = TypeVar("InputT")
 
@@ -39,6 +39,8 @@ class Alignment:
     """Cross-attention by layer and head: row t is the look that token t was predicted with, and sums to 1."""
     seconds: float | None = None
     """The time from one source position to the next, if the source is sound; position s begins at s * seconds."""
+    words: WordAlignment | None = None
+    """Which source word each target word was written from; None of sound."""
 
     @property
     def mean(self) -> Float[Tensor, "T S"]:
@@ -72,6 +74,14 @@ class ForcedDecoding(ABC, Generic[InputT]):
     def source_tokens(self, source: Source) -> list[str]:
         """The tokens of a source of ids; of frames there are none."""
         return []
+
+    def source_words(self, source: Source) -> list[tuple[str, int, int]] | None:
+        """The words of a source of ids, with their tokens; None of frames."""
+        return None
+
+    def _target_words(self, ids: Sequence[int]) -> list[tuple[str, int, int]]:
+        """The words of a target, with their tokens; its end is none of them."""
+        return word_spans(self.tokenizer, ids[:-1] if ids[-1:] == [self.tokenizer.eos_id] else ids)
 
     @property
     def position_seconds(self) -> float | None:
@@ -116,28 +126,40 @@ class ForcedDecoding(ABC, Generic[InputT]):
         Raises:
             ValueError: as for `score`.
         """
-        sources, targets = self._checked(inputs), self._targets(inputs, texts)
+        return self._align(self._checked(inputs), self._targets(inputs, texts))
+
+    def _align(self, sources: Sequence[Source], targets: Sequence[list[int]]) -> list[Alignment]:
+        """The same of ids."""
         found: dict[int, Alignment] = {}
         for rows, memory, target_in in self._forced(sources, targets):
             assert memory.lengths is not None
             weights = cross_attention(self.model, memory, target_in).cpu()
             for b, (row, n_places) in enumerate(zip(rows, memory.lengths.tolist(), strict=True)):
-                found[row] = Alignment(
-                    self.source_tokens(sources[row]),
-                    self.tokenizer.tokens(targets[row]),
-                    weights[:, b, :, : len(targets[row]), :n_places].clone(),
-                    self.position_seconds,
-                )
+                own, spans = weights[:, b, :, : len(targets[row]), :n_places].clone(), self.source_words(sources[row])
+                words = None if spans is None else word_alignment(own.mean(1), spans, self._target_words(targets[row]))
+                tokens = self.source_tokens(sources[row]), self.tokenizer.tokens(targets[row])
+                found[row] = Alignment(*tokens, own, self.position_seconds, words)
         return [found[row] for row in range(len(sources))]
 
     @torch.no_grad()
     def with_token_scores(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
         """The same outputs, n of every source, each with how likely its tokens are, and with the confidence of words."""
+        scores = iter(self._token_scores(*self._given(sources, outputs)))
+        return [[scored(self.tokenizer, each, next(scores)) for each in some] for some in outputs]
+
+    @torch.no_grad()
+    def with_alignments(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
+        """The same outputs, n of every source, each with the source words that its words were written from."""
+        found = iter(self._align(*self._given(sources, outputs)))
+        return [[replace(each, alignment=next(found).words) for each in some] for some in outputs]
+
+    def _given(
+        self, sources: Sequence[Source], outputs: Sequence[list[Output]]
+    ) -> tuple[list[Source], list[list[int]]]:
+        """A source and the tokens for every output, with the end if it was reached."""
         (eos,) = self.tokenizer.required("eos_id")
         pairs = [(source, each) for source, some in zip(sources, outputs, strict=True) for each in some]
-        targets = [[*each.tokens, *[eos] * each.finished] for _, each in pairs]
-        scores = iter(self._token_scores([source for source, _ in pairs], targets))
-        return [[scored(self.tokenizer, each, next(scores)) for each in some] for some in outputs]
+        return [source for source, _ in pairs], [[*each.tokens, *[eos] * each.finished] for _, each in pairs]
 
     def _checked(self, inputs: Sequence[InputT]) -> list[Source]:
         """The sources, none of them longer than learned positions."""

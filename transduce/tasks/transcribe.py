@@ -31,6 +31,9 @@ from transduce.tasks.words import Word
 
 logger = logging.getLogger("transduce")
 
+AT_ONCE = 4
+"""Segments that are searched together where somebody waits for the first."""
+
 WHOLE = 1e9
 """Seconds that no recording has, so that it stays in one piece."""
 
@@ -159,6 +162,18 @@ class Transcriber(ForcedDecoding[Audio]):
             i, start, stop, _ = heard[row]
             outputs = [replace(each, words=[word.later(start) for word in each.words]) for each in outputs]
             yield i, Segment(start, stop, outputs)
+
+    def in_order(
+        self, sound: Sound, decoding: SearchConfig | None = None, *, details: Details | None = None, **settings: Any
+    ) -> Iterator[Segment]:
+        """The segments of one sound that was read, each as soon as it is there, in the order in which they are heard.
+
+        A few that follow each other are searched together.
+        """
+        for first in range(0, len(sound.segments), AT_ONCE):
+            some = replace(sound, segments=sound.segments[first : first + AT_ONCE])
+            found = [segment for _, segment in self.stream([some], decoding, details=details, **settings)]
+            yield from sorted(found, key=lambda segment: segment.start)
 
     @torch.no_grad()
     def words(self, sounds: Sequence[Audio], texts: Sequence[str]) -> list[list[Word]]:

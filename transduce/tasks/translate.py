@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
 from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
-from transduce.tasks.words import joined
+from transduce.tasks.words import WordAlignment, joined, word_spans
 
 logger = logging.getLogger("transduce")
 
@@ -44,6 +45,7 @@ class Translator(ForcedDecoding[str]):
         first_line: int = 1,
         progress: Callable[[int], object] | None = None,
         token_scores: bool = False,
+        alignments: bool = False,
         **settings: Any,
     ) -> list[list[Output]]:
         """The n best translations of every line, best first.
@@ -54,9 +56,12 @@ class Translator(ForcedDecoding[str]):
             first_line: the number of lines[0], for warnings.
             progress: called with 1 for every line that is done.
             token_scores: give every output the log-probabilities of its tokens and the confidence of its words.
+            alignments: give every output the source words that its words were written from.
         """
         outputs: dict[int, list[Output]] = {}
-        for i, found in self.stream(lines, decoding, first_line=first_line, token_scores=token_scores, **settings):
+        for i, found in self.stream(
+            lines, decoding, first_line=first_line, token_scores=token_scores, alignments=alignments, **settings
+        ):
             outputs[i] = found
             if progress:
                 progress(1)
@@ -69,13 +74,14 @@ class Translator(ForcedDecoding[str]):
         *,
         first_line: int = 1,
         token_scores: bool = False,
+        alignments: bool = False,
         **settings: Any,
     ) -> Iterator[tuple[int, list[Output]]]:
         """The index of a line and its n best translations, as batches finish: blank lines first, then long lines.
 
         Args:
             first_line: the number of lines[0], for warnings.
-            token_scores, settings: see `translate`.
+            token_scores, alignments, settings: see `translate`.
         """
         check_list(lines, "translate takes a list of lines")
         config = (decoding or self.decoding).changed(**settings)
@@ -89,7 +95,9 @@ class Translator(ForcedDecoding[str]):
             sources: list[Source] = [rows[row][1] for row in batch]
             hypotheses = search_sources(self.model, *pad([rows[row][1] for row in batch], 0), config, self.tokenizer)
             outputs = [outputs_of(self.tokenizer, each, config.n_best) for each in hypotheses]
-            return self.with_token_scores(sources, outputs) if token_scores else outputs
+            if token_scores:
+                outputs = self.with_token_scores(sources, outputs)
+            return self.with_alignments(sources, outputs) if alignments else outputs
 
         for row, outputs in in_batches([len(ids) for _, ids in rows], config.batch_tokens, search):
             i = rows[row][0]
@@ -108,6 +116,11 @@ class Translator(ForcedDecoding[str]):
         """Ids of every line, with its end; nothing is cut."""
         check_list(inputs, "encode, score and align take a list of lines")
         return [*self.source_tokenizer.with_eos(self.source_tokenizer.encode(inputs))]
+
+    def source_words(self, source: Source) -> list[tuple[str, int, int]]:
+        """The words of a line, with their tokens; its end is none of them."""
+        assert isinstance(source, list)
+        return word_spans(self.source_tokenizer, source[:-1])
 
     def source_tokens(self, source: Source) -> list[str]:
         """The tokens of a line, its end last."""
@@ -158,5 +171,7 @@ def _joined(parts: list[list[Output]], alpha: float) -> list[Output]:
         score = log_prob / length_penalty(len(tokens) + len(ranked), alpha)
         text, finished = " ".join(output.text for output in ranked), all(output.finished for output in ranked)
         scores, words = joined([o.token_scores for o in ranked]), [word for o in ranked for word in o.words]
-        found.append(Output(text, log_prob, score, tokens, finished, scores, words))
+        aligned = [o.alignment for o in ranked if o.alignment]
+        alignment = reduce(WordAlignment.followed_by, aligned) if aligned else None
+        found.append(Output(text, log_prob, score, tokens, finished, scores, words, alignment))
     return found

@@ -51,6 +51,48 @@ class Word:
         return replace(self, start=self.start + seconds, stop=self.stop + seconds)
 
 
+@dataclass(frozen=True)
+class WordAlignment:
+    """Which word of a source each word of an output was written from."""
+
+    source: list[str]
+    """The words of the source, as its tokens spell them."""
+    target: list[str]
+    pairs: list[tuple[int, int]]
+    """The number of a source word and that of a target word, one pair for every target word, in their order."""
+
+    def __str__(self) -> str:
+        """As Pharaoh writes it: 0-0 1-2."""
+        return " ".join(f"{source}-{target}" for source, target in self.pairs)
+
+    def followed_by(self, other: "WordAlignment") -> "WordAlignment":
+        """This text and another one behind it, as one."""
+        pairs = [(source + len(self.source), target + len(self.target)) for source, target in other.pairs]
+        return WordAlignment(self.source + other.source, self.target + other.target, self.pairs + pairs)
+
+
+def word_alignment(
+    weights: Float[Tensor, "L T S"], source: Sequence[tuple[str, int, int]], target: Sequence[tuple[str, int, int]]
+) -> WordAlignment:
+    """Every target word with the source word that it looks at most.
+
+    A look at a word is one at any of its tokens; a word looks as its tokens do in the mean. Layers differ, and one that
+    aligns looks at few places: that whose words have the highest greatest share, in the mean, is taken. A look at the end
+    of the source is one at nothing.
+
+    Args:
+        weights: cross-attention of every layer, the mean of its heads.
+        source, target: the words and their tokens, see `word_spans`.
+    """
+    words = [word for word, _, _ in source], [word for word, _, _ in target]
+    if not source or not target:
+        return WordAlignment(*words, [])
+    looks = torch.stack([weights[:, a:b].mean(dim=1) for _, a, b in target], dim=1)
+    looks = torch.stack([looks[:, :, a:b].sum(dim=2) for _, a, b in source], dim=2)
+    layer = int(looks.amax(dim=2).mean(dim=1).argmax())
+    return WordAlignment(*words, [(place, n) for n, place in enumerate(looks[layer].argmax(dim=1).tolist())])
+
+
 def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[str, int, int]]:
     """The words that these tokens spell, each with its first token and the one behind its last.
 
