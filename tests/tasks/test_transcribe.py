@@ -22,7 +22,7 @@ from transduce.decode.hypothesis import Hypothesis, loops
 from transduce.run import load_run
 from transduce.tasks.load import load_as
 from transduce.tasks.search import Output
-from transduce.tasks.transcribe import Segment
+from transduce.tasks.transcript import Segment
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # no second search
 

@@ -1,5 +1,6 @@
 """What several commands share: a run, its machine and its search, standard input, and where the output goes."""
 
+import math
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,8 @@ from transduce.tasks.config import NOT_GREEDY, SearchConfig
 
 if TYPE_CHECKING:
     from transduce.tasks.load import KindT
+    from transduce.tasks.search import Output
+    from transduce.tasks.words import Word
 else:  # torch takes seconds to import, and --help does without
     KindT = TypeVar("KindT")
 
@@ -117,6 +120,27 @@ def check_lm(lm: Path | None, decoding: SearchConfig) -> None:
         raise ValueError(
             f"--lm and --lm-weight go together, but lm={lm} and lm_weight={decoding.lm_weight}; try --lm LM --lm-weight 0.3"
         )
+
+
+def plain_output(output: "Output") -> dict[str, object]:
+    """An output as JSON has it: what the search did not compute, or nobody asked for, is left out."""
+    found: dict[str, object] = {"text": output.text}
+    if not math.isnan(output.score):
+        found |= {"score": output.score, "log_prob": output.log_prob}
+    if output.token_scores:
+        pairs = zip(output.token_scores.tokens, output.token_scores.log_probs.tolist(), strict=True)
+        found["tokens"] = [{"token": token, "log_prob": round(log_prob, 4)} for token, log_prob in pairs]
+    if output.words:
+        found["words"] = [_plain_word(word) for word in output.words]
+    if output.alignment:
+        found["alignment"] = [list(pair) for pair in output.alignment.pairs]
+    return found
+
+
+def _plain_word(word: "Word") -> dict[str, object]:
+    times = {"start": word.start, "stop": word.stop}
+    rounded = {name: round(seconds, 3) for name, seconds in times.items() if seconds is not None}
+    return {"word": word.text, "confidence": round(word.confidence, 4), **rounded}
 
 
 @contextmanager

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import Count, Machine, OptionalFile, Run, Runs, chunks, read_side, standard_input, writing
+from transduce.cli.common import (
+    Count,
+    Machine,
+    OptionalFile,
+    Run,
+    Runs,
+    chunks,
+    plain_output,
+    read_side,
+    standard_input,
+    writing,
+)
 from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.workers import Progress, Rows, Work
@@ -40,6 +51,7 @@ def generate(
     stream: Annotated[bool, arg(help_behavior_hint="")] = False,
     interactive: Annotated[bool, arg(help_behavior_hint="")] = False,
     format: Format = "text",
+    token_scores: Annotated[bool, arg(help_behavior_hint="")] = False,
     output: OptionalFile = None,
     generation: GenerationConfig,
     machine: Machine,
@@ -55,8 +67,14 @@ def generate(
         stream: Print text as it comes, one text after the other.
         interactive: Ask for a prompt, go on from it at once, and ask again; Ctrl-D ends.
         format: text: prompt and text, a rule between any two. json: an object per text and line.
+        token_scores: Put the log-probability of every token, and a confidence of every word, into json, to see where the
+            model was unsure. The model's own, without temperature.
         output: Where texts go; standard output if not given.
     """
+    if token_scores and (format != "json" or stream):
+        raise ValueError(
+            "scores of tokens need --format json and whole texts; add --format json and leave out --stream"
+        )
     if prompt == ():
         raise ValueError('--prompt takes texts, but nothing follows it; --prompt "" begins from nothing')
     if files and prompt:
@@ -73,7 +91,10 @@ def generate(
     if not prompt and not files:
         prompts, size = standard_input(), 1 if sys.stdin.isatty() else size
     with writing(output, unit="text", total=None, quiet=True) as (out, _):
-        for part in _told(_texts(generator, prompts, generation, size, stream=stream), format):
+        whole = format == "json" and not stream
+        texts = _texts(generator, prompts, generation, size, stream=stream)
+        objects = _objects(generator, prompts, generation, size, token_scores=token_scores)
+        for part in objects if whole else _told(texts, format):
             out.write(part)
             out.flush()
 
@@ -94,6 +115,17 @@ def _told(texts: Iterable[tuple[str, Iterable[str]]], format: Format) -> Iterato
             yield f"{RULE}\n" * (number > 0) + prompt
             yield from parts
             yield "\n"
+
+
+def _objects(
+    generator: Generator, prompts: Iterable[str], config: GenerationConfig, size: int, *, token_scores: bool
+) -> Iterator[str]:
+    """A line of JSON for every text that follows a prompt."""
+    for done, some in chunks(prompts, size):
+        found = generator.generate(some, config, first_prompt=done, token_scores=token_scores)
+        for asked, outputs in zip(some, found, strict=True):
+            for output in outputs:
+                yield json.dumps({"prompt": asked, **plain_output(output)}, ensure_ascii=False) + "\n"
 
 
 def _texts(

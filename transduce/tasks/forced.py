@@ -17,6 +17,7 @@ from transduce.decode.scorer import at_least_float32
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.search import Output, SearchConfig, check_list, last_position
+from transduce.tasks.words import TokenScores, WordAlignment, word_alignment, word_spans, words_of_text
 
 InputT = TypeVar("InputT")
 
@@ -25,21 +26,6 @@ Source = list[int] | Float[Tensor, "_ F"]
 
 ROWS = 512
 """Positions projected to the vocabulary at a time."""
-
-
-@dataclass(frozen=True)
-class TokenScores:
-    """How likely a given text is, token by token."""
-
-    tokens: list[str]
-    """The T tokens, readable, as the tokenizer cuts the text; the end is one of them where the model predicts it."""
-    log_probs: Float[Tensor, " T"]
-    """The natural log-probability of each, given the tokens before it, and the source if there is one."""
-
-    @property
-    def log_prob(self) -> float:
-        """The natural log-probability of the whole text."""
-        return float(self.log_probs.double().sum())
 
 
 @dataclass(frozen=True)
@@ -54,6 +40,8 @@ class Alignment:
     """Cross-attention by layer and head: row t is the look that token t was predicted with, and sums to 1."""
     seconds: float | None = None
     """The time from one source position to the next, if the source is sound; position s begins at s * seconds."""
+    words: WordAlignment | None = None
+    """Which source word each target word was written from; None of sound."""
 
     @property
     def mean(self) -> Float[Tensor, "T S"]:
@@ -90,6 +78,14 @@ class ForcedDecoding(ABC, Generic[InputT]):
         """The tokens of a source of ids; of frames there are none."""
         return []
 
+    def source_words(self, source: Source) -> list[tuple[str, int, int]] | None:
+        """The words of a source of ids, with their tokens; None of frames."""
+        return None
+
+    def _target_words(self, ids: Sequence[int]) -> list[tuple[str, int, int]]:
+        """The words of a target, with their tokens; its end is none of them."""
+        return word_spans(self.tokenizer, ids[:-1] if ids[-1:] == [self.tokenizer.eos_id] else ids)
+
     @property
     def position_seconds(self) -> float | None:
         """The time from one source position to the next, if the source is sound."""
@@ -116,7 +112,10 @@ class ForcedDecoding(ABC, Generic[InputT]):
         Raises:
             ValueError: there are not as many texts as inputs, or one of either cannot be used.
         """
-        sources, targets = self._checked(inputs), self._targets(inputs, texts)
+        return self._token_scores(self._checked(inputs), self._targets(inputs, texts))
+
+    def _token_scores(self, sources: Sequence[Source], targets: Sequence[list[int]]) -> list[TokenScores]:
+        """The same of ids."""
         found: list[list[Tensor]] = [[] for _ in sources]
         for model in self.models:
             for rows, memory, target_in in self._forced(model, sources, targets):
@@ -165,18 +164,19 @@ class ForcedDecoding(ABC, Generic[InputT]):
             ValueError: as for `score`; or this is an ensemble.
         """
         self._check_alone("align")
-        sources, targets = self._checked(inputs), self._targets(inputs, texts)
+        return self._align(self._checked(inputs), self._targets(inputs, texts))
+
+    def _align(self, sources: Sequence[Source], targets: Sequence[list[int]]) -> list[Alignment]:
+        """The same of ids; in an ensemble, where the first model looks."""
         found: dict[int, Alignment] = {}
         for rows, memory, target_in in self._forced(self.model, sources, targets):
             assert memory.lengths is not None
             weights = cross_attention(self.model, memory, target_in).cpu()
             for b, (row, n_places) in enumerate(zip(rows, memory.lengths.tolist(), strict=True)):
-                found[row] = Alignment(
-                    self.source_tokens(sources[row]),
-                    self.tokenizer.tokens(targets[row]),
-                    weights[:, b, :, : len(targets[row]), :n_places].clone(),
-                    self.position_seconds,
-                )
+                own, spans = weights[:, b, :, : len(targets[row]), :n_places].clone(), self.source_words(sources[row])
+                words = None if spans is None else word_alignment(own.mean(1), spans, self._target_words(targets[row]))
+                tokens = self.source_tokens(sources[row]), self.tokenizer.tokens(targets[row])
+                found[row] = Alignment(*tokens, own, self.position_seconds, words)
         return [found[row] for row in range(len(sources))]
 
     def _check_alone(self, name: str) -> None:
@@ -185,6 +185,26 @@ class ForcedDecoding(ABC, Generic[InputT]):
             raise ValueError(
                 f"{name} asks one model, but this is an ensemble of {len(self.models)}; load one run alone for it"
             )
+
+    @torch.no_grad()
+    def with_token_scores(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
+        """The same outputs, n of every source, each with how likely its tokens are, and with the confidence of words."""
+        scores = iter(self._token_scores(*self._given(sources, outputs)))
+        return [[scored(self.tokenizer, each, next(scores)) for each in some] for some in outputs]
+
+    @torch.no_grad()
+    def with_alignments(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
+        """The same outputs, n of every source, each with the source words that its words were written from."""
+        found = iter(self._align(*self._given(sources, outputs)))
+        return [[replace(each, alignment=next(found).words) for each in some] for some in outputs]
+
+    def _given(
+        self, sources: Sequence[Source], outputs: Sequence[list[Output]]
+    ) -> tuple[list[Source], list[list[int]]]:
+        """A source and the tokens for every output, with the end if it was reached."""
+        (eos,) = self.tokenizer.required("eos_id")
+        pairs = [(source, each) for source, some in zip(sources, outputs, strict=True) for each in some]
+        return [source for source, _ in pairs], [[*each.tokens, *[eos] * each.finished] for _, each in pairs]
 
     def _checked(self, inputs: Sequence[InputT]) -> list[Source]:
         """The sources, none of them longer than learned positions."""
@@ -207,7 +227,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
         return rows
 
     def _forced(
-        self, model: Transformer, sources: list[Source], targets: list[list[int]]
+        self, model: Transformer, sources: Sequence[Source], targets: Sequence[list[int]]
     ) -> Iterator[tuple[list[int], Memory, Int[Tensor, "B T"]]]:
         """Batch by batch: the numbers of the pairs, their memory, and what the decoder reads."""
         (bos,) = self.tokenizer.required("bos_id")
@@ -216,6 +236,11 @@ class ForcedDecoding(ABC, Generic[InputT]):
             memory = encoded(model, [sources[row] for row in rows])
             target_in, _ = pad([[bos, *targets[row][:-1]] for row in rows], 0)
             yield rows, memory, target_in.to(model.device)
+
+
+def scored(tokenizer: Tokenizer, output: Output, scores: TokenScores) -> Output:
+    """The same output with how likely its tokens are, and its words with their confidence."""
+    return replace(output, token_scores=scores, words=words_of_text(tokenizer, output.tokens, scores.log_probs))
 
 
 def encoder_states(model: Transformer, sources: Sequence[Source], batch_tokens: int) -> list[Float[Tensor, "_ D"]]:

@@ -18,8 +18,9 @@ from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import GenerationConfig
-from transduce.tasks.forced import TokenScores, check_positions, token_log_probs
+from transduce.tasks.forced import check_positions, scored, token_log_probs
 from transduce.tasks.search import Output, check_list, last_position, search, shared
+from transduce.tasks.words import TokenScores
 
 logger = logging.getLogger("transduce")
 
@@ -51,7 +52,12 @@ class Generator:
         return [texts[0].text for texts in self.generate(prompts, config)]
 
     def generate(
-        self, prompts: Sequence[str], config: GenerationConfig | None = None, *, first_prompt: int = 0
+        self,
+        prompts: Sequence[str],
+        config: GenerationConfig | None = None,
+        *,
+        first_prompt: int = 0,
+        token_scores: bool = False,
     ) -> list[list[Output]]:
         """n texts of every prompt, without the prompt. Text k of prompt i depends on (model, prompt, seed, i, k) alone.
 
@@ -61,6 +67,8 @@ class Generator:
 
         Args:
             first_prompt: the number of prompts[0], where these are a part of all prompts.
+            token_scores: give every output the log-probabilities of its tokens, as the model has them without any
+                temperature, and the confidence of its words.
 
         Returns:
             Outputs whose log-probability and score are nan unless a beam search found them.
@@ -77,7 +85,8 @@ class Generator:
             for i, found in zip(numbers, hypotheses, strict=True):
                 for h in found:
                     text = TextStream(self.tokenizer, rows[i]).add(h.tokens, last=True)
-                    outputs[i].append(Output(text, h.log_prob, h.score, h.tokens, h.finished))
+                    output = Output(text, h.log_prob, h.score, h.tokens, h.finished)
+                    outputs[i].append(self._scored(rows[i], output) if token_scores else output)
         self._warn(outputs, config)
         return outputs
 
@@ -132,13 +141,24 @@ class Generator:
             if len(ids) < 2:
                 found.append(TokenScores([], torch.empty(0)))
                 continue
-            each = [token_log_probs(m, m.decoder_states(ids[None, :-1])[0], ids[1:]) for m in self.models]
-            found.append(TokenScores(self.tokenizer.tokens(ids[1:].tolist()), torch.stack(each).mean(dim=0).cpu()))
+            found.append(self._token_scores(ids, 1))
         return found
 
     def scorers(self, ids: Int[Tensor, "B P"]) -> list[tuple[float, Scorer]]:
         """What judges how these prompts go on."""
         return shared(len(self.models), [(1.0, ModelScorer(model, prompts=ids)) for model in self.models])
+
+    def _token_scores(self, ids: Int[Tensor, " T"], first: int) -> TokenScores:
+        """The scores of the tokens from `first` on, each given those before it."""
+        states = (model.decoder_states(ids[None, :-1])[0, first - 1 :] for model in self.models)
+        each = [token_log_probs(*pair, ids[first:]) for pair in zip(self.models, states, strict=True)]
+        return TokenScores(self.tokenizer.tokens(ids[first:].tolist()), torch.stack(each).mean(dim=0).cpu())
+
+    @torch.no_grad()
+    def _scored(self, prompt: list[int], output: Output) -> Output:
+        end = [self.tokenizer.eos_id] * output.finished
+        ids = torch.tensor([*prompt, *output.tokens, *end], device=self.model.device)
+        return scored(self.tokenizer, output, self._token_scores(ids, len(prompt)))
 
     def _constraints(self, ids: Int[Tensor, "B P"], config: GenerationConfig) -> Constraints:
         """What may follow these prompts; the last new token needs no position."""

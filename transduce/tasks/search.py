@@ -22,6 +22,7 @@ from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.config import SearchConfig
+from transduce.tasks.words import TokenScores, Word, WordAlignment
 
 FoundT = TypeVar("FoundT")
 
@@ -41,6 +42,12 @@ class Output:
     tokens: list[int] = field(default_factory=list)
     finished: bool = True
     """False: cut at the bound on its length."""
+    token_scores: TokenScores | None = None
+    """Of the tokens and, if finished, the end, where they were asked for: those of attention, without CTC."""
+    words: list[Word] = field(default_factory=list)
+    """With their confidence, where scores of tokens or times of words were asked for."""
+    alignment: WordAlignment | None = None
+    """Which source words its words were written from, where that was asked for."""
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from itertools import islice
 from typing import Any
 
 from transduce.data.batch import pad
 from transduce.data.text.sentences import sentences
 from transduce.data.text.tokenizer import Tokenizer
-from transduce.decode.hypothesis import Hypothesis, length_penalty
+from transduce.decode.hypothesis import length_penalty
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
@@ -22,6 +23,7 @@ from transduce.tasks.search import (
     outputs_of,
     search_sources,
 )
+from transduce.tasks.words import WordAlignment, joined, word_spans
 
 logger = logging.getLogger("transduce")
 
@@ -54,6 +56,8 @@ class Translator(ForcedDecoding[str]):
         *,
         first_line: int = 1,
         progress: Callable[[int], object] | None = None,
+        token_scores: bool = False,
+        alignments: bool = False,
         **settings: Any,
     ) -> list[list[Output]]:
         """The n best translations of every line, best first.
@@ -63,22 +67,33 @@ class Translator(ForcedDecoding[str]):
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
             first_line: the number of lines[0], for warnings.
             progress: called with 1 for every line that is done.
+            token_scores: give every output the log-probabilities of its tokens and the confidence of its words.
+            alignments: give every output the source words that its words were written from.
         """
         outputs: dict[int, list[Output]] = {}
-        for i, found in self.stream(lines, decoding, first_line=first_line, **settings):
+        for i, found in self.stream(
+            lines, decoding, first_line=first_line, token_scores=token_scores, alignments=alignments, **settings
+        ):
             outputs[i] = found
             if progress:
                 progress(1)
         return [outputs[i] for i in range(len(lines))]
 
     def stream(
-        self, lines: Sequence[str], decoding: SearchConfig | None = None, *, first_line: int = 1, **settings: Any
+        self,
+        lines: Sequence[str],
+        decoding: SearchConfig | None = None,
+        *,
+        first_line: int = 1,
+        token_scores: bool = False,
+        alignments: bool = False,
+        **settings: Any,
     ) -> Iterator[tuple[int, list[Output]]]:
         """The index of a line and its n best translations, as batches finish: blank lines first, then long lines.
 
         Args:
             first_line: the number of lines[0], for warnings.
-            settings: see `translate`.
+            token_scores, alignments, settings: see `translate`.
         """
         check_list(lines, "translate takes a list of lines")
         config = (decoding or self.decoding).changed(**settings)
@@ -89,14 +104,18 @@ class Translator(ForcedDecoding[str]):
         found: dict[int, dict[int, list[Output]]] = {i: {} for i in ways}
         parted: list[int] = []
 
-        def search(batch: list[int]) -> list[list[Hypothesis]]:
-            source, lengths = pad([rows[row][2] for row in batch], 0)
+        def search(batch: list[int]) -> list[list[Output]]:
+            ids = [rows[row][2] for row in batch]
             rngs = [rng for i, part, _ in map(rows.__getitem__, batch) for rng in config.rngs(first_line - 1 + i, part)]
-            return search_sources(self.models, source, lengths, config, self.tokenizer, self.lm, rngs)
+            hypotheses = search_sources(self.models, *pad(ids, 0), config, self.tokenizer, self.lm, rngs)
+            outputs = [outputs_of(self.tokenizer, each, config.n_candidates) for each in hypotheses]
+            if token_scores:
+                outputs = self.with_token_scores([*ids], outputs)
+            return self.with_alignments([*ids], outputs) if alignments else outputs
 
-        for row, hypotheses in in_batches([len(ids) for *_, ids in rows], config.batch_tokens, search):
+        for row, outputs in in_batches([len(ids) for *_, ids in rows], config.batch_tokens, search):
             i = rows[row][0]
-            found[i][row] = outputs_of(self.tokenizer, hypotheses, config.n_candidates)
+            found[i][row] = outputs
             if len(found[i]) == len(texts[i]):
                 each = iter([found[i][row] for row in sorted(found[i])])
                 best, n_parts = likeliest([list(islice(each, len(way))) for way in ways[i]], config.alpha)
@@ -111,6 +130,11 @@ class Translator(ForcedDecoding[str]):
         """Ids of every line, with its end; nothing is cut."""
         check_list(inputs, "encode, score and align take a list of lines")
         return [*self.source_tokenizer.with_eos(self.source_tokenizer.encode(inputs))]
+
+    def source_words(self, source: Source) -> list[tuple[str, int, int]]:
+        """The words of a line, with their tokens; its end is none of them."""
+        assert isinstance(source, list)
+        return word_spans(self.source_tokenizer, source[:-1])
 
     def source_tokens(self, source: Source) -> list[str]:
         """The tokens of a line, its end last."""
@@ -160,5 +184,8 @@ def _joined(parts: list[list[Output]], alpha: float) -> list[Output]:
         tokens, log_prob = [token for output in ranked for token in output.tokens], sum(o.log_prob for o in ranked)
         score = log_prob / length_penalty(len(tokens) + len(ranked), alpha)
         text, finished = " ".join(output.text for output in ranked), all(output.finished for output in ranked)
-        found.append(Output(text, log_prob, score, tokens, finished))
+        scores, words = joined([o.token_scores for o in ranked]), [word for o in ranked for word in o.words]
+        aligned = [o.alignment for o in ranked if o.alignment]
+        alignment = reduce(WordAlignment.followed_by, aligned) if aligned else None
+        found.append(Output(text, log_prob, score, tokens, finished, scores, words, alignment))
     return found
