@@ -3,7 +3,8 @@
     python scripts/make_digits.py FSDD OUT [--train 4000 --valid 200 --test 500 --seed 1]
 
 FSDD is a folder with train.tsv and test.tsv, as `scripts/get_data.py fsdd FSDD` makes it. OUT gets train.tsv,
-valid.tsv, test.tsv and their sound, FLAC at 8 kHz; the column `recordings` names what was joined. Then:
+valid.tsv, test.tsv and their sound, FLAC at 8 kHz; the column `recordings` names what was joined, and `times` has the
+seconds of each, start-stop. Then:
 
     python recipes/speech_to_text.py digits --data OUT
 
@@ -149,14 +150,15 @@ def pause(n: int, before: int, after: int, like: Float[np.ndarray, " w"], rng: n
     return np.clip(np.rint(both), -(2**15), 2**15 - 1).astype(np.int16)
 
 
-def join(parts: Sequence[Samples], rng: np.random.Generator) -> Samples:
-    """The parts as they are, with pauses between them."""
+def join(parts: Sequence[Samples], rng: np.random.Generator) -> tuple[Samples, list[int]]:
+    """The parts as they are, with pauses between them, and the sample at which each begins."""
     like = min(map(quietest, parts), key=lambda window: np.square(window).mean())
-    joined = [parts[0]]
+    joined, starts = [parts[0]], [0]
     for part in parts[1:]:
         n = int(rng.integers(round(PAUSE[0] * RATE), round(PAUSE[1] * RATE), endpoint=True))
         joined += [pause(n, int(joined[-1][-1]), int(part[0]), like, rng), part]
-    return np.concatenate(joined)
+        starts.append(sum(map(len, joined)) - len(part))
+    return np.concatenate(joined), starts
 
 
 def write_split(
@@ -166,14 +168,17 @@ def write_split(
     (out / split).mkdir(exist_ok=True)
     made = []
     for i, utterance in enumerate(tqdm(utterances, desc=split, unit="file", disable=None)):
-        samples = join([sounds[r.id] for r in utterance], rng)
+        parts = [sounds[r.id] for r in utterance]
+        samples, starts = join(parts, rng)
         path, file = out / split / f"{i:05}.flac", io.BytesIO()
         soundfile.write(file, samples, RATE, format="FLAC", subtype="PCM_16")
         if not path.is_file() or path.read_bytes() != file.getvalue():
             write_file(path, file.getvalue(), durable=False)
         text, names = (" ".join(words) for words in zip(*((r.text, r.id) for r in utterance), strict=True))
         speaker = utterance[0].speaker
-        made.append(Recording(f"{split}-{i:05}", path, len(samples) / RATE, speaker, text, {"recordings": names}))
+        ends = (f"{a / RATE:.4f}-{(a + len(part)) / RATE:.4f}" for a, part in zip(starts, parts, strict=True))
+        columns = {"recordings": names, "times": " ".join(ends)}
+        made.append(Recording(f"{split}-{i:05}", path, len(samples) / RATE, speaker, text, columns))
     write_manifest(out / f"{split}.tsv", made)
     n_used, hours = len({r.id for utterance in utterances for r in utterance}), sum(r.seconds for r in made) / 3600
     n_words = sum(map(len, utterances))

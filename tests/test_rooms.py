@@ -18,7 +18,7 @@ KNOWS = {
     **{room: set() for room in ("model", "data", "train", "decode", "score")},
     "interop": {"model", "data"},
     "run": {"model", "data"},
-    "tasks": {"model", "data", "decode", "run"},
+    "tasks": {"model", "data", "decode", "score", "run"},
     "experiment": {"model", "data", "train", "score", "run", "tasks"},
     "cli": {"data", "score", "interop", "run", "tasks"},
     "__init__": {"model", "run", "tasks"},

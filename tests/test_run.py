@@ -347,6 +347,13 @@ def test_a_configuration_that_cannot_be_is_refused_by_name(change, told):
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["decoding", "generation"])
+def test_a_run_goes_on_with_another_way_to_write_as_one_from_before_a_field_existed(tmp_path, name):
+    for fields in ({"beam_size": 5}, {"beam_size": 5, "beam_groups": 1}):
+        with open_run(tmp_path / "run", Run(tiny(), {"seed": 1, name: fields}, None, None)):
+            pass
+
+
 def test_differences_are_one_line_each():
     old, new = {"a": {"b": 1, "c": [1, 2]}, "d": None}, {"a": {"b": 1.5, "c": [1, 2]}, "d": None, "e": {"f": "x"}}
     assert flatten(new) == {"a.b": 1.5, "a.c": [1, 2], "d": None, "e.f": "x"}

@@ -106,6 +106,13 @@ def within(interval: str, **values: int | float | None) -> None:
             raise ValueError(f"{name} must lie in {interval}, but {name}={value}")
 
 
+def divides(**values: int) -> None:
+    """Raise ValueError unless the second of two values is at least 1 and divides the first."""
+    (whole, n), (part, k) = values.items()
+    if k < 1 or n % k:
+        raise ValueError(f"{part} must divide {whole}, but {part}={k} and {whole}={n}")
+
+
 def check_choices(config: Any) -> None:
     """Raise ValueError unless every field of a dataclass whose type is a Literal holds one of its values."""
     for name, kind in get_type_hints(type(config)).items():

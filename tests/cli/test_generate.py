@@ -76,6 +76,14 @@ def test_prompts_come_from_files_and_texts_go_to_one(run, stdin, tmp_path, capsy
     rows = [json.loads(line) for line in capsys.readouterr().out.removesuffix("\n").split("\n")]
     want = td.load(run).generate(prompts, td.GenerationConfig(max_length=12, n=2))
     assert rows == [{"prompt": p, "text": t.text} for p, texts in zip(prompts, want, strict=True) for t in texts]
+    stdin(b"light!\n")
+    assert main([*arguments, "--format", "json", "--token-scores"]) == 0
+    scored = [json.loads(line) for line in capsys.readouterr().out.removesuffix("\n").split("\n")]
+    assert [{name: row[name] for name in ("prompt", "text")} for row in scored] == rows
+    for row, output in zip(scored, (text for texts in want for text in texts), strict=True):
+        assert len(row["tokens"]) == len(output.tokens) + (
+            output.finished and td.load(run).tokenizer.eos_id is not None
+        )
     assert main([*arguments, "--prompt", "All"]) == 2
     assert main(["generate", str(run), str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err == (

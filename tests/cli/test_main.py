@@ -33,6 +33,33 @@ def stdin(monkeypatch):
     return give
 
 
+def test_what_stands_beside_a_translation_is_what_python_gives(run, stdin, capsys):
+    """Pairs of words behind the text; in JSON the n best, with pairs, tokens and words."""
+    found = td.load(run).translate(LINES, n_best=2, alignments=True, token_scores=True)
+    stdin("\n".join(LINES).encode() + b"\n")
+    assert main(["translate", str(run), "--alignments"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.removesuffix("\n").split("\n")]
+    assert rows == [[o.text, str(o.alignment or "")] for o, _ in found]
+    stdin("\n".join(LINES).encode() + b"\n")
+    options = ["--n-best", "2", "--format", "json", "--alignments", "--token-scores"]
+    assert main(["translate", str(run), *options]) == 0
+    objects = [json.loads(line) for line in capsys.readouterr().out.removesuffix("\n").split("\n")]
+    assert [each["source"] for each in objects] == LINES
+    for each, outputs in zip(objects, found, strict=True):
+        for got, want in zip(each["outputs"], outputs, strict=True):
+            assert (got["text"], got["score"], got["log_prob"]) == (want.text, want.score, want.log_prob)
+            if not want.tokens:
+                continue
+            assert [tuple(pair) for pair in got["alignment"]] == want.alignment.pairs
+            assert [token["token"] for token in got["tokens"]] == want.token_scores.tokens
+            numbers = [token["log_prob"] for token in got["tokens"]]
+            assert numbers == pytest.approx(want.token_scores.log_probs.tolist(), abs=1e-4)
+            assert [word["word"] for word in got["words"]] == [word.text for word in want.words]
+    assert main(["translate", str(run), "--token-scores"]) == 2
+    told = "transduce: scores of tokens need --format json, but it is text; add --format json\n"
+    assert capsys.readouterr().err == told
+
+
 def test_translate_reads_standard_input_and_equals_python(run, stdin, capsys):
     stdin("\n".join(LINES).encode() + b"\n")
     assert main(["translate", str(run)]) == 0
@@ -197,7 +224,7 @@ def test_options_replace_what_the_run_says_and_nothing_else():
     ("command", "config", "without"),
     [
         ("translate", td.SearchConfig, {"ctc_weight", "max_seconds", "min_seconds", "margin"}),
-        ("transcribe", td.SearchConfig, {"n_best", "max_source_length", "split_length"}),
+        ("transcribe", td.SearchConfig, {"max_source_length", "split_length"}),
         ("generate", td.GenerationConfig, set()),
     ],
 )

@@ -27,6 +27,7 @@ from transduce.experiment.run import with_frames
 from transduce.files import save_weights
 from transduce.model.transformer import Transformer
 from transduce.run import Run, save_run
+from transduce.tasks.load import load
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +191,94 @@ def test_a_long_file_comes_in_pieces_whatever_the_format(run, long, tmp_path):
     moments = [re.fullmatch(r"00:(\d\d):(\d\d),(\d{3}) --> 00:(\d\d):(\d\d),(\d{3})", b[1]).groups() for b in blocks]
     numbers = [list(map(int, m)) for m in moments]
     covers([(60 * a + b + c / 1000, 60 * d + e + f / 1000) for a, b, c, d, e, f in numbers], long)
+
+
+def spoken(samples: np.ndarray) -> list[tuple[float, float]]:
+    """When the tones in a sound begin and end, in seconds."""
+    loud = np.convolve(np.abs(samples) > 0.05, np.ones(40), mode="same") > 0  # 5 ms, as a tone passes through 0
+    edges = np.flatnonzero(np.diff(loud.astype(int), prepend=0, append=0)) / RATE
+    return list(zip(edges[::2] + 0.0025, edges[1::2] - 0.0025, strict=True))
+
+
+def test_words_have_the_times_of_the_tones_that_they_are(run, tmp_path):
+    """In a recording of many segments, and in every format that has times; frames are 10 ms apart, windows 25 ms long."""
+    samples = np.concatenate([sound(text, seed=seed) for seed, text in enumerate(TALK[:12])])
+    soundfile.write(tmp_path / "a.wav", samples, RATE)
+    for kind in ("json", "srt", "vtt"):
+        asked = ["--format", kind, "--word-times", "--max-seconds", "3", "--output", str(tmp_path / kind)]
+        assert transcribe(run, [tmp_path / "a.wav"], *asked) == 0
+    (found,) = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
+    words = [word for segment in found["segments"] for word in segment["words"]]
+    assert [word["word"] for word in words] == " ".join(TALK[:12]).split() and len(found["segments"]) > 2
+    times, said = [(word["start"], word["stop"]) for word in words], spoken(samples)
+    assert np.abs(np.subtract(times, said)).max() < 0.03
+    assert all(word["confidence"] > 0.8 for word in words)
+
+    cues = [block.split("\n") for block in (tmp_path / "srt").read_text().removesuffix("\n\n").split("\n\n")]
+    assert [cue[2] for cue in cues] == [word["word"] for word in words]
+    assert np.allclose([tuple(map(seconds, cue[1].split(" --> "))) for cue in cues], times, atol=0.0011)
+    head, *cues = (tmp_path / "vtt").read_text().removesuffix("\n\n").split("\n\n")
+    lit = [pair for cue in cues for pair in re.findall(r"<([^>]*)>(\w+)", cue)]
+    assert head == "WEBVTT" and len(cues) == len(found["segments"])
+    assert [word for _, word in lit] == [word["word"] for word in words]
+    assert np.allclose([seconds(moment) for moment, _ in lit], [word["start"] for word in words], atol=0.0011)
+
+
+def test_a_stream_is_the_transcript_piece_by_piece_in_time(run, long, folder, tmp_path, capsys):
+    """Each segment is printed before the next ones are searched; bad sound is named, and the exit code is 1."""
+    soundfile.write(tmp_path / "a.wav", soundfile.read(long)[0][: 40 * RATE], RATE)
+    options = ["--max-seconds", "3", "--stream"]
+    for kind in ("srt", "vtt", "tsv"):
+        assert transcribe(run, [tmp_path / "a.wav"], "--format", kind, *options[:2]) == 0
+        want = capsys.readouterr().out
+        assert transcribe(run, [tmp_path / "a.wav"], "--format", kind, *options) == 0
+        assert capsys.readouterr().out == want and want.count("\n") > 10
+    with pytest.raises(SystemExit) as stop:
+        transcribe(run, [folder / "none.wav", tmp_path / "a.wav"], "--format", "json", *options)
+    out, err = capsys.readouterr()
+    assert stop.value.code == 1 and "none.wav cannot be read" in err and "1 of 2 files could not be" in err
+    pieces = [json.loads(line) for line in out.splitlines()]
+    assert [piece["start"] for piece in pieces] == sorted(piece["start"] for piece in pieces)
+    transcriber = load(run)
+    (sound_read,) = transcriber.read([tmp_path / "a.wav"], replace(transcriber.decoding, max_seconds=3.0))
+    searched, stream = [], transcriber.stream
+    transcriber.stream = lambda sounds, *rest, **more: searched.append(sounds) or stream(sounds, *rest, **more)
+    first = next(transcriber.in_order(sound_read, beam_size=1))
+    assert len(searched) == 1 < len(sound_read.segments) / 4
+    assert first.outputs[0].text == pieces[0]["text"]
+    assert transcribe(run, [long], "--stream", "--output", str(tmp_path / "out")) == 2
+    assert capsys.readouterr().err.endswith("so leave out --output, --workers and --part with --stream\n")
+
+
+def seconds(moment: str) -> float:
+    """Of hours:minutes:seconds with a comma or a point."""
+    hours, minutes, rest = moment.replace(",", ".").split(":")
+    return round(3600 * int(hours) + 60 * int(minutes) + float(rest), 3)
+
+
+def test_details_need_a_format_that_has_them(run, folder, capsys):
+    for options, told in {
+        ("--word-times",): "times of words need --format json, srt or vtt, but it is text; add one of them",
+        ("--token-scores", "--format", "srt"): "scores of tokens need --format json, but it is srt; add --format json",
+        ("--n-best", "2"): "several outputs need --format json, but it is text; leave out --n-best, or add it",
+    }.items():
+        assert transcribe(run, [folder / "8000.wav"], *options) == 2
+        assert capsys.readouterr().err == f"transduce: {told}\n"
+
+
+def test_json_has_every_output_with_its_tokens(run, folder, capsys):
+    """The n best, the best of which is the text; a token's log-probability is that of attention."""
+    options = ["--format", "json", "--n-best", "3", "--token-scores", *CPU]
+    assert main(["transcribe", str(run), str(folder / "8000.wav"), *options]) == 0
+    (segment,) = json.loads(capsys.readouterr().out)["segments"]
+    outputs = segment.pop("outputs")
+    assert len(outputs) == 3 and outputs[0].items() <= segment.items() and outputs[0]["text"] == "red blue"
+    assert [output["score"] for output in outputs] == sorted((output["score"] for output in outputs), reverse=True)
+    transcriber = load(run)
+    for output in outputs:
+        (want,) = transcriber.score([folder / "8000.wav"], [output["text"]])
+        assert [token["token"] for token in output["tokens"]] == want.tokens
+        assert [token["log_prob"] for token in output["tokens"]] == pytest.approx(want.log_probs.tolist(), abs=1e-3)
 
 
 def test_subtitles_belong_to_one_file(run, folder, capsys):
@@ -444,4 +533,4 @@ def test_help_works(capsys):
         main(["transcribe", "--help"])
     assert stop.value.code == 0
     out = capsys.readouterr().out
-    assert "the exit code is 1" in " ".join(out.split()) and "--format {text,tsv,json,srt}" in out
+    assert "the exit code is 1" in " ".join(out.split()) and "--format {text,tsv,json,srt,vtt}" in out

@@ -98,7 +98,7 @@ def test_utterances_are_the_recordings_that_they_name_with_pauses_between(made):
             assert {name.split("_")[1] for name in names} == {r.speaker}
             assert r.text == " ".join(WORDS[int(name[0])] for name in names)
             assert abs(r.seconds - len(samples) / 8000) < 1e-3
-            place = 0
+            place, times = 0, []
             for i, name in enumerate(names):
                 digit, speaker, number = name.split("_")
                 part = tone(int(digit), speaker, int(number))
@@ -112,7 +112,10 @@ def test_utterances_are_the_recordings_that_they_name_with_pauses_between(made):
                     assert steps.max() < 9000 / 40 + 200  # from the height of the tone to nothing in 40 samples
                     place = fits[0]
                 assert np.array_equal(samples[place : place + len(part)], part)
+                times += [place / 8000, (place + len(part)) / 8000]
                 place += len(part)
+            told = [float(each) for span in r.columns["times"].split() for each in span.split("-")]
+            assert told == pytest.approx(times, abs=1e-4)
             assert place == len(samples)
 
 

@@ -18,11 +18,11 @@ from transduce.data.speech.audio import read_audio
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.vectors import VectorConfig, VectorReader
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
-from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.hypothesis import Hypothesis, loops
 from transduce.run import load_run
 from transduce.tasks.load import load_as
 from transduce.tasks.search import Output
-from transduce.tasks.transcribe import Segment, loops
+from transduce.tasks.transcript import Segment
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # no second search
 
@@ -309,9 +309,9 @@ def test_what_ends_by_itself_is_not_searched_twice(transcriber, recordings, monk
     calls = []
     search = td.Transcriber._search
 
-    def ended(self, frames, decoding):
+    def ended(self, frames, decoding, parts):
         calls.append(decoding.no_repeat_ngram)
-        return [[replace(each, finished=True) for each in found] for found in search(self, frames, decoding)]
+        return [[replace(each, finished=True) for each in found] for found in search(self, frames, decoding, parts)]
 
     monkeypatch.setattr(td.Transcriber, "_search", ended)
     transcriber([recordings[0].audio], replace(SHORT, no_repeat_ngram=0))

@@ -1,5 +1,6 @@
 """What several commands share: a run, its machine and its search, standard input, and where the output goes."""
 
+import math
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,16 +14,27 @@ from tyro.conf import Fixed, Suppress, arg
 
 from transduce.data.text.corpus import decode_line, raw_lines
 from transduce.data.text.parallel import blocks
-from transduce.tasks.config import SearchConfig
+from transduce.tasks.config import NOT_GREEDY, SearchConfig
 
 if TYPE_CHECKING:
     from transduce.tasks.load import KindT
+    from transduce.tasks.search import Output
+    from transduce.tasks.words import Word
 else:  # torch takes seconds to import, and --help does without
     KindT = TypeVar("KindT")
 
 ItemT = TypeVar("ItemT")
 
 Run = Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it.")]
+
+Runs = Annotated[
+    Path,
+    arg(
+        metavar="RUN[,RUN ...]", help="A run directory; several are an ensemble, better than each, and as slow as all."
+    ),
+]
+
+LM = Annotated[Path | None, arg(metavar="LM", help_behavior_hint="")]
 
 OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
 
@@ -52,7 +64,7 @@ class Machine:
     precision: Literal["fp32", "bf16", "int8"] = "fp32"
     """bf16 is faster where the hardware has it, and int8 on CPUs, with large matrices in 8 bits; a few outputs change."""
 
-    def load(self, kind: type[KindT], run: Path) -> KindT:
+    def load(self, kind: type[KindT], run: Path, lm: Path | None = None) -> KindT:
         """The run as something one calls.
 
         Raises:
@@ -61,7 +73,19 @@ class Machine:
         from transduce.device import dtype_of
         from transduce.tasks.load import load_as
 
-        return load_as(kind, run, self.device, dtype_of(self.precision))
+        return load_as(kind, each_run(run), self.device, dtype_of(self.precision), lm=lm)
+
+
+def each_run(runs: Path) -> list[Path]:
+    """The directories of "RUN,RUN": what is itself a directory is one, whatever commas its name has.
+
+    Raises:
+        ValueError: nothing stands before or behind a comma.
+    """
+    names = [str(runs)] if runs.exists() else str(runs).split(",")
+    if "" in names:
+        raise ValueError(f"an ensemble is named RUN,RUN without spaces, but it is {str(runs)!r}")
+    return [Path(name) for name in names]
 
 
 def search_options(*, without: Collection[str] = ()) -> Any:
@@ -75,14 +99,14 @@ def search_options(*, without: Collection[str] = ()) -> Any:
     options: list[tuple[str, Any, Any]] = [("greedy", Annotated[bool, arg(help=GREEDY, help_behavior_hint="")], False)]
     without = {*without, "forbid"}  # a file says it, see Forbid
     for name, kind in get_type_hints(SearchConfig).items():
-        metavar = getattr(kind, "__name__", "").upper()
+        metavar = f"{{{','.join(get_args(kind))}}}" if get_origin(kind) is Literal else kind.__name__.upper()
         if get_origin(kind) is tuple:
             metavar = "INT [INT ...]"
-        elif get_origin(kind) is Literal:
-            metavar = f"{{{','.join(get_args(kind))}}}"
         offered: Any = Annotated[kind | None, arg(metavar=metavar, help_behavior_hint="(the run's)")]
+        if kind is bool:
+            offered = Annotated[bool, arg(help_behavior_hint="")]
         hidden: Any = Annotated[kind | None, Suppress, Fixed]
-        options.append((name, hidden if name in without else offered, None))
+        options.append((name, hidden if name in without else offered, False if kind is bool else None))
     namespace = {"__doc__": "The run's own configuration decides what is not named here.", "__post_init__": _unchecked}
     return make_dataclass(
         "SearchOptions", options, bases=(SearchConfig,), namespace=namespace, frozen=True, kw_only=True
@@ -95,12 +119,43 @@ def _unchecked(self: object) -> None:
 
 def with_options(own: SearchConfig, options: object, forbid: Path | None) -> SearchConfig:
     """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
-    named = {name: value for name, value in vars(options).items() if value is not None}
+    named = {name: value for name, value in vars(options).items() if value is not None and value is not False}
     if forbid:
         named["forbid"] = read_phrases(forbid)
-    greedy = named.pop("greedy")
+    greedy = named.pop("greedy", False)
+    if greedy and (others := [f"--{name.replace('_', '-')}" for name in named if name in NOT_GREEDY]):
+        raise ValueError(f"--greedy takes the likeliest token each time, so leave it or {', '.join(others)} out")
     found = own.changed(**named)
     return found.greedy() if greedy else found
+
+
+def check_lm(lm: Path | None, decoding: SearchConfig) -> None:
+    """Raise ValueError where there is a language model, but no weight for it, or a weight without one."""
+    if (lm is None) == (decoding.lm_weight > 0):
+        raise ValueError(
+            f"--lm and --lm-weight go together, but lm={lm} and lm_weight={decoding.lm_weight}; try --lm LM --lm-weight 0.3"
+        )
+
+
+def plain_output(output: "Output") -> dict[str, object]:
+    """An output as JSON has it: what the search did not compute, or nobody asked for, is left out."""
+    found: dict[str, object] = {"text": output.text}
+    if not math.isnan(output.score):
+        found |= {"score": output.score, "log_prob": output.log_prob}
+    if output.token_scores:
+        pairs = zip(output.token_scores.tokens, output.token_scores.log_probs.tolist(), strict=True)
+        found["tokens"] = [{"token": token, "log_prob": round(log_prob, 4)} for token, log_prob in pairs]
+    if output.words:
+        found["words"] = [_plain_word(word) for word in output.words]
+    if output.alignment:
+        found["alignment"] = [list(pair) for pair in output.alignment.pairs]
+    return found
+
+
+def _plain_word(word: "Word") -> dict[str, object]:
+    times = {"start": word.start, "stop": word.stop}
+    rounded = {name: round(seconds, 3) for name, seconds in times.items() if seconds is not None}
+    return {"word": word.text, "confidence": round(word.confidence, 4), **rounded}
 
 
 @contextmanager

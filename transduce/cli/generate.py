@@ -16,7 +16,9 @@ from transduce.cli.common import (
     Machine,
     OptionalFile,
     Run,
+    Runs,
     chunks,
+    plain_output,
     read_phrases,
     read_side,
     standard_input,
@@ -51,13 +53,14 @@ class Options(GenerationConfig):
 
 
 def generate(
-    run: Positional[Run],
+    run: Positional[Runs],
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
     *,
     prompt: Annotated[tuple[str, ...] | None, arg(metavar="STR [STR ...]", help_behavior_hint="")] = None,
     stream: Annotated[bool, arg(help_behavior_hint="")] = False,
     interactive: Annotated[bool, arg(help_behavior_hint="")] = False,
     format: Format = "text",
+    token_scores: Annotated[bool, arg(help_behavior_hint="")] = False,
     output: OptionalFile = None,
     forbid: Forbid = None,
     generation: Options,
@@ -74,8 +77,14 @@ def generate(
         stream: Print text as it comes, one text after the other.
         interactive: Ask for a prompt, go on from it at once, and ask again; Ctrl-D ends.
         format: text: prompt and text, a rule between any two. json: an object per text and line.
+        token_scores: Put the log-probability of every token, and a confidence of every word, into json, to see where the
+            model was unsure. The model's own, without temperature.
         output: Where texts go; standard output if not given.
     """
+    if token_scores and (format != "json" or stream):
+        raise ValueError(
+            "scores of tokens need --format json and whole texts; add --format json and leave out --stream"
+        )
     if prompt == ():
         raise ValueError('--prompt takes texts, but nothing follows it; --prompt "" begins from nothing')
     if files and prompt:
@@ -93,7 +102,10 @@ def generate(
     if not prompt and not files:
         prompts, size = standard_input(), 1 if sys.stdin.isatty() else size
     with writing(output, unit="text", total=None, quiet=True) as (out, _):
-        for part in _told(_texts(generator, prompts, config, size, stream=stream), format):
+        whole = format == "json" and not stream
+        texts = _texts(generator, prompts, config, size, stream=stream)
+        objects = _objects(generator, prompts, config, size, token_scores=token_scores)
+        for part in objects if whole else _told(texts, format):
             out.write(part)
             out.flush()
 
@@ -114,6 +126,17 @@ def _told(texts: Iterable[tuple[str, Iterable[str]]], format: Format) -> Iterato
             yield f"{RULE}\n" * (number > 0) + prompt
             yield from parts
             yield "\n"
+
+
+def _objects(
+    generator: Generator, prompts: Iterable[str], config: GenerationConfig, size: int, *, token_scores: bool
+) -> Iterator[str]:
+    """A line of JSON for every text that follows a prompt."""
+    for done, some in chunks(prompts, size):
+        found = generator.generate(some, config, first_prompt=done, token_scores=token_scores)
+        for asked, outputs in zip(some, found, strict=True):
+            for output in outputs:
+                yield json.dumps({"prompt": asked, **plain_output(output)}, ensure_ascii=False) + "\n"
 
 
 def _texts(

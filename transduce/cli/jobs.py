@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 from tqdm import tqdm
 from tyro.conf import arg
 
-from transduce.cli.common import Count, Machine, OptionalFile, writing
+from transduce.cli.common import Count, Machine, OptionalFile, each_run, writing
 from transduce.cli.parts import (
     Head,
     Share,
@@ -38,6 +38,7 @@ class Job(ABC):
 
     run: Path
     machine: Machine
+    lm: Path | None = None
 
     UNIT: ClassVar[str]
     """What progress counts."""
@@ -71,7 +72,14 @@ class Job(ABC):
         del plain["machine"]["device"]
         plain.get("decoding", {}).pop("batch_tokens", None)  # it changes speed and memory, never the output
         names = lines_fingerprint(ascii(self.name(item)) for item in items)
-        own = {"kind": type(self).__name__, "run": run_fingerprint(self.run), "n_inputs": len(items), "inputs": names}
+        own = {
+            "kind": type(self).__name__,
+            "run": "+".join(map(run_fingerprint, each_run(self.run))),
+            "n_inputs": len(items),
+            "inputs": names,
+        }
+        if self.lm is not None:
+            own["lm"] = run_fingerprint(self.lm)
         return {**plain, **own}
 
     def head(self, key: dict[str, Any], share: Share, items: Iterable[Any]) -> Head:
@@ -298,5 +306,6 @@ def _default_workers(job: Job, n_chunks: int) -> int:
     if not (default_device() if job.machine.device == "auto" else job.machine.device).startswith("cpu"):
         return 1
     room = memory(torch.device("cpu")) or sys.maxsize
-    each = (1 << 29) + 2 * weights_path(job.run).stat().st_size  # torch itself, and the weights, plain and packed
+    weights = sum(weights_path(run).stat().st_size for run in each_run(job.run))
+    each = (1 << 29) + 2 * weights  # torch itself, and the weights, plain and packed
     return max(1, min(torch.get_num_threads(), n_chunks // 2, room // each))

@@ -216,17 +216,18 @@ def _all_parts(output: Path) -> list[Part]:
 
 
 def run_fingerprint(directory: Path) -> str:
-    """SHA-256 of what a run decodes with: configuration, tokenizers, statistics, weights."""
+    """SHA-256 of what a run decodes with: configuration, tokenizers, statistics, weights; or of a file of n-grams."""
     from transduce.data.text.tokenizers import FILES, side_files
     from transduce.run import CONFIG, STATISTICS, weights_path
 
     digest = sha256()
+    weights = directory if directory.is_file() else weights_path(directory)
     for path in [
         directory / name for name in (CONFIG, STATISTICS, *FILES, *side_files("source"), *side_files("target"))
     ]:
         if path.is_file():
             digest.update(path.name.encode() + sha256(path.read_bytes()).digest())
-    with weights_path(directory).open("rb") as file:
+    with weights.open("rb") as file:
         while block := file.read(1 << 24):
             digest.update(block)
     return digest.hexdigest()

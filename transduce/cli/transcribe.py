@@ -1,7 +1,6 @@
 """`transduce transcribe RUN FILE ...`: recordings to text, TSV, JSON lines or subtitles."""
 
 import io
-import json
 import os
 import re
 import sys
@@ -16,22 +15,34 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import soundfile
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import STDIN, Forbid, Machine, Run, search_options, with_options
+from transduce.cli.common import (
+    LM,
+    STDIN,
+    Forbid,
+    Machine,
+    Runs,
+    check_lm,
+    each_run,
+    search_options,
+    with_options,
+)
 from transduce.cli.jobs import Division, Job, carry_out
+from transduce.cli.transcripts import HEAD, STREAM, WRITE, as_line, srt
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.speech.manifest import manifest_audio
 from transduce.data.speech.microphone import check_microphone, record
 from transduce.tasks.config import SearchConfig
 
 if TYPE_CHECKING:
-    from transduce.tasks.transcribe import Audio, Sound, Transcriber, Transcript
+    from transduce.tasks.transcribe import Transcriber
+    from transduce.tasks.transcript import Audio, Details, Sound
 else:  # torch takes seconds to import, and --help does without
-    Audio = Sound = Transcriber = Transcript = Any
+    Audio = Details = Sound = Transcriber = Any
 
 CHUNK = 600.0
 """Seconds of sound in memory at a time; the file that completes them may be longer."""
 
-Format = Literal["text", "tsv", "json", "srt"]
+Format = Literal["text", "tsv", "json", "srt", "vtt"]
 
 SOUND = re.compile(
     rb"RIFF|RIFX|RF64|riff|FORM|\.snd|dns\.|fLaC|OggS|ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]|caff|wvpk|\x1aE\xdf\xa3|....ftyp",
@@ -42,16 +53,20 @@ SOUND = re.compile(
 NO_NAME = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Bytes that no line of names holds."""
 
-Search = search_options(without=("n_best", "max_source_length", "split_length"))
+Search = search_options(without=("max_source_length", "split_length", "shortlist"))
 
 
 def transcribe(
-    run: Positional[Run],
+    run: Positional[Runs],
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
     *,
     microphone: Annotated[bool, arg(help_behavior_hint="")] = False,
     format: Format = "text",
     forbid: Forbid = None,
+    lm: LM = None,
+    word_times: Annotated[bool, arg(help_behavior_hint="")] = False,
+    token_scores: Annotated[bool, arg(help_behavior_hint="")] = False,
+    stream: Annotated[bool, arg(help_behavior_hint="")] = False,
     search: Annotated[Any, arg(constructor=Search)],
     machine: Machine,
     division: Division,
@@ -67,24 +82,78 @@ def transcribe(
         microphone: Record until Enter or Ctrl-C, then transcribe that. Needs sounddevice (pip install
             'transduce[microphone]').
         format: text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment, none for a
-            file that cannot be used. json: an object per file and line. srt: subtitles of one file.
+            file that cannot be used. json: an object per file and line. srt, vtt: subtitles of one file.
+        lm: A language model beside the run: for words and phrases that its training lacked. Another run, of the same
+            tokenizer, or an ARPA file of n-grams whose words are its tokens, as transduce tokenize writes them.
+        word_times: When every word was said, and how sure CTC is of it, for captions that follow the voice or for finding
+            what to check: in json; in srt a subtitle is then one word, in vtt words light up. Needs a model with CTC.
+        token_scores: Put the log-probability of every token into json, to see where the model was unsure.
+        stream: Print every segment as soon as it is transcribed, in the order in which they are heard, to follow a long
+            recording: in text a line each, in json an object each. The texts are the same.
     """
     if microphone == bool(files):
         raise ValueError(
             "name the files to transcribe, - for standard input (sound, or names of files), or --microphone alone"
         )
+    if stream and (division.output or division.workers or division.part):
+        raise ValueError("segments come on standard output, so leave out --output, --workers and --part with --stream")
     if microphone:
         check_microphone()
     given = list(_given(files))
-    if format == "srt" and not microphone and len(given) != 1:
+    if word_times and format not in ("json", "srt", "vtt"):
+        raise ValueError(f"times of words need --format json, srt or vtt, but it is {format}; add one of them")
+    if token_scores and format != "json":
+        raise ValueError(f"scores of tokens need --format json, but it is {format}; add --format json")
+    if format in ("srt", "vtt") and not microphone and len(given) != 1:
         raise ValueError(f"subtitles belong to one file, but {len(given)} were named; run it once for each")
     from transduce.run import load_run
     from transduce.tasks.load import own_decoding
 
-    decoding = with_options(own_decoding(run, load_run(run)), search, forbid)
+    first = each_run(run)[0]
+    found = load_run(first)
+    decoding = with_options(own_decoding(first, found), search, forbid)
+    check_lm(lm, decoding)
+    if search.n_best and format != "json":
+        raise ValueError(f"several outputs need --format json, but it is {format}; leave out --n-best, or add it")
+    if word_times and found.experiment.get("ctc_weight") == 0:
+        raise ValueError(f"times of words come from CTC, but {first} was trained with ctc_weight=0; leave them out")
     if microphone:
         given.append(_recorded())
-    carry_out(Transcription(run=run, machine=machine, decoding=decoding, format=format), given, division)
+    job = Transcription(
+        run=run,
+        lm=lm,
+        machine=machine,
+        decoding=decoding,
+        format=format,
+        word_times=word_times,
+        token_scores=token_scores,
+    )
+    _stream(job, given) if stream else carry_out(job, given, division)
+
+
+def _stream(job: "Transcription", files: Sequence[Audio]) -> None:
+    """Print every segment as soon as it is there.
+
+    Raises:
+        SystemExit: with 1, at the end, if some files could not be used.
+    """
+    from transduce.tasks.transcribe import Transcriber
+    from transduce.tasks.transcript import Transcript
+
+    transcriber, n_bad, n_cues = job.machine.load(Transcriber, job.run, job.lm), 0, 0
+    print(HEAD.get(job.format, ""), end="", flush=True)
+    for sound in transcriber.read(files, job.decoding):
+        if sound.error:
+            n_bad += 1
+            print(f"transduce: {as_line(sound.error)}", file=sys.stderr)
+        for segment in transcriber.in_order(sound, job.decoding, details=job.details):
+            heard = Transcript(sound.path, [segment])
+            row = srt(heard, n_cues) if job.format == "srt" else STREAM.get(job.format, WRITE[job.format])(heard)
+            n_cues += row.count(" --> ")
+            print(row, end="", flush=True)
+    if n_bad:
+        print(f"transduce: {n_bad} of {len(files)} {job.UNUSABLE}", file=sys.stderr)
+        raise SystemExit(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +166,8 @@ class Transcription(Job):
 
     decoding: SearchConfig
     format: Format
+    word_times: bool = False
+    token_scores: bool = False
 
     def name(self, item: Audio) -> str:
         """Its path; what has none is its content."""
@@ -117,16 +188,25 @@ class Transcription(Job):
         """Load the transcriber."""
         from transduce.tasks.transcribe import Transcriber
 
-        return partial(self._rows, self.machine.load(Transcriber, self.run))
+        return partial(self._rows, self.machine.load(Transcriber, self.run, self.lm))
+
+    @property
+    def details(self) -> Details:
+        """What outputs are given besides their text."""
+        from transduce.tasks.transcript import Details
+
+        return Details(self.token_scores, self.word_times)
 
     def _rows(self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress) -> Rows:
-        rows = ["audio\tstart\tstop\tscore\ttext\n"] * (self.format == "tsv" and start == 0)
+        rows = [HEAD.get(self.format, "")] * (start == 0)
         errors = []
-        for sounds in _chunks(transcriber.read(files, self.decoding)):
+        for sounds in _chunks(transcriber.read(files, self.decoding, first_sound=start)):
             progress(0, sum(len(sound.segments) - 1 for sound in sounds))
-            found = transcriber.transcripts(sounds, self.decoding, progress=lambda n, _: progress(n, 0))
+            found = transcriber.transcripts(
+                sounds, self.decoding, progress=lambda n, _: progress(n, 0), details=self.details
+            )
             rows += map(WRITE[self.format], found)
-            errors += [_line(transcript.error) for transcript in found if transcript.error]
+            errors += [as_line(transcript.error) for transcript in found if transcript.error]
         return Rows("".join(rows), tuple(errors))
 
 
@@ -192,54 +272,3 @@ def _recorded() -> Audio:
     soundfile.write(file, samples, rate, format="WAV", subtype="FLOAT")
     file.seek(0)
     return file
-
-
-def _printable(text: object) -> str:
-    """As text, even where a file's name holds bytes that are not UTF-8."""
-    return str(text).encode(errors="surrogateescape").decode(errors="replace")
-
-
-def _line(text: object) -> str:
-    """As text of one line."""
-    return _printable(text).replace("\n", " ").replace("\r", " ")
-
-
-def _text(transcript: Transcript) -> str:
-    return transcript.text + "\n"
-
-
-def _tsv(transcript: Transcript) -> str:
-    name = _line(transcript.path).replace("\t", " ")
-    return "".join(
-        f"{name}\t{p.start:.3f}\t{p.stop:.3f}\t{p.outputs[0].score:.4f}\t" + p.outputs[0].text.replace("\t", " ") + "\n"
-        for p in transcript.segments
-    )
-
-
-def _json(transcript: Transcript) -> str:
-    segments = [
-        {"start": round(p.start, 3), "stop": round(p.stop, 3), "score": p.outputs[0].score, "text": p.outputs[0].text}
-        for p in transcript.segments
-    ]
-    plain: dict[str, object] = {"audio": _printable(transcript.path), "text": transcript.text, "segments": segments}
-    if transcript.error:
-        plain["error"] = _printable(transcript.error)
-    return json.dumps(plain, ensure_ascii=False) + "\n"
-
-
-def _srt(transcript: Transcript) -> str:
-    said = [piece for piece in transcript.segments if piece.outputs[0].text.strip()]
-    return "".join(
-        f"{number}\n{_moment(piece.start)} --> {_moment(piece.stop)}\n{piece.outputs[0].text.strip()}\n\n"
-        for number, piece in enumerate(said, start=1)
-    )
-
-
-def _moment(seconds: float) -> str:
-    """SubRip's hours:minutes:seconds,milliseconds."""
-    milliseconds = round(seconds * 1000)
-    minutes, rest = divmod(milliseconds, 60_000)
-    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d},{rest % 1000:03d}"
-
-
-WRITE = {"text": _text, "tsv": _tsv, "json": _json, "srt": _srt}

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transduce.config import within
+from transduce.config import divides, within
 from transduce.decode.constraints import Constraints, ids_tensor
 from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.phrases import Required, in_banks
@@ -25,19 +26,20 @@ class Beams:
     log_prob: Float[Tensor, "A K"]
     score: Float[Tensor, "A K"]
 
-    def best(self, k: int) -> tuple["Beams", Int[Tensor, "A k"]]:
-        """The k best hypotheses by score, and which of all they were."""
-        score, index = self.score.topk(k)
+    def best(self, k: int, by: Float[Tensor, "A K"] | None = None) -> tuple["Beams", Int[Tensor, "A k"]]:
+        """The k best hypotheses by score, or by something else, and which of all they were."""
+        score, index = (self.score if by is None else by).topk(k)
         tokens = self.tokens.gather(1, index[:, :, None].expand(-1, -1, self.tokens.size(2)))
+        score = score if by is None else self.score.gather(1, index)
         return Beams(tokens, self.log_prob.gather(1, index), score), index
-
-    def first(self, k: int) -> "Beams":
-        """The first k hypotheses."""
-        return Beams(self.tokens[:, :k], self.log_prob[:, :k], self.score[:, :k])
 
     def rows(self, sentences: Int[Tensor, " M"]) -> "Beams":
         """The beams of some sentences."""
         return Beams(self.tokens[sentences], self.log_prob[sentences], self.score[sentences])
+
+    def columns(self, some: slice) -> "Beams":
+        """Some of the hypotheses of every sentence."""
+        return Beams(self.tokens[:, some], self.log_prob[:, some], self.score[:, some])
 
     def beside(self, other: "Beams") -> "Beams":
         """Both, in one row per sentence."""
@@ -54,6 +56,8 @@ def beam_search(
     beam_size: int = 5,
     alpha: float = 0.6,
     n_best: int = 1,
+    groups: int = 1,
+    diversity: float = 0.0,
     finished_first: bool = True,
     coverage: Callable[[], Float[Tensor, " N"]] | None = None,
 ) -> list[list[Hypothesis]]:
@@ -68,14 +72,22 @@ def beam_search(
         scorer: begins with one row per sentence, and has seen all of the prompt but the last token.
         prompts: what came before, at least BOS, on the device of the search.
         alpha: exponent of the length penalty; 0 ranks by log-probability.
+        groups: each searches with its share of the beam and by the rules above, and a sentence is done when all are. In
+            every step, a group prefers what the groups before it did not take: a continuation counts as if it was
+            less likely by `diversity` for each of their live hypotheses that has just taken the same token. What a
+            hypothesis scores in the end knows nothing of that.
         finished_first: False: at its bound, live hypotheses take the places of finished ones that have a lower score.
         coverage: what is added to the score of whatever continues each row that the scorer has seen; it is never above 0.
 
     Raises:
-        ValueError: n_best is not in 1 ... beam_size.
-    Source: Wu et al. (2016), section 7, for the penalty; the rule to stop is that of transformers' generate.
+        ValueError: n_best is not in 1 ... beam_size, groups do not divide it, or there are groups and required phrases.
+    Source: Wu et al. (2016), section 7, for the penalty; the rule to stop is that of transformers' generate; Vijayakumar
+    et al. (2018), Diverse beam search for improved description of complex scenes, for groups (Hamming diversity).
     """
     within(f"[1, {beam_size}]", n_best=n_best)
+    divides(beam_size=beam_size, groups=groups)
+    if constraints.required and groups > 1:
+        raise ValueError(f"groups of a beam know no required phrases, but groups={groups}; leave one of them out")
     device, max_lengths = prompts.device, constraints.max_lengths
     end = -1 if constraints.eos_id is None else constraints.eos_id  # no token is -1
     running, last = list(range(scorer.n_sentences)), prompts[:, -1]
@@ -86,17 +98,19 @@ def beam_search(
         step += 1
         scores, total = constraints.scores(scorer, last, live.tokens.flatten(0, 1), running)
         offset = live.log_prob - total.view_as(live.log_prob)
-        if constraints.required is None:
-            continuations = likeliest(scores, offset, 2 * beam_size)
+        first_row = offset.size(1) * torch.arange(len(running), device=device)[:, None]
+        covered = None if coverage is None else coverage().view_as(offset)
+        told = end, length_penalty(step, alpha), covered
+        if groups > 1:
+            live, kept, parent, done = _advance_groups(scores, offset, live, kept, groups, diversity, *told)
         else:
-            at_end = max_lengths <= step
-            continuations = _in_banks(constraints.required, scores, offset, live, running, at_end, beam_size, end)
-        penalty, bonus = length_penalty(step, alpha), None
-        if coverage is not None:
-            bonus = coverage().view(len(running), -1).gather(1, continuations[2])
-        live, kept, parent = _advance(live, kept, continuations, end, penalty, bonus)
-        best = live.score[:, 0] if bonus is None else live.log_prob.amax(dim=1) / penalty  # more may yet be covered
-        done = (best <= kept.score[:, -1]) | (max_lengths <= step)
+            if constraints.required is None:
+                continuations = likeliest(scores, offset, 2 * beam_size)
+            else:
+                at_end = max_lengths <= step
+                continuations = _in_banks(constraints.required, scores, offset, live, running, at_end, beam_size, end)
+            live, kept, parent, done = _advance(live, kept, continuations, *told)
+        parent, done = first_row + parent, done | (max_lengths <= step)
         flags: list[bool] = done.tolist()  # the one host sync of a step
         if any(flags):
             gone, on = ([i for i, flag in enumerate(flags) if flag is want] for want in (True, False))
@@ -104,13 +118,13 @@ def beam_search(
             results.append(([running[i] for i in gone], kept.rows(out), live.rows(out)))
             running, max_lengths, parent = [running[i] for i in on], max_lengths[rest], parent[rest]
             live, kept = live.rows(rest), kept.rows(rest)
-        if parent.device.type == "cpu":
+        if groups == 1 and device.type == "cpu":
             live, parent = _settled(live, parent)
         scorer.reorder(parent.flatten())
         if any(flags):
             scorer.keep(rest)
         last = live.tokens[:, :, -1].flatten()
-    return _collect(results, end, n_best, finished_first)
+    return _collect(results, end, n_best, groups, finished_first)
 
 
 def _start(n_sentences: int, beam_size: int, device: torch.device) -> tuple[Beams, Beams]:
@@ -139,26 +153,70 @@ def _in_banks(
     return best, index % scores.size(1), (index // scores.size(1)).clamp_max(n_rows - 1)
 
 
+def _advance_groups(
+    scores: Float[Tensor, "N V"],
+    offset: Float[Tensor, "A k"],
+    live: Beams,
+    kept: Beams,
+    groups: int,
+    diversity: float,
+    eos_id: int,
+    penalty: float,
+    covered: Float[Tensor, "A k"] | None,
+) -> tuple[Beams, Beams, Int[Tensor, "A K"], Bool[Tensor, " A"]]:
+    """`_advance`, group by group; a sentence is done when all of its groups are."""
+    size, table = kept.score.size(1) // groups, scores.view(*offset.shape, -1)
+    taken, found = torch.zeros_like(table[:, 0]), []
+    for group in range(groups):
+        span = slice(group * size, (group + 1) * size)
+        rows = span if offset.size(1) > 1 else slice(0, 1)  # all begin as one
+        less = diversity * taken
+        best, token, parent = likeliest((table[:, rows] - less[:, None]).flatten(0, 1), offset[:, rows], 2 * size)
+        bias, seen = less.gather(1, token), None if covered is None else covered[:, rows]
+        continuations = best + bias, token, parent
+        new, over, parent, done = _advance(
+            live.columns(rows), kept.columns(span), continuations, eos_id, penalty, seen, bias
+        )
+        there = (new.log_prob > -math.inf).to(taken.dtype)
+        taken = taken.scatter_add(1, new.tokens[:, :, -1], there)
+        found.append((new, over, rows.start + parent, done))
+    lives, over_all, parents, all_done = zip(*found, strict=True)
+    parent, done = torch.cat(parents, dim=1), torch.stack(all_done).all(dim=0)
+    return reduce(Beams.beside, lives), reduce(Beams.beside, over_all), parent, done
+
+
 def _advance(
     live: Beams,
     kept: Beams,
     continuations: tuple[Float[Tensor, "A n"], Int[Tensor, "A n"], Int[Tensor, "A n"]],
     eos_id: int,
     penalty: float,
-    bonus: Float[Tensor, "A n"] | None = None,
-) -> tuple[Beams, Beams, Int[Tensor, "A K"]]:
-    """Go one token further: the new live and kept hypotheses, and the row that each live one continues."""
+    covered: Float[Tensor, "A k"] | None = None,
+    bias: Float[Tensor, "A n"] | None = None,
+) -> tuple[Beams, Beams, Int[Tensor, "A K"], Bool[Tensor, " A"]]:
+    """Go one token further: the new live and kept hypotheses, which of its sentence each live one continues, and whether
+    no live one beats any of beam_size kept ones.
+
+    Args:
+        continuations: sorted by their log-probability less `bias`, by which the live ones are chosen.
+        covered: what each hypothesis adds to the scores of its continuations.
+    """
     log_prob, token, parent = continuations
     beam_size = kept.score.size(1)
     past = live.tokens.gather(1, parent[:, :, None].expand(-1, -1, live.tokens.size(2)))
     tokens = torch.cat((past, token[:, :, None]), dim=2)
     on, over = log_prob.masked_fill(token == eos_id, -math.inf), log_prob.masked_fill(token != eos_id, -math.inf)
-    ended = Beams(tokens, over, over / penalty if bonus is None else over / penalty + bonus).first(beam_size)
+    on_score, over_score = on / penalty, over / penalty
+    if covered is not None:
+        bonus = covered.gather(1, parent)
+        on_score, over_score = on_score + bonus, over_score + bonus
+    ended = Beams(tokens, over, over_score).columns(slice(beam_size))
     earlier = Beams(F.pad(kept.tokens, (0, 1), value=eos_id), kept.log_prob, kept.score)
     kept, _ = earlier.beside(ended).best(beam_size)
-    first_row = live.score.size(1) * torch.arange(len(parent), device=parent.device)[:, None]
-    live, chosen = Beams(tokens, on, on / penalty if bonus is None else on / penalty + bonus).best(beam_size)
-    return live, kept, first_row + parent.gather(1, chosen)
+    live, chosen = Beams(tokens, on, on_score).best(beam_size, None if bias is None else on_score - bias / penalty)
+    by_score = covered is None and bias is None
+    best = live.score[:, 0] if by_score else live.log_prob.amax(dim=1) / penalty  # more may yet be covered
+    return live, kept, parent.gather(1, chosen), best <= kept.score[:, -1]
 
 
 def _settled(live: Beams, parent: Int[Tensor, "A K"]) -> tuple[Beams, Int[Tensor, "A K"]]:
@@ -176,14 +234,17 @@ def _settled(live: Beams, parent: Int[Tensor, "A K"]) -> tuple[Beams, Int[Tensor
 
 
 def _collect(
-    results: list[tuple[list[int], Beams, Beams]], eos_id: int, n_best: int, finished_first: bool
+    results: list[tuple[list[int], Beams, Beams]], eos_id: int, n_best: int, groups: int, finished_first: bool
 ) -> list[list[Hypothesis]]:
     """Per sentence, in the order of the batch: finished hypotheses, then live ones in the places left free; sorted."""
     found: dict[int, list[Hypothesis]] = {}
     for sentences, kept, live in results:
-        beam_size = kept.score.size(1)
-        for sentence, finished, unfinished in zip(sentences, _lists(kept, eos_id), _lists(live, eos_id), strict=True):
-            hypotheses = (finished + unfinished)[: beam_size if finished_first else None]
+        size = kept.score.size(1) // groups
+        spans = [slice(group * size, (group + 1) * size) for group in range(groups)]
+        each = [zip(*(_lists(beams.columns(span), eos_id) for beams in (kept, live)), strict=True) for span in spans]
+        room = size if finished_first else None
+        for sentence, pairs in zip(sentences, zip(*each, strict=True), strict=True):
+            hypotheses = [h for finished, unfinished in pairs for h in (finished + unfinished)[:room]]
             found[sentence] = sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:n_best]
     return [found[sentence] for sentence in sorted(found)]
 

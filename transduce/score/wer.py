@@ -146,6 +146,11 @@ def _errors(hypotheses: Lines, references: Lines, unit: Unit) -> list[Errors]:
     return found
 
 
+def sentence_rates(hypotheses: Lines, references: Lines, unit: Unit) -> list[float]:
+    """The errors of each utterance in percent of its reference; a blank reference counts as one token."""
+    return [100 * each.total / max(1, each.n_reference) for each in _errors(hypotheses, references, unit)]
+
+
 def _resampled(utterances: Sequence[Errors], resamples: int) -> Float[np.ndarray, " R"]:
     """The rate in percent on every bootstrap draw that has a token in its references.
 

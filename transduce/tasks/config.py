@@ -5,8 +5,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from transduce.config import at_least, check_choices, within
+from transduce.config import at_least, check_choices, divides, within
 from transduce.decode.config import RulesConfig, SamplingConfig
+
+NOT_GREEDY = ("beam_groups", "sample", "temperature", "top_k", "top_p", "mbr")
+"""Fields of SearchConfig that greedy search leaves at their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,7 @@ class SearchConfig(RulesConfig):
     """What beam search makes of hypotheses that the bound on the length cut: they come out where there are not enough
     finished ones, or where their score is higher, as in transformers, for outputs that shall be the same as there."""
     n_best: int = 1
-    """Outputs per source, best first."""
+    """Outputs per source, best first; samples in the order in which they are drawn."""
     batch_tokens: int = 2048
     """Source positions per batch, padding included. It changes speed and memory, never the output."""
     length_ratio: float = 2.0
@@ -50,6 +53,29 @@ class SearchConfig(RulesConfig):
     shortlist: bool = False
     """Translate with the tokens that the run's table has for the source's, which is faster; `transduce shortlist` makes
     the table."""
+    lm_weight: float = 0.0
+    """Weight of a language model beside the run, as --lm and td.load(RUN, lm=...) name one; 0.1 to 0.5 where there is much
+    more text than the run was trained on."""
+
+    beam_groups: int = 1
+    """Parts of the beam, each of which prefers other tokens than those before it (diverse beam search): for n_best outputs
+    that differ in more than a word. It divides beam_size."""
+    diversity: float = 0.5
+    """How strongly they do: what a token costs, in nats, for each hypothesis of an earlier group that has just taken it."""
+    sample: bool = False
+    """Draw n_best outputs at random, by their probability, instead of searching for the likeliest: for variety, as in
+    back-translation, or for mbr."""
+    temperature: float = 1.0
+    """In sampling, what the scores are divided by: below 1 safer, above 1 bolder."""
+    top_k: int = 0
+    """In sampling, draw among the k likeliest tokens; 0 = all."""
+    top_p: float = 1.0
+    """In sampling, draw among the fewest tokens that have this probability together; 1 = all."""
+    seed: int = 0
+    """Seed of what is drawn. Sample k of a source depends on it and on the number of the source, not on its neighbours."""
+    mbr: Literal["none", "bleu", "chrf", "wer", "cer"] = "none"
+    """Output what agrees best, by this measure, with all beam_size hypotheses, or samples: minimum Bayes risk, where the
+    likeliest output is not the best one, as it often cuts or drops. Its scores are expected values of the measure."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,11 +84,39 @@ class SearchConfig(RulesConfig):
         at_least(1, batch_tokens=self.batch_tokens, max_source_length=self.max_source_length)
         within("[1, 1000000]", length_extra=self.length_extra)
         at_least(0, alpha=self.alpha, max_length=self.max_length, coverage_penalty=self.coverage_penalty)
+        at_least(0, lm_weight=self.lm_weight)
         within("[0, 1000]", length_ratio=self.length_ratio)
         at_least(0, split_length=self.split_length, min_seconds=self.min_seconds, margin=self.margin)
         at_least(1.0, max_seconds=self.max_seconds)
         within("[0, 1]", ctc_weight=self.ctc_weight)
         within(f"[1, {self.beam_size}]", n_best=self.n_best)
+        divides(beam_size=self.beam_size, beam_groups=self.beam_groups)
+        at_least(0, diversity=self.diversity, top_k=self.top_k, seed=self.seed)
+        within("(0, inf)", temperature=self.temperature)
+        within("(0, 1]", top_p=self.top_p)
+        check_choices(self)
+        drawn = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        if not self.sample and tuple(drawn.values()) != (1.0, 0, 1.0):
+            told = ", ".join(f"{name}={value}" for name, value in drawn.items())
+            raise ValueError(f"temperature, top_k and top_p are of sampling, but {told} and sample=False; add sample")
+        if self.sample and self.beam_groups > 1:
+            raise ValueError(
+                f"a sample has no beam, but sample=True and beam_groups={self.beam_groups}; leave one of them out"
+            )
+        if self.mbr != "none" and self.beam_size == 1:
+            raise ValueError(
+                f"mbr={self.mbr} chooses among beam_size hypotheses or samples, but beam_size=1; try beam_size=32 and sample"
+            )
+
+    @property
+    def n_candidates(self) -> int:
+        """How many hypotheses a search gives: n_best, or what minimum Bayes risk chooses among."""
+        return self.n_best if self.mbr == "none" else self.beam_size
+
+    def rngs(self, source: int, part: int = 0) -> list[np.random.Generator]:
+        """What the samples of a source, or of a part of it, are drawn with; none where nothing is."""
+        ks = range(self.n_candidates if self.sample else 0)
+        return [np.random.default_rng((self.seed, source, part, k)) for k in ks]
 
     def changed(self, **settings: Any) -> "SearchConfig":
         """The same with other settings. A beam too narrow for n_best becomes as wide, unless beam_size is named too.
@@ -84,7 +138,8 @@ class SearchConfig(RulesConfig):
 
     def greedy(self) -> "SearchConfig":
         """The same, but searched greedily."""
-        return replace(self, beam_size=1, n_best=1)
+        off: dict[str, Any] = {each.name: each.default for each in fields(self) if each.name in NOT_GREEDY}
+        return replace(self, beam_size=1, n_best=1, **off)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +152,11 @@ class GenerationConfig(RulesConfig, SamplingConfig):
     """More than 1: beam search, which draws nothing."""
     alpha: float = 0.6
     """In beam search, the exponent of the length penalty ((5 + length) / 6)^alpha, over new tokens."""
+    beam_groups: int = 1
+    """Parts of the beam, each of which prefers other tokens than those before it (diverse beam search): for n texts that
+    differ in more than a word. It divides beam_size."""
+    diversity: float = 0.5
+    """How strongly they do: what a token costs, in nats, for each text of an earlier group that has just taken it."""
     seed: int = 0
     """Seed of all that is drawn."""
     n: int = 1
@@ -106,7 +166,8 @@ class GenerationConfig(RulesConfig, SamplingConfig):
 
     def __post_init__(self) -> None:
         at_least(1, max_length=self.max_length, beam_size=self.beam_size, n=self.n, batch_size=self.batch_size)
-        at_least(0, alpha=self.alpha, seed=self.seed)
+        at_least(0, alpha=self.alpha, seed=self.seed, diversity=self.diversity)
+        divides(beam_size=self.beam_size, beam_groups=self.beam_groups)
         RulesConfig.__post_init__(self)
         SamplingConfig.__post_init__(self)
         sampling = {each.name: getattr(self, each.name) for each in fields(SamplingConfig)}
@@ -125,7 +186,13 @@ class GenerationConfig(RulesConfig, SamplingConfig):
     @property
     def search(self) -> SearchConfig:
         """The part that is beam search."""
-        return SearchConfig(beam_size=self.beam_size, alpha=self.alpha, n_best=min(self.n, self.beam_size))
+        return SearchConfig(
+            beam_size=self.beam_size,
+            alpha=self.alpha,
+            n_best=min(self.n, self.beam_size),
+            beam_groups=self.beam_groups,
+            diversity=self.diversity,
+        )
 
     def rng(self, i: int, k: int) -> np.random.Generator:
         """What text k of prompt i is drawn with."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from transduce.data.batch import bucket, pad, pad_frames
 from transduce.data.text.tokenizers import Tokenizer
+from transduce.decode.hypothesis import length_penalty
 from transduce.decode.scorer import at_least_float32
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Memory, Transformer
-from transduce.tasks.search import SearchConfig, check_list, last_position
+from transduce.tasks.search import Output, SearchConfig, check_list, last_position
+from transduce.tasks.words import TokenScores, WordAlignment, word_alignment, word_spans, words_of_text
 
 InputT = TypeVar("InputT")
 
@@ -24,21 +26,6 @@ Source = list[int] | Float[Tensor, "_ F"]
 
 ROWS = 512
 """Positions projected to the vocabulary at a time."""
-
-
-@dataclass(frozen=True)
-class TokenScores:
-    """How likely a given text is, token by token."""
-
-    tokens: list[str]
-    """The T tokens, readable, as the tokenizer cuts the text; the end is one of them where the model predicts it."""
-    log_probs: Float[Tensor, " T"]
-    """The natural log-probability of each, given the tokens before it, and the source if there is one."""
-
-    @property
-    def log_prob(self) -> float:
-        """The natural log-probability of the whole text."""
-        return float(self.log_probs.double().sum())
 
 
 @dataclass(frozen=True)
@@ -53,6 +40,8 @@ class Alignment:
     """Cross-attention by layer and head: row t is the look that token t was predicted with, and sums to 1."""
     seconds: float | None = None
     """The time from one source position to the next, if the source is sound; position s begins at s * seconds."""
+    words: WordAlignment | None = None
+    """Which source word each target word was written from; None of sound."""
 
     @property
     def mean(self) -> Float[Tensor, "T S"]:
@@ -72,6 +61,8 @@ class ForcedDecoding(ABC, Generic[InputT]):
     """What a task of encoder and decoder tells about inputs and given outputs, besides writing outputs of its own."""
 
     model: Transformer
+    models: tuple[Transformer, ...]
+    """The model, and what decides beside it in an ensemble."""
     tokenizer: Tokenizer
     decoding: SearchConfig
 
@@ -87,6 +78,14 @@ class ForcedDecoding(ABC, Generic[InputT]):
         """The tokens of a source of ids; of frames there are none."""
         return []
 
+    def source_words(self, source: Source) -> list[tuple[str, int, int]] | None:
+        """The words of a source of ids, with their tokens; None of frames."""
+        return None
+
+    def _target_words(self, ids: Sequence[int]) -> list[tuple[str, int, int]]:
+        """The words of a target, with their tokens; its end is none of them."""
+        return word_spans(self.tokenizer, ids[:-1] if ids[-1:] == [self.tokenizer.eos_id] else ids)
+
     @property
     def position_seconds(self) -> float | None:
         """The time from one source position to the next, if the source is sound."""
@@ -99,53 +98,120 @@ class ForcedDecoding(ABC, Generic[InputT]):
         Text has a position per token and one for the end; sound, one per stack of frames.
 
         Raises:
-            ValueError: an input cannot be used, or is longer than learned positions.
+            ValueError: an input cannot be used, or is longer than learned positions; or this is an ensemble.
         """
+        self._check_alone("encode")
         return encoder_states(self.model, self._checked(inputs), self.decoding.batch_tokens)
 
     @torch.no_grad()
     def score(self, inputs: Sequence[InputT], texts: Sequence[str]) -> list[TokenScores]:
         """How likely each text is as the output for its input, by attention (a CTC head is not asked).
 
+        In an ensemble, a token's log-probability is the mean of those that the models give it.
+
         Raises:
             ValueError: there are not as many texts as inputs, or one of either cannot be used.
         """
-        sources, targets = self._checked(inputs), self._targets(inputs, texts)
-        found: list[TokenScores] = [TokenScores([], torch.empty(0))] * len(sources)
-        for rows, memory, target_in in self._forced(sources, targets):
-            states = self.model.decoder_states(target_in, memory=memory)
-            for row, own in zip(rows, states, strict=True):
-                wanted = torch.tensor(targets[row], device=states.device)
-                log_probs = token_log_probs(self.model, own[: len(wanted)], wanted).cpu()
-                found[row] = TokenScores(self.tokenizer.tokens(targets[row]), log_probs)
-        return found
+        return self._token_scores(self._checked(inputs), self._targets(inputs, texts))
+
+    def _token_scores(self, sources: Sequence[Source], targets: Sequence[list[int]]) -> list[TokenScores]:
+        """The same of ids."""
+        found: list[list[Tensor]] = [[] for _ in sources]
+        for model in self.models:
+            for rows, memory, target_in in self._forced(model, sources, targets):
+                states = model.decoder_states(target_in, memory=memory)
+                for row, own in zip(rows, states, strict=True):
+                    wanted = torch.tensor(targets[row], device=states.device)
+                    found[row].append(token_log_probs(model, own[: len(wanted)], wanted).cpu())
+        return [
+            TokenScores(self.tokenizer.tokens(row), torch.stack(each).mean(dim=0))
+            for row, each in zip(targets, found, strict=True)
+        ]
+
+    def rerank(
+        self,
+        inputs: Sequence[InputT],
+        lists: Sequence[Sequence[Output]],
+        *,
+        weight: float = 1.0,
+        own_weight: float = 1.0,
+    ) -> list[list[Output]]:
+        """Outputs of every input, such as another run's n best, by their score times own_weight plus this run's times weight.
+
+        This run's score of a text is its log-probability over the length penalty of `decoding.alpha`.
+
+        Returns:
+            The outputs with these scores, the best first; else they stay as they are.
+
+        Raises:
+            ValueError: as for `score`.
+        """
+        rows = [
+            (row, given, output) for row, (given, each) in enumerate(zip(inputs, lists, strict=True)) for output in each
+        ]
+        scores = self.score([given for _, given, _ in rows], [output.text for *_, output in rows])
+        found: list[list[Output]] = [[] for _ in inputs]
+        for (row, _, output), each in zip(rows, scores, strict=True):
+            own = each.log_prob / length_penalty(len(each.tokens), self.decoding.alpha)
+            found[row].append(replace(output, score=own_weight * output.score + weight * own))
+        return [sorted(outputs, key=lambda output: -output.score) for outputs in found]
 
     @torch.no_grad()
     def align(self, inputs: Sequence[InputT], texts: Sequence[str]) -> list[Alignment]:
         """Where the decoder looks in each input while it is made to write the text.
 
         Raises:
-            ValueError: as for `score`.
+            ValueError: as for `score`; or this is an ensemble.
         """
-        sources, targets = self._checked(inputs), self._targets(inputs, texts)
+        self._check_alone("align")
+        return self._align(self._checked(inputs), self._targets(inputs, texts))
+
+    def _align(self, sources: Sequence[Source], targets: Sequence[list[int]]) -> list[Alignment]:
+        """The same of ids; in an ensemble, where the first model looks."""
         found: dict[int, Alignment] = {}
-        for rows, memory, target_in in self._forced(sources, targets):
+        for rows, memory, target_in in self._forced(self.model, sources, targets):
             assert memory.lengths is not None
             weights = cross_attention(self.model, memory, target_in).cpu()
             for b, (row, n_places) in enumerate(zip(rows, memory.lengths.tolist(), strict=True)):
-                found[row] = Alignment(
-                    self.source_tokens(sources[row]),
-                    self.tokenizer.tokens(targets[row]),
-                    weights[:, b, :, : len(targets[row]), :n_places].clone(),
-                    self.position_seconds,
-                )
+                own, spans = weights[:, b, :, : len(targets[row]), :n_places].clone(), self.source_words(sources[row])
+                words = None if spans is None else word_alignment(own.mean(1), spans, self._target_words(targets[row]))
+                tokens = self.source_tokens(sources[row]), self.tokenizer.tokens(targets[row])
+                found[row] = Alignment(*tokens, own, self.position_seconds, words)
         return [found[row] for row in range(len(sources))]
+
+    def _check_alone(self, name: str) -> None:
+        """Raise ValueError where this is an ensemble."""
+        if len(self.models) > 1:
+            raise ValueError(
+                f"{name} asks one model, but this is an ensemble of {len(self.models)}; load one run alone for it"
+            )
+
+    @torch.no_grad()
+    def with_token_scores(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
+        """The same outputs, n of every source, each with how likely its tokens are, and with the confidence of words."""
+        scores = iter(self._token_scores(*self._given(sources, outputs)))
+        return [[scored(self.tokenizer, each, next(scores)) for each in some] for some in outputs]
+
+    @torch.no_grad()
+    def with_alignments(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
+        """The same outputs, n of every source, each with the source words that its words were written from."""
+        found = iter(self._align(*self._given(sources, outputs)))
+        return [[replace(each, alignment=next(found).words) for each in some] for some in outputs]
+
+    def _given(
+        self, sources: Sequence[Source], outputs: Sequence[list[Output]]
+    ) -> tuple[list[Source], list[list[int]]]:
+        """A source and the tokens for every output, with the end if it was reached."""
+        (eos,) = self.tokenizer.required("eos_id")
+        pairs = [(source, each) for source, some in zip(sources, outputs, strict=True) for each in some]
+        return [source for source, _ in pairs], [[*each.tokens, *[eos] * each.finished] for _, each in pairs]
 
     def _checked(self, inputs: Sequence[InputT]) -> list[Source]:
         """The sources, none of them longer than learned positions."""
-        sources, limit = self.sources(inputs), last_position(self.model)
-        for number, n_places in enumerate(source_lengths(self.model, sources), start=1):
-            check_positions(f"input {number}", n_places, limit)
+        sources = self.sources(inputs)
+        for model in self.models:
+            for number, n_places in enumerate(source_lengths(model, sources), start=1):
+                check_positions(f"input {number}", n_places, last_position(model))
         return sources
 
     def _targets(self, inputs: Sequence[InputT], texts: Sequence[str]) -> list[list[int]]:
@@ -157,19 +223,24 @@ class ForcedDecoding(ABC, Generic[InputT]):
             )
         rows = self.tokenizer.with_eos(self.tokenizer.encode(texts))
         for number, row in enumerate(rows, start=1):
-            check_positions(f"text {number}", len(row), last_position(self.model))
+            check_positions(f"text {number}", len(row), last_position(*self.models))
         return rows
 
     def _forced(
-        self, sources: list[Source], targets: list[list[int]]
+        self, model: Transformer, sources: Sequence[Source], targets: Sequence[list[int]]
     ) -> Iterator[tuple[list[int], Memory, Int[Tensor, "B T"]]]:
         """Batch by batch: the numbers of the pairs, their memory, and what the decoder reads."""
         (bos,) = self.tokenizer.required("bos_id")
-        lengths = zip(source_lengths(self.model, sources), map(len, targets), strict=True)
+        lengths = zip(source_lengths(model, sources), map(len, targets), strict=True)
         for rows in _batches(list(lengths), self.decoding.batch_tokens):
-            memory = encoded(self.model, [sources[row] for row in rows])
+            memory = encoded(model, [sources[row] for row in rows])
             target_in, _ = pad([[bos, *targets[row][:-1]] for row in rows], 0)
-            yield rows, memory, target_in.to(self.model.device)
+            yield rows, memory, target_in.to(model.device)
+
+
+def scored(tokenizer: Tokenizer, output: Output, scores: TokenScores) -> Output:
+    """The same output with how likely its tokens are, and its words with their confidence."""
+    return replace(output, token_scores=scores, words=words_of_text(tokenizer, output.tokens, scores.log_probs))
 
 
 def encoder_states(model: Transformer, sources: Sequence[Source], batch_tokens: int) -> list[Float[Tensor, "_ D"]]:

@@ -12,14 +12,16 @@ from torch import Tensor
 from transduce.data.text.language import encode_text
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.constraints import Constraints
+from transduce.decode.joint import combined
 from transduce.decode.sample import Sampler, Sampling
-from transduce.decode.scorer import ModelScorer
+from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import GenerationConfig
-from transduce.tasks.forced import TokenScores, check_positions, token_log_probs
+from transduce.tasks.forced import check_positions, scored, token_log_probs
 from transduce.tasks.phrases import forbidden
-from transduce.tasks.search import Output, check_list, check_suppressed, last_position, search
+from transduce.tasks.search import Output, check_list, check_suppressed, last_position, search, shared
+from transduce.tasks.words import TokenScores
 
 logger = logging.getLogger("transduce")
 
@@ -41,6 +43,8 @@ class Generator:
                 f"it has {config.decoder.input.vocab_size} and the tokenizer {tokenizer.vocab_size}"
             )
         self.model, self.tokenizer = model, tokenizer
+        self.models: tuple[Transformer, ...] = (model,)
+        """The model, and what decides beside it in an ensemble."""
         self.suppressed = (*tokenizer.suppressed, *range(tokenizer.vocab_size, config.decoder.input.vocab_size))
         """Ids that have no text: special ones, and rows that only fill the table up."""
 
@@ -49,7 +53,12 @@ class Generator:
         return [texts[0].text for texts in self.generate(prompts, config)]
 
     def generate(
-        self, prompts: Sequence[str], config: GenerationConfig | None = None, *, first_prompt: int = 0
+        self,
+        prompts: Sequence[str],
+        config: GenerationConfig | None = None,
+        *,
+        first_prompt: int = 0,
+        token_scores: bool = False,
     ) -> list[list[Output]]:
         """n texts of every prompt, without the prompt. Text k of prompt i depends on (model, prompt, seed, i, k) alone.
 
@@ -59,6 +68,8 @@ class Generator:
 
         Args:
             first_prompt: the number of prompts[0], where these are a part of all prompts.
+            token_scores: give every output the log-probabilities of its tokens, as the model has them without any
+                temperature, and the confidence of its words.
 
         Returns:
             Outputs whose log-probability and score are nan unless a beam search found them.
@@ -69,15 +80,14 @@ class Generator:
         outputs: list[list[Output]] = [[] for _ in prompts]
         for numbers, samples in _batches([len(row) for row in rows], config):
             ids = torch.tensor([rows[i] for i in numbers], device=self.model.device)
-            scorer, constraints = ModelScorer(self.model, prompts=ids), self._constraints(ids, config)
             rngs = [config.rng(first_prompt + i, k) for i in numbers for k in samples]
-            hypotheses = search(
-                [(1.0, scorer)], ids, constraints, config.search, sampling=Sampling.of(config), rngs=rngs
-            )
+            sampling, constraints = Sampling.of(config), self._constraints(ids, config)
+            hypotheses = search(self.scorers(ids), ids, constraints, config.search, sampling=sampling, rngs=rngs)
             for i, found in zip(numbers, hypotheses, strict=True):
                 for h in found:
                     text = TextStream(self.tokenizer, rows[i]).add(h.tokens, last=True)
-                    outputs[i].append(Output(text, h.log_prob, h.score, h.tokens, h.finished))
+                    output = Output(text, h.log_prob, h.score, h.tokens, h.finished)
+                    outputs[i].append(self._scored(rows[i], output) if token_scores else output)
         self._warn(outputs, config)
         return outputs
 
@@ -103,7 +113,7 @@ class Generator:
             )
         row, n_tokens = self.encode(prompt, config.max_length), 0
         text, ids = TextStream(self.tokenizer, row), torch.tensor([row], device=self.model.device)
-        scorer, constraints = ModelScorer(self.model, prompts=ids), self._constraints(ids, config)
+        scorer, constraints = combined(self.scorers(ids)), self._constraints(ids, config)
         rngs = [config.rng(prompt_number, text_number)]
         sampler = Sampler(scorer, ids, constraints, sampling=Sampling.of(config), rngs=rngs)
         while sampler.running:
@@ -118,7 +128,8 @@ class Generator:
         """How likely each text is, token by token; it is made tokens as it is for training (`encode_text`).
 
         BOS stands first where the tokenizer has one; without one, the first token is given and not predicted. Where EOS
-        is another one, it is predicted at the end of every line.
+        is another one, it is predicted at the end of every line. In an ensemble, a token's log-probability is the mean of
+        those that the models give it.
 
         Raises:
             ValueError: a text is longer than learned positions; `measure_perplexity` takes windows of it.
@@ -127,17 +138,32 @@ class Generator:
         found = []
         for number, text in enumerate(texts, start=1):
             ids = torch.from_numpy(encode_text(self.tokenizer, text).astype(np.int64)).to(self.model.device)
-            check_positions(f"text {number}", len(ids) - 1, last_position(self.model))
+            check_positions(f"text {number}", len(ids) - 1, last_position(*self.models))
             if len(ids) < 2:
                 found.append(TokenScores([], torch.empty(0)))
                 continue
-            log_probs = token_log_probs(self.model, self.model.decoder_states(ids[None, :-1])[0], ids[1:])
-            found.append(TokenScores(self.tokenizer.tokens(ids[1:].tolist()), log_probs.cpu()))
+            found.append(self._token_scores(ids, 1))
         return found
+
+    def scorers(self, ids: Int[Tensor, "B P"]) -> list[tuple[float, Scorer]]:
+        """What judges how these prompts go on."""
+        return shared(len(self.models), [(1.0, ModelScorer(model, prompts=ids)) for model in self.models])
+
+    def _token_scores(self, ids: Int[Tensor, " T"], first: int) -> TokenScores:
+        """The scores of the tokens from `first` on, each given those before it."""
+        states = (model.decoder_states(ids[None, :-1])[0, first - 1 :] for model in self.models)
+        each = [token_log_probs(*pair, ids[first:]) for pair in zip(self.models, states, strict=True)]
+        return TokenScores(self.tokenizer.tokens(ids[first:].tolist()), torch.stack(each).mean(dim=0).cpu())
+
+    @torch.no_grad()
+    def _scored(self, prompt: list[int], output: Output) -> Output:
+        end = [self.tokenizer.eos_id] * output.finished
+        ids = torch.tensor([*prompt, *output.tokens, *end], device=self.model.device)
+        return scored(self.tokenizer, output, self._token_scores(ids, len(prompt)))
 
     def _constraints(self, ids: Int[Tensor, "B P"], config: GenerationConfig) -> Constraints:
         """What may follow these prompts; the last new token needs no position."""
-        bound = min(config.max_length, last_position(self.model) + 1 - ids.size(1))
+        bound = min(config.max_length, last_position(*self.models) + 1 - ids.size(1))
         check_suppressed(config, self.tokenizer)
         bounds, eos = ids.new_full((len(ids),), bound), self.tokenizer.eos_id
         return Constraints(
@@ -154,7 +180,7 @@ class Generator:
         short = [any(not o.finished and len(o.tokens) < config.max_length for o in texts) for texts in outputs]
         if any(short):
             told = "text stopped after %d of %d prompts, where the model's positions end (max_positions=%d)"
-            logger.warning(told, sum(short), len(outputs), last_position(self.model))
+            logger.warning(told, sum(short), len(outputs), last_position(*self.models))
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
         """Ids to go on from: at least one, with BOS where every text begins with it, and as many as there is room."""
@@ -163,7 +189,7 @@ class Generator:
             ids = [start, *ids]
         if not ids:
             (ids,) = self.tokenizer.encode(["\n"])
-        limit = last_position(self.model)
+        limit = last_position(*self.models)
         if len(ids) > limit:
             kept = max(limit // 2, limit + 1 - max_length, 1)
             logger.warning("a prompt of %d tokens was cut to its last %d (max_positions=%d)", len(ids), kept, limit)

@@ -1,36 +1,145 @@
 """A run directory as something one calls: text or sound in, text out."""
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from transduce.config import from_dict
+from transduce.data.speech.features import FeatureExtractor
+from transduce.data.text.corpus import each_line
+from transduce.data.text.tokenizer import Tokenizer
+from transduce.data.text.tokenizers import same_tokens
+from transduce.decode.joint import combined
+from transduce.decode.ngram import NGrams, NGramScorer
 from transduce.model.config import Tokens
 from transduce.model.packed import pack
 from transduce.run import CONFIG, Run, load_model, load_run
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
+from transduce.tasks.search import LanguageModel, last_position
 from transduce.tasks.shortlist import load_shortlist
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
 KindT = TypeVar("KindT", Translator, Transcriber, Generator, FillMask)
 
+Directories = Path | str | Sequence[Path | str]
+"""One run, or those of an ensemble."""
+
 
 def load(
-    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Directories,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    lm: Path | str | None = None,
 ) -> Translator | Transcriber | Generator | FillMask:
     """Load a run directory as what it was trained to be; it searches as the run's own configuration says.
 
+    Several runs are an ensemble, which searches as the first one says: what a token adds to a hypothesis is the mean of
+    the log-probabilities that their models give it. They must read and write the same tokens.
+
+    A language model may stand beside what translates or transcribes (shallow fusion), where `lm_weight` is not 0: a run
+    with the same target tokenizer, or an ARPA file of n-grams of its tokens.
+
     The weights are converted to `dtype`: bfloat16 is faster, and its outputs differ a little; int8, on CPUs, rounds
-    large matrices to 8 bits (see transduce/model/packed.py). They cannot be trained; `load_model` gives weights that can.
+    large matrices to 8 bits (see transduce/model/packed.py), but those of a language model beside stay float32. They
+    cannot be trained; `load_model` gives weights that can.
 
     Raises:
-        ValueError: the directory is not a whole run, or int8 is wanted where there are no kernels for it.
+        ValueError: a directory is not a whole run, runs do not go together, or int8 is wanted where there are no kernels
+            for it.
     """
-    directory = Path(directory)
+    first, *rest = paths(directory)
+    found = _load(first, device, dtype)
+    others = [_load(each, device, dtype) for each in rest]
+    for path, other in zip(rest, others, strict=True):
+        _check_together(first, found, path, other)
+    if others:
+        if isinstance(found, FillMask):
+            raise ValueError(f"an ensemble writes text, but {first} {KINDS[FillMask][1]}; name one run")
+        found.models = tuple(each.model for each in (found, *others))
+    if lm is not None:
+        if not isinstance(found, Translator | Transcriber):
+            raise ValueError(
+                f"a language model stands beside what translates or transcribes, but {first} {KINDS[type(found)][1]}"
+            )
+        found.lm = load_lm(Path(lm), first, found, device, torch.float32 if dtype == torch.int8 else dtype)
+    return found
+
+
+def load_lm(
+    path: Path, run: Path, beside: Translator | Transcriber, device: torch.device | str, dtype: torch.dtype
+) -> LanguageModel:
+    """The language model of a run directory, or of an ARPA file of n-grams, that stands beside another run.
+
+    Raises:
+        ValueError: it is neither, or it has other tokens.
+    """
+    tokenizer, target_device = beside.tokenizer, beside.model.device
+    bos, eos = tokenizer.required("bos_id", "eos_id")
+    if path.is_file():
+        try:
+            tokens = tokenizer.tokens(range(tokenizer.vocab_size))
+            ngrams = NGrams(each_line(path), tokens, bos_id=bos, eos_id=eos, device=target_device)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        return LanguageModel(partial(NGramScorer, ngrams))
+    generator = load_generator(path, device, dtype)
+    if not same_tokens(tokenizer, generator.tokenizer) or generator.model.vocab_size != beside.model.vocab_size:
+        raise ValueError(
+            f"a language model must have the tokens of the run that it stands beside, but {path} has others than {run}; train it "
+            "with --tokenizer and the target's tokenizer file of that run"
+        )
+    start = torch.tensor([[bos]], device=target_device)
+    return LanguageModel(lambda n: combined(generator.scorers(start.expand(n, 1))), last_position(*generator.models))
+
+
+def paths(directory: Directories) -> list[Path]:
+    """The runs of an ensemble, or the only one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = [Path(each) for each in ([directory] if isinstance(directory, Path | str) else directory)]
+    if not found:
+        raise ValueError("load takes a run directory, or several as an ensemble, but got none")
+    return found
+
+
+def _check_together(first: Path, one: object, path: Path, other: object) -> None:
+    """Raise ValueError unless two runs can be one ensemble: they do the same, and read and write the same."""
+    if type(one) is not type(other):
+        raise ValueError(
+            f"the runs of an ensemble must do the same, but {first} {KINDS[type(one)][1]}, and {path} "
+            f"{KINDS[type(other)][1]}"
+        )
+    for name in ("tokenizer", "source_tokenizer"):
+        a, b = getattr(one, name, None), getattr(other, name, None)
+        if isinstance(a, Tokenizer) and isinstance(b, Tokenizer) and not same_tokens(a, b):
+            raise ValueError(
+                f"the runs of an ensemble must have the same {name}, but {path} has another than {first}; train one with "
+                "--tokenizer and the file of the other"
+            )
+    if isinstance(one, Transcriber) and isinstance(other, Transcriber) and not _same_features(one, other):
+        raise ValueError(
+            f"the runs of an ensemble must have the same features of sound, but those of {first} and {path} differ; "
+            "train one with --start-from the other"
+        )
+    if isinstance(one, Generator) and isinstance(other, Generator) and one.model.vocab_size != other.model.vocab_size:
+        raise ValueError(
+            "the models of an ensemble must have equally many tokens, but "
+            f"{first} has {one.model.vocab_size} and {path} {other.model.vocab_size}"
+        )
+
+
+def _load(
+    directory: Path, device: torch.device | str, dtype: torch.dtype
+) -> Translator | Transcriber | Generator | FillMask:
     run = load_run(directory)
     if run.target_tokenizer is None:
         raise ValueError(f"text needs a tokenizer to come out, but {directory} has none")
@@ -62,6 +171,15 @@ def own_decoding(directory: Path, run: Run) -> SearchConfig:
     return from_dict(SearchConfig, run.experiment.get("decoding", {}), f"decoding in {directory / CONFIG}")
 
 
+def _same_features(one: Transcriber, other: Transcriber) -> bool:
+    """Whether sound becomes the same frames for both."""
+    a, b = one.feature_extractor, other.feature_extractor
+    if a.config != b.config or not isinstance(a, FeatureExtractor) or not isinstance(b, FeatureExtractor):
+        return a.config == b.config
+    pairs = ((a.mean, b.mean), (a.std, b.std))
+    return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
+
+
 def _check_ends(directory: Path, run: Run) -> None:
     """Raise ValueError unless the tokenizers mark where a text begins and ends."""
     for tokenizer in filter(None, (run.source_tokenizer, run.target_tokenizer)):
@@ -84,43 +202,56 @@ KINDS: dict[type, tuple[str, str]] = {
 
 
 def load_as(
-    kind: type[KindT], directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    kind: type[KindT],
+    directory: Directories,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    lm: Path | str | None = None,
 ) -> KindT:
     """Load a run directory where only one kind of run will do.
 
     Raises:
         ValueError: something else was trained there.
     """
-    found = load(directory, device, dtype)
+    found = load(directory, device, dtype, lm=lm)
     if not isinstance(found, kind):
-        raise ValueError(f"{KINDS[kind][0]}, but {directory} {KINDS[type(found)][1]}")
+        raise ValueError(f"{KINDS[kind][0]}, but {paths(directory)[0]} {KINDS[type(found)][1]}")
     return found
 
 
 def load_translator(
-    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Directories,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    lm: Path | str | None = None,
 ) -> Translator:
     """Load a run of text to text, as `load` does.
 
     Raises:
         ValueError: something else was trained there, or the directory is not a whole run.
     """
-    return load_as(Translator, directory, device, dtype)
+    return load_as(Translator, directory, device, dtype, lm=lm)
 
 
 def load_transcriber(
-    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Directories,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    lm: Path | str | None = None,
 ) -> Transcriber:
     """Load a run of speech to text, as `load` does.
 
     Raises:
         ValueError: something else was trained there, or the directory is not a whole run.
     """
-    return load_as(Transcriber, directory, device, dtype)
+    return load_as(Transcriber, directory, device, dtype, lm=lm)
 
 
 def load_generator(
-    directory: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    directory: Directories, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Generator:
     """Load a run of language modelling, as `load` does.
 

@@ -1,7 +1,7 @@
 """How to search, and the search itself: from what flows into a model to the token ids that come out."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.coverage import CoverageScorer
 from transduce.tasks.phrases import forbidden
+from transduce.tasks.words import TokenScores, Word, WordAlignment
 
 FoundT = TypeVar("FoundT")
 
@@ -46,14 +47,28 @@ class Output:
     tokens: list[int] = field(default_factory=list)
     finished: bool = True
     """False: cut at the bound on its length."""
+    token_scores: TokenScores | None = None
+    """Of the tokens and, if finished, the end, where they were asked for: those of attention, without CTC."""
+    words: list[Word] = field(default_factory=list)
+    """With their confidence, where scores of tokens or times of words were asked for."""
+    alignment: WordAlignment | None = None
+    """Which source words its words were written from, where that was asked for."""
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """What judges texts alone, beside the models that write them (shallow fusion)."""
+
+    begin: Callable[[int], Scorer]
+    """The scorer of so many texts at their beginning."""
+    max_length: int = sys.maxsize
+    """How many tokens a text may have."""
 
 
 def model_scorers(
     model: Transformer, memory: Memory, tokenizer: Tokenizer, ctc_weight: float = 0.0
 ) -> list[tuple[float, Scorer]]:
     """What judges the outputs of one encoder-decoder model, with weights that sum to 1: attention, and CTC beside it.
-
-    An ensemble is the lists of several models, each weight divided by their number, as one list.
 
     Raises:
         ValueError: ctc_weight is not 0, but the model has no CTC head, or the tokenizer no padding to be its blank.
@@ -74,59 +89,84 @@ def search(
     *,
     sampling: Sampling | None = None,
     rngs: Sequence[np.random.Generator] = (),
-    coverage: CoverageScorer | None = None,
+    coverage: Sequence[CoverageScorer] = (),
 ) -> list[list[Hypothesis]]:
     """The n hypotheses of every sentence that follow its prompt, best first in beam search.
 
     Args:
         scorers: pairs of weight and scorer (see decode/joint.py), all with B sentences.
         config: its beam and length penalty; not what `constraints` says.
-        sampling: how to draw, where beam_size is 1, and without log-probabilities; without it, the likeliest token is
-            taken each time.
+        sampling: how to draw, where beam_size is 1 or `config.sample`, and only in that case with log-probabilities;
+            without it, the likeliest token is taken each time.
         rngs: n for every sentence, to draw with.
-        coverage: the one of the scorers that knows the coverage, where beam search shall use it.
+        coverage: those of the scorers that know the coverage, where beam search shall use it: the mean of theirs.
     """
     scorer = combined(scorers)
-    if config.beam_size > 1 or constraints.required:
-        how: dict[str, Any] = {"beam_size": config.beam_size, "alpha": config.alpha, "n_best": config.n_best}
+    if constraints.required and config.sample:
+        raise ValueError("samples know no required phrases, but sample=True; leave one of them out")
+    if not config.sample and (config.beam_size > 1 or constraints.required):
+        how: dict[str, Any] = {"beam_size": config.beam_size, "alpha": config.alpha, "n_best": config.n_candidates}
+        how |= {"groups": config.beam_groups, "diversity": config.diversity}
         how["finished_first"] = config.at_max_length == "finished_first"
-        if coverage is not None:
-            how["coverage"] = lambda: config.coverage_penalty * coverage.coverage()
+        if coverage:
+            how["coverage"] = lambda: (
+                config.coverage_penalty * torch.stack([each.coverage() for each in coverage]).mean(dim=0)
+            )
         return beam_search(scorer, prompts, constraints, **how)
-    alpha = config.alpha if sampling is None else None
+    alpha = config.alpha if sampling is None or config.sample else None
     sampling = sampling or Sampling(temperature=0.0)
     found = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs, alpha=alpha).run()
     n = max(1, len(found) // max(1, len(prompts)))
     return [found[start : start + n] for start in range(0, len(found), n)]
 
 
+def shared(n: int, scorers: Iterable[tuple[float, Scorer]]) -> list[tuple[float, Scorer]]:
+    """The scorers of an ensemble of n models: each model has the weight 1 / n."""
+    return [(weight / n, scorer) for weight, scorer in scorers]
+
+
 @torch.inference_mode()
 def search_sources(
-    model: Transformer,
+    models: Sequence[Transformer],
     source: Shaped[Tensor, "B S *F"],
     lengths: Int[Tensor, " B"],
     config: SearchConfig,
     tokenizer: Tokenizer,
+    *,
     prefixes: Sequence[Prefix | None] = (),
     required: Required | None = None,
     shortlist: Shortlist | None = None,
+    lm: LanguageModel | None = None,
+    rngs: Sequence[np.random.Generator] = (),
 ) -> list[list[Hypothesis]]:
-    """The n best hypotheses that an encoder-decoder model has for every source, best first.
+    """The n best hypotheses that encoder-decoder models have for every source, best first, or samples as they are drawn.
 
     Args:
+        models: several are an ensemble: what a token adds to a hypothesis is the mean of their log-probabilities.
         tokenizer: that of the target, which says what begins and ends a text.
         prefixes: what each output begins with, if anything.
         required: what each output must hold. Bounds on the length leave room for it and for prefixes, but max_length.
-        shortlist: what the tokens of a source may become, for a search whose configuration wants that.
+        shortlist: what the tokens of a source may become, for a search by one model whose configuration wants that.
+        lm: what has the weight `config.lm_weight` beside the models, which have 1 together.
+        rngs: `config.rngs` of every source, to draw with.
 
     Raises:
-        ValueError: CTC is to be heard, but the model has no CTC head, or the tokenizer no padding to be its blank.
+        ValueError: CTC is to be heard, but the model has no CTC head, or the tokenizer no padding to be its blank; or a
+            language model, but there is none.
     """
+    if config.lm_weight and lm is None:
+        raise ValueError(
+            f"lm_weight needs a language model, but lm_weight={config.lm_weight} and none is loaded; name one with --lm, or "
+            "td.load(RUN, lm=...)"
+        )
     bos, eos = tokenizer.required("bos_id", "eos_id")
-    memory = model.encode(source.to(model.device), lengths.to(model.device))
-    assert memory.lengths is not None
-    limit = min(last_position(model), config.max_length or sys.maxsize)
-    bounds = length_bounds(memory.lengths, config.length_ratio, config.length_extra, limit=limit)
+    memories = [model.encode(source.to(model.device), lengths.to(model.device)) for model in models]
+    source_lengths = memories[0].lengths
+    assert source_lengths is not None
+    limit = min(last_position(*models), config.max_length or sys.maxsize)
+    if lm is not None and config.lm_weight:
+        limit = min(limit, lm.max_length)
+    bounds = length_bounds(source_lengths, config.length_ratio, config.length_extra, limit=limit)
     if any(prefixes) or required:
         n = len(bounds)
         room = zip(
@@ -136,17 +176,26 @@ def search_sources(
         )
         bounds = torch.maximum(bounds, bounds.new_tensor([sum(each) + 1 for each in room])).clamp_max(limit)
     if shortlist is not None:
-        return _search_shortlist(model, memory, source.to(model.device), bounds, config, tokenizer, shortlist)
+        source = source.to(models[0].device)
+        return _search_shortlist(models[0], memories[0], source, bounds, config, tokenizer, shortlist)
     starts = bounds.new_full((len(bounds), 1), bos)
     check_suppressed(config, tokenizer)
     told: dict[str, Any] = {"rules": config, "prompts": starts, "forbidden": forbidden(tokenizer, config.forbid)}
     told |= {"prefixes": prefixes, "required": required}
     constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, **told)
-    scorers, coverage = model_scorers(model, memory, tokenizer, config.ctc_weight), None
-    if config.coverage_penalty and config.beam_size > 1 and scorers[0][0]:
-        coverage = CoverageScorer(model, memory)
-        scorers[0] = scorers[0][0], coverage
-    return search(scorers, starts, constraints, config, coverage=coverage)
+    scorers, coverage = list[tuple[float, Scorer]](), list[CoverageScorer]()
+    for model, memory in zip(models, memories, strict=True):
+        own = model_scorers(model, memory, tokenizer, config.ctc_weight)
+        if config.coverage_penalty and config.beam_size > 1 and not config.sample and own[0][0]:
+            coverage.append(CoverageScorer(model, memory))
+            own[0] = own[0][0], coverage[-1]
+        scorers += shared(len(models), own)
+    if lm is not None and config.lm_weight:
+        scorers.append((config.lm_weight, lm.begin(len(bounds))))
+    sampling = (
+        Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p) if config.sample else None
+    )
+    return search(scorers, starts, constraints, config, sampling=sampling, rngs=rngs, coverage=coverage)
 
 
 def _search_shortlist(
@@ -182,9 +231,10 @@ def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
         )
 
 
-def last_position(model: Transformer) -> int:
-    """How many positions a sequence may have: learned ones end, others do not."""
-    return model.config.max_positions if model.config.positions == "learned" else sys.maxsize
+def last_position(*models: Transformer) -> int:
+    """How many positions a sequence may have in all of these models: learned ones end, others do not."""
+    configs = [model.config for model in models]
+    return min([config.max_positions for config in configs if config.positions == "learned"], default=sys.maxsize)
 
 
 def in_batches(

@@ -3,13 +3,13 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BufferedIOBase
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -19,67 +19,33 @@ from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.segments import segments
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.tokenizer import Tokenizer
-from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.hypothesis import Hypothesis, loops
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
-from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
+from transduce.tasks.risk import chosen
+from transduce.tasks.search import (
+    LanguageModel,
+    Output,
+    check_list,
+    in_batches,
+    last_position,
+    outputs_of,
+    search_sources,
+)
+from transduce.tasks.transcript import Audio, Details, Segment, Sound, Transcript
+from transduce.tasks.word_times import WordTimes
+from transduce.tasks.words import Word
 
 logger = logging.getLogger("transduce")
 
-LOOP = 24
-"""So many tokens of nothing but repetition are a loop: more than anybody's "zero zero zero" has."""
-
 BLOCK = 4
 """What looped is searched again without any n-gram of so many tokens coming twice."""
+AT_ONCE = 4
+"""Segments that are searched together where somebody waits for the first."""
 
 WHOLE = 1e9
 """Seconds that no recording has, so that it stays in one piece."""
-
-Audio = Path | str | BufferedIOBase | tuple[np.ndarray | Tensor, int]
-"""A file, by its path or open; or samples with their rate in Hz: one channel of shape (n,), floats of which full scale
-is -1 ... 1, or integers of 16 or 32 bits."""
-
-
-@dataclass(frozen=True)
-class Sound:
-    """Sound that was read: start and stop in seconds, and the frames, of every segment; `error` tells why there is none.
-
-    A segment of digital silence has no frames: in constant ones a model hears whatever it likes.
-    """
-
-    path: Path | str
-    """The file; of samples, what messages call them."""
-    segments: list[tuple[float, float, Float[Tensor, "_ F"]]]
-    error: str = ""
-
-    @property
-    def seconds(self) -> float:
-        """How long it lasts."""
-        return self.segments[-1][1] if self.segments else 0.0
-
-
-@dataclass(frozen=True)
-class Segment:
-    """What was said between two moments, in seconds; n best outputs."""
-
-    start: float
-    stop: float
-    outputs: list[Output]
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """A sound as text; `error` tells why there is none."""
-
-    path: Path | str
-    segments: list[Segment]
-    error: str = ""
-
-    @property
-    def text(self) -> str:
-        """The best text of every segment, joined by spaces."""
-        return " ".join(text for segment in self.segments if (text := segment.outputs[0].text.strip()))
 
 
 class Transcriber(ForcedDecoding[Audio]):
@@ -93,6 +59,9 @@ class Transcriber(ForcedDecoding[Audio]):
         decoding: SearchConfig | None = None,
     ) -> None:
         self.model, self.tokenizer, self.feature_extractor = model, tokenizer, feature_extractor
+        self.models = (model,)
+        self.lm: LanguageModel | None = None
+        """What judges the texts beside the models, where `lm_weight` is not 0."""
         self.decoding = decoding or SearchConfig()
         """How to search where nothing else is said."""
 
@@ -114,6 +83,8 @@ class Transcriber(ForcedDecoding[Audio]):
         decoding: SearchConfig | None = None,
         *,
         progress: Callable[[int, int], object] | None = None,
+        token_scores: bool = False,
+        word_times: bool = False,
         **settings: Any,
     ) -> list[Transcript]:
         """Every sound with its segments; one that cannot be used has an error instead.
@@ -122,16 +93,24 @@ class Transcriber(ForcedDecoding[Audio]):
             decoding: how to search; the run's own way if not given.
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
             progress: called with 1 for every segment that is done, and the number of all segments.
+            token_scores: give every output the log-probabilities of its tokens.
+            word_times: give every output its words, with their times and confidence, by CTC.
+
+        Raises:
+            ValueError: times of words are asked for, but the model has no CTC head.
         """
         check_list(sounds, "transcribe takes a list of files")
-        config = (decoding or self.decoding).changed(**settings)
-        return self.transcripts(list(self.read(sounds, config)), config, progress=progress)
+        config, details = (decoding or self.decoding).changed(**settings), Details(token_scores, word_times)
+        return self.transcripts(list(self.read(sounds, config)), config, progress=progress, details=details)
 
-    def read(self, sounds: Sequence[Audio], decoding: SearchConfig) -> Iterator[Sound]:
+    def read(self, sounds: Sequence[Audio], decoding: SearchConfig, *, first_sound: int = 0) -> Iterator[Sound]:
         """One sound after the other, each when it is asked for, cut into segments of at most `decoding.max_seconds`.
 
         A sound of nothing but digital silence is named by a warning, and so is what is shorter than half of
         `min_seconds`. If max_seconds is above the run's own, a warning says that the run knows no such segments.
+
+        Args:
+            first_sound: the number of sounds[0], where these are a part of all sounds.
         """
         if self.decoding.max_seconds < decoding.max_seconds < WHOLE:
             logger.warning(
@@ -143,7 +122,7 @@ class Transcriber(ForcedDecoding[Audio]):
         for number, audio in enumerate(sounds, start=1):
             path = _name(audio, f"sound {number}")
             try:
-                sound = Sound(path, self._frames(audio, path, decoding))
+                sound = Sound(path, self._frames(audio, path, decoding), "", first_sound + number - 1)
             except ValueError as error:
                 sound = Sound(path, [], str(error))
             if sound.segments and not any(len(frames) for _, _, frames in sound.segments):
@@ -155,12 +134,17 @@ class Transcriber(ForcedDecoding[Audio]):
             yield sound
 
     def transcripts(
-        self, sounds: Sequence[Sound], decoding: SearchConfig, *, progress: Callable[[int, int], object] | None = None
+        self,
+        sounds: Sequence[Sound],
+        decoding: SearchConfig,
+        *,
+        progress: Callable[[int, int], object] | None = None,
+        details: Details | None = None,
     ) -> list[Transcript]:
         """What `transcribe` makes of sounds that were read."""
         found: list[list[Segment]] = [[] for _ in sounds]
         n_segments = sum(len(sound.segments) for sound in sounds)
-        for i, segment in self.stream(sounds, decoding):
+        for i, segment in self.stream(sounds, decoding, details=details):
             found[i].append(segment)
             if progress:
                 progress(1, n_segments)
@@ -170,7 +154,12 @@ class Transcriber(ForcedDecoding[Audio]):
         ]
 
     def stream(
-        self, sounds: Sequence[Sound], decoding: SearchConfig | None = None, **settings: Any
+        self,
+        sounds: Sequence[Sound],
+        decoding: SearchConfig | None = None,
+        *,
+        details: Details | None = None,
+        **settings: Any,
     ) -> Iterator[tuple[int, Segment]]:
         """The index of a sound that was read and a segment of it, as batches finish.
 
@@ -178,16 +167,45 @@ class Transcriber(ForcedDecoding[Audio]):
         """
         config = (decoding or self.decoding).changed(**settings)
         heard: list[tuple[int, float, float, Tensor]] = []
+        parts: list[tuple[int, int]] = []
         for i, sound in enumerate(sounds):
-            for start, stop, frames in sound.segments:
+            for part, (start, stop, frames) in enumerate(sound.segments):
                 if len(frames):
                     heard.append((i, start, stop, frames))
+                    parts.append((sound.number, sound.first_segment + part))
                 else:
                     yield i, Segment(start, stop, [Output("")] * config.n_best)
         names = [f"{sounds[i].path} from {start:.1f} s" for i, start, _, _ in heard]
-        for row, outputs in self._decode([frames for *_, frames in heard], config, names):
+        for row, outputs in self._decode([frames for *_, frames in heard], config, names, parts, details):
             i, start, stop, _ = heard[row]
+            outputs = [replace(each, words=[word.later(start) for word in each.words]) for each in outputs]
             yield i, Segment(start, stop, outputs)
+
+    def in_order(
+        self, sound: Sound, decoding: SearchConfig | None = None, *, details: Details | None = None, **settings: Any
+    ) -> Iterator[Segment]:
+        """The segments of one sound that was read, each as soon as it is there, in the order in which they are heard.
+
+        A few that follow each other are searched together.
+        """
+        for first in range(0, len(sound.segments), AT_ONCE):
+            some = replace(sound, segments=sound.segments[first : first + AT_ONCE], first_segment=first)
+            found = [segment for _, segment in self.stream([some], decoding, details=details, **settings)]
+            yield from sorted(found, key=lambda segment: segment.start)
+
+    @torch.no_grad()
+    def words(self, sounds: Sequence[Audio], texts: Sequence[str]) -> list[list[Word]]:
+        """When each word of a given text is said in its sound, which is not cut, and how sure CTC is of it.
+
+        Raises:
+            ValueError: there are not as many texts as sounds, one of either cannot be used, or there is no CTC head.
+        """
+        sources, targets = self._checked(sounds), self._targets(sounds, texts)
+        words = self._words()
+        return [words(source, [ids[:-1]])[0] for source, ids in zip(sources, targets, strict=True)]
+
+    def _words(self) -> WordTimes:
+        return WordTimes(self.model, self.tokenizer, self.feature_extractor.config)
 
     def sources(self, inputs: Sequence[Audio]) -> list[Source]:
         """The frames of every sound, which is not cut.
@@ -213,11 +231,19 @@ class Transcriber(ForcedDecoding[Audio]):
 
     def decode(self, frames: Sequence[Float[Tensor, "_ F"]], decoding: SearchConfig) -> list[list[Output]]:
         """The n best texts of every utterance, in order; what loops is searched again, as a warning tells."""
-        found = dict(self._decode(frames, decoding, [f"utterance {i}" for i in range(len(frames))]))
+        names, parts = (
+            zip(*((f"utterance {i}", (i, 0)) for i in range(len(frames))), strict=True) if frames else ((), ())
+        )
+        found = dict(self._decode(frames, decoding, names, parts))
         return [found[row] for row in range(len(frames))]
 
     def _decode(
-        self, frames: Sequence[Float[Tensor, "_ F"]], config: SearchConfig, names: Sequence[str]
+        self,
+        frames: Sequence[Float[Tensor, "_ F"]],
+        config: SearchConfig,
+        names: Sequence[str],
+        parts: Sequence[tuple[int, int]],
+        details: Details | None = None,
     ) -> Iterator[tuple[int, list[Output]]]:
         """The number of an utterance and its n best texts, as batches finish.
 
@@ -225,29 +251,38 @@ class Transcriber(ForcedDecoding[Audio]):
         tells how many, and names some.
         """
         looped: list[int] = []
+        words = self._words() if details and details.word_times else None
 
-        def search(rows: list[int]) -> list[list[Hypothesis]]:
-            found = self._search([frames[row] for row in rows], config)
+        def search(rows: list[int]) -> list[list[Output]]:
+            found = self._search([frames[row] for row in rows], config, [parts[row] for row in rows])
             again = [i for i, hypotheses in enumerate(found) if not config.no_repeat_ngram and loops(hypotheses[0])]
             if again:
                 looped.extend(rows[i] for i in again)
-                blocked = self._search([frames[rows[i]] for i in again], replace(config, no_repeat_ngram=BLOCK))
+                blocking, numbers = replace(config, no_repeat_ngram=BLOCK), [parts[rows[i]] for i in again]
+                blocked = self._search([frames[rows[i]] for i in again], blocking, numbers)
                 for i, hypotheses in zip(again, blocked, strict=True):
                     found[i] = hypotheses
-            return found
+            candidates = (outputs_of(self.tokenizer, hypotheses, config.n_candidates) for hypotheses in found)
+            outputs = [chosen(each, config) for each in candidates]
+            heard = [frames[row] for row in rows]
+            if details and details.token_scores:
+                outputs = self.with_token_scores(heard, outputs)
+            return [words.added(*pair) for pair in zip(heard, outputs, strict=True)] if words else outputs
 
         lengths = [self.model.config.frames.out_lengths(len(each)) for each in frames]
-        for row, hypotheses in in_batches(lengths, config.batch_tokens, search):
-            yield row, outputs_of(self.tokenizer, hypotheses, config.n_best)
+        yield from in_batches(lengths, config.batch_tokens, search)
         if looped:
             which = ", ".join(names[i] for i in sorted(looped)[:5]) + ", ..." * (len(looped) > 5)
             told = "came out as a loop, or without an end, and were searched again with repetition blocked"
             logger.warning("%d of %d utterances %s: %s", len(looped), len(frames), told, which)
 
-    def _search(self, frames: list[Float[Tensor, "_ F"]], config: SearchConfig) -> list[list[Hypothesis]]:
+    def _search(
+        self, frames: list[Float[Tensor, "_ F"]], config: SearchConfig, parts: list[tuple[int, int]]
+    ) -> list[list[Hypothesis]]:
         source, lengths = pad_frames(frames)
         source = source.to(next(self.model.parameters()).dtype)
-        return search_sources(self.model, source, lengths, config, self.tokenizer)
+        rngs = [rng for part in parts for rng in config.rngs(*part)]
+        return search_sources(self.models, source, lengths, config, self.tokenizer, lm=self.lm, rngs=rngs)
 
     def _frames(
         self, audio: Audio, path: Path | str, decoding: SearchConfig
@@ -284,7 +319,8 @@ class Transcriber(ForcedDecoding[Audio]):
             except ValueError as error:
                 raise ValueError(f"{path} cannot be transcribed: {error}") from error
         n_frames = max(len(frames) for _, _, frames in found)
-        n_positions, limit = self.model.config.frames.out_lengths(n_frames), last_position(self.model)
+        n_positions = max(model.config.frames.out_lengths(n_frames) for model in self.models)
+        limit = last_position(*self.models)
         if n_positions > limit:
             raise ValueError(
                 f"{path} cannot be transcribed: the model's learned positions end at {limit}, but "
@@ -305,20 +341,3 @@ def _name(audio: Audio, number: str) -> Path | str:
         return Path(audio)
     name = getattr(audio, "name", None) if isinstance(audio, BufferedIOBase) else None
     return name if isinstance(name, str) else number
-
-
-def loops(hypothesis: Hypothesis) -> bool:
-    """Did the search not end by itself, or does a span come three times in a row or more, LOOP tokens in all?"""
-    tokens = hypothesis.tokens
-    return not hypothesis.finished or any(
-        _longest_repetition(tokens, period) >= max(3 * period, LOOP) for period in range(1, len(tokens) // 3 + 1)
-    )
-
-
-def _longest_repetition(tokens: list[int], period: int) -> int:
-    """The most tokens in a row of which each is the one `period` before it; 0 where there is none."""
-    longest = run = 0
-    for before, token in zip(tokens, tokens[period:], strict=False):
-        run = run + 1 if token == before else 0
-        longest = max(longest, run)
-    return longest + period if longest else 0

@@ -2,19 +2,30 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import reduce
 from itertools import islice
 from typing import Any
 
 from transduce.data.batch import pad
 from transduce.data.text.sentences import sentences
 from transduce.data.text.tokenizer import Tokenizer
-from transduce.decode.hypothesis import Hypothesis, length_penalty
+from transduce.decode.hypothesis import length_penalty
 from transduce.decode.shortlist import Shortlist
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
 from transduce.tasks.phrases import per_line, prefix as begin, required
-from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
+from transduce.tasks.risk import chosen
+from transduce.tasks.search import (
+    LanguageModel,
+    Output,
+    check_list,
+    in_batches,
+    last_position,
+    outputs_of,
+    search_sources,
+)
+from transduce.tasks.words import WordAlignment, joined, word_spans
 
 logger = logging.getLogger("transduce")
 
@@ -31,6 +42,9 @@ class Translator(ForcedDecoding[str]):
         shortlist: Shortlist | None = None,
     ) -> None:
         self.model, self.source_tokenizer, self.tokenizer = model, source_tokenizer, target_tokenizer
+        self.models = (model,)
+        self.lm: LanguageModel | None = None
+        """What judges the texts beside the models, where `lm_weight` is not 0."""
         self.decoding = decoding or SearchConfig()
         """How to search where nothing else is said."""
         self.shortlist = shortlist
@@ -49,6 +63,8 @@ class Translator(ForcedDecoding[str]):
         require: Sequence[Sequence[str]] | None = None,
         first_line: int = 1,
         progress: Callable[[int], object] | None = None,
+        token_scores: bool = False,
+        alignments: bool = False,
         **settings: Any,
     ) -> list[list[Output]]:
         """The n best translations of every line, best first.
@@ -60,9 +76,12 @@ class Translator(ForcedDecoding[str]):
             require: the phrases that each translation must hold, [] for none. A wider beam finds better places for them.
             first_line: the number of lines[0], for warnings.
             progress: called with 1 for every line that is done.
+            token_scores: give every output the log-probabilities of its tokens and the confidence of its words.
+            alignments: give every output the source words that its words were written from.
         """
         outputs: dict[int, list[Output]] = {}
-        for i, found in self.stream(lines, decoding, prefix=prefix, require=require, first_line=first_line, **settings):
+        told: dict[str, Any] = {"prefix": prefix, "require": require, "first_line": first_line, **settings}
+        for i, found in self.stream(lines, decoding, token_scores=token_scores, alignments=alignments, **told):
             outputs[i] = found
             if progress:
                 progress(1)
@@ -76,13 +95,15 @@ class Translator(ForcedDecoding[str]):
         prefix: Sequence[str] | None = None,
         require: Sequence[Sequence[str]] | None = None,
         first_line: int = 1,
+        token_scores: bool = False,
+        alignments: bool = False,
         **settings: Any,
     ) -> Iterator[tuple[int, list[Output]]]:
         """The index of a line and its n best translations, as batches finish: blank lines first, then long lines.
 
         Args:
-            prefix, require, settings: see `translate`.
             first_line: the number of lines[0], for warnings.
+            prefix, require, token_scores, alignments, settings: see `translate`.
         """
         check_list(lines, "translate takes a list of lines")
         config = (decoding or self.decoding).changed(**settings)
@@ -91,23 +112,30 @@ class Translator(ForcedDecoding[str]):
         shortlist = self._shortlist(config, any(begins) or any(holds))
         ways = self._ways(lines, config, first_line, {i for i in range(len(lines)) if begins[i] or holds[i]})
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
-        rows = [(i, ids) for i, each in ways.items() for way in each for ids in way]
+        texts = {i: [ids for way in each for ids in way] for i, each in ways.items()}
+        rows = [(i, part, ids) for i, each in texts.items() for part, ids in enumerate(each)]
         found: dict[int, dict[int, list[Output]]] = {i: {} for i in ways}
         parted: list[int] = []
 
-        def search(batch: list[int]) -> list[list[Hypothesis]]:
-            sources, own = pad([rows[row][1] for row in batch], 0), [rows[row][0] for row in batch]
-            phrases = required(self.tokenizer, [holds[i] for i in own])
-            prefixes = [begins[i] for i in own]
-            return search_sources(self.model, *sources, config, self.tokenizer, prefixes, phrases, shortlist)
+        def search(batch: list[int]) -> list[list[Output]]:
+            own, ids = [rows[row][0] for row in batch], [rows[row][2] for row in batch]
+            rngs = [rng for i, part, _ in map(rows.__getitem__, batch) for rng in config.rngs(first_line - 1 + i, part)]
+            told: dict[str, Any] = {"prefixes": [begins[i] for i in own], "shortlist": shortlist}
+            told |= {"required": required(self.tokenizer, [holds[i] for i in own]), "lm": self.lm, "rngs": rngs}
+            hypotheses = search_sources(self.models, *pad(ids, 0), config, self.tokenizer, **told)
+            outputs = [outputs_of(self.tokenizer, each, config.n_candidates) for each in hypotheses]
+            if token_scores:
+                outputs = self.with_token_scores([*ids], outputs)
+            return self.with_alignments([*ids], outputs) if alignments else outputs
 
-        for row, hypotheses in in_batches([len(ids) for _, ids in rows], config.batch_tokens, search):
+        for row, outputs in in_batches([len(ids) for *_, ids in rows], config.batch_tokens, search):
             i = rows[row][0]
-            found[i][row] = outputs_of(self.tokenizer, hypotheses, config.n_best)
-            if len(found[i]) == sum(map(len, ways[i])):
+            found[i][row] = outputs
+            if len(found[i]) == len(texts[i]):
                 each = iter([found[i][row] for row in sorted(found[i])])
                 best, n_parts = likeliest([list(islice(each, len(way))) for way in ways[i]], config.alpha)
                 parted += [first_line + i] * (n_parts > 1)
+                best = chosen(best, config)
                 if lacking := [phrase for phrase in holds[i] if phrase.strip(" ") not in best[0].text]:
                     logger.warning(
                         "line %d has no room for, or must not hold, what it requires: %s", first_line + i, lacking
@@ -131,8 +159,9 @@ class Translator(ForcedDecoding[str]):
                 "a shortlist needs a run's table of translations, but this run has none; "
                 "transduce shortlist RUN SOURCE TARGET makes it"
             )
-        others = {"prefix or require": phrases, "coverage_penalty": config.coverage_penalty}
+        others: dict[str, Any] = {"prefix or require": phrases, "coverage_penalty": config.coverage_penalty}
         others |= {"suppress": config.suppress, "forbid": config.forbid, "ctc_weight": config.ctc_weight}
+        others |= {"lm_weight": config.lm_weight, "sample": config.sample, "an ensemble": len(self.models) > 1}
         if wrong := [name for name, value in others.items() if value]:
             raise ValueError(f"a shortlist goes with plain search alone, but {wrong[0]} is set; leave one of them out")
         return self.shortlist
@@ -141,6 +170,11 @@ class Translator(ForcedDecoding[str]):
         """Ids of every line, with its end; nothing is cut."""
         check_list(inputs, "encode, score and align take a list of lines")
         return [*self.source_tokenizer.with_eos(self.source_tokenizer.encode(inputs))]
+
+    def source_words(self, source: Source) -> list[tuple[str, int, int]]:
+        """The words of a line, with their tokens; its end is none of them."""
+        assert isinstance(source, list)
+        return word_spans(self.source_tokenizer, source[:-1])
 
     def source_tokens(self, source: Source) -> list[str]:
         """The tokens of a line, its end last."""
@@ -156,7 +190,7 @@ class Translator(ForcedDecoding[str]):
         max_source_length, that is the only one; `whole` are the lines that have none, for what they must hold belongs to
         all of their text. A text that is still too long is cut, with a warning.
         """
-        limit = min(config.max_source_length, last_position(self.model))
+        limit = min(config.max_source_length, last_position(*self.models))
         spoken = [i for i, line in enumerate(lines) if line.strip()]
         found = {}
         for i, ids in zip(spoken, self.source_tokenizer.encode([lines[i] for i in spoken]), strict=True):
@@ -193,5 +227,8 @@ def _joined(parts: list[list[Output]], alpha: float) -> list[Output]:
         tokens, log_prob = [token for output in ranked for token in output.tokens], sum(o.log_prob for o in ranked)
         score = log_prob / length_penalty(len(tokens) + len(ranked), alpha)
         text, finished = " ".join(output.text for output in ranked), all(output.finished for output in ranked)
-        found.append(Output(text, log_prob, score, tokens, finished))
+        scores, words = joined([o.token_scores for o in ranked]), [word for o in ranked for word in o.words]
+        aligned = [o.alignment for o in ranked if o.alignment]
+        alignment = reduce(WordAlignment.followed_by, aligned) if aligned else None
+        found.append(Output(text, log_prob, score, tokens, finished, scores, words, alignment))
     return found

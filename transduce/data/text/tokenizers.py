@@ -45,6 +45,15 @@ def train_tokenizer(
     return SentencePieceTokenizer.train(lines, vocab_size=vocab_size, symbols=symbols)
 
 
+def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether an id stands for the same token in both, whatever their files are."""
+    if one.model == other.model:
+        return True
+    ids = range(one.vocab_size)
+    special = [(each.vocab_size, each.bos_id, each.eos_id, each.pad_id, each.unk_id) for each in (one, other)]
+    return special[0] == special[1] and one.tokens(ids) == other.tokens(ids)
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a file of any name, or of a folder: a run, shards, or vocab.json and merges.txt of GPT-2.
 

@@ -1,0 +1,202 @@
+"""Samples, minimum Bayes risk and diverse beams of what translates and transcribes, from Python and the command line."""
+
+import math
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jiwer
+import pytest
+import sacrebleu
+import torch
+
+import transduce as td
+from tests.language_runs import language_run
+from tests.runs import ENGLISH, random_run, random_speech_run, record, sentences
+from tests.tasks.test_ensemble import check, whole_model
+from tests.tasks.test_search import SHORT
+from transduce.cli.main import main
+from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.tasks.risk import chosen
+from transduce.tasks.search import Output
+
+CPU = ["--device", "cpu"]
+LINES = [*ENGLISH[:3], "", "one word and many more words after it"]
+DRAWN = replace(SHORT, no_repeat_ngram=0, sample=True, beam_size=5, n_best=5)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return random_run(tmp_path_factory.mktemp("run") / "text")
+
+
+@pytest.fixture(scope="module")
+def translator(run) -> td.Translator:
+    return td.load_translator(run, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory) -> Path:
+    return random_speech_run(tmp_path_factory.mktemp("run") / "speech")
+
+
+def test_a_sample_depends_on_seed_line_and_number_alone_and_has_its_own_log_probability(run, translator):
+    found = translator.translate(LINES, DRAWN)
+    alone = translator.translate(LINES, DRAWN, batch_tokens=1)
+    assert [[o.tokens for o in each] for each in alone] == [[o.tokens for o in each] for each in found]
+    later = translator.translate(LINES[2:], DRAWN, first_line=3)
+    assert [[o.tokens for o in each] for each in later] == [[o.tokens for o in each] for each in found[2:]]
+    assert [o[0].tokens for o in translator.translate(LINES, DRAWN, n_best=1)] == [o[0].tokens for o in found]
+    assert [o[0].tokens for o in translator.translate(LINES, DRAWN, seed=1)] != [o[0].tokens for o in found]
+    assert len({tuple(o.tokens) for o in found[0]}) == 5
+    source = torch.tensor([[*translator.source_tokenizer.encode(LINES[:1])[0], EOS]])
+    for output in found[0]:
+        check([run], output, source=source)
+        n = len(output.tokens) + output.finished
+        assert output.score == pytest.approx(output.log_prob / ((5 + n) / 6) ** DRAWN.alpha)
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [({}, 330), ({"temperature": 0.3}, 330), ({"top_k": 3}, 3), ({"top_p": 0.05}, None)],
+    ids=["plain", "cold", "top k", "top p"],
+)
+def test_tokens_are_drawn_as_often_as_they_are_likely(run, translator, settings, left):
+    """A thousand first tokens; what no text holds leaves its probability to the others."""
+    way = replace(DRAWN, beam_size=1000, n_best=1000, length_extra=1, **settings)
+    (outputs,) = translator.translate(ENGLISH[:1], way)
+    drawn = [o.tokens[0] if o.tokens else EOS for o in outputs]
+    source = torch.tensor([[*translator.source_tokenizer.encode(ENGLISH[:1])[0], EOS]])
+    with torch.no_grad():
+        logits = whole_model(run)(source=source, target_in=torch.tensor([[BOS]]))[0, -1]
+    logits[:3] = -math.inf
+    probs = (logits / settings.get("temperature", 1.0)).softmax(-1)
+    order = probs.argsort(descending=True).tolist()
+    if "top_p" in settings:
+        left = next(k for k in range(1, 330) if probs[order[:k]].sum() >= settings["top_p"])
+    kept = probs[order[:left]] / probs[order[:left]].sum()
+    assert set(drawn) <= set(order[:left])
+    for some in (order[:1], order[1 : left // 2]):
+        p = sum(kept[order.index(i)].item() for i in some)
+        assert sum(drawn.count(i) for i in some) == pytest.approx(
+            1000 * p, abs=4 * math.sqrt(1000 * p * (1 - p)) + 1e-6
+        )
+
+
+@pytest.mark.parametrize("options", [["--top-k", "7"], ["--mbr", "chrf"]], ids=["sample", "mbr"])
+def test_the_command_line_draws_what_python_draws(run, speech, tmp_path, capsys, options):
+    name, value = options[0][2:].replace("-", "_"), int(options[1]) if options[1].isdigit() else options[1]
+    words = [
+        "--sample",
+        "--seed",
+        "3",
+        "--beam-size",
+        "4",
+        "--length-ratio",
+        "0",
+        "--length-extra",
+        "7",
+        *options,
+        *CPU,
+    ]
+    way = {"sample": True, "seed": 3, "beam_size": 4, name: value}
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in LINES))
+    assert main(["translate", str(run), str(tmp_path / "in.txt"), "--n-best", "2", *words]) == 0
+    found = td.load_translator(run).translate(LINES, replace(SHORT, no_repeat_ngram=0), n_best=2, **way)
+    assert capsys.readouterr().out == "".join(f"{output.text}\n" for each in found for output in each)
+    sounds = [recording.audio for recording in record(tmp_path, sentences(3))]
+    both = []
+    for some in (sounds, sounds[:2]):
+        assert main(["transcribe", str(speech), *map(str, some), "--no-repeat-ngram", "4", *words]) == 0
+        both.append(capsys.readouterr().out.splitlines())
+    assert both[0] == td.load_transcriber(speech)(sounds, SHORT, **way)
+    assert both[1] == both[0][:2]
+
+
+def by_hand(measure: str, text: str, right: str) -> float:
+    if measure == "chrf":
+        return sacrebleu.sentence_chrf(text, [right]).score
+    if measure == "bleu":
+        return sacrebleu.sentence_bleu(text, [right]).score
+    found = jiwer.process_words(right, text) if measure == "wer" else jiwer.process_characters(right, text)
+    return -100 * (found.wer if measure == "wer" else found.cer)
+
+
+@pytest.mark.parametrize("measure", ["chrf", "bleu", "wer", "cer"])
+@pytest.mark.parametrize("sample", [True, False])
+def test_minimum_bayes_risk_is_the_highest_expected_value(measure, sample):
+    """Samples weigh the same; hypotheses of a beam have their probabilities, and those that stand twice count once."""
+    rng = random.Random(repr((measure, sample)))
+    words = ["the", "a", "cat", "dog", "sat", "ran", "on", "mat"]
+    texts = [" ".join(rng.choices(words, k=rng.randint(2, 6))) for _ in range(7)]
+    outputs = [Output(text, rng.uniform(-9, -1), 0.0, [i]) for i, text in enumerate([*texts, texts[2]])]
+    outputs.append(outputs[-1])
+    config = td.SearchConfig(beam_size=9, n_best=3, sample=sample, mbr=measure)
+    some = outputs if sample else outputs[:-1]
+    weights = [1.0 if sample else math.exp(output.log_prob) for output in some]
+    expected = {
+        text: sum(w * by_hand(measure, text, o.text) for w, o in zip(weights, some, strict=True)) / sum(weights)
+        for text in texts
+    }
+    got = chosen(outputs, config)
+    assert [output.score for output in got] == pytest.approx(sorted(expected.values(), reverse=True)[:3])
+    assert [output.score for output in got] == pytest.approx([expected[output.text] for output in got])
+    assert len({output.text for output in got}) == 3
+    assert all(output in [replace(each, score=output.score) for each in outputs] for output in got)
+
+
+def test_minimum_bayes_risk_chooses_among_the_samples_of_a_line_and_the_hypotheses_of_a_beam(translator):
+    for way in (replace(DRAWN, beam_size=8), replace(SHORT, beam_size=8)):
+        every = translator.translate(LINES, way, n_best=8)
+        want = [
+            chosen(outputs, replace(way, mbr="chrf", n_best=2)) if outputs[0].text else outputs[:2] for outputs in every
+        ]
+        got = translator.translate(LINES, way, mbr="chrf", n_best=2)
+        assert [[o.text for o in each] for each in got] == [[o.text for o in each] for each in want]
+        assert not way.sample or [each[0].text for each in got] != [each[0].text for each in every]
+
+
+def test_diverse_beams_reach_the_search_and_differ_more(run, tmp_path, capsys):
+    """The same options in Python, on the command line, and of a language model."""
+    wide = {"beam_size": 6, "n_best": 6}
+    translator = td.load_translator(run)
+    plain = translator.translate(ENGLISH[:1], SHORT, **wide)[0]
+    diverse = translator.translate(ENGLISH[:1], SHORT, **wide, beam_groups=6, diversity=50.0)[0]
+    assert len({o.tokens[0] for o in plain}) < len({o.tokens[0] for o in diverse}) == 6
+    (tmp_path / "in.txt").write_text(ENGLISH[0] + "\n")
+    words = (
+        "--beam-size 6 --n-best 6 --beam-groups 6 --diversity 50 --length-ratio 0 --length-extra 7 --no-repeat-ngram 4"
+    )
+    assert main(["translate", str(run), str(tmp_path / "in.txt"), *words.split(), *CPU]) == 0
+    assert capsys.readouterr().out.splitlines() == [output.text for output in diverse]
+    generator = td.load_generator(language_run(tmp_path / "letters"))
+    config = td.GenerationConfig(beam_size=4, n=4, max_length=5, beam_groups=4, diversity=50.0)
+    assert len({o.tokens[0] for o in generator.generate(["ROM"], config)[0]}) == 4
+    assert len({o.tokens[0] for o in generator.generate(["ROM"], replace(config, beam_groups=1))[0]}) < 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 0.5}, "temperature, top_k and top_p are of sampling, but temperature=0.5, top_k=0, top_p=1.0 and "
+         "sample=False; add sample"),
+        ({"sample": True, "temperature": 0.0}, "temperature must lie in (0, inf), but temperature=0.0"),
+        ({"sample": True, "beam_groups": 5}, "a sample has no beam, but sample=True and beam_groups=5; leave one of them out"),
+        ({"beam_groups": 2}, "beam_groups must divide beam_size, but beam_groups=2 and beam_size=5"),
+        ({"mbr": "ter"}, "mbr must be one of none, bleu, chrf, wer, cer, but mbr='ter'"),
+        ({"mbr": "chrf", "beam_size": 1}, "mbr=chrf chooses among beam_size hypotheses or samples, but beam_size=1; try "
+         "beam_size=32 and sample"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(fields, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        td.SearchConfig(**fields)
+
+
+def test_greedy_search_leaves_chance_and_choice_alone(run, tmp_path, capsys):
+    own = td.SearchConfig(beam_size=6, sample=True, top_k=3, temperature=0.4, mbr="chrf")
+    assert own.greedy() == td.SearchConfig(beam_size=1)
+    assert main(["translate", str(run), "--greedy", "--sample", "--mbr", "chrf", "-", *CPU]) == 2
+    told = "--greedy takes the likeliest token each time, so leave it or --sample, --mbr out"
+    assert capsys.readouterr().err == f"transduce: {told}\n"

@@ -1,0 +1,172 @@
+"""Several runs as one: against the mean of the log-probabilities of every model's own forward pass."""
+
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import transduce as td
+from tests.language_runs import language_run
+from tests.runs import ENGLISH, FEATURES, RATE, random_run, random_speech_run, record, sentences
+from tests.tasks.test_search import SHORT
+from transduce.cli.main import main
+from transduce.data.speech.audio import read_audio
+from transduce.data.speech.features import FeatureExtractor
+from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.tasks.search import Output
+
+DOUBLE = {"dtype": torch.float64}
+CPU = ["--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, list[Path]]:
+    """Two of each kind, of equal tokens and other weights."""
+    folder = tmp_path_factory.mktemp("runs")
+    kinds = {"text": random_run, "speech": random_speech_run, "language": language_run}
+    return {
+        kind: [make(folder / f"{kind}{seed}", seed=seed) for seed in (3, 4)] for kind, make in kinds.items()
+    }  # fmt: skip
+
+
+@cache
+def whole_model(run: Path) -> td.Transformer:
+    """Its weights, not packed."""
+    return td.load_model(run).double().eval()
+
+
+@torch.no_grad()
+def mean_log_probs(runs: list[Path], target: list[int], **source) -> torch.Tensor:
+    """(T, V): the mean over the models of the log-probabilities that each gives behind every token, by its forward pass."""
+    return torch.stack(
+        [m(target_in=torch.tensor([target]), **source)[0].log_softmax(-1) for m in map(whole_model, runs)]
+    ).mean(dim=0)
+
+
+def check(runs: list[Path], output: Output, **source) -> None:
+    out = [*output.tokens, *[EOS] * output.finished]
+    table = mean_log_probs(runs, [BOS, *out[:-1]], **source)
+    assert output.log_prob == pytest.approx(table[range(len(out)), out].sum().item(), abs=1e-9)
+
+
+def test_translations_have_the_mean_of_both_models_log_probabilities(runs):
+    translator, line = td.load_translator(runs["text"], **DOUBLE), ENGLISH[1]
+    source = torch.tensor([[*translator.source_tokenizer.encode([line])[0], EOS]])
+    (outputs,) = translator.translate([line], SHORT, n_best=5)
+    for output in outputs:
+        check(runs["text"], output, source=source)
+    assert len({tuple(output.tokens) for output in outputs}) == 5
+    way, target = replace(SHORT.greedy(), no_repeat_ngram=0), [BOS]
+    greedy = translator.translate([line], way)[0][0]
+    for token in greedy.tokens:
+        scores = mean_log_probs(runs["text"], target, source=source)[-1]
+        scores[:3] = -torch.inf  # what no text holds
+        assert int(scores.argmax()) == token
+        target.append(token)
+    alone = [td.load(run, **DOUBLE) for run in runs["text"]]
+    assert greedy.tokens not in [each.translate([line], way)[0][0].tokens for each in alone]
+    (scored,) = translator.score([line], [greedy.text])
+    each = [one.score([line], [greedy.text])[0].log_probs for one in alone]
+    torch.testing.assert_close(scored.log_probs, (each[0] + each[1]) / 2, rtol=0, atol=1e-10)
+
+
+def test_transcripts_have_the_mean_of_both_models_log_probabilities_beside_ctc_too(runs, tmp_path):
+    transcriber = td.load_transcriber(runs["speech"], **DOUBLE)
+    path = record(tmp_path, sentences(1))[0].audio
+    frames = transcriber.feature_extractor(read_audio(path, RATE)).double()[None]
+    (found,) = transcriber.transcribe([path], SHORT, n_best=3)
+    for output in found.segments[0].outputs:
+        check(runs["speech"], output, source=frames)
+    ways = [replace(SHORT, ctc_weight=weight) for weight in (0.0, 0.5, 1.0)]
+    alone = td.load_transcriber(runs["speech"][:1], **DOUBLE)
+    twice = td.load_transcriber(runs["speech"][:1] * 2, **DOUBLE)
+    for way in ways:
+        want, got = (each.transcribe([path], way)[0].segments[0].outputs[0] for each in (alone, twice))
+        assert got.tokens == want.tokens and got.log_prob == pytest.approx(want.log_prob, abs=1e-9)
+
+
+def test_generated_texts_are_drawn_from_the_geometric_mean_of_both_models(runs):
+    generator = td.load_generator(runs["language"], **DOUBLE)
+    (outputs,) = generator.generate(["ROM"], td.GenerationConfig(beam_size=3, n=3, max_length=5))
+    prompt = generator.encode("ROM")
+    for output in outputs:
+        table = mean_log_probs(runs["language"], [*prompt, *output.tokens[:-1]])[len(prompt) - 1 :]
+        assert output.log_prob == pytest.approx(table[range(5), output.tokens].sum().item(), abs=1e-9)
+    config = td.GenerationConfig(temperature=0.0, max_length=4)
+    (text,) = generator(["ROM"], config)
+    target = [*prompt]
+    for _ in range(4):
+        target.append(int(mean_log_probs(runs["language"], target)[-1].argmax()))
+    assert text == generator.tokenizer.decode([target])[0][3:] == "".join(generator.stream("ROM", config))
+    (scored,) = generator.score(["ROMEO"])
+    each = [td.load_generator(run, **DOUBLE).score(["ROMEO"])[0].log_probs for run in runs["language"]]
+    torch.testing.assert_close(scored.log_probs, (each[0] + each[1]) / 2, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("command", ["translate", "transcribe", "generate"])
+def test_the_command_line_takes_runs_with_a_comma_between(command, runs, tmp_path, capsys):
+    kind = {"translate": "text", "transcribe": "speech", "generate": "language"}[command]
+    both, words = ",".join(map(str, runs[kind])), ["--max-length", "5", "--temperature", "0", "--prompt", "ROM"]
+    want = ["ROM" + td.load_generator(runs["language"])(["ROM"], td.GenerationConfig(max_length=5, temperature=0.0))[0]]
+    if command != "generate":
+        (tmp_path / "in.txt").write_text("\n".join(ENGLISH[:3]) + "\n")
+        sounds = [recording.audio for recording in record(tmp_path, sentences(2))]
+        files, inputs = ([tmp_path / "in.txt"], ENGLISH[:3]) if command == "translate" else (sounds, sounds)
+        words = [*map(str, files), "--length-ratio", "0", "--length-extra", "7", "--no-repeat-ngram", "4"]
+        want = td.load(runs[kind])(inputs, SHORT)
+    assert main([command, both, *words, *CPU]) == 0
+    assert capsys.readouterr().out == "".join(f"{line}\n" for line in want)
+
+
+def test_what_is_kept_of_an_output_belongs_to_all_runs_of_the_ensemble(runs, tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("\n".join(ENGLISH[:2]) + "\n")
+    both, out = ",".join(map(str, runs["text"])), tmp_path / "out"
+    words = [str(tmp_path / "in.txt"), "--output", str(out), "--part", "1/2", *CPU, "--greedy", "--length-ratio", "0"]
+    assert main(["translate", both, *words]) == 0
+    assert main(["translate", both.split(",")[0], *words]) == 2
+    assert "was made with other settings: run: " in capsys.readouterr().err
+
+
+def test_runs_that_do_not_go_together_are_refused(runs, tmp_path):
+    (text, _), (speech, _), (letters, _) = runs.values()
+    other = random_run(tmp_path / "other", joint=False)
+    rate = random_speech_run(tmp_path / "rate", FeatureExtractor(replace(FEATURES, hop=0.02)))
+    wide = language_run(tmp_path / "wide", "bytes")
+    for pair, message in {
+        (
+            text,
+            speech,
+        ): f"the runs of an ensemble must do the same, but {text} translates; use transduce translate, and "
+        f"{speech} transcribes; use transduce transcribe",
+        (
+            text,
+            other,
+        ): f"the runs of an ensemble must have the same tokenizer, but {other} has another than {text}; train "
+        "one with --tokenizer and the file of the other",
+        (
+            letters,
+            wide,
+        ): f"the runs of an ensemble must have the same tokenizer, but {wide} has another than {letters}; "
+        "train one with --tokenizer and the file of the other",
+        (
+            speech,
+            rate,
+        ): f"the runs of an ensemble must have the same features of sound, but those of {speech} and {rate} "
+        "differ; train one with --start-from the other",
+        (): "load takes a run directory, or several as an ensemble, but got none",
+    }.items():
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            td.load(pair)
+    ensemble = td.load_translator(runs["text"])
+    for ask, arguments in ((ensemble.encode, [["a"]]), (ensemble.align, [["a"], ["b"]])):
+        message = f"{ask.__name__} asks one model, but this is an ensemble of 2; load one run alone for it"
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            ask(*arguments)
+
+
+def test_an_ensemble_without_a_name_is_refused(runs, capsys):
+    assert main(["translate", f"{runs['text'][0]},", "-", *CPU]) == 2
+    assert "an ensemble is named RUN,RUN without spaces, but it is '" in capsys.readouterr().err

@@ -1,0 +1,182 @@
+"""Words of outputs: which tokens spell them, how sure a model is of them, and when they were said."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import transduce as td
+from tests.language_runs import any_tokenizer, language_run
+from tests.runs import ENGLISH, FEATURES, RATE, library_tokenizer, random_run, random_speech_run, sound
+from transduce.data.speech.features import FeatureExtractor
+from transduce.data.speech.vectors import VectorConfig, VectorReader
+from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.files import save_weights
+from transduce.model.transformer import Transformer
+from transduce.run import load_run, save_run
+from transduce.tasks.translate import likeliest
+from transduce.tasks.word_times import boundaries, ctc_shares, ctc_spans
+from transduce.tasks.words import WordAlignment, word_alignment, word_spans
+
+TEXTS = ["Ay  me. Größe, 東京 🙂 it's", "a", "", " "]
+
+
+@pytest.mark.parametrize("kind", ["characters", "bytes", "sentencepiece", "unigram", "metaspace"])
+def test_the_tokens_of_a_word_spell_it_and_no_other(kind):
+    """Whatever marks a space: characters, bytes, ▁ before a word; letters of several bytes, and spaces alone."""
+    library = kind in ("unigram", "metaspace")
+    texts = [*ENGLISH[:6], " ", ""] if library else TEXTS
+    tokenizer = (
+        JSONTokenizer(library_tokenizer(kind.replace("metaspace", "bpe"), ENGLISH).to_str().encode())
+        if library
+        else any_tokenizer(kind)
+    )
+    if kind == "characters":
+        texts = ["Ay  me. Größe, 東京 🙂 it's", " All\n"]
+    for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
+        found = word_spans(tokenizer, ids)
+        assert [word for word, _, _ in found] == tokenizer.decode([ids])[0].split()
+        end = 0
+        for n, (word, start, stop) in enumerate(found):
+            assert start == end < stop  # every token belongs to one word
+            before, whole, less = tokenizer.decode([ids[:start], ids[:stop], ids[: stop - 1]])
+            assert before.split() == [each for each, _, _ in found[:n]]
+            assert whole.split()[n] == word and less.split()[n : n + 1] != [word]
+            end = stop
+        assert not "".join(tokenizer.decode([ids[end:]])).strip(), text
+
+
+def test_spans_are_those_of_the_likeliest_path_of_all(rng):
+    """Brute force: all labellings of six positions that spell the tokens, two equal ones in a row among them."""
+    for tokens in ([1], [1, 1], [2, 1, 1], [3, 2]):
+        logits = 2 * torch.randn(6, 4, generator=rng, dtype=torch.float64)
+        paths = [
+            path
+            for path in itertools.product(range(4), repeat=6)
+            if [label for label, _ in itertools.groupby(path) if label] == tokens
+        ]
+        best = max(paths, key=lambda path: sum(logits.log_softmax(-1)[s, label].item() for s, label in enumerate(path)))
+        runs = [(label, len(list(group))) for label, group in itertools.groupby(best)]
+        ends = np.cumsum([n for _, n in runs]).tolist()
+        want = [(end - n, end) for (label, n), end in zip(runs, ends, strict=True) if label]
+        assert ctc_spans(logits, tokens, blank_id=0) == want
+    assert ctc_spans(logits[:3], [1, 1, 2], blank_id=0) == [] == ctc_spans(logits, [], blank_id=0)
+
+
+def test_a_share_is_of_all_that_is_not_blank_around_a_spike():
+    probs = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.6, 0.2], [1.0, 0.0, 0.0], [0.4, 0.2, 0.4], [0.2, 0.0, 0.8]])
+    found = ctc_shares(probs.log().clamp_min(-100), [1, 2], [(1, 2), (4, 5)], blank_id=0)
+    assert found.tolist() == pytest.approx([(0.1 + 0.6) / (0.1 + 0.8), (0.4 + 0.8) / (0.6 + 0.8)])
+
+
+def test_words_end_where_it_gets_quiet(rng):
+    """Three words of known frames, a short dip in one of them, noise; and in the middle where nobody knows loudness."""
+    level = torch.full((60,), -60.0)
+    spoken = [(4, 15), (20, 33), (33, 50)]  # two of them with nothing between but one quieter frame
+    for start, stop in spoken:
+        level[start:stop] = 0.0
+    level[10], level[33] = -60.0, -20.0
+    level += torch.randn(60, generator=rng)
+    spikes = [(11, 12), (24, 26), (40, 41)]
+    assert boundaries(spikes, 60, level) == [(4, 15), (20, 33), (33, 50)]
+    assert boundaries(spikes, 60, 3 * level + 100) == boundaries(spikes, 60, level)  # in any unit
+    assert boundaries(spikes, 60, None) == [(0, 18), (18, 33), (33, 60)]
+
+
+@pytest.fixture(scope="module")
+def speech_run(tmp_path_factory):
+    return random_speech_run(tmp_path_factory.mktemp("speech") / "run")
+
+
+def test_token_scores_are_what_the_search_added_up(tmp_path, speech_run):
+    """Whatever the task; in beam search every hypothesis has the sum of its own."""
+    few = td.SearchConfig(length_ratio=0.2, length_extra=3, alpha=0.0, beam_size=8, n_best=8, split_length=6)
+    translator = td.load(random_run(tmp_path / "run"), dtype=torch.float64)
+    lines = ["", *ENGLISH[:2], "Print it. Close the green folder, please."]
+    found = [outputs for outputs in translator.translate(lines, few, token_scores=True) if outputs[0].tokens]
+    transcriber = td.load(speech_run, dtype=torch.float64)
+    sounds = [(sound("red blue"), RATE), (np.concatenate([sound("green", seed=i) for i in range(7)]), RATE)]
+    heard = transcriber.transcribe(sounds, replace(few, max_seconds=1.0, no_repeat_ngram=4), token_scores=True)
+    found += [segment.outputs for transcript in heard for segment in transcript.segments]
+    generator = td.load(language_run(tmp_path / "lm"), dtype=torch.float64)
+    beams = td.GenerationConfig(beam_size=3, n=2, max_length=7)
+    found += generator.generate(["ROMEO", "All: Sp"], beams, token_scores=True)
+    assert len(found) > 6
+    for output in itertools.chain.from_iterable(found):
+        assert output.token_scores.log_prob == pytest.approx(output.log_prob, abs=1e-4)
+        assert len(output.token_scores.tokens) == len(output.token_scores.log_probs) >= len(output.tokens)
+        for word in output.words:
+            assert 0 < word.confidence <= 1 and word.start is None
+        assert [word.text for word in output.words] == output.text.split()
+    sampled = generator.generate(["ROMEO"], td.GenerationConfig(max_length=5, n=2), token_scores=True)[0]
+    for output in sampled:  # characters: text and tokens are the same
+        whole = generator.score(["ROMEO" + output.text])[0]
+        torch.testing.assert_close(output.token_scores.log_probs, whole.log_probs[-5:])
+        words = [math.exp(p) for p in whole.log_probs[-5:].tolist()]
+        if output.text.split() == [output.text]:
+            assert output.words[0].confidence == pytest.approx(math.prod(words) ** (1 / 5))
+
+
+def test_vectors_have_words_too_and_no_ctc_is_refused(tmp_path):
+    reader = VectorReader(VectorConfig(n_features=20, hop=0.02))
+    transcriber = td.load(random_speech_run(tmp_path / "vectors", reader))
+    np.save(tmp_path / "a.npy", np.random.default_rng(1).standard_normal((30, 20)).astype(np.float32))
+    (found,) = transcriber.words([tmp_path / "a.npy"], ["red blue"])
+    assert [word.text for word in found] == ["red", "blue"]
+    (short,) = transcriber.words([tmp_path / "a.npy"], ["red " * 40])  # more tokens than positions
+    assert {(word.text, word.confidence, word.start) for word in short} == {("red", 0.0, None)} and len(short) == 40
+    assert (found[0].start, found[1].stop) == (0.0, pytest.approx(0.6)) and found[0].stop == found[1].start
+
+    directory = random_speech_run(tmp_path / "attention")
+    config = replace(load_run(directory).model, ctc=False)
+    save_run(directory, replace(load_run(directory), model=config))
+    save_weights(directory / "model.safetensors", Transformer(config))
+    transcriber = td.load(directory)
+    assert (
+        isinstance(transcriber.feature_extractor, FeatureExtractor) and transcriber.feature_extractor.config == FEATURES
+    )
+    for ask in (
+        lambda: transcriber.transcribe([(sound("red"), RATE)], word_times=True),
+        lambda: transcriber.words([(sound("red"), RATE)], ["red"]),
+    ):
+        with pytest.raises(ValueError) as error:
+            ask()
+        assert str(error.value) == (
+            "times of words come from a CTC head, but this model has none; leave them out, or train with --model.ctc "
+            "and --ctc-weight 0.5"
+        )
+
+
+def test_words_align_with_what_their_tokens_look_at():
+    """By hand: two words of two tokens and one on each side, and an end. The layer that looks at few places is taken."""
+    look = [[0.3, 0.3, 0.3, 0.1], [0.1, 0.1, 0.2, 0.6], [0.2, 0.6, 0.1, 0.1], [0.0, 0.0, 0.0, 1.0]]
+    vague = [[0.25] * 4] * 4
+    spans = [("ab", 0, 2), ("c", 2, 3)], [("x", 0, 1), ("yz", 1, 3)]
+    found = word_alignment(torch.tensor([vague, look]), *spans)
+    assert (found.source, found.target, str(found)) == (["ab", "c"], ["x", "yz"], "0-0 0-1")
+    other = torch.tensor([look, vague])
+    other[0, 0] = torch.tensor([0.0, 0.0, 0.9, 0.1])
+    assert str(word_alignment(other, *spans)) == "1-0 0-1"
+    assert str(found.followed_by(WordAlignment(["d"], ["e"], [(0, 0)]))) == "0-0 0-1 2-2"
+    assert str(word_alignment(torch.zeros(1, 1, 1), [], [("x", 0, 1)])) == ""
+
+
+def test_alignments_stay_with_their_line_whatever_shares_the_batch(tmp_path):
+    """Also where a line is translated by its sentences, whose words are counted on."""
+    translator = td.load(random_run(tmp_path / "run"), dtype=torch.float64)
+    lines = ["", *ENGLISH[:4], "Print it. Close the green folder, please."]
+    config = td.SearchConfig(length_ratio=1.0, length_extra=3, beam_size=2)
+    together = translator.translate(lines, config, alignments=True)
+    assert together[0][0].alignment is None
+    for line, (output,) in list(zip(lines, together, strict=True))[1:]:
+        (alone,) = translator.translate([line], config, alignments=True)[0]
+        assert alone.alignment == output.alignment
+        assert output.alignment.source == line.split() and output.alignment.target == output.text.split()
+        assert [target for _, target in output.alignment.pairs] == list(range(len(output.text.split())))
+    parts = translator.translate(["Print it.", "Close the green folder, please."], config, alignments=True)
+    whole = likeliest([parts], alpha=0.6)[0][0].alignment
+    first, second = (outputs[0].alignment for outputs in parts)
+    assert whole.pairs == [*first.pairs, *((s + 2, t + len(first.target)) for s, t in second.pairs)]

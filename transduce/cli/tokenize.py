@@ -1,0 +1,37 @@
+"""`transduce tokenize RUN`: text as its tokens, for tools that count them."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from transduce.cli.common import STDIN, OptionalFile, Run, read_side, writing
+
+
+def tokenize(
+    run: Positional[Run],
+    files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
+    *,
+    source: Annotated[bool, arg(help_behavior_hint="")] = False,
+    output: OptionalFile = None,
+) -> None:
+    """Write lines as the tokens of a run, with a space between: what n-gram models for --lm are made of.
+
+    For example: transduce tokenize RUN text.de | lmplz -o 5 > de.arpa
+
+    Args:
+        files: Text, plain or .gz, one after the other; - is standard input, as is none.
+        source: Take the tokens of what the run reads, not of what it writes.
+        output: Where the lines go; standard output if not given.
+    """
+    from transduce.run import load_run
+
+    found = load_run(run)
+    tokenizer = found.source_tokenizer if source else found.target_tokenizer
+    if tokenizer is None:
+        raise ValueError(f"tokens need a tokenizer, but {run} has none for its {'source' if source else 'target'}")
+    with writing(output, unit="line", total=None) as (out, bar):
+        for file in files or [STDIN]:
+            for line in read_side(file):
+                out.write(" ".join(tokenizer.tokens(tokenizer.encode([line])[0])) + "\n")
+                bar.update()

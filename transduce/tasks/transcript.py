@@ -1,0 +1,70 @@
+"""Sound as a transcriber takes it, and what it makes of it."""
+
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from transduce.tasks.search import Output
+
+Audio = Path | str | BufferedIOBase | tuple[np.ndarray | Tensor, int]
+"""A file, by its path or open; or samples with their rate in Hz: one channel of shape (n,), floats of which full scale
+is -1 ... 1, or integers of 16 or 32 bits."""
+
+
+@dataclass(frozen=True)
+class Sound:
+    """Sound that was read: start and stop in seconds, and the frames, of every segment; `error` tells why there is none.
+
+    A segment of digital silence has no frames: in constant ones a model hears whatever it likes.
+    """
+
+    path: Path | str
+    """The file; of samples, what messages call them."""
+    segments: list[tuple[float, float, Float[Tensor, "_ F"]]]
+    error: str = ""
+    number: int = 0
+    """Which sound of all it is; what is drawn depends on it."""
+    first_segment: int = 0
+    """Which of its own segments[0] is, where others were left out; what is drawn depends on it, too."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return self.segments[-1][1] if self.segments else 0.0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What was said between two moments, in seconds; n best outputs."""
+
+    start: float
+    stop: float
+    outputs: list[Output]
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A sound as text; `error` tells why there is none."""
+
+    path: Path | str
+    segments: list[Segment]
+    error: str = ""
+
+    @property
+    def text(self) -> str:
+        """The best text of every segment, joined by spaces."""
+        return " ".join(text for segment in self.segments if (text := segment.outputs[0].text.strip()))
+
+
+@dataclass(frozen=True)
+class Details:
+    """What outputs are given besides their text."""
+
+    token_scores: bool = False
+    """The log-probabilities of their tokens, and the confidence of their words."""
+    word_times: bool = False
+    """When their words were said, and how sure CTC is of them."""
