@@ -17,6 +17,8 @@ from tests.tasks.test_search import SHORT
 from transduce.cli.main import main
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.files import save_weights
+from transduce.model import packed
+from transduce.model.packed import can_pack
 from transduce.run import Run, load_run, save_run
 
 DOUBLE = {"dtype": torch.float64}
@@ -167,3 +169,14 @@ def test_a_language_model_that_does_not_fit_is_refused(text, tmp_path):
     message = "lm_weight needs a language model, but lm_weight=0.5 and none is loaded; name one with --lm, or td.load(RUN, lm=...)"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         td.load(text)(ENGLISH[:1], lm_weight=0.5)
+
+
+@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.int8), reason="needs PyTorch with oneDNN's int8 kernels")
+def test_beside_a_run_in_int8_a_language_model_stays_float32(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(packed, "SMALLEST", 1)
+    lm, bos = language_model_of(text, tmp_path / "lm"), torch.tensor([BOS])
+    translator = td.load(text, dtype=torch.int8, lm=lm)
+    assert isinstance(translator.model.logits, packed.Int8Weight)
+    want = td.load_generator(lm).scorers(bos[:, None])[0][1].step(bos)
+    torch.testing.assert_close(translator.lm.begin(1).step(bos), want, rtol=0, atol=0)
+    assert len(translator(ENGLISH[:2], SHORT, lm_weight=WEIGHT)) == 2
