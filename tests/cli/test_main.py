@@ -224,7 +224,7 @@ def test_options_replace_what_the_run_says_and_nothing_else():
     ("command", "config", "without"),
     [
         ("translate", td.SearchConfig, {"ctc_weight", "max_seconds", "min_seconds", "margin"}),
-        ("transcribe", td.SearchConfig, {"max_source_length", "split_length"}),
+        ("transcribe", td.SearchConfig, {"max_source_length", "split_length", "shortlist"}),
         ("generate", td.GenerationConfig, set()),
     ],
 )

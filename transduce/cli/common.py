@@ -117,7 +117,7 @@ def _unchecked(self: object) -> None:
     """Leave the checks to the SearchConfig that the options become."""
 
 
-def with_options(own: SearchConfig, options: object, forbid: Path | None) -> SearchConfig:
+def with_options(own: SearchConfig, options: object, forbid: Path | None = None) -> SearchConfig:
     """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
     named = {name: value for name, value in vars(options).items() if value is not None and value is not False}
     if forbid:
