@@ -55,10 +55,24 @@ def library_tokenizer(kind: str, texts: Sequence[str], *, special: Sequence[str]
     return library
 
 
-def random_run(directory: Path, *, joint: bool = True, seed: int = 3) -> Path:
+TINY = transformer_tiny()
+
+LITTLE = replace(
+    TINY,
+    encoder=replace(TINY.encoder, n_layers=2),
+    decoder=replace(TINY.decoder, n_layers=2),
+    d_model=32,
+    d_ff=48,
+    n_heads=2,
+    init_gain=1.0,
+)
+"""A quicker one, where the same line is searched many times."""
+
+
+def random_run(directory: Path, *, joint: bool = True, seed: int = 3, model: TransformerConfig = TINY) -> Path:
     """A translator that has learned nothing, but whose every part is there."""
     source, target = tokenizers(ENGLISH, GERMAN, vocab_size=330, joint=joint)
-    config = with_vocabularies(transformer_tiny(), source.vocab_size, target.vocab_size, joint=joint)
+    config = with_vocabularies(model, source.vocab_size, target.vocab_size, joint=joint)
     torch.manual_seed(seed)
     save_run(directory, Run(config, {"seed": seed}, source, target))
     save_weights(directory / "model.safetensors", Transformer(config))

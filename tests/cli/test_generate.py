@@ -101,6 +101,11 @@ def test_what_is_wrong_is_named(run, capsys):
         "transduce: temperature must be at least 0, but temperature=-1.0\n"
         'transduce: --prompt takes texts, but nothing follows it; --prompt "" begins from nothing\n'
     )
+    for options in ([], ["--format", "json", "--stream"], ["--format", "json", "--interactive"]):
+        assert main(["generate", str(run), "--token-scores", *options]) == 2
+        assert capsys.readouterr().err == (
+            "transduce: scores of tokens need --format json and whole texts; add it, and leave out --stream and --interactive\n"
+        )
     assert main(["translate", str(run)]) == 2
     assert capsys.readouterr().err == (
         f"transduce: translating takes a run of text to text, but {run} is a language model; use transduce generate\n"

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import transduce as td
-from tests.runs import ENGLISH, random_run, random_speech_run
+from tests.runs import ENGLISH, LITTLE, random_run, random_speech_run
 from transduce.cli.common import search_options, with_options
 from transduce.cli.main import main
 
@@ -22,7 +22,7 @@ LINES = [ENGLISH[0], "", ENGLISH[1], ENGLISH[2]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return random_run(tmp_path_factory.mktemp("cli") / "run")
+    return random_run(tmp_path_factory.mktemp("cli") / "run", model=LITTLE)
 
 
 @pytest.fixture
@@ -35,14 +35,14 @@ def stdin(monkeypatch):
 
 def test_what_stands_beside_a_translation_is_what_python_gives(run, stdin, capsys):
     """Pairs of words behind the text; in JSON the n best, with pairs, tokens and words."""
-    found = td.load(run).translate(LINES, n_best=2, alignments=True, token_scores=True)
+    found = td.load(run).translate(LINES, length_ratio=0.5, n_best=2, alignments=True, token_scores=True)
     stdin("\n".join(LINES).encode() + b"\n")
-    assert main(["translate", str(run), "--alignments"]) == 0
+    bounded = ["translate", str(run), "--length-ratio", "0.5", "--alignments"]
+    assert main(bounded) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.removesuffix("\n").split("\n")]
     assert rows == [[o.text, str(o.alignment or "")] for o, _ in found]
     stdin("\n".join(LINES).encode() + b"\n")
-    options = ["--n-best", "2", "--format", "json", "--alignments", "--token-scores"]
-    assert main(["translate", str(run), *options]) == 0
+    assert main([*bounded, "--n-best", "2", "--format", "json", "--token-scores"]) == 0
     objects = [json.loads(line) for line in capsys.readouterr().out.removesuffix("\n").split("\n")]
     assert [each["source"] for each in objects] == LINES
     for each, outputs in zip(objects, found, strict=True):
@@ -142,7 +142,7 @@ def test_describe_tells_size_vocabulary_and_fields(run, capsys):
     n = sum(p.numel() for p in td.load_model(run).parameters())
     assert f"{n:,} parameters in model.safetensors" in out
     assert "source vocabulary: 330 tokens" in out
-    assert "  model.d_model = 128\n" in out and "input:" not in out
+    assert f"  model.d_model = {LITTLE.d_model}\n" in out and "input:" not in out
 
 
 def test_describe_shows_scores_first_and_the_rest_within_a_screen(tmp_path, capsys):
@@ -224,7 +224,7 @@ def test_options_replace_what_the_run_says_and_nothing_else():
     ("command", "config", "without"),
     [
         ("translate", td.SearchConfig, {"ctc_weight", "max_seconds", "min_seconds", "margin"}),
-        ("transcribe", td.SearchConfig, {"max_source_length", "split_length"}),
+        ("transcribe", td.SearchConfig, {"max_source_length", "split_length", "shortlist"}),
         ("generate", td.GenerationConfig, set()),
     ],
 )

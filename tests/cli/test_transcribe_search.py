@@ -66,7 +66,9 @@ def test_options_reach_the_search(random, recordings, capsys, options, way):
 
 def test_batch_tokens_bounds_what_is_searched_at_once(random, recordings, monkeypatch, capsys):
     sizes, search = [], transcriber.search_sources
-    monkeypatch.setattr(transcriber, "search_sources", lambda *parts: sizes.append(len(parts[2])) or search(*parts))
+    monkeypatch.setattr(
+        transcriber, "search_sources", lambda *parts, **told: sizes.append(len(parts[2])) or search(*parts, **told)
+    )
     for options in ([], ["--batch-tokens", "1"]):
         assert main(["transcribe", str(random), *map(str, recordings), *CPU, *options]) == 0
     assert sizes == [5, *[1] * 5]

@@ -13,13 +13,15 @@ import torch
 
 import transduce as td
 from tests.language_runs import language_run
-from tests.runs import ENGLISH, random_run, random_speech_run, record, sentences
+from tests.runs import ENGLISH, LITTLE, RATE, random_run, random_speech_run, record, sentences, sound
 from tests.tasks.test_ensemble import check, whole_model
 from tests.tasks.test_search import SHORT
 from transduce.cli.main import main
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.tasks.risk import chosen
 from transduce.tasks.search import Output
+from transduce.tasks.transcribe import AT_ONCE
+from transduce.tasks.transcript import Details
 
 CPU = ["--device", "cpu"]
 LINES = [*ENGLISH[:3], "", "one word and many more words after it"]
@@ -28,7 +30,7 @@ DRAWN = replace(SHORT, no_repeat_ngram=0, sample=True, beam_size=5, n_best=5)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    return random_run(tmp_path_factory.mktemp("run") / "text")
+    return random_run(tmp_path_factory.mktemp("run") / "text", model=LITTLE)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def speech(tmp_path_factory) -> Path:
 
 
 def test_a_sample_depends_on_seed_line_and_number_alone_and_has_its_own_log_probability(run, translator):
-    found = translator.translate(LINES, DRAWN)
+    found = translator.translate(LINES, DRAWN, token_scores=True)
     alone = translator.translate(LINES, DRAWN, batch_tokens=1)
     assert [[o.tokens for o in each] for each in alone] == [[o.tokens for o in each] for each in found]
     later = translator.translate(LINES[2:], DRAWN, first_line=3)
@@ -152,9 +154,29 @@ def test_minimum_bayes_risk_chooses_among_the_samples_of_a_line_and_the_hypothes
         want = [
             chosen(outputs, replace(way, mbr="chrf", n_best=2)) if outputs[0].text else outputs[:2] for outputs in every
         ]
-        got = translator.translate(LINES, way, mbr="chrf", n_best=2)
+        got = translator.translate(LINES, way, mbr="chrf", n_best=2, token_scores=True, alignments=True)
         assert [[o.text for o in each] for each in got] == [[o.text for o in each] for each in want]
         assert not way.sample or [each[0].text for each in got] != [each[0].text for each in every]
+        for output in (output for outputs in got for output in outputs if output.tokens):
+            assert output.token_scores.log_prob == pytest.approx(output.log_prob)
+            assert output.alignment.target == output.text.split()
+
+
+def test_segments_one_by_one_are_those_of_the_whole_recording_whatever_is_drawn(speech):
+    """Also where more than a few follow each other, and the words of what was chosen have their times."""
+    transcriber, samples = td.load_transcriber(speech, dtype=torch.float64), sound("green red " * 12)
+    way = replace(SHORT, max_seconds=1.0, sample=True, beam_size=4, mbr="wer", n_best=2)
+    (whole,) = transcriber.transcribe([(samples, RATE)], way, word_times=True)
+    assert len(whole.segments) > AT_ONCE
+    (read,) = transcriber.read([(samples, RATE)], way)
+    pieces = list(transcriber.in_order(read, way, details=Details(word_times=True)))
+    for piece, segment in zip(pieces, whole.segments, strict=True):
+        assert [output.tokens for output in piece.outputs] == [output.tokens for output in segment.outputs]
+        for output, want in zip(piece.outputs, segment.outputs, strict=True):
+            assert [word.text for word in output.words] == output.text.split()
+            assert [(word.start, word.stop) for word in output.words] == [
+                (word.start, word.stop) for word in want.words
+            ]
 
 
 def test_diverse_beams_reach_the_search_and_differ_more(run, tmp_path, capsys):

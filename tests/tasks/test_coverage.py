@@ -39,8 +39,8 @@ def written_out(model: Transformer, source: list[int], tokens: list[int], log_pr
     return log_prob / ((5 + len(tokens)) / 6) ** ALPHA + BETA * sum(covered)
 
 
-@pytest.mark.parametrize("beam_size", [3, 500])
-def test_scores_are_the_equation_and_a_wide_beam_finds_the_best(model, rng, beam_size):
+@pytest.mark.parametrize(("beam_size", "groups"), [(3, 1), (500, 1), (6, 3)])
+def test_scores_are_the_equation_and_a_wide_beam_finds_the_best(model, rng, beam_size, groups):
     sources = [torch.randint(6, (n,), generator=rng).tolist() for n in (5, 2, 7)]
     lengths = torch.tensor([len(source) for source in sources])
     padded = torch.tensor([source + [3] * (7 - len(source)) for source in sources])
@@ -49,7 +49,7 @@ def test_scores_are_the_equation_and_a_wide_beam_finds_the_best(model, rng, beam
         with torch.no_grad():
             scorer = CoverageScorer(model, model.encode(padded, lengths))
         constraints = Constraints(torch.tensor([BOUND, BOUND, 3]), eos_id=EOS, suppressed=[0, 1])
-        how = {"beam_size": beam_size, "n_best": beam_size, "alpha": ALPHA}
+        how = {"beam_size": beam_size, "n_best": beam_size, "alpha": ALPHA, "groups": groups, "diversity": 0.5}
         weighed = (lambda scorer=scorer: BETA * scorer.coverage()) if beta else None
         found[beta] = beam_search(scorer, torch.full((3, 1), BOS), constraints, **how, coverage=weighed)
     for source, plain, covered in zip(sources, found[0.0], found[BETA], strict=True):

@@ -1,8 +1,9 @@
 """Several runs as one: against the mean of the log-probabilities of every model's own forward pass."""
 
+import json
 import re
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import transduce as td
 from tests.language_runs import language_run
-from tests.runs import ENGLISH, FEATURES, RATE, random_run, random_speech_run, record, sentences
+from tests.runs import ENGLISH, FEATURES, LITTLE, RATE, random_run, random_speech_run, record, sentences
 from tests.tasks.test_search import SHORT
 from transduce.cli.main import main
 from transduce.data.speech.audio import read_audio
@@ -26,7 +27,7 @@ CPU = ["--device", "cpu"]
 def runs(tmp_path_factory) -> dict[str, list[Path]]:
     """Two of each kind, of equal tokens and other weights."""
     folder = tmp_path_factory.mktemp("runs")
-    kinds = {"text": random_run, "speech": random_speech_run, "language": language_run}
+    kinds = {"text": partial(random_run, model=LITTLE), "speech": random_speech_run, "language": language_run}
     return {
         kind: [make(folder / f"{kind}{seed}", seed=seed) for seed in (3, 4)] for kind, make in kinds.items()
     }  # fmt: skip
@@ -49,13 +50,15 @@ def mean_log_probs(runs: list[Path], target: list[int], **source) -> torch.Tenso
 def check(runs: list[Path], output: Output, **source) -> None:
     out = [*output.tokens, *[EOS] * output.finished]
     table = mean_log_probs(runs, [BOS, *out[:-1]], **source)
-    assert output.log_prob == pytest.approx(table[range(len(out)), out].sum().item(), abs=1e-9)
+    each = table[range(len(out)), out]
+    assert output.log_prob == pytest.approx(each.sum().item(), abs=1e-9)
+    torch.testing.assert_close(output.token_scores.log_probs, each, rtol=0, atol=1e-10)
 
 
 def test_translations_have_the_mean_of_both_models_log_probabilities(runs):
     translator, line = td.load_translator(runs["text"], **DOUBLE), ENGLISH[1]
     source = torch.tensor([[*translator.source_tokenizer.encode([line])[0], EOS]])
-    (outputs,) = translator.translate([line], SHORT, n_best=5)
+    (outputs,) = translator.translate([line], SHORT, n_best=5, token_scores=True, alignments=True)
     for output in outputs:
         check(runs["text"], output, source=source)
     assert len({tuple(output.tokens) for output in outputs}) == 5
@@ -68,6 +71,8 @@ def test_translations_have_the_mean_of_both_models_log_probabilities(runs):
         target.append(token)
     alone = [td.load(run, **DOUBLE) for run in runs["text"]]
     assert greedy.tokens not in [each.translate([line], way)[0][0].tokens for each in alone]
+    looks = [one.with_alignments(one.sources([line]), [outputs])[0] for one in alone]
+    assert [o.alignment for o in outputs] == [o.alignment for o in looks[0]] != [o.alignment for o in looks[1]]
     (scored,) = translator.score([line], [greedy.text])
     each = [one.score([line], [greedy.text])[0].log_probs for one in alone]
     torch.testing.assert_close(scored.log_probs, (each[0] + each[1]) / 2, rtol=0, atol=1e-10)
@@ -77,7 +82,7 @@ def test_transcripts_have_the_mean_of_both_models_log_probabilities_beside_ctc_t
     transcriber = td.load_transcriber(runs["speech"], **DOUBLE)
     path = record(tmp_path, sentences(1))[0].audio
     frames = transcriber.feature_extractor(read_audio(path, RATE)).double()[None]
-    (found,) = transcriber.transcribe([path], SHORT, n_best=3)
+    (found,) = transcriber.transcribe([path], SHORT, n_best=3, token_scores=True)
     for output in found.segments[0].outputs:
         check(runs["speech"], output, source=frames)
     ways = [replace(SHORT, ctc_weight=weight) for weight in (0.0, 0.5, 1.0)]
@@ -90,11 +95,13 @@ def test_transcripts_have_the_mean_of_both_models_log_probabilities_beside_ctc_t
 
 def test_generated_texts_are_drawn_from_the_geometric_mean_of_both_models(runs):
     generator = td.load_generator(runs["language"], **DOUBLE)
-    (outputs,) = generator.generate(["ROM"], td.GenerationConfig(beam_size=3, n=3, max_length=5))
+    beams = td.GenerationConfig(beam_size=3, n=3, max_length=5)
+    (outputs,) = generator.generate(["ROM"], beams, token_scores=True)
     prompt = generator.encode("ROM")
     for output in outputs:
         table = mean_log_probs(runs["language"], [*prompt, *output.tokens[:-1]])[len(prompt) - 1 :]
         assert output.log_prob == pytest.approx(table[range(5), output.tokens].sum().item(), abs=1e-9)
+        torch.testing.assert_close(output.token_scores.log_probs, table[range(5), output.tokens], rtol=0, atol=1e-10)
     config = td.GenerationConfig(temperature=0.0, max_length=4)
     (text,) = generator(["ROM"], config)
     target = [*prompt]
@@ -106,19 +113,30 @@ def test_generated_texts_are_drawn_from_the_geometric_mean_of_both_models(runs):
     torch.testing.assert_close(scored.log_probs, (each[0] + each[1]) / 2, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("command", ["translate", "transcribe", "generate"])
-def test_the_command_line_takes_runs_with_a_comma_between(command, runs, tmp_path, capsys):
-    kind = {"translate": "text", "transcribe": "speech", "generate": "language"}[command]
-    both, words = ",".join(map(str, runs[kind])), ["--max-length", "5", "--temperature", "0", "--prompt", "ROM"]
-    want = ["ROM" + td.load_generator(runs["language"])(["ROM"], td.GenerationConfig(max_length=5, temperature=0.0))[0]]
-    if command != "generate":
-        (tmp_path / "in.txt").write_text("\n".join(ENGLISH[:3]) + "\n")
+@pytest.mark.parametrize("kind", ["text", "speech", "language"])
+def test_the_command_line_takes_runs_with_a_comma_between(kind, runs, tmp_path, capsys):
+    """JSON has the texts that Python gives, and the scores of their tokens."""
+    loaded, some = td.load(runs[kind]), ["--length-ratio", "0", "--length-extra", "7", "--no-repeat-ngram", "4"]
+    if kind == "text":
+        (tmp_path / "in.txt").write_text("\n".join(ENGLISH[:2]) + "\n")
+        words = ["translate", str(tmp_path / "in.txt"), *some]
+        want = [outputs[0] for outputs in loaded.translate(ENGLISH[:2], SHORT, token_scores=True)]
+    elif kind == "speech":
         sounds = [recording.audio for recording in record(tmp_path, sentences(2))]
-        files, inputs = ([tmp_path / "in.txt"], ENGLISH[:3]) if command == "translate" else (sounds, sounds)
-        words = [*map(str, files), "--length-ratio", "0", "--length-extra", "7", "--no-repeat-ngram", "4"]
-        want = td.load(runs[kind])(inputs, SHORT)
-    assert main([command, both, *words, *CPU]) == 0
-    assert capsys.readouterr().out == "".join(f"{line}\n" for line in want)
+        words = ["transcribe", *map(str, sounds), *some]
+        want = [heard.segments[0].outputs[0] for heard in loaded.transcribe(sounds, SHORT, token_scores=True)]
+    else:
+        words = ["generate", "--prompt", "ROM", "--max-length", "5", "--temperature", "0"]
+        config = td.GenerationConfig(max_length=5, temperature=0.0)
+        want = [outputs[0] for outputs in loaded.generate(["ROM"], config, token_scores=True)]
+    command, *rest = words
+    assert main([command, ",".join(map(str, runs[kind])), *rest, "--format", "json", "--token-scores", *CPU]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    rows = [row.get("outputs", row.get("segments", [row]))[0] for row in rows]
+    assert [row["text"] for row in rows] == [output.text for output in want]
+    for row, output in zip(rows, want, strict=True):
+        numbers = [token["log_prob"] for token in row["tokens"]]
+        assert numbers == pytest.approx(output.token_scores.log_probs.tolist(), abs=1e-4)
 
 
 def test_what_is_kept_of_an_output_belongs_to_all_runs_of_the_ensemble(runs, tmp_path, capsys):
@@ -132,7 +150,7 @@ def test_what_is_kept_of_an_output_belongs_to_all_runs_of_the_ensemble(runs, tmp
 
 def test_runs_that_do_not_go_together_are_refused(runs, tmp_path):
     (text, _), (speech, _), (letters, _) = runs.values()
-    other = random_run(tmp_path / "other", joint=False)
+    other = random_run(tmp_path / "other", joint=False, model=LITTLE)
     rate = random_speech_run(tmp_path / "rate", FeatureExtractor(replace(FEATURES, hop=0.02)))
     wide = language_run(tmp_path / "wide", "bytes")
     for pair, message in {

@@ -11,12 +11,14 @@ import torch
 import transduce as td
 from tests.decode.test_ngram import by_rule, plain
 from tests.language_runs import language_model, language_run
-from tests.runs import ENGLISH, GERMAN, random_run, random_speech_run, record, sentences
+from tests.runs import ENGLISH, GERMAN, LITTLE, random_run, random_speech_run, record, sentences
 from tests.tasks.test_ensemble import whole_model
 from tests.tasks.test_search import SHORT
 from transduce.cli.main import main
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.files import save_weights
+from transduce.model import packed
+from transduce.model.packed import can_pack
 from transduce.run import Run, load_run, save_run
 
 DOUBLE = {"dtype": torch.float64}
@@ -48,7 +50,7 @@ def arpa_of(run: Path, path: Path, lines: list[str], capsys) -> Path:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> Path:
-    return random_run(tmp_path_factory.mktemp("text") / "run", joint=False)
+    return random_run(tmp_path_factory.mktemp("text") / "run", joint=False, model=LITTLE)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def test_what_comes_out_has_the_sum_of_both_log_probabilities(task, kind, reques
     else:
         lm = arpa_of(run, tmp_path / "lm.arpa", GERMAN if task == "text" else sentences(4), capsys)
     fused, alone = load(run, **DOUBLE, lm=lm), load(run, **DOUBLE)
-    way = {"n_best": 3, "lm_weight": WEIGHT, "alpha": 0.0}
+    way = {"n_best": 3, "lm_weight": WEIGHT, "alpha": 0.0, "token_scores": True}
     if task == "text":
         found, plain_ones = fused.translate(inputs, SHORT, **way), alone.translate(inputs, SHORT, n_best=3, alpha=0.0)
     else:
@@ -87,11 +89,7 @@ def test_what_comes_out_has_the_sum_of_both_log_probabilities(task, kind, reques
             tokens = [*output.tokens, *[EOS] * output.finished]
             source_rows = torch.tensor([source]) if isinstance(source, list) else source[None].double()
             with torch.no_grad():
-                logits = (
-                    td.load_model(run)
-                    .double()
-                    .eval()(source=source_rows, target_in=torch.tensor([[BOS, *tokens[:-1]]]))[0]
-                )
+                logits = whole_model(run)(source=source_rows, target_in=torch.tensor([[BOS, *tokens[:-1]]]))[0]
             own = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None]).sum().item()
             if kind == "run":
                 more = by_model(lm, tokens)
@@ -100,6 +98,7 @@ def test_what_comes_out_has_the_sum_of_both_log_probabilities(task, kind, reques
                 words = [word if (word,) in grams else "<unk>" for word in words]
                 more = math.log(10) * sum(by_rule(grams, (a,), b) for a, b in pairwise(words))
             assert output.log_prob == pytest.approx(own + WEIGHT * more, abs=1e-4)
+            assert output.token_scores.log_prob == pytest.approx(own, abs=1e-4)
             n_checked += 1
     assert n_checked == 6
     assert fused(inputs, SHORT) == alone(inputs, SHORT)  # without a weight
@@ -118,6 +117,9 @@ def test_the_command_line_takes_a_language_model(task, request, tmp_path, capsys
     assert main([*command, "--lm", str(lm), "--lm-weight", "2"]) == 0
     want = td.load(run, lm=lm)(ENGLISH[:2] if task == "text" else inputs, SHORT, lm_weight=2.0)
     assert capsys.readouterr().out == "".join(f"{line}\n" for line in want)
+    if task == "speech":  # a segment each
+        assert main([*command, "--lm", str(lm), "--lm-weight", "2", "--stream"]) == 0
+        assert capsys.readouterr().out == "".join(f"{line}\n" for line in want)
     for some, told in (
         (["--lm", str(lm)], f"lm={lm} and lm_weight=0.0"),
         (["--lm-weight", "2"], "lm=None and lm_weight=2.0"),
@@ -167,3 +169,14 @@ def test_a_language_model_that_does_not_fit_is_refused(text, tmp_path):
     message = "lm_weight needs a language model, but lm_weight=0.5 and none is loaded; name one with --lm, or td.load(RUN, lm=...)"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         td.load(text)(ENGLISH[:1], lm_weight=0.5)
+
+
+@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.int8), reason="needs PyTorch with oneDNN's int8 kernels")
+def test_beside_a_run_in_int8_a_language_model_stays_float32(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(packed, "SMALLEST", 1)
+    lm, bos = language_model_of(text, tmp_path / "lm"), torch.tensor([BOS])
+    translator = td.load(text, dtype=torch.int8, lm=lm)
+    assert isinstance(translator.model.logits, packed.Int8Weight)
+    want = td.load_generator(lm).scorers(bos[:, None])[0][1].step(bos)
+    torch.testing.assert_close(translator.lm.begin(1).step(bos), want, rtol=0, atol=0)
+    assert len(translator(ENGLISH[:2], SHORT, lm_weight=WEIGHT)) == 2

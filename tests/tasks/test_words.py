@@ -10,7 +10,7 @@ import torch
 
 import transduce as td
 from tests.language_runs import any_tokenizer, language_run
-from tests.runs import ENGLISH, FEATURES, RATE, library_tokenizer, random_run, random_speech_run, sound
+from tests.runs import ENGLISH, FEATURES, LITTLE, RATE, library_tokenizer, random_run, random_speech_run, sound
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.vectors import VectorConfig, VectorReader
 from transduce.data.text.json_tokenizer import JSONTokenizer
@@ -87,14 +87,18 @@ def test_words_end_where_it_gets_quiet(rng):
 
 
 @pytest.fixture(scope="module")
+def translator(tmp_path_factory) -> td.Translator:
+    return td.load(random_run(tmp_path_factory.mktemp("text") / "run", model=LITTLE), dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
 def speech_run(tmp_path_factory):
     return random_speech_run(tmp_path_factory.mktemp("speech") / "run")
 
 
-def test_token_scores_are_what_the_search_added_up(tmp_path, speech_run):
+def test_token_scores_are_what_the_search_added_up(tmp_path, translator, speech_run):
     """Whatever the task; in beam search every hypothesis has the sum of its own."""
     few = td.SearchConfig(length_ratio=0.2, length_extra=3, alpha=0.0, beam_size=8, n_best=8, split_length=6)
-    translator = td.load(random_run(tmp_path / "run"), dtype=torch.float64)
     lines = ["", *ENGLISH[:2], "Print it. Close the green folder, please."]
     found = [outputs for outputs in translator.translate(lines, few, token_scores=True) if outputs[0].tokens]
     transcriber = td.load(speech_run, dtype=torch.float64)
@@ -164,9 +168,8 @@ def test_words_align_with_what_their_tokens_look_at():
     assert str(word_alignment(torch.zeros(1, 1, 1), [], [("x", 0, 1)])) == ""
 
 
-def test_alignments_stay_with_their_line_whatever_shares_the_batch(tmp_path):
+def test_alignments_stay_with_their_line_whatever_shares_the_batch(translator):
     """Also where a line is translated by its sentences, whose words are counted on."""
-    translator = td.load(random_run(tmp_path / "run"), dtype=torch.float64)
     lines = ["", *ENGLISH[:4], "Print it. Close the green folder, please."]
     config = td.SearchConfig(length_ratio=1.0, length_extra=3, beam_size=2)
     together = translator.translate(lines, config, alignments=True)

@@ -19,7 +19,7 @@ from transduce.tasks.config import NOT_GREEDY, SearchConfig
 if TYPE_CHECKING:
     from transduce.tasks.load import KindT
     from transduce.tasks.search import Output
-    from transduce.tasks.words import Word
+    from transduce.tasks.words import TokenScores, Word
 else:  # torch takes seconds to import, and --help does without
     KindT = TypeVar("KindT")
 
@@ -117,7 +117,7 @@ def _unchecked(self: object) -> None:
     """Leave the checks to the SearchConfig that the options become."""
 
 
-def with_options(own: SearchConfig, options: object, forbid: Path | None) -> SearchConfig:
+def with_options(own: SearchConfig, options: object, forbid: Path | None = None) -> SearchConfig:
     """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
     named = {name: value for name, value in vars(options).items() if value is not None and value is not False}
     if forbid:
@@ -143,13 +143,18 @@ def plain_output(output: "Output") -> dict[str, object]:
     if not math.isnan(output.score):
         found |= {"score": output.score, "log_prob": output.log_prob}
     if output.token_scores:
-        pairs = zip(output.token_scores.tokens, output.token_scores.log_probs.tolist(), strict=True)
-        found["tokens"] = [{"token": token, "log_prob": round(log_prob, 4)} for token, log_prob in pairs]
+        found["tokens"] = plain_tokens(output.token_scores)
     if output.words:
         found["words"] = [_plain_word(word) for word in output.words]
     if output.alignment:
         found["alignment"] = [list(pair) for pair in output.alignment.pairs]
     return found
+
+
+def plain_tokens(scores: "TokenScores") -> list[dict[str, object]]:
+    """Scores of tokens as JSON has them."""
+    pairs = zip(scores.tokens, scores.log_probs.tolist(), strict=True)
+    return [{"token": token, "log_prob": round(log_prob, 4)} for token, log_prob in pairs]
 
 
 def _plain_word(word: "Word") -> dict[str, object]:

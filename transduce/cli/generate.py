@@ -81,9 +81,9 @@ def generate(
             model was unsure. The model's own, without temperature.
         output: Where texts go; standard output if not given.
     """
-    if token_scores and (format != "json" or stream):
+    if token_scores and (format != "json" or stream or interactive):
         raise ValueError(
-            "scores of tokens need --format json and whole texts; add --format json and leave out --stream"
+            "scores of tokens need --format json and whole texts; add it, and leave out --stream and --interactive"
         )
     if prompt == ():
         raise ValueError('--prompt takes texts, but nothing follows it; --prompt "" begins from nothing')

@@ -7,7 +7,17 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import STDIN, Machine, OptionalFile, Runs, each_run, read_side, side_name, writing
+from transduce.cli.common import (
+    STDIN,
+    Machine,
+    OptionalFile,
+    Runs,
+    each_run,
+    plain_tokens,
+    read_side,
+    side_name,
+    writing,
+)
 from transduce.data.speech.manifest import manifest_audio
 
 
@@ -36,7 +46,7 @@ def score_likelihood(
     scores = loaded.score(*([_inputs(loaded, files[0])] if files[1:] else []), texts)
     with writing(output, unit="line", total=None) as (out, _):
         for each in scores:
-            plain = {"log_prob": each.log_prob, "tokens": each.tokens, "log_probs": each.log_probs.tolist()}
+            plain = {"log_prob": each.log_prob, "tokens": plain_tokens(each)}
             text = f"{each.log_prob:.4f}\t{len(each.tokens)}"
             out.write((text if format == "text" else json.dumps(plain, ensure_ascii=False)) + "\n")
 

@@ -194,7 +194,10 @@ class ForcedDecoding(ABC, Generic[InputT]):
 
     @torch.no_grad()
     def with_alignments(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
-        """The same outputs, n of every source, each with the source words that its words were written from."""
+        """The same outputs, n of every source, each with the source words that its words were written from.
+
+        In an ensemble, they are those that its first model looks at.
+        """
         found = iter(self._align(*self._given(sources, outputs)))
         return [[replace(each, alignment=next(found).words) for each in some] for some in outputs]
 

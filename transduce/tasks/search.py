@@ -48,7 +48,7 @@ class Output:
     finished: bool = True
     """False: cut at the bound on its length."""
     token_scores: TokenScores | None = None
-    """Of the tokens and, if finished, the end, where they were asked for: those of attention, without CTC."""
+    """Of the tokens and, if finished, the end, where they were asked for: those of attention, without CTC or a language model."""
     words: list[Word] = field(default_factory=list)
     """With their confidence, where scores of tokens or times of words were asked for."""
     alignment: WordAlignment | None = None

@@ -94,7 +94,7 @@ class Transcriber(ForcedDecoding[Audio]):
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
             progress: called with 1 for every segment that is done, and the number of all segments.
             token_scores: give every output the log-probabilities of its tokens.
-            word_times: give every output its words, with their times and confidence, by CTC.
+            word_times: give every output its words, with their times and confidence, by CTC (of the first model).
 
         Raises:
             ValueError: times of words are asked for, but the model has no CTC head.
@@ -205,6 +205,7 @@ class Transcriber(ForcedDecoding[Audio]):
         return [words(source, [ids[:-1]])[0] for source, ids in zip(sources, targets, strict=True)]
 
     def _words(self) -> WordTimes:
+        """What finds words in sound: the CTC head of the model; in an ensemble, that of the first."""
         return WordTimes(self.model, self.tokenizer, self.feature_extractor.config)
 
     def sources(self, inputs: Sequence[Audio]) -> list[Source]:

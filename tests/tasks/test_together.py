@@ -1,0 +1,90 @@
+"""Where abilities of the search meet: ensembles, rules, phrases, coverage, samples, risk and groups."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import transduce as td
+from tests.runs import ENGLISH, LITTLE, random_run
+from tests.tasks.test_search import SHORT
+from transduce.decode.shortlist import Shortlist
+
+LINES = ENGLISH[:3]
+PREFIX = ["Druck", "", "Mach bitte den "]
+REQUIRE = [["Größe"], ["Anna", " lang"], []]
+DRAWN = {"sample": True, "beam_size": 4, "n_best": 4}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return [random_run(folder / str(seed), model=LITTLE, seed=seed) for seed in (3, 4)]
+
+
+def ensemble(runs: list[Path]) -> td.Translator:
+    found = td.load_translator(runs, dtype=torch.float64)
+    found.decoding = SHORT
+    return found
+
+
+@pytest.mark.parametrize("at_max_length", ["finished_first", "by_score"])
+def test_rules_phrases_and_coverage_are_those_of_an_ensemble_too(runs, at_max_length):
+    """A model twice is the model, and the order of models says nothing: coverage is the mean of theirs."""
+    how = {"coverage_penalty": 0.7, "forbid": ["E", "ff"], "n_best": 3, "at_max_length": at_max_length}
+    sets = [[runs[0]], [runs[0]] * 2, runs, runs[::-1]]
+    found = [ensemble(each).translate(LINES, prefix=PREFIX, require=REQUIRE, **how) for each in sets]
+    flat = [[output for outputs in each for output in outputs] for each in found]
+    for one, other in ((flat[0], flat[1]), (flat[2], flat[3])):
+        assert [o.text for o in one] == [o.text for o in other]
+        assert [o.score for o in one] == pytest.approx([o.score for o in other], abs=1e-6)
+    assert [o.score for o in flat[0]] != pytest.approx([o.score for o in flat[2]], abs=1e-3)
+    for each in (found[0], found[2]):
+        for outputs, begin, phrases in zip(each, PREFIX, REQUIRE, strict=True):
+            for output in outputs:
+                assert output.text.startswith(begin) and "E" not in output.text and "ff" not in output.text
+                assert all(phrase.strip() in output.text for phrase in phrases)
+
+
+@pytest.mark.parametrize("settings", [DRAWN, {**DRAWN, "mbr": "chrf", "n_best": 1}, {"beam_groups": 2, "beam_size": 4}])
+def test_samples_and_groups_keep_the_rules_and_begin_with_their_prefix(runs, settings):
+    translator = ensemble(runs)
+    how = {**settings, "forbid": ["u"], "repetition_penalty": 1.3, "min_length": 4}
+    found = translator.translate(LINES, prefix=PREFIX, **how)
+    for outputs, begin in zip(found, PREFIX, strict=True):
+        for output in outputs:
+            assert output.text.startswith(begin) and "u" not in output.text.removeprefix(begin)
+            assert len(output.tokens) >= 4
+    for number, (line, begin) in enumerate(zip(LINES, PREFIX, strict=True), start=1):
+        ((*alone,),) = translator.translate([line], prefix=[begin], first_line=number, **how)
+        assert [o.text for o in alone] == [o.text for o in found[number - 1]]
+
+
+def test_what_a_beam_of_required_phrases_holds_risk_chooses_among(runs):
+    found = ensemble(runs).translate(LINES, require=REQUIRE, mbr="chrf", beam_size=4)
+    for (output,), phrases in zip(found, REQUIRE, strict=True):
+        assert all(phrase.strip() in output.text for phrase in phrases)
+
+
+def test_required_phrases_and_shortlists_refuse_what_they_do_not_know(runs):
+    one, both = ensemble(runs[:1]), ensemble(runs)
+    for settings, message in (
+        (DRAWN, "samples know no required phrases, but sample=True; leave one of them out"),
+        (
+            {"beam_groups": 2, "beam_size": 4},
+            "groups of a beam know no required phrases, but groups=2; leave one of them out",
+        ),
+    ):
+        with pytest.raises(ValueError) as error:
+            one.translate(LINES, require=REQUIRE, **settings)
+        assert str(error.value) == message
+    one.shortlist = both.shortlist = Shortlist(torch.zeros(1, 1, dtype=torch.long), torch.tensor([0]))
+    for translator, settings, name in (
+        (both, {}, "an ensemble"),
+        (one, DRAWN, "sample"),
+        (one, {"lm_weight": 0.3}, "lm_weight"),
+    ):
+        with pytest.raises(ValueError) as error:
+            translator.translate(LINES, shortlist=True, **settings)
+        told = f"a shortlist goes with plain search alone, but {name} is set; leave one of them out"
+        assert str(error.value) == told
