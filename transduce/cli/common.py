@@ -14,7 +14,7 @@ from tyro.conf import Fixed, Suppress, arg
 
 from transduce.data.text.corpus import decode_line, raw_lines
 from transduce.data.text.parallel import blocks
-from transduce.tasks.config import NOT_GREEDY, SearchConfig
+from transduce.tasks.config import NOT_GREEDY, RULES, SearchConfig
 
 if TYPE_CHECKING:
     from transduce.tasks.load import KindT
@@ -108,9 +108,12 @@ def search_options(*, without: Collection[str] = ()) -> Any:
         hidden: Any = Annotated[kind | None, Suppress, Fixed]
         options.append((name, hidden if name in without else offered, False if kind is bool else None))
     namespace = {"__doc__": "The run's own configuration decides what is not named here.", "__post_init__": _unchecked}
-    return make_dataclass(
+    made: Any = make_dataclass(
         "SearchOptions", options, bases=(SearchConfig,), namespace=namespace, frozen=True, kw_only=True
     )
+    # --help tells of the rules last, though a base class comes first
+    made.__dataclass_fields__ = dict(sorted(made.__dataclass_fields__.items(), key=lambda pair: pair[0] in RULES))
+    return made
 
 
 def _unchecked(self: object) -> None:

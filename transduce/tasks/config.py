@@ -8,6 +8,9 @@ import numpy as np
 from transduce.config import at_least, check_choices, divides, within
 from transduce.decode.config import RulesConfig, SamplingConfig
 
+RULES = {each.name for each in fields(RulesConfig)}
+"""Fields of SearchConfig that say what may come out."""
+
 NOT_GREEDY = ("beam_groups", "sample", "temperature", "top_k", "top_p", "mbr")
 """Fields of SearchConfig that greedy search leaves at their defaults."""
 
