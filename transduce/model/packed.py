@@ -110,7 +110,7 @@ class PackedTransformer(Transformer):
 
     def decoder_states(self, target_in: Int[Tensor, "N T"], **known: Any) -> Float[Tensor, "N T D"]:
         """The states that `decode` projects to logits, as in Transformer; one position more of a search is a quick step."""
-        cache = known.get("cache")
+        cache: Any = known.get("cache")
         one_more = cache is not None and cache.length and target_in.size(1) == 1
         if one_more and self.step is not None and not self.step.watched:
             return self.step(target_in, cache)
@@ -161,6 +161,7 @@ def pack(model: Transformer, *, int8: bool = False) -> Transformer:
                 relu = name == "wide" and isinstance(module, FeedForward) and module.activation is F.relu
                 relu = relu and not module.gated
                 if relu:
+                    assert isinstance(module, FeedForward)
                     module.activation = torch.positive  # the identity
                 exact = name in ("router", "ctc")  # what decides, and what is heard once
                 setattr(module, name, PackedLinear(child, PackedWeight if exact else kind, relu=relu))

@@ -1,6 +1,7 @@
 """One position of a decoder, with as few calls of PyTorch as it takes: in a search on a CPU calls cost as much as work."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -65,11 +66,10 @@ class DecoderStep:
         x = self.positions(vectors, cache.length)[:, 0]
         padding = self._padding(cache)
         for layer, past in zip(self.layers, cache.layers, strict=True):
-            x = self._residual(x, layer.norm, lambda y, layer=layer, past=past: self._attend(y, layer, past))
+            x = self._residual(x, layer.norm, partial(self._attend, layer=layer, past=past))
             if layer.cross_q is not None and layer.cross_norm is not None:
-                x = self._residual(
-                    x, layer.cross_norm, lambda y, layer=layer, past=past: self._attend_memory(y, layer, past, padding)
-                )
+                look = partial(self._attend_memory, layer=layer, past=past, padding=padding)
+                x = self._residual(x, layer.cross_norm, look)
             x = self._residual(x, layer.feed_forward_norm, layer.feed_forward)
         return (x if self.norm is None else self.norm(x))[:, None]
 
