@@ -18,6 +18,10 @@ from transduce.decode.scorer import Scorer
 from transduce.decode.topk import likeliest
 
 
+MANY = 32
+"""Rows from which on it pays to leave as many of them as possible in their places."""
+
+
 @dataclass
 class Beams:
     """K hypotheses of every running sentence, best first; -inf where there is none."""
@@ -118,7 +122,7 @@ def beam_search(
             results.append(([running[i] for i in gone], kept.rows(out), live.rows(out)))
             running, max_lengths, parent = [running[i] for i in on], max_lengths[rest], parent[rest]
             live, kept = live.rows(rest), kept.rows(rest)
-        if groups == 1 and device.type == "cpu":
+        if groups == 1 and device.type == "cpu" and parent.numel() >= MANY:
             live, parent = _settled(live, parent)
         scorer.reorder(parent.flatten())
         if any(flags):
