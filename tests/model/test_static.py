@@ -313,7 +313,8 @@ def test_a_graph_is_captured_after_the_step_has_run_aside(monkeypatch):
         calls.append("}")
 
     graph = MagicMock()
-    for name in ("current_stream", "Stream", "CUDAGraph"):
+    monkeypatch.setattr(static, "side_stream", lambda device: graph)
+    for name in ("current_stream", "CUDAGraph"):
         monkeypatch.setattr(torch.cuda, name, create_autospec(getattr(torch.cuda, name), return_value=graph))
     for name in ("device", "stream", "graph"):
         specified = create_autospec(getattr(torch.cuda, name), side_effect=lambda *_, name=name, **__: inside(name))

@@ -6,7 +6,7 @@ is padding. The layers are those of every other way; only the cache under them d
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import ref
@@ -187,7 +187,7 @@ class Slots:
 
     def take(self, model: "StaticTransformer", shape: Shape, cache: Cache) -> Slot:
         """A slot of this shape for the cache alone, until it leaves or is gone."""
-        with self.lock:
+        with self.lock:  # of two threads
             found = next((slot for slot in self.known if slot.shape == shape and slot.is_free), None)
             if found is None:
                 with torch.inference_mode(False), torch.no_grad():  # whoever comes later may not be in that mode
@@ -280,7 +280,7 @@ def advance(model: StaticTransformer, slot: Slot) -> None:
 def graphed(step: Step, device: torch.device) -> Step:
     """The step as one CUDA graph. It runs before that, as kernels are chosen and loaded the first time."""
     with torch.cuda.device(device), without_cudnn_attention:
-        here, aside, graph = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        here, aside, graph = torch.cuda.current_stream(), side_stream(device), torch.cuda.CUDAGraph()
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
             for _ in range(2):
@@ -289,6 +289,12 @@ def graphed(step: Step, device: torch.device) -> Step:
         with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
             step()
     return graph.replay
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all captures, as matrix products keep a workspace for every stream that they have seen."""
+    return torch.cuda.Stream(device)
 
 
 def room(n: int, least: int) -> int:
