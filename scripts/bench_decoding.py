@@ -3,10 +3,12 @@
 The weights are random. Every sentence gets exactly `--tokens` tokens (EOS is banned everywhere), so that target tokens/s
 compare, and the outputs are compared token by token. Sentences are sorted by length; encoding counts. The systems take
 turns, and median and range of `--repeats` rounds are printed; at the end, a table of medians. CTranslate2 is measured
-where it is installed, in float32 and int8; `--only` names what is measured.
+where it is installed, in float32 and int8; `--only` names what is measured. `--static` adds steps of fixed shape, which
+a GPU replays as CUDA graphs and a CPU computes as they are.
 
     python scripts/bench_decoding.py --data multi30k_directory
     python scripts/bench_decoding.py --size base --batch-size 1 64 --beam-sizes 5 --only transduce CTranslate2
+    python scripts/bench_decoding.py --device cuda --static --batch-size 1 16 64
 """
 
 import argparse
@@ -39,6 +41,7 @@ from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.marian import Marian, import_marian
 from transduce.model.packed import can_pack, pack
+from transduce.model.static import make_static
 
 Batch = tuple[Tensor, Tensor]
 """Source ids (B, S) and lengths (B,)."""
@@ -163,6 +166,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", default=[""], help="beginnings of the names of what is measured")
+    parser.add_argument("--static", action="store_true", help="measure steps of fixed shape, too")
     parser.add_argument("--tiny", action="store_true", help="a model of seconds, to try the script")
     parser.add_argument("--peak", nargs=2, metavar=("SYSTEM", "DIRECTORY"), help="only measure memory (used by itself)")
     x = parser.parse_args()
@@ -180,11 +184,17 @@ def systems_of(theirs: MarianMTModel, directory: Path, x: argparse.Namespace) ->
         model = deepcopy(ours.model).to(x.device, dtype)
         return our_search(ours._replace(model=pack(model, int8=int8)))
 
+    def static(dtype: torch.dtype) -> Search:
+        return our_search(ours._replace(model=make_static(deepcopy(ours.model).to(x.device, dtype))))
+
     on_cpu = x.device == "cpu"
     makers: dict[str, Callable[[], Search]] = {"transformers float32": lambda: rival_search(theirs.to(x.device))}
     makers["transduce float32"] = lambda: loaded(torch.float32)
     if not on_cpu or can_pack(torch.device("cpu"), torch.bfloat16):
         makers["transduce bfloat16"] = lambda: loaded(torch.bfloat16)
+    if x.static:
+        for dtype in (torch.float32, torch.bfloat16):
+            makers[f"transduce static {str(dtype)[6:]}"] = partial(static, dtype)
     if on_cpu and can_pack(torch.device("cpu"), torch.int8):
         makers["transduce int8"] = lambda: loaded(torch.float32, int8=True)
     if on_cpu and find_spec("ctranslate2"):
@@ -234,13 +244,13 @@ def main() -> None:
                 {name: partial(answer, search, work, beam_size, x.tokens) for name, search in systems.items()},
                 n_tokens=x.tokens,
                 repeats=x.repeats,
-                exact=lambda name: name == "transduce float32" and x.device == "cpu",
+                exact=lambda name: name.startswith("transduce") and "float32" in name and x.device == "cpu",
             )
             rows.append(f"| {title} | {' | '.join(f'{statistics.median(rate):,.0f}' for rate in rates.values())} |")
             if size == 1:
                 for name, search in systems.items():
                     median, late = latencies(search, work, beam_size, x.tokens)
-                    print(f"{title}  {name:22} {median:9.1f} ms a sentence, 95 % within {late:.1f} ms")
+                    print(f"{title}  {name:24} {median:9.1f} ms a sentence, 95 % within {late:.1f} ms")
         print("\n".join(rows))
         for name in ("transformers", "transduce"):
             if not name.startswith(tuple(x.only)):
@@ -248,7 +258,7 @@ def main() -> None:
             again = [sys.executable, *sys.argv, "--peak", name, directory]
             mebibytes = subprocess.run(again, check=True, capture_output=True, text=True).stdout.strip()
             what = f"beam {x.beam_sizes[0]}  batch {x.batch_size[0]:3}"
-            print(f"{what}  {name:22} {mebibytes:>7} MiB of memory for the search")
+            print(f"{what}  {name:24} {mebibytes:>7} MiB of memory for the search")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Generation speed against transformers' GPT2LMHeadModel and CTranslate2: the same random weights, prompts and run.
 
 Greedy, and every text gets exactly `--tokens` new tokens (nothing ends), so that new tokens/s compare; the outputs are
-compared token by token. Reading the prompt counts. The systems take turns, and the median of `--repeats` is printed.
+compared token by token. Reading the prompt counts. The systems take turns, and the median of `--repeats` is printed. `--static`
+adds steps of fixed shape, which a GPU replays as CUDA graphs and a CPU computes as they are.
 
     python scripts/bench_generation.py
-    python scripts/bench_generation.py --device cuda
+    python scripts/bench_generation.py --device cuda --static
 """
 
 import argparse
@@ -29,6 +30,7 @@ from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.gpt2 import import_gpt2
 from transduce.model.packed import can_pack, pack
+from transduce.model.static import make_static
 from transduce.model.transformer import Transformer
 
 Generate = Callable[[Tensor, int], list[list[int]]]
@@ -92,6 +94,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=None, help="new tokens of every text; 64, on a GPU 256")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--static", action="store_true", help="measure steps of fixed shape, too")
     parser.add_argument("--tiny", action="store_true", help="a model of seconds, to try the script")
     x = parser.parse_args()
     on_gpu = x.device != "cpu"
@@ -120,6 +123,10 @@ def main() -> None:
         if on_cpu and find_spec("ctranslate2"):
             for kind in ("float32", "int8"):
                 systems[f"CTranslate2 {kind}"] = engine_generate(theirs, folder / kind, kind, x.threads)
+    if x.static:
+        for dtype in (torch.float32, torch.bfloat16):
+            static = make_static(deepcopy(ours).to(x.device, dtype))
+            systems[f"transduce static {str(dtype)[6:]}"] = our_generate(static)
     if not on_cpu or can_pack(torch.device("cpu"), torch.bfloat16):
         systems["transformers bfloat16"] = their_generate(theirs.to(x.device, torch.bfloat16))
         systems["transduce bfloat16"] = our_generate(pack(ours.to(x.device, torch.bfloat16)))
@@ -135,7 +142,7 @@ def main() -> None:
             {name: partial(generate, prompts, x.tokens) for name, generate in systems.items()},
             n_tokens=x.tokens,
             repeats=x.repeats,
-            exact=lambda name: name == "transduce float32" and x.device == "cpu",
+            exact=lambda name: name.startswith("transduce") and "float32" in name and x.device == "cpu",
         )
 
 

@@ -92,6 +92,12 @@ part_training_speed() {
   run python scripts/bench_training.py --device "$device" "${compiled[@]}" ${tiny:+--tiny}
 }
 part_decoding_speed() { run python scripts/bench_decoding.py --device "$device" ${tiny:+--tiny}; }
+part_graph_speed() { # a position as one CUDA graph, beside the layers' way and transformers
+  local sizes=(--batch-size 1 16 64)
+  [ -z "$tiny" ] || sizes=(--batch-size 3 --repeats 1)
+  run python scripts/bench_decoding.py --device "$device" --static --only transformers transduce "${sizes[@]}" ${tiny:+--tiny}
+  run python scripts/bench_generation.py --device "$device" --static "${sizes[@]}" ${tiny:+--tiny}
+}
 part_shakespeare() { shakespeare shakespeare --training.max-minutes 9; }
 part_precision() { # the same 500 updates in fp32, in bf16, and compiled
   local precision
@@ -188,7 +194,7 @@ for part in "${parts[@]}"; do
   set -e
   if [ "$status" -eq 0 ]; then
     tr '\r' '\n' <"$log" |
-      grep -aE "^(command|test|validation|compared)|^  (BLEU|chrF|WER|CER|loss|bigram)|parameters|tokens/s +([0-9.]+|-) x|MiB|memory$" || true
+      grep -aE "^(command|test|validation|compared)|^  (BLEU|chrF|WER|CER|loss|bigram)|parameters|tokens/s.* ([0-9.]+|-) x|ms a sentence|MiB|memory$" || true
   else
     failed+=("$part")
     grep -a "^command" "$log" | tail -n 1

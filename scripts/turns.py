@@ -35,7 +35,7 @@ def compare(
         same = sum(map(list.__eq__, outputs[name], outputs[first])) / len(outputs[first])
         ratio = statistics.median(rate) / statistics.median(rates[first])
         print(
-            f"{title}  {name:22} {statistics.median(rate):9,.1f} tokens/s ({min(rate):,.1f} to {max(rate):,.1f})  "
+            f"{title}  {name:24} {statistics.median(rate):9,.1f} tokens/s ({min(rate):,.1f} to {max(rate):,.1f})  "
             f"{ratio:5.2f} x  same output {same:7.2%}",
             flush=True,
         )

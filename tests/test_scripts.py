@@ -21,8 +21,20 @@ from transduce.train.flops import flops_per_token
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 TRAINING = "bench_training.py", "--tiny", "--rounds", "1", "--updates", "2", "--warm-up", "1", "--threads", "1"
 PROCESSES = "bench_processes.py", "--tiny"
-DECODING = "bench_decoding.py", "--tiny", "--repeats", "1", "--tokens", "4", "--batch-size", "48", "--threads", "1"
-GENERATION = "bench_generation.py", "--tiny", "--repeats", "1", "--batch-size", "3", "--threads", "1"
+DECODING = (
+    "bench_decoding.py",
+    "--tiny",
+    "--repeats",
+    "1",
+    "--tokens",
+    "4",
+    "--batch-size",
+    "48",
+    "--threads",
+    "1",
+    "--static",
+)
+GENERATION = "bench_generation.py", "--tiny", "--repeats", "1", "--batch-size", "3", "--threads", "1", "--static"
 GPT2 = "bench_gpt2.py", "--device", "cpu", "--tiny", "--rounds", "1", "--warm-up", "1", "--threads", "1"
 HELP = [path.name for path in sorted(SCRIPTS.glob("*.py")) if "argparse" in path.read_text()]
 
@@ -113,6 +125,7 @@ def test_decoding_benchmark_gives_speed_ratio_and_memory(output):
     rows = output(DECODING)
     assert re.search(r"transformers float32 +[\d,.]+ tokens/s \([^)]*\) +1\.00 x", rows)
     assert re.search(r"transduce float32 +[\d,.]+ tokens/s \([^)]*\) +[\d.]+ x  same output 100\.00%", rows)
+    assert re.search(r"transduce static float32 +[\d,.]+ tokens/s \([^)]*\) +[\d.]+ x  same output 100\.00%", rows)
     assert re.search(r"transduce +\d+ MiB", rows)
 
 
@@ -121,6 +134,9 @@ def test_generation_benchmark_gives_speed_and_ratio(output):
     rows = output(GENERATION)
     assert re.search(r"batch +3  transformers float32 +[\d,.]+ tokens/s \([^)]*\) +1\.00 x", rows)
     assert re.search(r"batch +3  transduce float32 +[\d,.]+ tokens/s \([^)]*\) +[\d.]+ x  same output 100\.00%", rows)
+    assert re.search(
+        r"batch +3  transduce static float32 +[\d,.]+ tokens/s \([^)]*\) +[\d.]+ x  same output 100\.00%", rows
+    )
 
 
 @pytest.mark.long

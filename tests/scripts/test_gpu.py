@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from recipes import language_model, speech_to_text, translation
+from scripts import turns
 from transduce.experiment.command import choose
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,6 +18,7 @@ RECIPES = {"language_model.py": language_model, "speech_to_text.py": speech_to_t
 
 PYTHON = """#!/usr/bin/env bash
 echo "$*" >>"$COMMANDS"
+echo "${ROW:-}"
 [[ "$*" != *"${BROKEN:-nothing}"* ]] || { echo "it broke"; exit 3; }
 [[ "$*" != *--run* ]] || mkdir -p "${@: -1}/checkpoints/$UPDATE"
 """
@@ -88,6 +90,14 @@ def test_a_part_stops_where_a_command_fails(gpu):
 def test_on_a_gpu_the_compiled_training_is_timed_too(gpu):
     assert gpu("training_speed")[2][-1] == "scripts/bench_training.py --device cuda --compile"
     assert gpu("--device", "cpu", "training_speed")[2] == ["scripts/bench_training.py --device cpu"]
+
+
+def test_speeds_are_shown_as_the_benchmarks_print_them(gpu, capsys):
+    turns.compare("batch 1", {"ours": lambda: [[1]]}, n_tokens=1, repeats=1, exact=lambda _: False)
+    row = capsys.readouterr().out
+    _, told, commands = gpu("--device", "cpu", "graph_speed", ROW=row.strip())
+    assert told.count(row) == len(commands) == 2
+    assert all("--static" in command and "--batch-size 1 16 64" in command for command in commands)
 
 
 @pytest.mark.parametrize("tiny", [[], ["--tiny"]])

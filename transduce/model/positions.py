@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.model.config import TransformerConfig
@@ -99,3 +99,14 @@ class Positions(nn.Module):
         if stop <= self.table.size(1):
             return self.table[:, start:stop]
         return rotary(start, stop, self.d_head, self.theta, self.table.device)
+
+    def one(
+        self, x: Float[Tensor, "N 1 D"], position: Int[Tensor, " 1"]
+    ) -> tuple[Float[Tensor, "N 1 D"], Float[Tensor, "2 1 P"] | None]:
+        """What `forward` and `rotation` give for one position, below max_positions, that the host does not know."""
+        if self.kind == "rotary":
+            return x, self.table.index_select(1, position)
+        if self.kind == "none":
+            return x, None
+        table = self.table if self.learned is None else self.learned
+        return x + table.index_select(0, position).to(x.dtype), None

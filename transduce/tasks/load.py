@@ -16,6 +16,7 @@ from transduce.decode.joint import combined
 from transduce.decode.ngram import NGrams, NGramScorer
 from transduce.model.config import Tokens
 from transduce.model.packed import pack
+from transduce.model.static import make_static
 from transduce.run import CONFIG, Run, load_model, load_run
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.fill_mask import FillMask
@@ -145,6 +146,8 @@ def _load(
         raise ValueError(f"text needs a tokenizer to come out, but {directory} has none")
     int8 = dtype == torch.int8
     model = pack(load_model(directory, device).to(torch.float32 if int8 else dtype), int8=int8)
+    if model.device.type == "cuda":
+        make_static(model.eval())
     if run.model.encoder is None:
         return Generator(model, run.target_tokenizer)
     if run.model.decoder is None:
