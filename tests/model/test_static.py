@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import transduce as td
 from tests import contract
@@ -83,7 +84,7 @@ def test_it_keeps_the_contract(name, n_positions, rule, rng):
     assert counting.taken == ({7: 6 + 1, 31: 18 + 1 + 1} if whole else {7: 1, 31: 2})[n_positions]
 
 
-BOUNDS = [3, 12, 9, 12, 6, 8, 4, 12]
+BOUNDS = [3, 10, 9, 10, 6, 8, 4, 10]
 
 
 def found(model: Transformer, rng: torch.Generator) -> list[list]:
@@ -105,7 +106,7 @@ def found(model: Transformer, rng: torch.Generator) -> list[list]:
     return [*beams, likeliest, sampled]
 
 
-@pytest.mark.parametrize("name", ["tokens-tokens-most", "frames-tokens-pre-learned", "decoder-most"])
+@pytest.mark.parametrize("name", ["frames-tokens-pre-learned", "decoder-most"])
 def test_searches_find_the_same(name, rng):
     """Twice, as the second time all slots are there and hold what the first left; it is NaN, which padding must not show."""
     model, seed = model_of(name, rng), rng.initial_seed()
@@ -120,7 +121,7 @@ def test_searches_find_the_same(name, rng):
             assert slot.is_free
             slot.past.fill_(torch.nan)
             slot.memory.fill_(torch.nan)
-    assert n_slots[0] == n_slots[1] and counting.taken > 40
+    assert n_slots[0] == n_slots[1] and counting.taken > 30
     shapes = {slot.shape for slot in quick.slots.known}
     assert len(shapes) == n_slots[0] and len({shape.n_sentences for shape in shapes}) > 1  # batches that shrink move
 
@@ -158,6 +159,14 @@ def test_idle_slots_are_dropped_where_they_take_too_much(rng, monkeypatch):
     assert after == [(4, 8), (4, 16), (4, 32), (4, 4)]
 
 
+def test_states_stay_when_the_next_position_comes(rng):
+    model, target = make_static(model_of("decoder-pre-none", rng)), torch.randint(31, (2, 4), generator=rng)
+    with torch.inference_mode():
+        cache, whole = model.new_cache(), model.decoder_states(target)
+        parts = [model.decoder_states(target[:, i : i + 1], cache=cache) for i in range(4)]
+    contract.same(torch.cat(parts, dim=1), whole)
+
+
 # That its shape is one
 
 
@@ -167,18 +176,17 @@ class Operators(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple] = []
-        self.made: set[int] = set()
+        self.made: dict[int, Tensor] = {}
+        """By address; kept, so that no address is used twice."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        tensors = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        others = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if not isinstance(x, Tensor)]
+        given = tree_leaves((args, kwargs))
+        tensors = [x for x in given if isinstance(x, Tensor)]
         outside = [x.data_ptr() for x in tensors if x.untyped_storage().data_ptr() not in self.made]
-        self.seen.append((function, [(x.shape, x.stride()) for x in tensors], repr(others), outside))
+        others = repr([x for x in given if not isinstance(x, Tensor)])
+        self.seen.append((function, [(x.shape, x.stride()) for x in tensors], others, outside))
         result = function(*args, **(kwargs or {}))
-        self.kept = [*getattr(self, "kept", []), result]  # no address is used twice
-        self.made |= {
-            x.untyped_storage().data_ptr() for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, Tensor)
-        }
+        self.made |= {x.untyped_storage().data_ptr(): x for x in tree_leaves(result) if isinstance(x, Tensor)}
         return result
 
 
@@ -207,22 +215,18 @@ def test_a_step_is_the_same_operators_on_the_same_tensors(name, rng):
         assert len(first) > 50 and all(other == first for other in others)
 
 
-@pytest.mark.parametrize("name", ["frames-tokens-pre-learned", "tokens-tokens-most"])
-def test_nothing_of_a_step_is_read_by_the_host(name):
+def test_nothing_of_a_step_is_read_by_the_host():
     """Fake tensors have a device, but no numbers: to read one is an error, and so is another device's tensor."""
     with FakeTensorMode():
         with GPU:
-            model = Transformer(CASES[name]).eval()
+            model = Transformer(CASES["tokens-tokens-most"]).eval()
             rows = torch.tensor([2, 0, 1, 1])
         make_static(model, lambda step: step)
-        example = contract.random_example(CASES[name], torch.Generator())
-        source = example.source if example.source is None else example.source.to(GPU)
-        if source is not None and source.is_floating_point():
-            source = source.float()
+        example = contract.random_example(model.config, torch.Generator())
+        target = example.target.to(GPU)
         with torch.inference_mode():
-            memory = None if source is None else model.encode(source, example.source_lengths.to(GPU))
-            cache, target = model.new_cache(), example.target.to(GPU)
-            for i in range(5):
+            memory, cache = model.encode(example.source.to(GPU), example.source_lengths.to(GPU)), model.new_cache()
+            for i in range(3):
                 logits = model.decode(target[:, i : i + 1], memory=memory, cache=cache)
                 cache.reorder(rows[:3])
             assert logits.device == GPU and cache.slot is not None and cache.slot.states.device == GPU

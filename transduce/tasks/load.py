@@ -147,7 +147,7 @@ def _load(
     int8 = dtype == torch.int8
     model = pack(load_model(directory, device).to(torch.float32 if int8 else dtype), int8=int8)
     if model.device.type == "cuda":
-        make_static(model.eval())
+        make_static(model)
     if run.model.encoder is None:
         return Generator(model, run.target_tokenizer)
     if run.model.decoder is None:
