@@ -68,6 +68,14 @@ def test_what_is_too_short_joins_its_neighbour_where_both_fit(shortest, longest,
     assert all(stop - start <= longest for start, stop in found)
 
 
+def test_what_is_too_short_joins_the_neighbour_that_is_nearer():
+    """Words one after the other belong together, however long what they are joined to became before."""
+    words = [(0.5, 0.9), (1.3, 1.7), (2.1, 2.5), (3.3, 3.7), (4.1, 4.5), (4.9, 5.3)]  # pauses of 0.4 s, and one of 0.8
+    found = in_seconds(segments(speech(words, 6, noise=1e-4), RATE, 5.0, 1.0))
+    want = [(0.5 - LEAD, 2.5 + TRAIL), (3.3 - LEAD, 5.3 + TRAIL)]
+    assert [pytest.approx(each, abs=0.02) for each in want] == found
+
+
 def test_a_recording_that_is_short_enough_is_one_segment():
     waveform = speech([(1.0, 1.5), (2.5, 3.0)], 4)
     assert segments(waveform, RATE, 4.0) == [(0, 4 * RATE)]

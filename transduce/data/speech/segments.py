@@ -29,8 +29,8 @@ def segments(
     """Cut a long recording: the start and stop samples of its segments, in order.
 
     A recording of at most `longest` seconds is one segment. A longer one is cut in every pause; of the
-    pause, LEAD and TRAIL stay with the speech, and `margin` seconds more on either side. Two neighbours are one segment where either is shorter than `shortest` seconds and both together
-    are not too long. Where somebody speaks for longer than `longest` without a pause, the cut is at the quietest place in
+    pause, LEAD and TRAIL stay with the speech, and `margin` seconds more on either side. Two neighbours are one segment
+    where either is shorter than `shortest` seconds and both together are not too long, across the shortest pause first. Where somebody speaks for longer than `longest` without a pause, the cut is at the quietest place in
     the second half of the longest segment possible.
 
     Raises:
@@ -89,14 +89,21 @@ def _runs(frames: Bool[Tensor, " n"]) -> list[tuple[int, int]]:
 
 
 def _joined(spans: list[tuple[int, int]], limit: int, least: int) -> list[tuple[int, int]]:
-    """The same spans, except that two neighbours become one where either is shorter than `least` and both fit."""
-    found: list[tuple[int, int]] = []
-    for start, stop in spans:
-        first, last = found[-1] if found else (start, stop)
-        if found and min(last - first, stop - start) < least and stop - first <= limit:
-            found[-1] = (first, stop)
-        else:
-            found.append((start, stop))
+    """The same spans, except that two neighbours become one where either is shorter than `least` and both fit.
+
+    The shortest pause comes first, so that what belongs together is joined, and a short span does not go to the longer
+    one before it, across a longer pause.
+    """
+    first, last = list(range(len(spans))), list(range(len(spans)))  # of the spans that one is joined with, at its ends
+    for left in sorted(range(len(spans) - 1), key=lambda i: spans[i + 1][0] - spans[i][1]):
+        a, b = first[left], last[left + 1]
+        (start, middle), (next_start, stop) = (spans[a][0], spans[left][1]), (spans[left + 1][0], spans[b][1])
+        if min(middle - start, stop - next_start) < least and stop - start <= limit:
+            last[a], first[b] = b, a
+    found, i = [], 0
+    while i < len(spans):
+        found.append((spans[i][0], spans[last[i]][1]))
+        i = last[i] + 1
     return found
 
 
