@@ -4,8 +4,8 @@
     python scripts/soak.py sound RUN MANIFEST --hours 2    # recordings joined to one through `transduce transcribe RUN`
 
 Text: prints how many lines came out, whether some of them, translated alone, are the same, and how much memory was
-resident while the first, the second, ... tenth of the time passed. Sound: the same of memory, and the seconds of computing
-for a second of sound, loading included. Exits with 1 if anything is wrong. Linux.
+resident while the first, the second, ... tenth of the time passed. Sound: the same of memory, the seconds of computing for
+a second of sound, loading included, and how many of the words came out. Exits with 1 if anything is wrong. Linux.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import jiwer
 import numpy as np
 import soundfile
 
@@ -92,14 +93,11 @@ def soak_sound(asked: argparse.Namespace, folder: Path) -> bool:
     hours = done / rate / 3600
     print(f"{n:,} recordings, {hours:.2f} hours")
     seconds, code = watched(["transcribe", str(asked.run), str(folder / "long.flac")], folder / "out")
-    words, said = (
-        (folder / "out").read_text().split(),
-        sum(len(recordings[i % len(recordings)].text.split()) for i in range(n)),
-    )
-    print(
-        f"exit code {code}; {seconds:.0f} s, real-time factor {seconds / hours / 3600:.4f}; {len(words):,} words of {said:,}"
-    )
-    return code == 0 and 0.8 < len(words) / said < 1.2
+    text, said = (folder / "out").read_text(), " ".join(recordings[i % len(recordings)].text for i in range(n))
+    share = len(text.split()) / len(said.split())
+    print(f"exit code {code}; {seconds:.0f} s, real-time factor {seconds / hours / 3600:.4f}")
+    print(f"{share:.1%} as many words as were said; WER {jiwer.wer(said, text):.1%}")
+    return code == 0 and 0.9 < share < 1.1
 
 
 def watched(arguments: list[str], output: Path) -> tuple[float, int]:

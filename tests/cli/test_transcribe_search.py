@@ -86,7 +86,7 @@ def test_ten_minutes_of_sound_are_in_memory_at_a_time_and_segments_move_the_bar(
     for i, seconds in enumerate((400, 300, 10, 700, 10)):
         paths.append(tmp_path / f"{i}.npy")
         np.save(paths[-1], rng.normal(size=(seconds // 10, 5)))
-    steps, read, transcripts = [], VectorReader.__call__, transcriber.Transcriber.transcripts
+    steps, read, stream = [], VectorReader.__call__, transcriber.Transcriber.stream
 
     def reading(self, path):
         steps.append(path.stem)
@@ -94,14 +94,14 @@ def test_ten_minutes_of_sound_are_in_memory_at_a_time_and_segments_move_the_bar(
 
     def transcribing(self, sounds, *args, **kwargs):
         steps.append(len(sounds))
-        return transcripts(self, sounds, *args, **kwargs)
+        return stream(self, sounds, *args, **kwargs)
 
     monkeypatch.setattr(VectorReader, "__call__", reading)
-    monkeypatch.setattr(transcriber.Transcriber, "transcripts", transcribing)
+    monkeypatch.setattr(transcriber.Transcriber, "stream", transcribing)
     told = []
     job = Transcription(run=run, machine=Machine(device="cpu"), decoding=td.load(run).decoding, format="text")
     rows = job.load()(0, paths, lambda *step: told.append(step))
-    assert steps == ["0", "1", 2, "2", "3", 2, "4", 1]
+    assert steps == ["0", "1", 3, "2", "3", 3, "4", 1]  # the first and the fourth have two segments, a stretch each
     assert sum(n for n, _ in told) == 2 + 1 + 1 + 2 + 1 == len(paths) + sum(more for _, more in told)
     together = td.load(run)(paths)
     assert lines_of(rows.text) == together and len(set(together)) > 1

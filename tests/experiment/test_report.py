@@ -12,7 +12,7 @@ from tests.runs import random_speech_run, record, sentences
 from transduce.data.speech.manifest import Recording
 from transduce.experiment import report
 from transduce.experiment.report import speech_report
-from transduce.tasks import transcribe as transcriber
+from transduce.tasks import stretches, transcribe as transcriber
 
 PLAIN = td.SearchConfig(beam_size=3, length_ratio=0.0, length_extra=7, no_repeat_ngram=4, n_best=2)
 
@@ -48,9 +48,9 @@ def recordings(tmp_path_factory):
     ids=["beam", "ctc", "greedy", "greedy and ctc"],
 )
 def test_every_search_is_made_once_and_the_sound_is_read_once(run, recordings, monkeypatch, capsys, decoding, searches):
-    opened, made, read, search = [], [], transcriber.read_audio, transcriber.search_sources
+    opened, made, read, search = [], [], stretches.audio_blocks, transcriber.search_sources
     monkeypatch.setattr(
-        transcriber, "read_audio", lambda path, *rest, **named: opened.append(path) or read(path, *rest, **named)
+        stretches, "audio_blocks", lambda path, *rest, **named: opened.append(path) or read(path, *rest, **named)
     )
     monkeypatch.setattr(transcriber, "search_sources", lambda *parts: made.append(parts[3]) or search(*parts))
     scores = speech_report(run, recordings, decoding, "cpu")

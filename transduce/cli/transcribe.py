@@ -4,7 +4,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from transduce.tasks.transcript import Audio, Details, Sound
 else:  # torch takes seconds to import, and --help does without
     Audio = Details = Sound = Transcriber = Any
-
-CHUNK = 600.0
-"""Seconds of sound in memory at a time; the file that completes them may be longer."""
 
 Format = Literal["text", "tsv", "json", "srt", "vtt"]
 
@@ -199,28 +196,19 @@ class Transcription(Job):
 
     def _rows(self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress) -> Rows:
         rows = [HEAD.get(self.format, "")] * (start == 0)
-        errors = []
-        for sounds in _chunks(transcriber.read(files, self.decoding, first_sound=start)):
-            progress(0, sum(len(sound.segments) - 1 for sound in sounds))
-            found = transcriber.transcripts(
-                sounds, self.decoding, progress=lambda n, _: progress(n, 0), details=self.details
-            )
-            rows += map(WRITE[self.format], found)
-            errors += [as_line(transcript.error) for transcript in found if transcript.error]
+
+        def read() -> Iterator[Sound]:
+            for sound in transcriber.read(files, self.decoding, first_sound=start):
+                if not sound.first_segment:
+                    progress(0, sound.n_segments - 1)
+                yield sound
+
+        found = transcriber.transcripts(
+            read(), self.decoding, progress=lambda n, _: progress(n, 0), details=self.details
+        )
+        rows += map(WRITE[self.format], found)
+        errors = [as_line(transcript.error) for transcript in found if transcript.error]
         return Rows("".join(rows), tuple(errors))
-
-
-def _chunks(sounds: Iterable[Sound]) -> Iterator[list[Sound]]:
-    """As many files at a time as reach CHUNK seconds together; the last chunk may be shorter."""
-    chunk, seconds = [], 0.0
-    for sound in sounds:
-        chunk.append(sound)
-        seconds += sound.seconds
-        if seconds >= CHUNK:
-            yield chunk
-            chunk, seconds = [], 0.0
-    if chunk:
-        yield chunk
 
 
 class _Named(io.BytesIO):

@@ -1,11 +1,9 @@
 """Sound in, text out."""
 
 import logging
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from io import BufferedIOBase
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transduce.data.batch import pad_frames
-from transduce.data.speech.audio import read_audio, read_samples
 from transduce.data.speech.features import FeatureExtractor
-from transduce.data.speech.segments import segments
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.decode.hypothesis import Hypothesis, loops
@@ -33,6 +29,7 @@ from transduce.tasks.search import (
     outputs_of,
     search_sources,
 )
+from transduce.tasks.stretches import Cut, cut_sound, groups
 from transduce.tasks.transcript import Audio, Details, Segment, Sound, Transcript
 from transduce.tasks.word_times import WordTimes
 from transduce.tasks.words import Word
@@ -43,6 +40,11 @@ BLOCK = 4
 """What looped is searched again without any n-gram of so many tokens coming twice."""
 AT_ONCE = 4
 """Segments that are searched together where somebody waits for the first."""
+
+STRETCH = 60.0
+"""Seconds of one sound whose features are made at a time; the segment that completes them may be longer."""
+CHUNK = 600.0
+"""Seconds of sound that are searched at a time, in batches of similar length; so many features are in memory."""
 
 WHOLE = 1e9
 """Seconds that no recording has, so that it stays in one piece."""
@@ -92,7 +94,8 @@ class Transcriber(ForcedDecoding[Audio]):
         Args:
             decoding: how to search; the run's own way if not given.
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
-            progress: called with 1 for every segment that is done, and the number of all segments.
+            progress: called with 1 for every segment that is done, and the number of all segments of the sounds that were
+                read so far.
             token_scores: give every output the log-probabilities of its tokens.
             word_times: give every output its words, with their times and confidence, by CTC (of the first model).
 
@@ -101,10 +104,14 @@ class Transcriber(ForcedDecoding[Audio]):
         """
         check_list(sounds, "transcribe takes a list of files")
         config, details = (decoding or self.decoding).changed(**settings), Details(token_scores, word_times)
-        return self.transcripts(list(self.read(sounds, config)), config, progress=progress, details=details)
+        return self.transcripts(self.read(sounds, config), config, progress=progress, details=details)
 
     def read(self, sounds: Sequence[Audio], decoding: SearchConfig, *, first_sound: int = 0) -> Iterator[Sound]:
         """One sound after the other, each when it is asked for, cut into segments of at most `decoding.max_seconds`.
+
+        A long sound comes in several stretches of about STRETCH seconds, so that memory does not grow with its length.
+        Its file is read twice, for the places to cut and for the features; what ceases to be readable in between ends
+        with a stretch that has an error.
 
         A sound of nothing but digital silence is named by a warning, and so is what is shorter than half of
         `min_seconds`. If max_seconds is above the run's own, a warning says that the run knows no such segments.
@@ -119,39 +126,44 @@ class Transcriber(ForcedDecoding[Audio]):
                 decoding.max_seconds,
                 self.decoding.max_seconds,
             )
-        for number, audio in enumerate(sounds, start=1):
-            path = _name(audio, f"sound {number}")
+        for i, audio in enumerate(sounds):
+            path, done = _name(audio, f"sound {i + 1}"), 0
             try:
-                sound = Sound(path, self._frames(audio, path, decoding), "", first_sound + number - 1)
+                found = cut_sound(audio, path, self.feature_extractor, decoding)
+                self._check_positions(path, max(found.n_frames))
+                for stretch in groups(found.segments, STRETCH, lambda segment: segment[1] - segment[0]):
+                    if not done:
+                        _warn(path, found, decoding)
+                    yield Sound(path, stretch, "", first_sound + i, done, len(found.n_frames))
+                    done += len(stretch)
             except ValueError as error:
-                sound = Sound(path, [], str(error))
-            if sound.segments and not any(len(frames) for _, _, frames in sound.segments):
-                told = "%s is silent, every sample being 0, so its text is blank; if its channels cancel out, take one"
-                logger.warning(told, path)
-            elif not sound.error and sound.seconds < decoding.min_seconds / 2:
-                told = "%s lasts %.2f s, but the shortest recording that the run was trained on %.2f; expect errors"
-                logger.warning(told, path, sound.seconds, decoding.min_seconds)
-            yield sound
+                yield Sound(path, [], str(error), first_sound + i, done)
 
     def transcripts(
         self,
-        sounds: Sequence[Sound],
+        sounds: Iterable[Sound],
         decoding: SearchConfig,
         *,
         progress: Callable[[int, int], object] | None = None,
         details: Details | None = None,
     ) -> list[Transcript]:
-        """What `transcribe` makes of sounds that were read."""
-        found: list[list[Segment]] = [[] for _ in sounds]
-        n_segments = sum(len(sound.segments) for sound in sounds)
-        for i, segment in self.stream(sounds, decoding, details=details):
-            found[i].append(segment)
-            if progress:
-                progress(1, n_segments)
-        return [
-            Transcript(sound.path, sorted(segments, key=lambda segment: segment.start), sound.error)
-            for sound, segments in zip(sounds, found, strict=True)
-        ]
+        """What `transcribe` makes of sounds that are read, each in one stretch or several."""
+        found: dict[int, Transcript] = {}
+        n_segments = 0
+        for chunk in groups(sounds, CHUNK, lambda sound: sound.seconds):
+            for sound in chunk:
+                before = found.setdefault(sound.number, Transcript(sound.path, []))
+                if sound.error:
+                    found[sound.number] = replace(before, segments=[], error=sound.error)
+                n_segments += 0 if sound.first_segment else sound.n_segments
+            for i, segment in self.stream(chunk, decoding, details=details):
+                if not found[chunk[i].number].error:
+                    found[chunk[i].number].segments.append(segment)
+                if progress:
+                    progress(1, n_segments)
+        for transcript in found.values():
+            transcript.segments.sort(key=lambda segment: segment.start)
+        return list(found.values())
 
     def stream(
         self,
@@ -161,7 +173,7 @@ class Transcriber(ForcedDecoding[Audio]):
         details: Details | None = None,
         **settings: Any,
     ) -> Iterator[tuple[int, Segment]]:
-        """The index of a sound that was read and a segment of it, as batches finish.
+        """The index of a stretch of sound that was read and a segment of it, as batches finish.
 
         Silent segments, whose text is blank, come first, then long ones. A sound with an error has no segment.
         """
@@ -184,12 +196,13 @@ class Transcriber(ForcedDecoding[Audio]):
     def in_order(
         self, sound: Sound, decoding: SearchConfig | None = None, *, details: Details | None = None, **settings: Any
     ) -> Iterator[Segment]:
-        """The segments of one sound that was read, each as soon as it is there, in the order in which they are heard.
+        """The segments of a stretch of sound that was read, each as soon as it is there, in the order of hearing.
 
         A few that follow each other are searched together.
         """
         for first in range(0, len(sound.segments), AT_ONCE):
-            some = replace(sound, segments=sound.segments[first : first + AT_ONCE], first_segment=first)
+            segments, number = sound.segments[first : first + AT_ONCE], sound.first_segment + first
+            some = replace(sound, segments=segments, first_segment=number)
             found = [segment for _, segment in self.stream([some], decoding, details=details, **settings)]
             yield from sorted(found, key=lambda segment: segment.start)
 
@@ -285,41 +298,7 @@ class Transcriber(ForcedDecoding[Audio]):
         rngs = [rng for part in parts for rng in config.rngs(*part)]
         return search_sources(self.models, source, lengths, config, self.tokenizer, lm=self.lm, rngs=rngs)
 
-    def _frames(
-        self, audio: Audio, path: Path | str, decoding: SearchConfig
-    ) -> list[tuple[float, float, Float[Tensor, "S F"]]]:
-        """Start and stop in seconds, and the frames, of every segment of a sound; no frames of digital silence.
-
-        Sound is cut in its pauses. Vectors do not say how loud they are, so they are cut into equal parts, as few as are
-        no longer than `max_seconds`; they are normalized before.
-
-        Raises:
-            ValueError: the sound cannot be used; the message names it.
-        """
-        if isinstance(self.feature_extractor, VectorReader):
-            if not isinstance(audio, Path | str):
-                raise ValueError(f"{path} cannot be used: this model takes vectors, not sound; name files (.npy)")
-            vectors, config = self.feature_extractor(Path(audio)), self.feature_extractor.config
-            n = math.ceil(len(vectors) / max(1, int(round(decoding.max_seconds / config.hop, 6))))
-            cuts = pairwise(len(vectors) * i // n for i in range(n + 1))
-            found = [(config.seconds(a), config.seconds(b), vectors[a:b]) for a, b in cuts]
-        else:
-            rate = self.feature_extractor.config.sample_rate
-            if isinstance(audio, tuple) and len(audio) == 2:
-                waveform = read_samples(*audio, rate, name=str(path))
-            elif isinstance(audio, Path | str | BufferedIOBase):
-                waveform = read_audio(Path(audio) if isinstance(audio, str) else audio, rate, name=str(path))
-            else:
-                raise ValueError(
-                    f"{path} cannot be used: a sound must be a file or (samples, rate), but it is of the type "
-                    f"{type(audio).__name__}; give a list such as [(samples, rate)]"
-                )
-            try:
-                spans = segments(waveform, rate, decoding.max_seconds, decoding.min_seconds, decoding.margin)
-                found = [(a / rate, b / rate, self._heard(waveform[a:b])) for a, b in spans]
-            except ValueError as error:
-                raise ValueError(f"{path} cannot be transcribed: {error}") from error
-        n_frames = max(len(frames) for _, _, frames in found)
+    def _check_positions(self, path: Path | str, n_frames: int) -> None:
         n_positions = max(model.config.frames.out_lengths(n_frames) for model in self.models)
         limit = last_position(*self.models)
         if n_positions > limit:
@@ -327,13 +306,16 @@ class Transcriber(ForcedDecoding[Audio]):
                 f"{path} cannot be transcribed: the model's learned positions end at {limit}, but "
                 f"{n_frames} frames need {n_positions}; cut it into shorter segments (max_seconds)"
             )
-        return found
 
-    def _heard(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S F"]:
-        """The frames of a segment; none of digital silence."""
-        assert isinstance(self.feature_extractor, FeatureExtractor)
-        frames = self.feature_extractor(waveform)
-        return frames if waveform.any() else frames[:0]
+
+def _warn(path: Path | str, found: Cut, decoding: SearchConfig) -> None:
+    """Name sound in which there is nothing to hear, or less than what the run knows."""
+    if found.silent:
+        told = "%s is silent, every sample being 0, so its text is blank; if its channels cancel out, take one"
+        logger.warning(told, path)
+    elif found.seconds < decoding.min_seconds / 2:
+        told = "%s lasts %.2f s, but the shortest recording that the run was trained on %.2f; expect errors"
+        logger.warning(told, path, found.seconds, decoding.min_seconds)
 
 
 def _name(audio: Audio, number: str) -> Path | str:

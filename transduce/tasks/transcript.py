@@ -17,9 +17,10 @@ is -1 ... 1, or integers of 16 or 32 bits."""
 
 @dataclass(frozen=True)
 class Sound:
-    """Sound that was read: start and stop in seconds, and the frames, of every segment; `error` tells why there is none.
+    """A stretch of sound that was read: start and stop in seconds, and the frames, of its segments.
 
-    A segment of digital silence has no frames: in constant ones a model hears whatever it likes.
+    Short sound is one stretch. If `error` tells why there is no more, the sound cannot be used. A segment of digital
+    silence has no frames: in constant ones a model hears whatever it likes.
     """
 
     path: Path | str
@@ -29,12 +30,14 @@ class Sound:
     number: int = 0
     """Which sound of all it is; what is drawn depends on it."""
     first_segment: int = 0
-    """Which of its own segments[0] is, where others were left out; what is drawn depends on it, too."""
+    """Which of the segments of the whole sound segments[0] is; what is drawn depends on it, too."""
+    n_segments: int = 0
+    """How many segments the whole sound has."""
 
     @property
     def seconds(self) -> float:
-        """How long it lasts."""
-        return self.segments[-1][1] if self.segments else 0.0
+        """How long the stretch lasts."""
+        return self.segments[-1][1] - self.segments[0][0] if self.segments else 0.0
 
 
 @dataclass(frozen=True)

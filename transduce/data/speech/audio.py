@@ -55,25 +55,38 @@ def read_audio(sound: Path | BufferedIOBase, sample_rate: int, *, name: str = ""
             infinite ones; the message names it.
     """
     path = name or str(sound)
-    with _opened(sound, path) as file:
-        _check_rate(file.samplerate, path, "correct the header or leave it out")
+    return _scaled(torch.cat(list(audio_blocks(sound, sample_rate, name=path))), path)
+
+
+def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -> Iterator[Float[Tensor, " _"]]:
+    """What `read_audio` gives, block by block and not yet scaled, so that a long recording takes no more memory.
+
+    An open file is afterwards where it was before, also if the last blocks are not asked for.
+
+    Raises:
+        ValueError: as `read_audio`, but for NaN and infinite samples.
+    """
+    with _opened(sound, name) as file:
+        _check_rate(file.samplerate, name, "correct the header or leave it out")
         average = torch.full((file.channels,), 1 / file.channels)
-        blocks = [torch.from_numpy(block) @ average for block in _blocks(file)]
-        ratio = Fraction(sample_rate, file.samplerate)
-        promised, there = _promised(file), sum(map(len, blocks)) / file.samplerate
-    if not blocks:
-        raise ValueError(f"{path} cannot be used: it has no samples; record it again or leave it out")
+        sizes: list[int] = []
+
+        def mono() -> Iterator[Float[Tensor, " _"]]:
+            for block in _blocks(file):
+                sizes.append(len(block))
+                yield torch.from_numpy(block) @ average
+
+        yield from _at_rate(mono(), Fraction(sample_rate, file.samplerate))
+        promised, there = _promised(file), sum(sizes) / file.samplerate
+    if not sizes:
+        raise ValueError(f"{name} cannot be used: it has no samples; record it again or leave it out")
     if promised - there > MISSING:
         logger.warning(
             "%s is cut short: its header promises %.2f s, but it holds %.2f; what is there is used",
-            path,
+            name,
             promised,
             there,
         )
-    waveform = torch.cat(blocks)
-    del blocks  # an hour at 48 kHz takes 700 MB
-    waveform = change_rate(waveform, ratio)
-    return _scaled(waveform, path)
 
 
 def read_samples(samples: np.ndarray | Tensor, rate: int, sample_rate: int, *, name: str) -> Float[Tensor, " n"]:
@@ -108,10 +121,18 @@ def _check_rate(rate: int, name: str, way_out: str) -> None:
 
 def _scaled(waveform: Float[Tensor, " n"], name: str) -> Float[Tensor, " n"]:
     """The same sound, scaled down where it is louder than full scale."""
-    loudest = waveform.abs().max()
+    return waveform / scale(waveform.abs().max(), name)
+
+
+def scale(loudest: Float[Tensor, ""], name: str) -> Float[Tensor, ""]:
+    """What sound is divided by that has its loudest sample so far from 0.
+
+    Raises:
+        ValueError: that is NaN or infinite.
+    """
     if not loudest.isfinite():  # resampling passes both on
         raise ValueError(f"{name} cannot be used: it has NaN or infinite samples; convert it again or leave it out")
-    return waveform / loudest.clamp_min(1.0)
+    return loudest.clamp_min(1.0)
 
 
 def sound_status(path: Path) -> os.stat_result:
@@ -137,18 +158,26 @@ def change_rate(waveform: Float[Tensor, " n"], ratio: Fraction) -> Float[Tensor,
 
     It is resampled block by block, as an hour at 48 kHz would take 5 GB at once.
     """
+    return torch.cat(list(_at_rate(iter([waveform]), ratio)))
+
+
+def _at_rate(blocks: Iterator[Float[Tensor, " _"]], ratio: Fraction) -> Iterator[Float[Tensor, " _"]]:
+    """The same sound at another rate, in blocks that do not depend on the borders of those given."""
     ratio = ratio.limit_denominator(LONGEST_RATIO)
     if ratio == 1:
-        return waveform
+        yield from blocks
+        return
     up, down = ratio.numerator, ratio.denominator
     step, margin = down * math.ceil(BLOCK / down), 8 * down  # torchaudio's filters reach 6.1 * down / min(up, down)
-    parts = []
-    for start in range(0, len(waveform), step):
-        before = min(start, margin)
-        part = resample(waveform[start - before : start + step + margin], down, up)
-        first = before // down * up
-        parts.append(part[first : first + step // down * up])
-    return torch.cat(parts)
+    held, before, ended = torch.zeros(0), 0, False  # `before` samples of what is held were resampled
+    while not ended:
+        block = next(blocks, None)
+        ended = block is None
+        held = held if block is None else torch.cat([held, block])
+        while len(held) - before >= (1 if ended else step + margin):
+            part, first = resample(held[: before + step + margin], down, up), before // down * up
+            yield part[first : first + step // down * up]
+            held, before = held[before + step - margin :], margin
 
 
 @contextmanager
@@ -156,6 +185,7 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
     """An open sound file. Errors of libsndfile, now or while it is read, become a ValueError."""
     if isinstance(sound, Path):
         sound_status(sound)
+    start = sound.tell() if isinstance(sound, BufferedIOBase) and sound.seekable() else None
     try:
         # soundfile itself turns a name into UTF-8, which not every name on a disk is
         source = os.fsencode(sound) if isinstance(sound, Path) and os.name == "posix" else sound
@@ -167,6 +197,9 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
             f"{name} cannot be read as sound: it is damaged or of an unknown format (libsndfile: "
             f"{told.strip().rstrip('.')}); convert it to WAV or leave it out"
         ) from error
+    finally:
+        if isinstance(sound, BufferedIOBase) and start is not None:
+            sound.seek(start)
 
 
 def _promised(file: soundfile.SoundFile) -> float:
