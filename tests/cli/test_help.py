@@ -55,7 +55,11 @@ def test_help_and_typos_of_every_command_do_not_wait_for_torch():
     for name in COMMANDS:
         calls += [
             [*name.split(), "--help"],
-            [*name.split(), *([] if "train" in name else "abc" if name in ("rerank", "shortlist") else "ab"), "--wrong-flag"],
+            [
+                *name.split(),
+                *([] if "train" in name else "abc" if name in ("rerank", "shortlist") else "ab"),
+                "--wrong-flag",
+            ],
         ]
     for words, (code, said, heavy) in zip(calls, answers("from transduce.cli.main import main", calls), strict=True):
         assert not heavy, words

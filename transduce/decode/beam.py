@@ -17,7 +17,6 @@ from transduce.decode.phrases import Required, in_banks
 from transduce.decode.scorer import Scorer
 from transduce.decode.topk import likeliest
 
-
 MANY = 32
 """Rows from which on it pays to leave as many of them as possible in their places."""
 

@@ -1,5 +1,6 @@
 """A run directory as something one calls: text or sound in, text out."""
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
