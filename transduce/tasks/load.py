@@ -147,7 +147,7 @@ def _load(
         raise ValueError(f"text needs a tokenizer to come out, but {directory} has none")
     int8 = dtype == torch.int8
     model = pack(load_model(directory, device).to(torch.float32 if int8 else dtype), int8=int8)
-    if model.device.type == "cuda":
+    if model.device.type == "cuda" and os.environ.get("TRANSDUCE_CUDA_GRAPHS") == "1":
         make_static(model)
     if run.model.encoder is None:
         return Generator(model, run.target_tokenizer)

@@ -31,8 +31,8 @@ def learn_shortlist(
     What the target writes bytes, beginnings and ends with is always there.
     """
     each = [t.with_eos(t.encode(side)) for t, side in ((source_tokenizer, source), (target_tokenizer, target))]
-    sizes = {"source_size": source_tokenizer.vocab_size, "target_size": target_tokenizer.vocab_size}
-    table = likeliest_translations(*each, n=n, **sizes)
+    n_source, n_target = source_tokenizer.vocab_size, target_tokenizer.vocab_size
+    table = likeliest_translations(each[0], each[1], source_size=n_source, target_size=n_target, n=n)
     often = [token for token, _ in Counter(chain.from_iterable(each[1])).most_common(frequent)]
     always = {*often, *target_tokenizer.required("bos_id", "eos_id")}
     return Shortlist(torch.from_numpy(table), torch.tensor(sorted(always)))
