@@ -41,11 +41,11 @@ def wrong(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("translate", "transduce translate needs RUN, but got none; transduce translate --help says more"),
+        ("translate", "transduce translate needs RUN[,RUN ...], but got none; transduce translate --help says more"),
         ("score wer", "transduce score wer needs HYP and REF, but got none; transduce score wer --help says more"),
         ("score wer a", "transduce score wer needs REF, but got none; transduce score wer --help says more"),
         ("export a b", "transduce export needs --to, but got none; transduce export --help says more"),
-        ("translate a --beam 3", "there is no flag --beam; did you mean --beam-size?"),
+        ("translate a --beam 3", "there is no flag --beam; did you mean --beam-size or --beam-groups?"),
         ("export a b --too gpt2", "there is no flag --too; did you mean --to?"),
         ("export a b --to gpt3", "--to takes gpt2, but it is 'gpt3'; transduce export --help says more"),
         (
@@ -58,9 +58,9 @@ def wrong(monkeypatch, capsys):
         ("translate a --beam-size 1.5", "--beam-size takes a whole number, but it is '1.5'; transduce translate --help says more"),
         ("generate a --temperature hot", "--temperature takes a number, but it is 'hot'; transduce generate --help says more"),
         ("generate a --temperature -1", "temperature must be at least 0, but temperature=-1.0"),
-        ("translate a --precision fp8", "--precision takes one of fp32, bf16, but it is 'fp8'; transduce translate --help says more"),
+        ("translate a --precision fp8", "--precision takes one of fp32, bf16, int8, but it is 'fp8'; transduce translate --help says more"),
         ("translate a --max-seconds 3", "there is no flag --max-seconds; transduce translate --help says more"),  # transcribe has it
-        ("translate a --seed 3 --beam-sise 2", "there is no flag --seed, --beam-sise; did you mean --beam-size?"),
+        ("translate a --wave 3 --beam-sise 2", "there is no flag --wave, --beam-sise; did you mean --beam-size?"),
         ("describe a -x", "there is no flag -x; transduce describe --help says more"),
     ],
 )  # fmt: skip

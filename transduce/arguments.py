@@ -20,12 +20,24 @@ KINDS = {"INT": "a whole number", "FLOAT": "a number", "PATH": "a path", "FILE":
 """What help calls a value, and what messages do."""
 
 
-def call(function: Callable[..., Any], words: Sequence[str], *, prog: str, more: str = "--help", **how: Any) -> Any:
+HELP_ALL = "  --help-all       show every flag, not only those that are used most"
+
+
+def call(
+    function: Callable[..., Any],
+    words: Sequence[str],
+    *,
+    prog: str,
+    more: str = "--help",
+    often: Collection[str] = (),
+    **how: Any,
+) -> Any:
     """What `function`, or a class, gives when it is called with the arguments that the words stand for.
 
     Args:
         prog: the command, as one types it.
         more: the flag that shows all flags.
+        often: the flags that --help shows, where --help-all shows the others; none: --help shows all there are.
         how: what else tyro.cli takes.
 
     Raises:
@@ -53,6 +65,11 @@ def call(function: Callable[..., Any], words: Sequence[str], *, prog: str, more:
         raise ValueError(told if told.endswith("?") else f"{told}; {prog} {more} says more")
 
     with _legible(), wrong.on_parse_error(refuse):
+        if often and {"-h", "--help", "--help-all"} & set(words):
+            page = _page(parse)
+            print(page if "--help-all" in words else _shortened(page, often), end="")
+            print(f"\n{HELP_ALL}")
+            raise SystemExit(0)
         return parse(words)
 
 
@@ -71,9 +88,31 @@ def _legible() -> Iterator[None]:
 
 def _flags(parse: Callable[[Sequence[str]], Any]) -> list[str]:
     """All flags that help shows."""
+    return re.findall(r"(?:^  |, )(--[a-z][\w.-]*)", _page(parse), re.MULTILINE)
+
+
+def _page(parse: Callable[[Sequence[str]], Any]) -> str:
+    """What --help prints."""
     with redirect_stdout(StringIO()) as page, suppress(SystemExit):
         parse(["--help"])
-    return re.findall(r"(?:^  |, )(--[a-z][\w.-]*)", page.getvalue(), re.MULTILINE)
+    return page.getvalue()
+
+
+def _shortened(page: str, often: Collection[str]) -> str:
+    """A page of help with some of its flags alone; a box without any goes."""
+    shown, kept, box = True, [], []
+    for line in page.splitlines(keepends=True):
+        if flag := re.match(r"[│ ] (--[a-z][\w-]*)", line):
+            shown = flag[1] in often
+        elif re.match(r"[╭╰]|\S|$|[│ ] -h, ", line):
+            shown = True
+        if shown:
+            box.append(line)
+        if line.startswith("╰") or not re.match("[╭│]", line):
+            flags = any(re.match(r"[│ ] (-h,|--|\[|[A-Z])", each) for each in box)
+            kept += box if flags or not line.startswith("╰") else []
+            box = []
+    return "".join(kept + box)
 
 
 def _strange(words: Sequence[str], flags: Collection[str]) -> str:

@@ -13,7 +13,7 @@ import yaml
 import transduce as td
 from recipes import language_model, masked_language_model, speech_to_text, translation
 from tests.runs import random_run, random_speech_run
-from transduce.cli.main import COMMANDS, main
+from transduce.cli.main import COMMANDS, OFTEN, main
 from transduce.config import flatten, to_dict
 from transduce.data.text.corpus import Files, Folder
 from transduce.experiment.command import choose, main as recipe_main
@@ -212,6 +212,23 @@ def test_every_flag_of_a_command_has_a_help_text(command, capsys, monkeypatch):
         main([*command.split(), "--help"])
     found = flags(capsys.readouterr().out)
     assert 0 < len(found) <= 20 and [flag for flag, told in found.items() if not has_text(told)] == []
+
+
+@pytest.mark.parametrize("command", ["translate", "transcribe", "generate"])
+def test_help_all_of_a_command_shows_the_rest(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    pages = []
+    for word in ("--help", "-h", "--help-all"):
+        with pytest.raises(SystemExit):
+            main([command, "a", word])
+        pages.append(flags(capsys.readouterr().out))
+    short, again, full = pages
+    assert short == again and 15 <= len(short) <= 20 and len(full) > len(short) + 5
+    assert short.items() <= full.items() and [flag for flag, told in full.items() if not has_text(told)] == []
+    assert {"--help-all"} | set(OFTEN[command]) <= {*full}
+    with pytest.raises(SystemExit):
+        main(["describe", "--help"])
+    assert "--help-all" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)

@@ -52,7 +52,9 @@ def test_every_search_is_made_once_and_the_sound_is_read_once(run, recordings, m
     monkeypatch.setattr(
         stretches, "audio_blocks", lambda path, *rest, **named: opened.append(path) or read(path, *rest, **named)
     )
-    monkeypatch.setattr(transcriber, "search_sources", lambda *parts: made.append(parts[3]) or search(*parts))
+    monkeypatch.setattr(
+        transcriber, "search_sources", lambda *parts, **named: made.append(parts[3]) or search(*parts, **named)
+    )
     scores = speech_report(run, recordings, decoding, "cpu")
     spoken = recordings[:4]
     assert opened == [r.audio for r in spoken]

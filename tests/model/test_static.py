@@ -296,7 +296,7 @@ def test_a_model_that_moves_or_is_copied_forgets_its_slots(rng):
 
 
 @pytest.mark.parametrize("kind", ["translator", "generator"])
-def test_what_is_loaded_onto_a_gpu_decodes_so(tmp_path, monkeypatch, kind):
+def test_what_is_loaded_onto_a_gpu_decodes_so_where_the_user_asks(tmp_path, monkeypatch, kind):
     run = random_run(tmp_path / "run") if kind == "translator" else language_run(tmp_path / "run", "pieces")
     assert not isinstance(td.load(run).model, StaticTransformer)
     with FakeTensorMode():
@@ -304,6 +304,8 @@ def test_what_is_loaded_onto_a_gpu_decodes_so(tmp_path, monkeypatch, kind):
             fake = Transformer(loading.load_run(run).model)
         monkeypatch.setattr(fake, "to", lambda dtype: fake)  # fake parameters have nowhere to go
         monkeypatch.setattr(loading, "load_model", lambda *_: fake)
+        assert not isinstance(td.load(run, "cuda").model, StaticTransformer)
+        monkeypatch.setenv("TRANSDUCE_CUDA_GRAPHS", "1")
         assert isinstance(td.load(run, "cuda").model, StaticTransformer)
 
 

@@ -40,6 +40,26 @@ COMMANDS = {
 }
 """By name: where the function is, and a line of help. This is the order in which --help lists them."""
 
+EVERYWHERE = ("--device", "--precision", "--output")
+SEARCH = ("--beam-size", "--n-best", "--greedy", "--no-repeat-ngram", "--lm", "--lm-weight", "--workers", "--part")
+OFTEN: dict[str, tuple[str, ...]] = {
+    "translate": (
+        *("--scores", "--format", "--interactive", "--alignments", "--alpha", "--sample", "--shortlist"),
+        *SEARCH,
+        *EVERYWHERE,
+    ),
+    "transcribe": (
+        *("--format", "--word-times", "--stream", "--microphone", "--ctc-weight", "--max-seconds", "--alpha"),
+        *SEARCH,
+        *EVERYWHERE,
+    ),
+    "generate": (
+        *("--prompt", "--stream", "--interactive", "--format", "--max-length", "--temperature", "--top-k", "--top-p"),
+        *("--seed", "--n", "--beam-size", "--repetition-penalty", "--no-repeat-ngram", "--batch-size", *EVERYWHERE),
+    ),
+}
+"""The flags that --help shows of commands with many; --help-all shows them all. With these two, they are twenty at most."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0 if it went well, 2 if the input was at fault, 130 after Ctrl-C."""
@@ -69,6 +89,7 @@ def _call(name: str, arguments: list[str]) -> None:
         arguments,
         prog=f"transduce {name}",
         description=command.__doc__ if isinstance(command, partial) else None,
+        often=OFTEN.get(name, ()),
         config=(FlagCreatePairsOff, OmitArgPrefixes),
     )
 
