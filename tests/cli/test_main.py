@@ -230,7 +230,7 @@ def test_options_replace_what_the_run_says_and_nothing_else():
 )
 def test_every_field_that_means_something_is_an_option_with_a_help_text(capsys, command, config, without):
     with pytest.raises(SystemExit):
-        main([command, "--help"])
+        main([command, "--help-all"])
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     flags = {f"--{field.name.replace('_', '-')}" for field in fields(config) if field.name not in without}
     assert flags <= set(out.split())
