@@ -12,7 +12,7 @@ from tests.model.test_contract import CASES, every
 from tests.runs import random_run
 from transduce.model import packed as packing
 from transduce.model.config import TransformerConfig
-from transduce.model.packed import SMALLEST, Int8Weight, PackedLinear, can_pack, pack
+from transduce.model.packed import SMALLEST, Int8Weight, PackedLinear, can_pack, largest_weight, pack
 from transduce.model.transformer import Transformer
 
 CPU = torch.device("cpu")
@@ -23,6 +23,12 @@ needs_int8 = pytest.mark.skipif(not can_pack(CPU, torch.int8), reason="needs PyT
 @pytest.fixture(autouse=True)
 def however_small(monkeypatch):
     monkeypatch.setattr(packing, "SMALLEST", 0)
+
+
+@pytest.fixture(params=[True, False], ids=["MKL", "oneDNN"])
+def either(request, monkeypatch):
+    """Both kinds of float32 weights, of which a CPU has one."""
+    monkeypatch.setattr(packing, "suits_mkl", lambda: request.param)
 
 
 def both(config: TransformerConfig, rng: torch.Generator, dtype: torch.dtype) -> tuple[Transformer, Transformer]:
@@ -37,6 +43,7 @@ def packed_maps(model: torch.nn.Module) -> int:
 
 @needs_kernels
 @every
+@pytest.mark.usefixtures("either")
 def test_it_gives_the_plain_models_logits(config, rng):
     plain, packed = both(config, rng, torch.float32)
     assert packed_maps(packed) and not any(type(module) is torch.nn.Linear for module in packed.modules())
@@ -63,6 +70,7 @@ def test_bfloat16_rounds_alike(rng):
 
 
 @needs_kernels
+@pytest.mark.usefixtures("either")
 def test_its_state_is_the_plain_models(rng):
     plain, packed = both(CASES["tokens-tokens-tie-none"], rng, torch.float32)
     want, got = plain.state_dict(), deepcopy(packed).state_dict()
@@ -113,18 +121,21 @@ def test_a_small_weight_stays_as_it_is(monkeypatch, rng):
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
 
 
-def integers(*shape: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of integers of -127 to 127 which each have a 127, and scales for them that are powers of two."""
-    rows = torch.randint(-127, 128, shape, generator=rng)
-    rows[..., 0] = 127
+def integers(*shape: int, most: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of integers of -`most` to `most` which each have that, and scales for them that are powers of two."""
+    rows = torch.randint(-most, most + 1, shape, generator=rng)
+    rows[..., 0] = rows[0] = most
     return rows, 2.0 ** torch.randint(-9, 9, (*shape[:-1], 1), generator=rng)
 
 
 @needs_int8
-@pytest.mark.parametrize("shape", [(1, 16, 24), (3, 7, 40, 24), (5, 1, 1000, 96)])
+@pytest.mark.parametrize(
+    "shape", [(1, 16, 24), (3, 7, 40, 24), (5, 1, 1000, 96), (64, 256, 256), (200, 1, 512, 2048), (1, 2048, 512)]
+)
 def test_int8_is_the_product_of_integers(shape, rng):
     *batch, n_out, n_in = shape
-    (x_int, x_scale), (w_int, w_scale) = integers(*batch, n_in, rng=rng), integers(n_out, n_in, rng=rng)
+    x_int, x_scale = integers(*batch, n_in, most=127, rng=rng)
+    w_int, w_scale = integers(n_out, n_in, most=largest_weight(), rng=rng)
     x, weight, bias = x_int * x_scale, w_int * w_scale, torch.randn(n_out, generator=rng)
     exact = (x_int.double() @ w_int.double().T) * x_scale * w_scale.T
     product = Int8Weight(weight)
@@ -165,6 +176,14 @@ def test_a_run_is_loaded_in_int8(tmp_path):
         translator(["Print it."], beam_size=3, max_length=5)
         and next(translator.model.parameters()).dtype == torch.float32
     )
+
+
+@needs_int8
+@pytest.mark.parametrize(("least", "told"), [(0, []), (1 << 40, [f"no matrix of this model has {1 << 40:,} elements"])])
+def test_int8_that_rounds_nothing_says_so(least, told, rng, monkeypatch, caplog):
+    monkeypatch.setattr(packing, "SMALLEST", least)
+    pack(random_model(CASES["decoder-pre-learned"], rng).float(), int8=True)
+    assert [message for message in told if message in caplog.text] == told and bool(caplog.text) == bool(told)
 
 
 def test_int8_is_refused_where_it_is_not(rng, monkeypatch):

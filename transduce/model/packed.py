@@ -1,6 +1,10 @@
 """Weights packed once for the CPU's matrix kernels: inference is faster and gives the same numbers; int8 rounds them."""
 
+import logging
+import platform
 from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +16,8 @@ from transduce.model.layers import FeedForward
 from transduce.model.step import DecoderStep
 from transduce.model.transformer import Transformer
 from transduce.threads import keep_memory
+
+logger = logging.getLogger("transduce")
 
 SMALLEST = 1 << 17
 """Smallest number of elements for which packing pays: below it, calling the operator takes longer than the product."""
@@ -43,16 +49,34 @@ class PackedWeight:
         return self  # it never changes
 
 
+class TransposedWeight(PackedWeight):
+    """W of x W^T as W^T, for MKL on the CPUs that it was made for: as fast there for many rows, and faster for few."""
+
+    def __init__(self, weight: Float[Tensor, "O I"]) -> None:
+        self.packed = weight.detach().t().contiguous()
+
+    def __call__(
+        self, x: Float[Tensor, "*B I"], bias: Float[Tensor, " O"] | None = None, *, relu: bool = False
+    ) -> Float[Tensor, "*B O"]:
+        rows = x.reshape(-1, x.size(-1))
+        y = torch.mm(rows, self.packed) if bias is None else torch.addmm(bias, rows, self.packed)
+        return (y.relu_() if relu else y).view(*x.shape[:-1], y.size(1))
+
+    def dense(self) -> Float[Tensor, "O I"]:
+        return self.packed.t().contiguous()
+
+
 class Int8Weight(PackedWeight):
     """W of x W^T in 8-bit integers: every row of W, and every row of x as it comes, has a scale of its own.
 
     The products of integers are summed exactly, and a row of x knows nothing of the others: so the result does not
-    depend on the batch. Source: Wu et al. (2020), Integer quantization for deep learning inference, section 3.
+    depend on the batch. Where a CPU's sums of two products saturate (see `largest_weight`), weights are rounded to a bit
+    less. Source: Wu et al. (2020), Integer quantization for deep learning inference, section 3.
     """
 
     def __init__(self, weight: Float[Tensor, "O I"]) -> None:
         weight = weight.detach()
-        self.scale = weight.abs().amax(dim=1).clamp_min(TINY) / 127
+        self.scale = weight.abs().amax(dim=1).clamp_min(TINY) / largest_weight()
         self.rounded = (weight / self.scale[:, None]).round_().to(torch.int8)
         self.zero = torch.zeros(len(weight), dtype=torch.long)
         self.packed = torch.ops.onednn.qlinear_prepack(self.rounded, None)
@@ -72,6 +96,22 @@ class Int8Weight(PackedWeight):
 
     def dense(self) -> Float[Tensor, "O I"]:
         return self.rounded * self.scale[:, None]
+
+
+@cache
+def largest_weight() -> int:
+    """The largest integer of an Int8Weight: 127, or 64 on x86 CPUs without VNNI.
+
+    Those add two products of an unsigned and a signed byte in 16 bits, and what is beyond is cut: 2 * 255 * 64 is not.
+    """
+    ones = torch.ones(256, 256)
+    packed = torch.ops.onednn.qlinear_prepack((127 * ones).to(torch.int8), None)
+    zero = torch.zeros(256, dtype=torch.long)
+    largest = (255 * ones[:16]).to(torch.uint8)
+    y = torch.ops.onednn.qlinear_pointwise.default(
+        largest, 1.0, 128, packed, ones[0], zero, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return 127 if torch.equal(y, torch.full_like(y, 256.0 * 127 * 127)) else 64
 
 
 TINY = torch.finfo(torch.float32).tiny
@@ -118,12 +158,14 @@ class PackedTransformer(Transformer):
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """States to logits, as in Transformer."""
-        return super().project(states) if self.logits is None else self.logits(states)
+        return super().project(states) if self.logits is None else self.logits(states, self.output_bias)
 
     def projection(self, ids: Int[Tensor, " U"]) -> Callable[[Float[Tensor, "*B D"]], Float[Tensor, "*B U"]]:
         """What `project` gives for these tokens alone, rounded where that is."""
         assert self.output is not None
-        return super().projection(ids) if self.logits is None else type(self.logits)(self.output[ids])
+        if self.logits is None:
+            return super().projection(ids)
+        return partial(type(self.logits)(self.output[ids]), bias=self.bias_of(ids))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         raise RuntimeError(
@@ -137,6 +179,8 @@ class PackedTransformer(Transformer):
 
 def pack(model: Transformer, *, int8: bool = False) -> Transformer:
     """Pack a model in place if it is on a CPU, in float32 or bfloat16, and the CPU has the kernels; else leave it.
+
+    With the first packed model, the process keeps freed memory for the next tensors (see `keep_memory`).
 
     Args:
         int8: round the large matrices to 8-bit integers; what is small, norms, tables, routers and CTC stay float32.
@@ -153,7 +197,8 @@ def pack(model: Transformer, *, int8: bool = False) -> Transformer:
     if not can_pack(model.device, dtype):
         return model
     keep_memory()
-    kind = Int8Weight if int8 else PackedWeight
+    exact = TransposedWeight if dtype == torch.float32 and suits_mkl() else PackedWeight
+    kind = Int8Weight if int8 else exact
     model.eval().requires_grad_(False)
     for module in list(model.modules()):
         for name, child in module.named_children():
@@ -163,11 +208,17 @@ def pack(model: Transformer, *, int8: bool = False) -> Transformer:
                 if relu:
                     assert isinstance(module, FeedForward)
                     module.activation = torch.positive  # the identity
-                exact = name in ("router", "ctc")  # what decides, and what is heard once
-                setattr(module, name, PackedLinear(child, PackedWeight if exact else kind, relu=relu))
+                large = name not in ("router", "ctc")  # what decides, and what is heard once
+                setattr(module, name, PackedLinear(child, kind if large else exact, relu=relu))
     logits = None
     if model.output is not None and model.output.numel() >= SMALLEST:
         logits = kind(model.output[: model.vocab_size])
+    if (
+        int8
+        and logits is None
+        and not any(isinstance(getattr(m, "product", None), Int8Weight) for m in model.modules())
+    ):
+        logger.warning("int8 changes nothing: no matrix of this model has %s elements, where it pays", f"{SMALLEST:,}")
     model.__class__ = PackedTransformer
     assert isinstance(model, PackedTransformer)
     model.logits = logits
@@ -184,3 +235,14 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@cache
+def suits_mkl() -> bool:
+    """Whether MKL computes here, on a CPU of Intel: on others it is far from its best."""
+    if not torch.backends.mkl.is_available():
+        return False
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:  # not Linux
+        return "GenuineIntel" in platform.processor()
