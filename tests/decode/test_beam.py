@@ -253,7 +253,7 @@ def test_log_prob_is_that_of_the_forward_pass(example):
 
 def test_batch_size_order_and_padding_change_nothing(example, rng):
     want = example.search(torch.arange(24))
-    for size, extra in ((1, 3), (7, 0), (24, 5)):
+    for size, extra in ((1, 0), (1, 3), (7, 0), (24, 5)):
         order = torch.randperm(24, generator=rng)
         for rows in order.split(size):
             for row, hypotheses in zip(rows.tolist(), example.search(rows, extra=extra), strict=True):

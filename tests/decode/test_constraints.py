@@ -125,6 +125,7 @@ def test_a_penalty_makes_another_language():
 @pytest.mark.parametrize(("rules", "keeps"), [
     ({"min_length": 3}, lambda h: len(h.tokens) >= 3),
     ({"suppress": (4,)}, lambda h: 4 not in h.tokens),
+    ({"suppress_first": (4, EOS)}, lambda h: h.tokens and h.tokens[0] != 4),
     ({"min_length": 2, "no_repeat_ngram": 2}, lambda h: len(h.tokens) >= 2 and not repeats(h.tokens, 2)),
     ({"min_length": 99}, lambda h: not h.finished),
 ])  # fmt: skip
@@ -158,6 +159,7 @@ def test_what_has_no_token_left_and_no_end_is_refused():
     ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0, but no_repeat_ngram=-1"),
     ({"min_length": -1}, "min_length must be at least 0, but min_length=-1"),
     ({"repetition_penalty": 0.0}, "repetition_penalty must lie in (0, inf), but repetition_penalty=0.0"),
+    ({"suppress_first": (-2,)}, "suppress_first must be at least 0, but suppress_first=-2"),
     ({"suppress": (3, -2)}, "suppress must be at least 0, but suppress=-2"),
 ])  # fmt: skip
 def test_impossible_rules_are_refused(fields, message):

@@ -28,7 +28,8 @@ def in_lists(
                 for token, gain in enumerate(language.log_probs(sentence, tokens))
                 if token not in SUPPRESSED
             )
-            ended = [each for each in weighed[:size] if each[2][-1] == EOS]
+            others = [h.tokens for before in kept[:group] for h in before]
+            ended = [each for each in weighed[:size] if each[2][-1] == EOS and [*each[2][:-1]] not in others]
             kept[group] += [Hypothesis([*t[:-1]], lp, lp / penalty(length, alpha), True) for _, lp, t in ended]
             kept[group] = sorted(kept[group], key=lambda h: -h.score)[:size]
             live[group] = [(tokens, lp) for _, lp, tokens in weighed[: 2 * size] if tokens[-1] != EOS][:size]
@@ -39,7 +40,8 @@ def in_lists(
     found = []
     for finished, going in zip(kept, live, strict=True):
         unfinished = [Hypothesis([*t], lp, lp / penalty(len(t), alpha), False) for t, lp in going]
-        found += (finished + unfinished)[:size]
+        known = [(h.tokens, h.finished) for h in found]
+        found += [h for h in finished + unfinished if (h.tokens, h.finished) not in known][:size]
     return sorted(found, key=lambda h: -h.score)
 
 
@@ -54,6 +56,7 @@ def test_groups_of_a_beam_are_the_search_in_lists(groups, size, diversity, alpha
     together = beam_search(LanguageScorer(language, sentences), starts(12), limits, **settings)
     for i, hypotheses in enumerate(together):
         same(hypotheses, in_lists(language, i, bounds[i], groups, size, diversity, alpha))
+        assert len({(*h.tokens, h.finished) for h in hypotheses}) == len(hypotheses)
         for h in hypotheses:
             prefixes = [tuple(h.tokens[:t]) for t in range(len(h.tokens) + 1)]
             each = zip(prefixes, [*h.tokens, *[EOS] * h.finished], strict=False)

@@ -8,6 +8,7 @@ import torch
 from tests.decode.language import EOS, Language, LanguageScorer, brute_force
 from tests.decode.test_beam import same, starts
 from transduce.decode.beam import beam_search
+from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.phrases import Forbidden, Prefix, Required, Vocabulary
@@ -128,6 +129,14 @@ def test_a_sentence_that_requires_nothing_is_searched_as_ever(beam_size):
     found = search(language, list(range(21)), beam_size, required=told)
     for got, want in zip(found[1:], search(language, list(range(1, 21)), beam_size), strict=True):
         same(got, want)
+
+
+@pytest.mark.parametrize("beam_size", [2, 3])
+def test_where_rules_leave_no_way_to_a_required_phrase_something_comes_out(beam_size):
+    """Without b there is no "ab", and a comes once: the beam of the first sentence ends in nothing else than ends."""
+    rules, told = RulesConfig(suppress=(4, 5, 6, 7), no_repeat_ngram=1), Required(VOCABULARY, [[b"ab"], [b"a"]])
+    stuck, free = search(Language(seed=2, vocab_size=len(SURFACES)), [4, 5], beam_size, rules=rules, required=told)
+    assert [(h.tokens, h.finished) for h in stuck] == [(h.tokens, h.finished) for h in free] == [([3], True)]
 
 
 def test_a_required_phrase_without_tokens_is_refused():

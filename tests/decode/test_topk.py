@@ -24,6 +24,17 @@ def test_it_is_topk_of_the_whole_table(vocab_size, n_sentences, n_rows, n, rng):
     assert ((token >= 0) & (token < vocab_size) & (row >= 0) & (row < n_rows)).all()
 
 
+@pytest.mark.parametrize(("n_rows", "n"), [(1, 1), (1, 4), (5, 10)])
+@pytest.mark.parametrize("vocab_size", [GROUP, 700, 3000, 9000])
+def test_equal_scores_are_chosen_alone_as_among_others(vocab_size, n_rows, n, rng):
+    scores = torch.randint(0, 4, (40 * n_rows, vocab_size), generator=rng).float()
+    offset = torch.randint(0, 3, (40, n_rows), generator=rng).float()
+    together = likeliest(scores, offset, n)
+    for i in range(0, 40, 7):
+        alone = likeliest(scores[i * n_rows : (i + 1) * n_rows], offset[i : i + 1], n)
+        assert all(torch.equal(one[0], all_[i]) for one, all_ in zip(alone, together, strict=True))
+
+
 @pytest.mark.parametrize("shape", [(1, 5), (3, 700), (40, 900)])
 def test_log_sum_exp(shape, rng):
     logits = 30 * torch.randn(shape, generator=rng, dtype=torch.float64)

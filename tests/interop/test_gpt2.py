@@ -292,8 +292,9 @@ def changed(directory: Path, **values) -> None:
         ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn must be False, but in {} it is True"),
         ({"add_cross_attention": True}, "add_cross_attention must be False, but in {} it is True"),
         (
-            {"activation_function": "swish"},
-            "activation_function must be 'gelu_new' or 'gelu_pytorch_tanh' or 'gelu' or 'relu', but in {} it is 'swish'",
+            {"activation_function": "tanh"},
+            "activation_function must be 'gelu_new' or 'gelu_pytorch_tanh' or 'gelu' or 'relu' or 'silu' or 'swish', "
+            "but in {} it is 'tanh'",
         ),
         (
             {"embd_pdrop": 0.2},
@@ -343,9 +344,9 @@ def test_a_pickle_is_refused(tmp_path, pickled):
 def test_what_is_no_gpt2_is_not_exported(tmp_path):
     stack = td.StackConfig(input=td.Tokens(vocab_size=11), n_layers=1)
     small = {"d_model": 8, "n_heads": 2, "d_ff": 12}
-    other = td.Transformer(td.TransformerConfig(decoder=stack, **small))
+    other = td.Transformer(td.TransformerConfig(decoder=stack, attention="linear", **small))
     message = (
-        "a GPT-2 has fields of one value, but in this model they differ: norm_position: pre -> post; "
+        "a GPT-2 has fields of one value, but in this model they differ: attention: softmax -> linear; norm_position: pre -> post; "
         "positions: learned -> sinusoidal; scale_embeddings: False -> True"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

@@ -58,10 +58,12 @@ def beam_search(
     *,
     beam_size: int = 5,
     alpha: float = 0.6,
+    length_offset: float = 5.0,
     n_best: int = 1,
     groups: int = 1,
     diversity: float = 0.0,
     finished_first: bool = True,
+    early_stopping: bool = False,
     coverage: Callable[[], Float[Tensor, " N"]] | None = None,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of every sentence, best score first.
@@ -75,11 +77,14 @@ def beam_search(
         scorer: begins with one row per sentence, and has seen all of the prompt but the last token.
         prompts: what came before, at least BOS, on the device of the search.
         alpha: exponent of the length penalty; 0 ranks by log-probability.
+        length_offset: see `length_penalty`.
         groups: each searches with its share of the beam and by the rules above, and a sentence is done when all are. In
             every step, a group prefers what the groups before it did not take: a continuation counts as if it was
             less likely by `diversity` for each of their live hypotheses that has just taken the same token. What a
-            hypothesis scores in the end knows nothing of that.
+            hypothesis scores in the end knows nothing of that. A group does not end what a group before it has ended
+            (in the paper and in transformers it may, and one output comes twice): it goes on to an output of its own.
         finished_first: False: at its bound, live hypotheses take the places of finished ones that have a lower score.
+        early_stopping: a sentence is done when it has beam_size finished hypotheses, whatever its live ones score.
         coverage: what is added to the score of whatever continues each row that the scorer has seen; it is never above 0.
 
     Raises:
@@ -103,7 +108,7 @@ def beam_search(
         offset = live.log_prob - total.view_as(live.log_prob)
         first_row = offset.size(1) * torch.arange(len(running), device=device)[:, None]
         covered = None if coverage is None else coverage().view_as(offset)
-        told = end, length_penalty(step, alpha), covered
+        told = end, length_penalty(step, alpha, length_offset), covered
         if groups > 1:
             live, kept, parent, done = _advance_groups(scores, offset, live, kept, groups, diversity, *told)
         else:
@@ -111,8 +116,13 @@ def beam_search(
                 continuations = likeliest(scores, offset, 2 * beam_size)
             else:
                 at_end = max_lengths <= step
-                continuations = _in_banks(constraints.required, scores, offset, live, running, at_end, beam_size, end)
+                continuations = _in_banks(constraints.required, scores, offset, live, kept, running, at_end, end)
             live, kept, parent, done = _advance(live, kept, continuations, *told)
+        if early_stopping:
+            done = (kept.score > -math.inf).all(dim=1)
+            live.score = live.score.masked_fill(
+                (done & (max_lengths > step))[:, None], -math.inf
+            )  # they come out no more
         parent, done = first_row + parent, done | (max_lengths <= step)
         flags: list[bool] = done.tolist()  # the one host sync of a step
         if any(flags):
@@ -142,9 +152,9 @@ def _in_banks(
     scores: Float[Tensor, "N V"],
     offset: Float[Tensor, "A k"],
     live: Beams,
+    kept: Beams,
     running: list[int],
     last: Tensor,
-    beam_size: int,
     eos_id: int,
 ) -> tuple[Float[Tensor, "A n"], Int[Tensor, "A n"], Int[Tensor, "A n"]]:
     """What `likeliest` gives where phrases are required: ends first, then what shall go on (see `in_banks`)."""
@@ -152,7 +162,8 @@ def _in_banks(
     total = (scores.view(n_sentences, n_rows, -1) + offset[:, :, None]).flatten(1)
     progress = required.progress(live.tokens.flatten(0, 1).tolist(), running).to(scores.device).view(n_sentences, -1)
     needed = ids_tensor([required.totals[i] for i in running], scores.device)
-    best, index = in_banks(total, progress, needed, last, beam_size, eos_id, scores.size(1))
+    empty, beam_size = kept.score[:, 0] == -math.inf, kept.score.size(1)
+    best, index = in_banks(total, progress, needed, last, empty, beam_size, eos_id, scores.size(1))
     return best, index % scores.size(1), (index // scores.size(1)).clamp_max(n_rows - 1)
 
 
@@ -169,13 +180,18 @@ def _advance_groups(
 ) -> tuple[Beams, Beams, Int[Tensor, "A K"], Bool[Tensor, " A"]]:
     """`_advance`, group by group; a sentence is done when all of its groups are."""
     size, table = kept.score.size(1) // groups, scores.view(*offset.shape, -1)
-    taken, found = torch.zeros_like(table[:, 0]), []
+    taken, found = torch.zeros_like(table[:, 0]), list[tuple[Beams, Beams, Tensor, Tensor]]()
     for group in range(groups):
         span = slice(group * size, (group + 1) * size)
         rows = span if offset.size(1) > 1 else slice(0, 1)  # all begin as one
         less = diversity * taken
         best, token, parent = likeliest((table[:, rows] - less[:, None]).flatten(0, 1), offset[:, rows], 2 * size)
         bias, seen = less.gather(1, token), None if covered is None else covered[:, rows]
+        if found:
+            past = live.columns(rows).tokens.gather(1, parent[:, :, None].expand(-1, -1, live.tokens.size(2)))
+            ended = reduce(Beams.beside, [each[1] for each in found])
+            same = (torch.cat((past, token[:, :, None]), dim=2)[:, :, None] == ended.tokens[:, None]).all(dim=3)
+            best = best.masked_fill((same & (ended.score > -math.inf)[:, None]).any(dim=2), -math.inf)
         continuations = best + bias, token, parent
         new, over, parent, done = _advance(
             live.columns(rows), kept.columns(span), continuations, eos_id, penalty, seen, bias
@@ -247,8 +263,12 @@ def _collect(
         each = [zip(*(_lists(beams.columns(span), eos_id) for beams in (kept, live)), strict=True) for span in spans]
         room = size if finished_first else None
         for sentence, pairs in zip(sentences, zip(*each, strict=True), strict=True):
-            hypotheses = [h for finished, unfinished in pairs for h in (finished + unfinished)[:room]]
-            found[sentence] = sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:n_best]
+            distinct: dict[tuple[int, ...], Hypothesis] = {}  # groups may go on with the same one until the bound
+            for finished, unfinished in pairs:
+                own = {(*h.tokens, h.finished): h for h in finished + unfinished}
+                new = [key for key in own if key not in distinct]
+                distinct |= {key: own[key] for key in new[:room]}
+            found[sentence] = sorted(distinct.values(), key=lambda hypothesis: -hypothesis.score)[:n_best]
     return [found[sentence] for sentence in sorted(found)]
 
 

@@ -22,6 +22,8 @@ class RulesConfig:
     way out of circles, 1.2 say; 1 = off."""
     suppress: tuple[int, ...] = ()
     """Ids of tokens that never come out, beside special ones."""
+    suppress_first: tuple[int, ...] = ()
+    """Ids of tokens that do not come first; that of the end may be among them."""
     forbid: tuple[str, ...] = ()
     """Phrases that no output holds, not even inside of a word; a space at either end is the end of a word."""
 
@@ -31,6 +33,7 @@ class RulesConfig:
         if not all(self.forbid):
             raise ValueError("a forbidden phrase must have a character, but one is empty; leave it out")
         at_least(0, suppress=min(self.suppress, default=None))
+        at_least(0, suppress_first=min(self.suppress_first, default=None))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from transduce.decode.config import RulesConfig
 from transduce.decode.phrases import Forbidden, Prefix, Required
 from transduce.decode.scorer import Scorer, at_least_float32
+from transduce.decode.timestamps import Timestamps
 from transduce.decode.topk import log_sum_exp
 
 NO_RULES = RulesConfig()
@@ -34,6 +35,7 @@ class Constraints:
         forbidden: what `rules.forbid` says, in tokens.
         prefixes: what each sentence begins with, if it does; no other rule stands against it.
         required: what each sentence must hold, which beam search sees to.
+        timestamps: times that come between texts.
 
     Raises:
         ValueError: a bound is below 1.
@@ -50,6 +52,7 @@ class Constraints:
         forbidden: Forbidden | None = None,
         prefixes: Sequence[Prefix | None] = (),
         required: Required | None = None,
+        timestamps: Timestamps | None = None,
     ) -> None:
         if len(max_lengths) and int(max_lengths.min()) < 1:
             raise ValueError(
@@ -58,6 +61,7 @@ class Constraints:
             )
         self.max_lengths, self.eos_id, self.rules, self.prompts = max_lengths, eos_id, rules, prompts
         self.forbidden, self.prefixes, self.required = forbidden, prefixes, required
+        self.timestamps = timestamps
         self.longest_prefix = max((prefix.longest for prefix in prefixes if prefix), default=0)
         self.suppressed_ids = ids_tensor([*suppressed, *rules.suppress], max_lengths.device)
 
@@ -99,17 +103,22 @@ class Constraints:
         """
         eos, rules = self.eos_id, self.rules
         too_short = eos is not None and tokens.size(1) < rules.min_length
-        narrow = too_short or rules.no_repeat_ngram or rules.suppress or self.forbidden
+        first = rules.suppress_first if tokens.size(1) == 0 else ()
+        narrow = too_short or rules.no_repeat_ngram or rules.suppress or self.forbidden or first or self.timestamps
         free = scores.clone() if tokens.size(1) < self.longest_prefix else None
         ending = scores[:, eos].clone() if narrow and eos is not None else None
         scores.index_fill_(1, self.suppressed_ids, -math.inf)
         if too_short:
             scores[:, eos] = -math.inf
+        if first:
+            scores.index_fill_(1, ids_tensor(first, scores.device), -math.inf)
         if rules.no_repeat_ngram:
             suppress_repeats(scores, tokens, rules.no_repeat_ngram)
         if self.forbidden:
             ruled_out = self.forbidden.ruled_out(self._since_prompt(tokens, sentences).tolist())
             scores.masked_fill_(ruled_out.to(scores.device), -math.inf)
+        if self.timestamps:
+            self.timestamps.rule_out(scores, tokens)
         if narrow:
             self._let_end(scores, ending, tokens.size(1), len(sentences))
         if free is not None:

@@ -43,6 +43,7 @@ class CTCPrefixScorer:
         lengths: real source positions of each sentence; without, all are.
         eos_id: gets the probability that the transcript ends here, for CTC itself knows no EOS.
         blank_id: an id that no transcript contains; it never comes next.
+        least: the least log-probability of any other token, where a transcript must hold what CTC may find impossible.
 
     Source: Graves et al. (2006), Connectionist temporal classification, section 3.2, for prefix probabilities;
     Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition, algorithm 2.
@@ -57,8 +58,9 @@ class CTCPrefixScorer:
         *,
         eos_id: int,
         blank_id: int = 0,
+        least: float = -math.inf,
     ) -> None:
-        self.n_sentences, self.eos_id, self.blank_id = len(logits), eos_id, blank_id
+        self.n_sentences, self.eos_id, self.blank_id, self.least = len(logits), eos_id, blank_id, least
         frames = torch.arange(logits.size(1), device=logits.device)
         ends = frames.new_full((len(logits),), len(frames)) if lengths is None else lengths
         log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
@@ -81,6 +83,7 @@ class CTCPrefixScorer:
         again = (self._inside(self.prefixes.blank) + self._along(last[:, 0]).diff()).logsumexp(dim=1) - before
         scores.scatter_(1, last, again[:, None].to(scores.dtype))
         scores[:, self.eos_id] = (spelt[:, -1] - before).to(scores.dtype)
+        scores.clamp_min_(self.least)
         scores[:, self.blank_id] = -math.inf
         return scores
 

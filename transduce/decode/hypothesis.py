@@ -21,12 +21,12 @@ class Hypothesis:
     """False when the length bound cut it before EOS."""
 
 
-def length_penalty(length: int, alpha: float) -> float:
-    """((5 + length) / 6) ** alpha; `length` counts EOS. alpha = 0 compares plain log-probabilities.
+def length_penalty(length: int, alpha: float, offset: float = 5.0) -> float:
+    """((offset + length) / (offset + 1)) ** alpha; `length` counts EOS. alpha = 0 compares plain log-probabilities.
 
     Source: Wu et al. (2016), Google's neural machine translation system, section 7.
     """
-    return ((5 + length) / 6) ** alpha
+    return ((offset + length) / (offset + 1)) ** alpha
 
 
 def loops(hypothesis: Hypothesis) -> bool:

@@ -1,8 +1,10 @@
-"""N-gram models with backoff, as ARPA files hold them: the log-probability of every next token, for all rows at once."""
+"""N-gram models with backoff, from ARPA files or KenLM's binaries: the log-probability of every next token of every row."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,6 +13,10 @@ from torch import Tensor
 
 MISSING = -100.0
 """Log 10 of the probability of what has no word, where the model has no <unk>; it is KenLM's."""
+
+
+BINARY = b"mmap lm http://kheafield.com/code"
+"""How KenLM's binaries begin."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +69,9 @@ class NGrams:
             below.append(key)
             logs = torch.from_numpy(values * math.log(10)).float().to(device)
             self.orders.append(Order(torch.from_numpy(key).to(device), logs[:, 0].clone(), logs[:, 1].clone()))
+        self.order = len(self.orders)
         known_words = set(range(len(tokens))) - set(absent.tolist()) - {bos_id, eos_id} if self.orders else set()
-        if not known_words:
-            raise ValueError(
-                "an n-gram model is an ARPA file whose words are the run's tokens, but it has "
-                f"{'none of them' if self.orders else 'no 1-grams'}; make its text with transduce tokenize RUN"
-            )
+        _check_words(bool(known_words), "none of them" if self.orders else "no 1-grams")
         self.absent = torch.from_numpy(absent).to(device)
 
     def log_probs(self, past: Int[Tensor, "N L"]) -> Float[Tensor, "N V"]:
@@ -114,6 +117,71 @@ class NGrams:
         return node
 
 
+class KenLM:
+    """The same of a binary file of the library kenlm, which maps it into memory: a large model is there at once.
+
+    It is asked for one word after the other, so a step takes some fifty times as long as that of `NGrams`.
+
+    Args:
+        path: what KenLM's build_binary made.
+        tokens, bos_id, eos_id, device: see `NGrams`.
+
+    Raises:
+        ValueError: kenlm is not installed, or cannot read the file, or its words are other ones.
+    Source: Heafield (2011), KenLM: faster and smaller language model queries.
+    """
+
+    def __init__(
+        self, path: Path, tokens: Sequence[str], *, bos_id: int, eos_id: int, device: torch.device | str
+    ) -> None:
+        if find_spec("kenlm") is None:
+            raise ValueError(
+                "a binary of KenLM is read with kenlm, but it is not installed; pip install 'transduce[kenlm]', or name the "
+                "ARPA file that it was made of"
+            )
+        import kenlm
+
+        try:
+            self.model = kenlm.Model(str(path))
+        except OSError as error:
+            raise ValueError(
+                "a binary of KenLM must be whole and of a version that kenlm reads, but this one is not; make it again with "
+                "build_binary, or name the ARPA file that it was made of"
+            ) from error
+        self.order, self.bos_id, self.device, self.new_state = self.model.order, bos_id, device, kenlm.State
+        self.words = list(tokens)
+        self.words[bos_id], self.words[eos_id] = "<s>", "</s>"
+        known = any(word in self.model for i, word in enumerate(self.words) if i not in (bos_id, eos_id))
+        _check_words(known, "none of them")
+
+    def log_probs(self, past: Int[Tensor, "N L"]) -> Float[Tensor, "N V"]:
+        """Of every next token, after these; BOS is one of them where they begin a text."""
+        score, rows = self.model.BaseScore, []
+        for ids in past.tolist():
+            state, following = self.new_state(), self.new_state()
+            self.model.NullContextWrite(state)
+            for i in ids:
+                score(state, self.words[i], following)
+                state, following = following, state
+            rows.append([score(state, word, following) for word in self.words])
+        return torch.tensor(rows, device=self.device) * math.log(10)
+
+
+def is_binary(path: Path) -> bool:
+    """Whether a file is a binary of KenLM."""
+    with path.open("rb") as file:
+        return file.read(len(BINARY)) == BINARY
+
+
+def _check_words(known: bool, found: str) -> None:
+    """Raise ValueError, with what was found, unless a model knows a word."""
+    if not known:
+        raise ValueError(
+            f"an n-gram model is an ARPA file whose words are the run's tokens, but it has {found}; make its text with "
+            "transduce tokenize RUN"
+        )
+
+
 def _sections(lines: Iterable[str], words: dict[str, int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """By length, the n-grams of an ARPA file as ids of shape (C, n), and log 10 of probability and backoff, (C, 2).
 
@@ -150,14 +218,14 @@ class NGramScorer:
 
     additive = True
 
-    def __init__(self, ngrams: NGrams, n_sentences: int) -> None:
+    def __init__(self, ngrams: NGrams | KenLM, n_sentences: int) -> None:
         self.ngrams, self.n_sentences = ngrams, n_sentences
         self.past: Int[Tensor, "N L"] = torch.empty(n_sentences, 0, dtype=torch.long, device=ngrams.device)
 
     def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
         """Append one token to every row, but at first only begin, with BOS; log-probabilities of the next."""
         new = tokens if self.past.size(1) else torch.full_like(tokens, self.ngrams.bos_id)
-        self.past = torch.cat((self.past, new[:, None]), dim=1)[:, -max(1, len(self.ngrams.orders) - 1) :]
+        self.past = torch.cat((self.past, new[:, None]), dim=1)[:, -max(1, self.ngrams.order - 1) :]
         return self.ngrams.log_probs(self.past)
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:

@@ -224,6 +224,7 @@ def in_banks(
     progress: Int[Tensor, "A M"],
     needed: Int[Tensor, " A"],
     last: Bool[Tensor, " A"],
+    empty: Bool[Tensor, " A"],
     beam_size: int,
     eos_id: int,
     vocab_size: int,
@@ -239,6 +240,7 @@ def in_banks(
         progress: as `Required` counts it.
         needed: progress that has all phrases.
         last: the step is the last one of the sentence: what has not all is left out if anything has.
+        empty: nothing of the sentence has ended. If rules leave it nothing but ends, they come, so that something does.
 
     Source: Post and Vilar (2018), Fast lexically constrained decoding with dynamic beam allocation; Hu et al. (2019),
     Improved lexically constrained decoding for translation and monolingual rewriting, for the batch.
@@ -246,6 +248,8 @@ def in_banks(
     n, n_banks = 2 * beam_size, max(1, beam_size - 1)
     all_there = progress >= needed[:, None]
     ends = (torch.arange(total.size(1), device=total.device) % vocab_size == eos_id).expand_as(total)
+    stuck = empty & (total.masked_fill(ends, -torch.inf) == -torch.inf).all(dim=1)
+    all_there |= stuck[:, None]
     total = total.masked_fill(ends & ~all_there, -torch.inf)
     over = last & (all_there & (total > -torch.inf)).any(dim=1)
     total = total.masked_fill(over[:, None] & ~all_there, -torch.inf)

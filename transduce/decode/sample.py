@@ -70,7 +70,7 @@ class Sampler:
         prompts: what came before, at least BOS.
         constraints: suppressed tokens leave their probability to the others; without an EOS no step waits for the device.
         rngs: n for every sentence: hypothesis k of sentence b is number b * n + k. None is needed at temperature 0.
-        alpha: exponent of the length penalty in the score. None: neither log_prob, which is of the scorer's own
+        alpha: exponent of the length penalty in the score, whose `offset` it has. None: neither log_prob, which is of the scorer's own
             distribution (under the repetition penalty), nor score is computed, which saves one pass over the vocabulary
             a step.
 
@@ -87,13 +87,15 @@ class Sampler:
         sampling: Sampling = Sampling(),
         rngs: Sequence[np.random.Generator] = (),
         alpha: float | None = None,
+        offset: float = 5.0,
     ) -> None:
         rows = range(len(rngs) if sampling.temperature else len(prompts))
         if len(rows) < len(prompts) or len(rows) % max(len(prompts), 1):
             raise ValueError(
                 f"rngs must be n for every sentence, but there are {len(rngs)} for {len(prompts)} sentences"
             )
-        self.scorer, self.constraints, self.sampling, self.alpha = scorer, constraints, sampling, alpha
+        self.scorer, self.constraints, self.sampling = scorer, constraints, sampling
+        self.alpha, self.offset = alpha, offset
         self.device, self.tokens, self.n_given = prompts.device, prompts, prompts.size(1)
         self.sentences = [row * len(prompts) // len(rows) for row in rows]
         """That of each hypothesis that goes on."""
@@ -152,6 +154,6 @@ class Sampler:
         for rows, tokens, log_prob in self.ended:
             for row, ids, value in zip(rows, tokens.tolist(), log_prob.tolist(), strict=True):
                 finished = ids[-1] == self.constraints.eos_id
-                score = value / length_penalty(len(ids), self.alpha or 0.0)
+                score = value / length_penalty(len(ids), self.alpha or 0.0, self.offset)
                 found[row] = Hypothesis(ids[:-1] if finished else ids, value, score, finished)
         return [found[row] for row in sorted(found)]

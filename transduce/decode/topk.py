@@ -10,8 +10,8 @@ GROUP = 64
 """Tokens that stand for each other by the largest of their scores."""
 ROWS = 16
 """Rows whose exponentials are in memory at a time: they stay in the CPU's cache."""
-SMALL = 1 << 15
-"""Scores up to which sorting them all is quicker than the many calls that avoid it."""
+SMALL = 1 << 12
+"""Scores of a sentence up to which sorting them all is as quick as what avoids it."""
 LEAST = -80.0
 """What is below the largest logit by more adds nothing to the sum; its exponential would be no normal number, which is slow."""
 
@@ -33,7 +33,8 @@ def likeliest(
     """The n largest of scores + offset among the K rows of every sentence: value, token, and which row; largest first.
 
     A token is among the n best only if its group of GROUP tokens is, by the largest of its scores: so the vocabulary is
-    read once, and only n groups of it are sorted. Where there are fewer than n, the rest is -inf.
+    read once, and only n groups of it are sorted. Where there are fewer than n, the rest is -inf. Which of equal ones
+    comes first does not depend on the other sentences.
 
     Args:
         offset: what is added to the scores of row b * K + k.
@@ -41,7 +42,10 @@ def likeliest(
     n_sentences, n_rows = offset.shape
     vocab_size = scores.size(1)
     n_groups = -(-vocab_size // GROUP)
-    few = scores.numel() <= SMALL or n_rows * n_groups < 2 * n
+    if n == n_rows == 1:
+        value, token = scores.max(-1, keepdim=True)  # the first of equal ones
+        return value + offset, token, torch.zeros_like(token)
+    few = n_rows * vocab_size <= SMALL or n_rows * n_groups < 2 * n
     if few or scores.device.type != "cpu":
         total = (scores.view(n_sentences, n_rows, vocab_size) + offset[:, :, None]).flatten(1)
         if total.size(1) < n:  # in the first steps with a tiny vocabulary

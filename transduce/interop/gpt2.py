@@ -4,18 +4,28 @@ The layout differs in two ways. GPT-2's linear maps (class "Conv1D" in transform
 its table of token vectors is also the output projection, which is tie="output" here.
 """
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save as serialize
 from torch import Tensor
 
-from transduce.config import differences, from_dict, to_dict
+from transduce.config import from_dict, to_dict
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.files import write_file
-from transduce.interop.pretrained import ACTIVATIONS, CONFIG, WEIGHTS, fill, read_settings, read_tensors, require_equal
+from transduce.interop.pretrained import (
+    ACTIVATIONS,
+    CONFIG,
+    TOKENIZER,
+    Imported,
+    check_same,
+    fill,
+    read_settings,
+    read_tensors,
+    require_equal,
+    write_model,
+    write_settings,
+)
 from transduce.model.config import TransformerConfig
 from transduce.model.presets import gpt2
 from transduce.model.size import check_fits
@@ -90,6 +100,21 @@ def import_gpt2(directory: Path) -> GPT2:
     return GPT2(model.eval(), theirs["eos_token_id"])
 
 
+def import_run(directory: Path) -> Imported:
+    """Read a GPT-2 and its tokenizer: tokenizer.json, or vocab.json and merges.txt.
+
+    Raises:
+        ValueError: as `import_gpt2`; or there is no tokenizer, or it ends texts with another id.
+    """
+    found, tokenizer = import_gpt2(directory), JSONTokenizer.load(directory)
+    if tokenizer.eos_id != found.eos_id:
+        raise ValueError(
+            f"the tokenizer's <|endoftext|> must be config.json's eos_token_id, but in {directory} "
+            f"they are {tokenizer.eos_id} and {found.eos_id}"
+        )
+    return Imported(found.model, None, tokenizer, {})
+
+
 def export_gpt2(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None) -> None:
     """Write a directory that GPT2LMHeadModel.from_pretrained reads: config.json, model.safetensors, tokenizer.json.
 
@@ -98,23 +123,18 @@ def export_gpt2(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer
     """
     config, end = model.config, tokenizer.eos_id if tokenizer else None
     theirs = _their_config(config, end)
-    lines = differences(to_dict(_our_config(theirs, "the exported config.json")), to_dict(config))
-    changed = [line for line in lines if line.split(":")[0] not in UNSTORED]
-    if changed:
-        raise ValueError(f"a GPT-2 has fields of one value, but in this model they differ: {'; '.join(changed)}")
+    check_same(_our_config(theirs, "the exported config.json"), config, UNSTORED, "GPT-2")
     weights = {
-        name if name == "lm_head.weight" else f"transformer.{name}": weight.cpu().contiguous()
+        name if name == "lm_head.weight" else f"transformer.{name}": weight
         for name, weight in _their_weights(model).items()
     }
-    directory.mkdir(parents=True, exist_ok=True)
-    write_file(directory / CONFIG, json.dumps(theirs, indent=2) + "\n")
-    write_file(directory / WEIGHTS, serialize(weights, metadata={"format": "pt"}))
+    write_model(directory, theirs, weights)
     if tokenizer is not None:
         write_file(directory / "tokenizer.json", tokenizer.model)
         their_tokenizer: dict[str, Any] = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": config.max_positions}
         if end is not None:
             their_tokenizer |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), tokenizer.tokens([end])[0])
-        write_file(directory / "tokenizer_config.json", json.dumps(their_tokenizer, indent=2) + "\n")
+        write_settings(directory / TOKENIZER, their_tokenizer)
 
 
 def _our_config(theirs: dict[str, Any], name: str) -> TransformerConfig:

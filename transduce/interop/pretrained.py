@@ -1,22 +1,45 @@
 """Directories as transformers' save_pretrained writes them: settings in config.json, weights in safetensors files."""
 
+import json
+from collections.abc import Collection
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from safetensors.torch import save as serialize
 from torch import Tensor
 
-from transduce.files import copy_weights, read_json, read_weights
-from transduce.model.config import Activation
+from transduce.config import differences, to_dict
+from transduce.data.speech.features import FeatureExtractor
+from transduce.data.text.tokenizer import Tokenizer
+from transduce.files import copy_weights, read_json, read_weights, write_file
+from transduce.model.config import Activation, TransformerConfig
+from transduce.model.transformer import Transformer
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu": "gelu",
     "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
 }
 """Our name of each activation that transformers and a Transformer here both have, by the name in transformers."""
+
+
+class Imported(NamedTuple):
+    """What a run directory holds."""
+
+    model: Transformer
+    source_tokenizer: Tokenizer | None
+    target_tokenizer: Tokenizer
+    decoding: dict[str, Any]
+    """How the model is searched where nothing else is said: fields of SearchConfig that differ from their defaults."""
+    feature_extractor: FeatureExtractor | None = None
+    """How sound becomes frames, where the source is no text."""
 
 
 def read_settings(directory: Path, *, fixed: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -31,12 +54,107 @@ def read_settings(directory: Path, *, fixed: dict[str, Any], defaults: dict[str,
     """
     found = read_json(directory / CONFIG)
     theirs = {**defaults, "model_type": None, **found}
-    allowed = {name: [value] for name, value in fixed.items()} | {"activation_function": list(ACTIVATIONS)}
+    allowed = {name: [value] for name, value in fixed.items()}
+    if "activation_function" in theirs:
+        allowed["activation_function"] = list(ACTIVATIONS)
     for name, values in allowed.items():
         if theirs[name] not in values:
             rule = " or ".join(map(repr, values))
             raise ValueError(f"{name} must be {rule}, but in {directory} it is {theirs[name]!r}")
     return theirs
+
+
+def read_decoding(directory: Path, theirs: dict[str, Any], *, n_opening: int = 0) -> dict[str, Any]:
+    """How an encoder-decoder model is searched, as transformers' generate does it: fields of SearchConfig.
+
+    Where no max_length is named, lengths are bounded as always here: transformers would cut after 20 tokens. Its n-grams
+    begin with the first tokens, and an end that is forced at max_length is counted; here they are not.
+
+    Args:
+        theirs: the settings of config.json, which say what generation_config.json does not.
+        n_opening: tokens that every output begins with, behind its first one. Transformers counts them.
+
+    Raises:
+        ValueError: a setting has no equal here.
+    """
+    found = {**theirs, **read_optional(directory / GENERATION)}
+    said = {name: value for name, value in found.items() if value is not None}
+    rules: dict[str, tuple[Any, ...]] = {"do_sample": (False,), "early_stopping": (False, True)}
+    if said.get("num_beams", 1) != 1:  # there, transformers penalizes log-probabilities, not logits
+        rules["repetition_penalty"] = (1.0,)
+    for name, allowed in rules.items():
+        if said.get(name, allowed[0]) not in allowed:
+            rule = f"{name} must be {' or '.join(map(str, allowed))}"
+            raise ValueError(f"{rule}, but in {directory} it is {said[name]!r}; change it in {GENERATION}")
+    never: list[list[int]] = [*([i] for i in said.get("suppress_tokens", [])), *said.get("bad_words_ids", [])]
+    if any(len(ids) != 1 for ids in never):
+        raise ValueError(
+            f"bad_words_ids must be tokens, one each, but in {directory} they are {said['bad_words_ids']}; change them in "
+            f"{GENERATION}, and name phrases with --forbid"
+        )
+    ids = {i for each in never for i in each} - {said.get("pad_token_id"), said.get("eos_token_id")}
+    first = {*said.get("begin_suppress_tokens", [])}
+    size = theirs.get("decoder_vocab_size") or theirs["vocab_size"]
+    if wrong := [i for i in (*ids, *first) if not 0 <= i < size]:
+        raise ValueError(
+            f"what is never written must have ids of 0 to {size - 1}, but in {directory} one is {wrong[0]}"
+        )
+    decoding = {
+        "suppress": sorted(ids),
+        "suppress_first": sorted(first),
+        "beam_size": said.get("num_beams", 1),
+        "alpha": said.get("length_penalty", 1.0),
+        "length_offset": float(n_opening),
+        "early_stopping": said.get("early_stopping", False),
+        "at_max_length": "by_score",
+        "no_repeat_ngram": said.get("no_repeat_ngram_size", 0),
+        "repetition_penalty": said.get("repetition_penalty", 1.0),
+        "min_length": max(0, said.get("min_length", 0) - 1 - n_opening),
+    }
+    if "max_length" in said:  # its last token may have to be the end
+        forced = "forced_eos_token_id" in said
+        decoding |= {"length_ratio": 0.0, "length_extra": said["max_length"] - 1 - n_opening - forced}
+    return decoding
+
+
+def read_generation(directory: Path, theirs: dict[str, Any]) -> dict[str, Any]:
+    """What transformers' generate is told in generation_config.json; older directories say it in config.json."""
+    found = read_optional(directory / GENERATION)
+    return theirs | {name: value for name, value in found.items() if value is not None}
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """The object of a JSON file; an empty one where there is no file."""
+    return read_json(path) if path.is_file() else {}
+
+
+def write_settings(path: Path, settings: dict[str, Any]) -> None:
+    """Write an object as JSON, for people to read."""
+    write_file(path, json.dumps(settings, indent=2) + "\n")
+
+
+def write_model(directory: Path, theirs: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    """Write config.json and model.safetensors into a directory, which is made."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_settings(directory / CONFIG, theirs)
+    contiguous = {name: weight.cpu().contiguous() for name, weight in weights.items()}
+    write_file(directory / WEIGHTS, serialize(contiguous, metadata={"format": "pt"}))
+
+
+def read_table(path: Path, size: int) -> list[str]:
+    """The pieces by id of a vocab.json, which has an id for each piece; "" for ids of the `size` that it does not name.
+
+    Raises:
+        ValueError: it is something else, or has an id beyond.
+    """
+    pieces = [""] * size
+    for piece, i in read_json(path).items():
+        if type(i) is not int or not 0 <= i < size:
+            raise ValueError(f"{path} must have an id of 0 to {size - 1} for every piece, but {piece!r} has {i!r}")
+        pieces[i] = piece
+    if "<unk>" not in pieces:
+        raise ValueError(f"{path} must have the piece <unk>, but it has not")
+    return pieces
 
 
 def require_equal(theirs: dict[str, Any], one: str, other: str, directory: Path, way_out: str = "") -> None:
@@ -86,3 +204,47 @@ def fill(own: dict[str, Tensor], weights: dict[str, Tensor], directory: Path, *,
     """
     needed = {name: weight for name, weight in weights.items() if name in own or not name.endswith(unneeded)}
     copy_weights(own, needed, str(directory))
+
+
+def check_same(wanted: TransformerConfig, config: TransformerConfig, free: Collection[str], name: str) -> None:
+    """Raise ValueError unless two configurations are equal, but for fields that may have any value.
+
+    Args:
+        wanted: what is left of `config` in another format.
+        free: the fields that may differ.
+        name: of the format.
+    """
+    lines = differences(to_dict(wanted), to_dict(config))
+    if changed := [line for line in lines if line.split(":")[0] not in free]:
+        raise ValueError(f"a {name} has fields of one value, but in this model they differ: {'; '.join(changed)}")
+
+
+TRAINING = {"dropout", "attention_dropout", "init", "init_gain", "recompute", "balance_weight", "experts_per_token"}
+"""The fields of TransformerConfig that change no output of a trained model without experts."""
+
+
+def check_carried(config: TransformerConfig, carried: Collection[str], name: str) -> None:
+    """Raise ValueError where a model has a part that another format cannot express.
+
+    Args:
+        carried: the fields that the format has; those of `TRAINING` may have any value, too, and all others must have
+            their defaults. Both halves tell positions alike.
+        name: of the format.
+    """
+    for half in ("encoder", "decoder"):
+        own = config.of(getattr(config, half))
+        if (own.positions, own.max_positions) != (config.positions, config.max_positions):
+            raise ValueError(
+                f"{name} knows one kind and number of positions, {config.positions!r} and {config.max_positions}, but the "
+                f"{half} of this model has {own.positions!r} and {own.max_positions}; it cannot be exported as one"
+            )
+    for each in fields(TransformerConfig):
+        if (
+            each.name not in TRAINING
+            and each.name not in carried
+            and (value := getattr(config, each.name)) != each.default
+        ):
+            raise ValueError(
+                f"{name} knows {each.name}={each.default!r} alone, but this model has {each.name}={value!r}; it cannot be "
+                "exported as one"
+            )

@@ -65,8 +65,8 @@ def test_a_special_token_that_lacks_is_named_and_symbols_add_it():
     assert str(error.value) == (
         "a model that turns one sequence into another needs a special token for each of bos_id, eos_id, but this "
         "JSONTokenizer has none for bos_id (<s>, <bos>, [BOS], <|begin_of_text|>, [CLS], <|endoftext|>) and eos_id (</s>, "
-        "<eos>, [EOS], <|end_of_text|>, [SEP], <|endoftext|>); add what is missing with --symbols '<s> </s>', or name "
-        "another tokenizer with --tokenizer FILE"
+        "<eos>, [EOS], <|end_of_text|>, [SEP], <|endoftext|>, <|im_end|>, <|eot_id|>); add what is missing with --symbols "
+        "'<s> </s>', or name another tokenizer with --tokenizer FILE"
     )
     more, n = tokenizer.with_symbols(["<s>", "</s>", "<2de>"]), tokenizer.vocab_size
     assert more.required("bos_id", "eos_id") == (n, n + 1)

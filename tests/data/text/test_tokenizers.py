@@ -94,7 +94,7 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content, what):
     with pytest.raises(ValueError) as error:
         load_tokenizer(tmp_path / "b.model")
     assert str(error.value) == (
-        "a tokenizer is one of characters.json, tokenizer.json, tokenizer.model, or a folder with one, but "
+        "a tokenizer is one of characters.json, tokenizer.json, tokenizer.model, tokenizer.imported.json, or a folder with one, but "
         f"{tmp_path / 'b.model'} does not exist"
     )
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from tqdm import tqdm
+
+from transduce.progress import Bar
 
 logger = logging.getLogger("transduce")
 
@@ -149,7 +149,7 @@ def _survey(files: PairSource, folder: Path, found_out: Path) -> None:
 
     rng, digests = np.random.default_rng(0), (hashlib.sha256(), hashlib.sha256())
     n_pairs, n, sample = 0, 0, list[Pair]()
-    with tqdm(desc="reading", unit="pair", unit_scale=True, file=sys.stderr) as bar:
+    with Bar(desc="reading", unit="pair", unit_scale=True) as bar:
         for block in blocks(files, BLOCK):
             pairs = [pair for pair in block if has_text(pair)]
             # reservoir sampling: pair i takes the place of another with probability SAMPLE / (i + 1)

@@ -2,18 +2,17 @@
 
 import hashlib
 import json
-import sys
 from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
-from tqdm import tqdm
 
 from transduce.data.text.parallel import BLOCK, LargeText, Pair, blocks
 from transduce.data.text.shards import smallest_type, write_shard
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.files import write_file
+from transduce.progress import Bar
 
 SHARD = 1 << 20
 """Pairs of a shard."""
@@ -38,7 +37,7 @@ def prepare(text: LargeText, source: Tokenizer, target: Tokenizer) -> list[Path]
     folder.mkdir(parents=True, exist_ok=True)
     kind = smallest_type(max(source.vocab_size, target.vocab_size))
     paths, pairs = list[Path](), iter(text)
-    with tqdm(desc="tokenizing", total=text.n_pairs, unit="pair", unit_scale=True, file=sys.stderr) as bar:
+    with Bar(desc="tokenizing", total=text.n_pairs, unit="pair", unit_scale=True) as bar:
         while first := next(pairs, None):
             path, shard = folder / f"{len(paths):05d}.bin", chain([first], islice(pairs, SHARD - 1))
             paths.append(path)

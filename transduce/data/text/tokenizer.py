@@ -14,7 +14,7 @@ END = "<|endoftext|>"
 SPECIAL = {
     "pad_id": ("<pad>", "[PAD]", "<|pad|>"),
     "bos_id": ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "[CLS]", END),
-    "eos_id": ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "[SEP]", END),
+    "eos_id": ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "[SEP]", END, "<|im_end|>", "<|eot_id|>"),
 }
 """What special tokens are called in vocabularies that do not say which one is which."""
 BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -71,6 +71,16 @@ class Tokenizer(ABC):
         return None
 
     @property
+    def opening(self) -> tuple[int, ...]:
+        """What every text begins with behind bos_id: the tag of its language, say."""
+        return ()
+
+    @property
+    def timestamp_begin_id(self) -> int | None:
+        """The first of the tokens of time, that of 0 seconds, where there are any, as in Whisper."""
+        return None
+
+    @property
     def suppressed(self) -> tuple[int, ...]:
         """Ids that no text holds and no model may produce."""
         found = dict.fromkeys((self.pad_id, self.unk_id, self.bos_id))
@@ -116,13 +126,24 @@ class Tokenizer(ABC):
         return tuple(found.values())
 
     def with_eos(self, rows: Iterable[Sequence[int]]) -> list[list[int]]:
-        """These lists of ids, each with eos_id behind it.
+        """These lists of ids, each with `opening` before and eos_id behind it.
 
         Raises:
             ValueError: nothing marks an end.
         """
         (eos,) = self.required("eos_id")
-        return [[*row, eos] for row in rows]
+        return [[*self.opening, *row, eos] for row in rows]
+
+    def with_language(self: AnyKind, language: str) -> AnyKind:
+        """The same tokenizer for texts of this language, of a model that marks languages.
+
+        Raises:
+            ValueError: it knows no such language.
+        """
+        raise ValueError(
+            f"a language is chosen in an imported model of many languages, but this has a {type(self).__name__}; leave out "
+            f"{language!r}"
+        )
 
     def with_symbols(self: AnyKind, symbols: Sequence[str]) -> AnyKind:
         """The same tokenizer, in which each of these symbols, such as <2de>, is one token wherever a text has it.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizer import Tokenizer
@@ -21,6 +22,7 @@ FILES: dict[str, type[Tokenizer]] = {
     "characters.json": CharTokenizer,
     "tokenizer.json": JSONTokenizer,
     "tokenizer.model": SentencePieceTokenizer,
+    "tokenizer.imported.json": ImportedTokenizer,
 }
 """The names of tokenizer files, as in a run directory, and the class of each."""
 
@@ -78,6 +80,8 @@ def _read(path: Path) -> Tokenizer:
         if not model.lstrip().startswith(b"{"):
             return SentencePieceTokenizer.adapt(model)
         plain = json.loads(model)
+        if "special" in plain:
+            return ImportedTokenizer(model)
         return CharTokenizer(model) if "characters" in plain else JSONTokenizer(model)
     except ValueError as error:
         raise ValueError(
@@ -95,3 +99,16 @@ def tokenizer_file(tokenizer: Tokenizer, files: dict[str, type[Tokenizer]] = FIL
     """The name of this tokenizer's file among `files`."""
     (name,) = (name for name, kind in files.items() if isinstance(tokenizer, kind))
     return name
+
+
+def write_tokenizers(directory: Path, source: Tokenizer | None, target: Tokenizer | None, *, alone: bool) -> None:
+    """Write the files of a run's tokenizers: one, where both sides share it, or where there is a decoder `alone`."""
+    from transduce.files import write_file  # slow to load, as it reads weights too
+
+    if alone or source is target:
+        sides = [(FILES, target)]
+    else:
+        sides = [(side_files("source"), source), (side_files("target"), target)]
+    for files, tokenizer in sides:
+        if tokenizer is not None:
+            write_file(directory / tokenizer_file(tokenizer, files), tokenizer.model)

@@ -1,0 +1,208 @@
+"""A run goes to the hub and comes back: published, named hub:USER/NAME everywhere, and read from the cache."""
+
+import io
+import json
+import shutil
+import sys
+from dataclasses import replace
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+import transduce as td
+from recipes.translation import SETTINGS
+from tests.hub import TOKEN, Hub, Repository, serving
+from tests.runs import ENGLISH, LITTLE, random_run
+from transduce.cli.main import main
+from transduce.experiment.command import choose
+from transduce.experiment.run import new_model
+from transduce.experiment.start import saved_tokenizers
+from transduce.run import PUBLISHED, load_run
+
+LINES = [ENGLISH[5], ENGLISH[0]]
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")  # the library's own
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A translator with what else a training leaves in its directory."""
+    directory = random_run(tmp_path_factory.mktemp("publish") / "run", model=LITTLE)
+    (directory / "checkpoints" / "00000010").mkdir(parents=True)
+    for name in ("checkpoints/00000010/optimizer.safetensors", "test.greedy.txt", ".lock"):
+        (directory / name).write_text("private")
+    score = {"search": "greedy", "measure": "bleu", "value": 4.5, "score": "BLEU 4.50 [3.25, 5.75] sig"}
+    (directory / "test.json").write_text(json.dumps([score]))
+    (directory / "metrics.jsonl").write_text('{"kind": "valid", "update": 10, "bleu": 3.25}\n')
+    return directory
+
+
+def point_at(url, monkeypatch):
+    """What HF_ENDPOINT does for a new process: the library reads it once, into constants."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub of its own with an empty cache, and a token."""
+    found = Hub()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    with serving(found) as url:
+        point_at(url, monkeypatch)
+        yield found
+    huggingface_hub.close_session()
+
+
+def test_what_is_published_translates_as_the_run_does(run, hub, capsys, monkeypatch):
+    (run / "report.html").write_text("stays here")
+    assert main(["publish", str(run), "anna/tiny"]) == 0
+    out, files = capsys.readouterr().out, hub.repositories["anna/tiny"].files
+    names = {"config.json", "model.safetensors", "tokenizer.model", "test.json", "metrics.jsonl", "README.md"}
+    assert set(files) == names
+    assert {name: files[name] for name in names - {"README.md"}} == {
+        name: (run / name).read_bytes() for name in names - {"README.md"}
+    }
+    assert files["README.md"] == (run / "MODEL_CARD.md").read_bytes()
+    size = (run / "model.safetensors").stat().st_size
+    assert (
+        f"  model.safetensors  {size / 1e6:.1f} MB\n" in out
+        and f"{sum(map(len, files.values())) / 1e6:.1f} MB in 6 files" in out
+    )
+    wanted = td.load(run)(LINES)
+    assert td.load("hub:anna/tiny")(LINES) == wanted
+    for name in ("hub:anna/tiny", f"{run},hub:anna/tiny@main"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
+        assert main(["translate", name, "--greedy"]) == 0
+        assert capsys.readouterr().out.splitlines() == td.load(run)(LINES, beam_size=1), name
+    assert all(
+        a.equal(b) for a, b in zip(*(td.load_model(x).parameters() for x in (run, "hub:anna/tiny")), strict=True)
+    )
+
+
+def test_the_cache_serves_without_a_network_and_only_what_a_run_has_is_fetched(run, hub, monkeypatch, tmp_path):
+    there = hub.repositories["anna/tiny"] = Repository(private=False)
+    whole = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    commit = there.write(
+        "v1", {**whole, "optimizer.pt": b"pickle", "checkpoints/model.safetensors": b"", "run.py": b""}
+    )
+    monkeypatch.delenv("HF_TOKEN")
+    wanted = td.load(f"hub:anna/tiny@{commit}")(LINES)
+    assert td.load("hub:anna/tiny@v1")(LINES) == wanted == td.load(run)(LINES)
+    fetched = {each.rpartition("/")[2] for each in hub.asked if each.startswith("GET") and "/resolve/" in each}
+    assert fetched == set(whole) & {*PUBLISHED}
+    point_at("http://127.0.0.1:9", monkeypatch)
+    assert td.load("hub:anna/tiny@v1")(LINES) == wanted
+
+
+def test_a_training_starts_from_a_published_run(run, hub, monkeypatch, tmp_path):
+    whole = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    hub.repositories["anna/tiny"] = Repository(private=False)
+    hub.repositories["anna/tiny"].write("main", whole)
+    monkeypatch.setattr(sys, "argv", ["recipe", "--start-from", "hub:anna/tiny", "--run", str(tmp_path / "new")])
+    x = choose(SETTINGS, default="commands", description=None)
+    assert (x.model.d_model, str(x.start_from)) == (LITTLE.d_model, "hub:anna/tiny")  # so that it resumes anywhere
+    source, target = saved_tokenizers(x.run, x.start_from)
+    model = new_model(replace(x, device="cpu"), load_run(run).model, x.start_from, source, target)
+    assert all(a.equal(b) for a, b in zip(model.parameters(), td.load_model(run).parameters(), strict=True))
+
+
+def test_publishing_again_replaces_the_run_but_not_a_card_that_was_changed_there(run, hub, tmp_path, capsys):
+    assert main(["publish", str(run), "anna/tiny"]) == 0
+    there = hub.repositories["anna/tiny"]
+    mine = there.files["README.md"].replace(b"# license:", b"license: mit #")
+    there.write("main", {**there.files, "README.md": mine, "source.model": b"stale", "notes.txt": b"kept"})
+    other = random_run(tmp_path / "other", model=LITTLE, seed=4)
+    assert main(["publish", str(other), "anna/tiny"]) == 0
+    assert there.files["README.md"] == mine and there.files["notes.txt"] == b"kept"
+    assert "source.model" not in there.files and "test.json" not in there.files
+    assert there.files["model.safetensors"] == (other / "model.safetensors").read_bytes()
+    assert "  README.md was changed there, and stays as it is\n" in capsys.readouterr().out
+    (other / "MODEL_CARD.md").write_text("---\nlicense: mit\n---\nby hand\n")
+    assert main(["publish", str(other), "anna/tiny"]) == 0
+    assert there.files["README.md"] == (other / "MODEL_CARD.md").read_bytes() == b"---\nlicense: mit\n---\nby hand\n"
+
+
+def test_a_private_branch_is_seen_with_a_token_alone(run, hub, monkeypatch, capsys):
+    assert main(["publish", str(run), "anna/secret", "--private", "--revision", "trial"]) == 0
+    there = hub.repositories["anna/secret"]
+    assert there.private and there.files == {} and set(there.commits[there.branches["trial"]]) > {"config.json"}
+    assert main(["describe", "hub:anna/secret@trial"]) == 0
+    assert "test, greedy: BLEU 4.50 [3.25, 5.75] sig" in capsys.readouterr().out
+    monkeypatch.delenv("HF_TOKEN")
+    shutil.rmtree(constants.HF_HUB_CACHE)
+    with pytest.raises(ValueError, match=r"hub:anna/secret@trial must be a repository that you may read"):
+        td.load("hub:anna/secret@trial")
+
+
+def error(words, capsys):
+    assert main(words) == 2
+    return capsys.readouterr().err.removeprefix("transduce: ").rstrip("\n")
+
+
+def test_what_cannot_be_published_is_refused_before_anything_is_sent(run, hub, monkeypatch, capsys, tmp_path):
+    unfinished = shutil.copytree(run, tmp_path / "unfinished")
+    (unfinished / "model.safetensors").unlink()
+    assert error(["publish", str(unfinished), "anna/tiny"], capsys) == (
+        f"a finished run has model.safetensors, but {unfinished} has none; let its training end, or make it of "
+        f"checkpoints: transduce average {unfinished} --best 1"
+    )
+    assert error(["publish", str(run), "tiny"], capsys) == (
+        "a run on the hub is named hub:USER/NAME, or hub:USER/NAME@REVISION, but this is 'tiny'"
+    )
+    assert error(["publish", str(run), "anna/tiny@b"], capsys) == (
+        "a branch is named by --revision, but this is anna/tiny@b; use anna/tiny --revision b"
+    )
+    with monkeypatch.context() as without:
+        without.delenv("HF_TOKEN")
+        assert error(["publish", str(run), "anna/tiny"], capsys) == (
+            "publishing takes a token that may write, but there is none; hf auth login keeps one, or set HF_TOKEN"
+        )
+    assert hub.asked == []
+    hub.repositories["anna/tiny"] = Repository(private=False)
+    assert error(["publish", str(run), "anna/tiny", "--private"], capsys) == (
+        f"{hub.url}/anna/tiny is public already, so --private cannot hold; make it private in its settings, or name another"
+    )
+    hub.full = True
+    told = error(["publish", str(run), "anna/tiny"], capsys)
+    assert told.endswith(f"hub:anna/tiny: {hub.url} refuses, or cannot be reached: Error while uploading "
+                         "'model.safetensors' to the Hub.")  # fmt: skip
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    told = error(["publish", str(run), "anna/new"], capsys)
+    assert f"hub:anna/new: {hub.url} refuses, or cannot be reached: Client error '401 Unauthorized'" in told
+    assert hub.repositories["anna/tiny"].files == {} and "anna/new" not in hub.repositories
+
+
+def test_what_is_not_there_is_told_with_the_way_out(run, hub, monkeypatch, capsys):
+    hub.repositories["anna/other"] = Repository(private=False)
+    hub.repositories["anna/other"].write(
+        "main", {"config.json": b'{"model_type": "gpt2"}', "model.safetensors": b"big"}
+    )
+    assert error(["translate", "hub:anna/none"], capsys) == (
+        f"hub:anna/none must be a repository that you may read, but {hub.url} has none of this name, or not for you; check "
+        "the name, or hf auth login"
+    )
+    assert error(["translate", "hub:anna/other@v2"], capsys) == (
+        f"hub:anna/other@v2 has no such revision at {hub.url}; name a branch, a tag or a commit"
+    )
+    assert error(["translate", f"{run},hub:anna/other"], capsys) == (
+        "hub:anna/other must be a run that transduce publish wrote, but it is not; models of transformers are downloaded "
+        "and imported: transduce import HF_DIRECTORY RUN"
+    )
+    assert error(["shortlist", "hub:anna/tiny", "a", "b"], capsys) == (
+        "a shortlist is written into a run directory, but hub:anna/tiny is on the hub; make it before transduce publish"
+    )
+    assert not any("resolve" in each and "safetensors" in each for each in hub.asked)
+    point_at("http://127.0.0.1:9", monkeypatch)
+    assert error(["score", "perplexity", "hub:anna/none", __file__], capsys) == (
+        "hub:anna/none is not in the cache, or not whole, and http://127.0.0.1:9 cannot be reached; try again with a "
+        "network, and without HF_HUB_OFFLINE"
+    )
+    monkeypatch.setattr("transduce.hub.find_spec", lambda name: None)
+    assert error(["describe", "hub:anna/other"], capsys) == (
+        "hub:anna/other needs the library huggingface_hub, but it is not installed; pip install 'transduce[hub]'"
+    )

@@ -1,0 +1,193 @@
+"""M2M-100, NLLB, BART and mBART of random sizes, with their tokenizers, against transformers."""
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import sentencepiece
+import torch
+from tokenizers import Tokenizer as Pieces, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BartTokenizer,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    M2M100Tokenizer,
+    MBart50Tokenizer,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    MBartTokenizer,
+    NllbTokenizer,
+)
+from transformers.utils import logging
+
+import transduce as td
+from tests.interop.rivals import (
+    compare,
+    pieces_of,
+    random_search,
+    random_sizes,
+    randomize,
+    sentencepiece_model,
+    translated,
+)
+from tests.runs import ENGLISH, GERMAN
+from transduce.cli.main import main
+from transduce.interop.fairseq import M2M100
+
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+TEXT = ENGLISH + GERMAN
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> None:
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def library(pre: Any, decoder: Any, size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """A vocabulary and merges of BPE, as the library `tokenizers` learns them."""
+    found = Pieces(models.BPE(unk_token="<unk>"))
+    found.pre_tokenizer, found.decoder = pre, decoder
+    found.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=size, special_tokens=SPECIAL, show_progress=False))
+    model = json.loads(found.to_str())["model"]
+    return model["vocab"], [tuple(pair) for pair in model["merges"]]
+
+
+def m2m100(directory: Path) -> Any:
+    model = sentencepiece_model(TEXT, vocab_size=120)
+    (directory / "spm").write_bytes(model)
+    pieces = [*SPECIAL, *pieces_of(model)[:-5]]  # those left out are unknown
+    (directory / "vocab").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+    return M2M100Tokenizer(str(directory / "vocab"), str(directory / "spm"), src_lang="en", tgt_lang="de")
+
+
+def nllb(directory: Path, *, legacy: bool = False) -> Any:
+    vocab, merges = library(pre_tokenizers.Metaspace(prepend_scheme="always"), decoders.Metaspace(), 200)
+    languages = ["eng_Latn", "deu_Latn", "fra_Latn"]
+    how = {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn", "extra_special_tokens": languages}
+    return NllbTokenizer(vocab=vocab, merges=merges, legacy_behaviour=legacy, **how)
+
+
+def mbart(directory: Path, kind: type = MBartTokenizer) -> Any:
+    found = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model(TEXT, vocab_size=120))
+    pieces = [(found.id_to_piece(i), found.get_score(i)) for i in range(3, found.get_piece_size())]
+    special, languages = ([(name, 0.0) for name in names] for names in (SPECIAL, ["en_XX", "de_DE", "<mask>"]))
+    return kind(vocab=[*special, *pieces, *languages], src_lang="en_XX", tgt_lang="de_DE")
+
+
+def bart(directory: Path) -> Any:
+    vocab, merges = library(pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel(), 300)
+    return BartTokenizer(vocab={**vocab, "<mask>": len(vocab)}, merges=merges)
+
+
+FAMILIES: dict[str, tuple[Any, Any, Any]] = {
+    "m2m100": (m2m100, M2M100Config, M2M100ForConditionalGeneration),
+    "nllb": (nllb, M2M100Config, M2M100ForConditionalGeneration),
+    "nllb-legacy": (lambda d: nllb(d, legacy=True), M2M100Config, M2M100ForConditionalGeneration),
+    "bart": (bart, BartConfig, BartForConditionalGeneration),
+    "mbart": (mbart, MBartConfig, MBartForConditionalGeneration),
+    "mbart50": (lambda d: mbart(d, MBart50Tokenizer), MBartConfig, MBartForConditionalGeneration),
+}
+QUICK = ("m2m100", "bart", "mbart")
+"""The others differ from them in their tokenizers; NLLB's is in what follows, too."""
+
+
+def rival(directory: Path, seed: int, family: str) -> tuple[Any, Any]:
+    """A model and its tokenizer, saved."""
+    rng, (make, config, architecture) = random.Random(seed), FAMILIES[family]
+    directory.mkdir()
+    tokenizer = make(directory)
+    tokenizer.save_pretrained(directory)
+    last = tokenizer.get_lang_id("zu") if family == "m2m100" else max(tokenizer.get_vocab().values())
+    size = last + 1 + (rng.choice([0, 8]) if family != "m2m100" else 0)  # M2M100Tokenizer writes such ids as <unk>
+    tag = {"m2m100": "__de__", "bart": "<s>", "nllb": "deu_Latn", "nllb-legacy": "deu_Latn"}.get(family, "de_DE")
+    target = tokenizer.convert_tokens_to_ids(tag)
+    special = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": target if family == "mbart" else 2}
+    biased = "m2m" not in config.model_type  # else texts hardly end of themselves, and are cut
+    forced = {"forced_bos_token_id": None if family == "mbart" else target}
+    forced["forced_eos_token_id"] = rng.choice([2, None]) if biased else None
+    torch.manual_seed(seed)
+    model = architecture(config(**random_sizes(rng), **special, **forced, vocab_size=size, max_position_embeddings=97))
+    randomize(model, rng, eos_id=2, biased=biased)
+    # a tag that came again would be a part of n-grams for transformers alone
+    tags = {i for token, i in tokenizer.get_added_vocab().items() if "_" in token} | {target}
+    tags |= {tokenizer.get_lang_id(code) for code in M2M100["m2m100"].split()} if family == "m2m100" else set()
+    banned = [[1], *([i] for i in sorted(tags))]
+    model.generation_config = random_search(rng, bad_words_ids=banned, **special, **forced)
+    model.save_pretrained(directory)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize(
+    ("family", "seed"),
+    [
+        *((family, 1) for family in QUICK),
+        *(
+            pytest.param(family, i, marks=pytest.mark.long)
+            for family in FAMILIES
+            for i in range(20)
+            if i != 1 or family not in QUICK
+        ),
+    ],
+)
+def test_logits_and_outputs_are_those_of_transformers(tmp_path, family, seed):
+    difference, got, want = compare(*rival(tmp_path / "theirs", seed, family), tmp_path / "theirs")
+    assert difference < 1e-4
+    assert got == want
+
+
+def test_the_languages_are_chosen_by_the_command(tmp_path, capsys):
+    theirs, tokenizer = rival(tmp_path / "theirs", 3, "nllb")
+    run, chosen = tmp_path / "run", {"source_language": "fra_Latn", "target_language": "eng_Latn"}
+    assert main(["import", "m2m_100", str(tmp_path / "theirs"), str(run)]) == 0
+    tokenizer.src_lang = "fra_Latn"
+    forced = tokenizer.convert_tokens_to_ids("eng_Latn")
+    batch = tokenizer(ENGLISH[:5], return_tensors="pt", padding=True)
+    with torch.no_grad():
+        want = tokenizer.batch_decode(theirs.generate(**batch, forced_bos_token_id=forced), skip_special_tokens=True)
+    flags = "--source-language fra_Latn --target-language eng_Latn"
+    assert translated(run, ENGLISH[:5], *flags.split()) == want
+    translator = td.load_translator(run)
+    assert translator(ENGLISH[:5], **chosen) == want != translator(ENGLISH[:5])
+    found = translator.translate(ENGLISH[:5], token_scores=True, alignments=True, **chosen)
+    for (output,) in found:
+        assert output.token_scores.log_prob == pytest.approx(output.log_prob, abs=1e-3)
+        assert len(output.token_scores.tokens) == len(output.tokens) + output.finished
+        assert output.alignment.source and not set(output.alignment.source) & {"fra_Latn", "eng_Latn"}
+    capsys.readouterr()
+    assert main(["translate", str(run), str(tmp_path / "in.txt"), "--target-language", "en"]) == 2
+    message = "a language must be one that the model knows (eng_Latn, deu_Latn, fra_Latn), but it is 'en'"
+    assert capsys.readouterr().err.strip().endswith(message)
+
+
+def test_a_model_of_many_languages_asks_for_one(tmp_path, capsys):
+    rival(tmp_path / "theirs", 3, "nllb")
+    settings = tmp_path / "theirs" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"src_lang": None}))
+    run = tmp_path / "run"
+    assert main(["import", str(tmp_path / "theirs"), str(run)]) == 0
+    (tmp_path / "in.txt").write_text("a\n")
+    assert main(["translate", str(run), str(tmp_path / "in.txt")]) == 2
+    assert (
+        "say which: --source-language and --target-language (in training --decoding.source-language and "
+        "--decoding.target-language), of eng_Latn, deu_Latn, fra_Latn"
+    ) in capsys.readouterr().err
+    assert translated(run, ["a"], "--source-language", "eng_Latn")
+
+
+def test_without_a_tokenizer_the_way_out_is_told(tmp_path, capsys):
+    rival(tmp_path / "theirs", 0, "bart")
+    (tmp_path / "theirs" / "tokenizer.json").unlink()
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == (
+        f"transduce: a tokenizer is tokenizer.json, or sentencepiece.bpe.model and vocab.json, but {tmp_path / 'theirs'} has "
+        "neither; write it with transformers: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)\n"
+    )

@@ -1,0 +1,51 @@
+"""Which family reads a directory of transformers, and what is said where none does."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from transduce.cli.main import main
+from transduce.interop.families import FAMILIES, importer
+
+
+def test_help_and_page_name_every_kind(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "models_in_and_out.md").read_text()
+    with pytest.raises(SystemExit):
+        main(["import", "--help"])
+    told = re.findall(r"\w+", capsys.readouterr().out)
+    for kind in FAMILIES:
+        assert kind in told and f"`{kind}`" in page
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_model_type_chooses_the_family(tmp_path, kind):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    for asked in (None, kind):
+        found, read = importer(tmp_path, asked)
+        assert (found, read.__module__) == (kind, f"transduce.interop.{FAMILIES[kind]}")
+
+
+ALL = " or ".join(map(repr, FAMILIES))
+
+
+@pytest.mark.parametrize(
+    ("found", "words", "told"),
+    [
+        ("t5", ["{}", "run"], f"model_type must be {ALL}, but in {{}} it is 't5'"),
+        (None, ["{}", "run"], f"model_type must be {ALL}, but in {{}} it is None"),
+        ("t5", ["gpt2", "{}", "run"], "model_type must be 'gpt2', but in {} it is 't5'"),
+        (
+            "gpt2",
+            ["opus", "{}", "run"],
+            f"model_type must be {ALL}, but in {{}} it is 'gpt2', and 'opus' was asked for",
+        ),
+        ("gpt2", ["{}"], "import takes [KIND] HF_DIRECTORY RUN, but got {}"),
+        ("gpt2", [], "import takes [KIND] HF_DIRECTORY RUN, but got nothing"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_its_kind(tmp_path, capsys, found, words, told):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": found}))
+    assert main(["import", *(word.format(tmp_path) for word in words)]) == 2
+    assert capsys.readouterr().err == f"transduce: {told.format(tmp_path)}\n"

@@ -1,0 +1,237 @@
+"""Llama, Qwen2 and Qwen3 in and out against transformers: logits, search, tokenizers."""
+
+import json
+import os
+import random
+import re
+
+import pytest
+import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from tokenizers import Tokenizer as Pieces, processors
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import transduce as td
+from tests.interop.test_gpt2 import NASTY, PROMPTS, TEXT, changed, quiet  # noqa: F401 - the fixture is for all
+from tests.language_runs import byte_bpe, language_model
+from transduce.cli.main import main
+from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.interop.llama import export_llama, import_llama
+from transduce.model.size import n_parameters
+from transduce.tasks.generate import GenerationConfig
+
+KINDS = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def rival(directory, kind: str, *, seed: int = 0, shard: str = "1GB", **settings):
+    """A model with random weights, saved."""
+    torch.manual_seed(seed)
+    configuration, architecture = KINDS[kind]
+    defaults = {
+        "vocab_size": 53, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "initializer_range": 0.3, "max_position_embeddings": 64, "head_dim": 6,
+        "bos_token_id": 0, "eos_token_id": 0,
+    }  # fmt: skip
+    model = architecture(configuration(**(defaults | settings))).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(directory, max_shard_size=shard)
+    return model
+
+
+def compare(directory, rng, kind: str, **settings) -> None:
+    """Our logits are theirs, and what is exported again has theirs to the last bit."""
+    theirs = rival(directory / "theirs", kind, **settings)
+    ours = import_llama(directory / "theirs")
+    ids = torch.randint(theirs.config.vocab_size, (3, 40), generator=rng)
+    with torch.no_grad():
+        want = theirs(ids).logits
+        torch.testing.assert_close(ours(target_in=ids), want, rtol=1e-4, atol=1e-4)
+    n = sum(parameter.numel() for parameter in theirs.parameters())
+    assert sum(parameter.numel() for parameter in ours.parameters()) == n == n_parameters(ours.config)
+    export_llama(ours, directory / "again")
+    again, told = AutoModelForCausalLM.from_pretrained(directory / "again", output_loading_info=True)
+    assert type(again) is type(theirs) and not any(told.values())
+    with torch.no_grad():
+        assert torch.equal(again.eval()(ids).logits, want)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("llama", {"num_key_value_heads": None, "head_dim": None, "shard": "10KB"}),
+        ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-2}),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, **BANDS}}),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}, "head_dim": 10}),
+        ("qwen2", {"tie_word_embeddings": True, "rms_norm_eps": 1e-3}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}),
+        ("qwen3", {"head_dim": 12, "num_key_value_heads": 1}),
+        ("qwen3", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    ],
+)
+def test_logits_are_those_of_transformers_and_come_back(tmp_path, rng, kind, settings):
+    compare(tmp_path, rng, kind, **settings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(200))
+def test_logits_of_random_shapes_are_those_of_transformers(tmp_path, rng, seed):
+    draw = random.Random(seed)
+    kv_heads, groups = draw.choice([1, 2, 3]), draw.choice([1, 2, 4])
+    rope = {"rope_type": "default", "rope_theta": draw.choice([1e2, 1e4, 1e6])}
+    kinds = [
+        rope,
+        rope | {"rope_type": "linear", "factor": 2.5},
+        rope | {"rope_type": "llama3", "factor": 8.0, **BANDS},
+    ]
+    biased = draw.random() < 0.5
+    compare(
+        tmp_path, rng, kind := draw.choice([*KINDS]), seed=seed, vocab_size=draw.randint(5, 90),
+        hidden_size=kv_heads * groups * (width := draw.choice([2, 4, 6])), intermediate_size=draw.randint(1, 60),
+        num_hidden_layers=draw.randint(1, 4), num_attention_heads=kv_heads * groups, num_key_value_heads=kv_heads,
+        head_dim=width if kind == "qwen2" else draw.choice([width, 8, 14]), rope_parameters=draw.choice(kinds),
+        tie_word_embeddings=draw.random() < 0.5, rms_norm_eps=draw.choice([1e-6, 1e-3]),
+        **({"attention_bias": biased, "mlp_bias": biased} if kind == "llama" else {}),
+    )  # fmt: skip
+
+
+def test_older_files_are_read_too(tmp_path, rng):
+    """With rope_theta beside rope_scaling, whose kind is its "type"; and without what is as ever."""
+    rope = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+    theirs = rival(tmp_path, "llama", rope_parameters=rope, num_key_value_heads=4)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in ("rope_parameters", "attention_bias", "mlp_bias", "head_dim", "num_key_value_heads"):
+        del config[name]
+    config |= {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ids = torch.randint(53, (2, 9), generator=rng)
+    with torch.no_grad():
+        torch.testing.assert_close(import_llama(tmp_path)(target_in=ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def chat_tokenizer(directory, *, begins: bool) -> None:
+    """Byte-level BPE with more special tokens than a model uses; texts may begin with <|begin_of_text|>."""
+    library = Pieces.from_str(byte_bpe(TEXT, size=290).model.decode())
+    library.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|im_end|>", "<|python|>"])
+    if begins:
+        library.post_processor = processors.TemplateProcessing(
+            single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 290)]
+        )
+    PreTrainedTokenizerFast(tokenizer_object=library).save_pretrained(directory)
+
+
+@pytest.mark.parametrize(
+    ("kind", "begins", "end"),
+    [
+        *(("llama", True, 291), ("qwen3", False, [292, 291])),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("qwen2", False, 0), ("llama", True, 292))),
+    ],
+)
+def test_prompts_go_on_as_in_generate_and_the_run_goes_back(tmp_path, capsys, kind, begins, end):
+    theirs = rival(tmp_path / "theirs", kind, vocab_size=294, eos_token_id=end, bos_token_id=None)
+    chat_tokenizer(tmp_path / "theirs", begins=begins)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "theirs")
+    run, first = tmp_path / "run", end[0] if isinstance(end, list) else end
+    assert main(["import", str(tmp_path / "theirs"), str(run)]) == 0
+    generator = td.load_generator(run)
+    assert generator.tokenizer.encode(NASTY[:14]) == [
+        tokenizer(t, add_special_tokens=False)["input_ids"] for t in NASTY[:14]
+    ]
+    assert generator.tokenizer.eos_id == first
+    for beam_size in (1, 4):
+        config = GenerationConfig(max_length=10, beam_size=beam_size, alpha=0.0, temperature=float(beam_size > 1))
+        banned = [i for i in generator.suppressed if i != first]
+        found = generator.generate(PROMPTS[:6], config)
+        for prompt, (got,) in zip(PROMPTS, found, strict=False):
+            ids = torch.tensor([generator.encode(prompt)])
+            assert ids.tolist() == [tokenizer(prompt)["input_ids"]]
+            output = theirs.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), num_beams=beam_size, do_sample=False, eos_token_id=first,
+                length_penalty=0.0, early_stopping=False, max_new_tokens=10, pad_token_id=first, suppress_tokens=banned or None,
+            )  # fmt: skip
+            assert got.tokens + [first] * got.finished == output[0, ids.size(1) :].tolist(), prompt
+    assert main(["export", str(run), str(tmp_path / "again"), "--to", "llama"]) == 0
+    capsys.readouterr()
+    again = PreTrainedTokenizerFast.from_pretrained(tmp_path / "again")
+    assert again.eos_token_id == first and again(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
+
+
+def test_scaled_embeddings_and_padded_tables_are_exported(tmp_path, rng):
+    """A run of ours: its one table has to become two, as only one of its uses is multiplied by sqrt(d_model)."""
+    ours = language_model(
+        31, norm="rms", gated=True, activation="silu", positions="rotary", qk_norm=True, bias=False, n_kv_heads=1, head_width=4,
+        rotary_factor=2.0, norm_eps=1e-3,
+    )  # fmt: skip
+    export_llama(ours, tmp_path)
+    theirs, ids = AutoModelForCausalLM.from_pretrained(tmp_path).eval(), torch.randint(31, (3, 20), generator=rng)
+    assert isinstance(theirs, Qwen3ForCausalLM) and ours.config.scale_embeddings
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, ours(target_in=ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        ("llama", {"hidden_act": "gelu"}, "hidden_act must be 'silu', but in {} it is 'gelu'"),
+        (
+            "llama",
+            {"attention_bias": True},
+            "attention_bias must equal mlp_bias, but in {} they are True and False; a Transformer here has biases in all "
+            "linear maps or in those to queries, keys and values",
+        ),
+        ("qwen3", {"attention_bias": True}, "attention_bias must be False, but in {} it is True"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+            "rope_type must be 'default' or 'linear' or 'llama3', of whole heads, but in {} it is "
+            "{{'rope_type': 'yarn', 'factor': 2.0}}",
+        ),
+        (
+            "qwen2",
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "all layers must see equally far, but in {} layer_types are full_attention, sliding_attention",
+        ),
+    ],
+)
+def test_a_model_of_another_make_is_refused(tmp_path, kind, values, message):
+    rival(tmp_path, kind)
+    changed(tmp_path, **values)
+    with pytest.raises(ValueError, match=f"^{re.escape(message.format(tmp_path))}$"):
+        import_llama(tmp_path)
+
+
+def test_what_is_no_llama_is_not_exported(tmp_path):
+    told = "a Llama has fields of one value, but in this model they differ: activation: silu -> relu; gated: True -> False; "
+    told += "norm: rms -> layer; positions: rotary -> sinusoidal"
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        export_llama(language_model(31), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_that_ends_texts_otherwise_is_refused(tmp_path, capsys):
+    rival(tmp_path / "theirs", "llama", vocab_size=294, eos_token_id=293)
+    chat_tokenizer(tmp_path / "theirs", begins=False)
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == (
+        f"transduce: the tokenizer of {tmp_path / 'theirs'} must name what begins and ends texts as others do, but its ids are "
+        "(None, None), where texts begin with [] and end with 293; rename these tokens in tokenizer.json\n"
+    )
+    assert JSONTokenizer.load(tmp_path / "theirs").eos_id == 291 and not (tmp_path / "run").exists()

@@ -1,0 +1,176 @@
+"""opus-mt as it is: MarianMTModel and MarianTokenizer of random sizes, against transformers."""
+
+import json
+import os
+import random
+import re
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from transformers import MarianConfig, MarianMTModel, MarianTokenizer
+from transformers.utils import logging
+
+from tests.interop.rivals import compare, pieces_of, random_search, random_sizes, randomize, sentencepiece_model
+from tests.runs import ENGLISH, GERMAN
+from transduce.cli.main import main
+from transduce.data.text.imported import ImportedTokenizer
+from transduce.data.text.tokenizers import load_tokenizer
+
+SPECIAL = {"bos": 2, "eos": 0, "pad": 2, "unk": 1}
+TAGS = [">>deu<<", ">>fra<<"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> None:
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="module")
+def spm() -> list[bytes]:
+    """Of the source, and of the target."""
+    return [sentencepiece_model(ENGLISH, vocab_size=90), sentencepiece_model(GERMAN, vocab_size=90, kind="bpe")]
+
+
+def rival(directory: Path, seed: int, spm: list[bytes]) -> tuple[MarianMTModel, MarianTokenizer]:
+    """A model and its tokenizer, saved. Some pieces of the source have no id, so they are unknown."""
+    rng = random.Random(seed)
+    directory.mkdir()
+    separate, sides = rng.random() < 0.3, [pieces_of(model) for model in spm]
+    sides[0] = sides[0][: -rng.randint(0, 20)] if rng.random() < 0.5 else sides[0]
+    tables = sides if separate else [list(dict.fromkeys(sides[0] + sides[1])), []]
+    for table in tables:
+        rng.shuffle(table)
+        table += TAGS * (rng.random() < 0.5)
+        table[:0], table[len(table) :] = ["</s>", "<unk>"], ["<pad>"]
+    if separate:  # what ends and pads has one id
+        shorter = min(tables, key=len)
+        shorter[-1:] = [f"<filler{i}>" for i in range(max(map(len, tables)) - len(shorter))] + ["<pad>"]
+    for name, content in zip(("source.spm", "target.spm"), spm, strict=True):
+        (directory / name).write_bytes(content)
+    paths = {"vocab": directory / "vocab.json", "target_vocab_file": directory / "target_vocab.json"}
+    for path, table in zip(paths.values(), tables, strict=True):
+        path.write_text(json.dumps({piece: i for i, piece in enumerate(table)}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it recommends a package
+        files = {name: str(path) for name, path in paths.items() if separate or name == "vocab"}
+        files |= {f"{side}_spm": str(directory / f"{side}.spm") for side in ("source", "target")}
+        tokenizer = MarianTokenizer(**files, separate_vocabs=separate)
+    tokenizer.save_pretrained(directory)
+    pad, size = len(tables[0]) - 1, len(tables[0])
+    config = MarianConfig(
+        **random_sizes(rng), vocab_size=size, decoder_vocab_size=size, pad_token_id=pad, decoder_start_token_id=pad,
+        eos_token_id=0, forced_eos_token_id=rng.choice([0, None]), max_position_embeddings=rng.choice([97, 101]),
+        share_encoder_decoder_embeddings=not separate, tie_word_embeddings=rng.random() < 0.7,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    model = MarianMTModel(config)
+    randomize(model, rng, eos_id=0)
+    more = {"pad_token_id": pad, "eos_token_id": 0, "decoder_start_token_id": pad, "bad_words_ids": [[pad]]}
+    model.generation_config = random_search(rng, forced_eos_token_id=config.forced_eos_token_id, **more)
+    model.save_pretrained(directory)
+    return model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, spm) -> Path:
+    """A model with 108 pieces."""
+    rival(directory := tmp_path_factory.mktemp("marian") / "theirs", 0, spm)
+    return directory
+
+
+def changed(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def without(path: Path, piece: str) -> None:
+    path.write_text(json.dumps({name: i for name, i in json.loads(path.read_text()).items() if name != piece}))
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (
+            lambda d: changed(d / "generation_config.json", do_sample=True),
+            "do_sample must be False, but in {} it is True; change it in generation_config.json",
+        ),
+        (
+            lambda d: changed(d / "generation_config.json", early_stopping="never"),
+            "early_stopping must be False or True, but in {} it is 'never'; change it in generation_config.json",
+        ),
+        (
+            lambda d: changed(d / "generation_config.json", num_beams=2, repetition_penalty=1.5),
+            "repetition_penalty must be 1.0, but in {} it is 1.5; change it in generation_config.json",
+        ),
+        (
+            lambda d: changed(d / "generation_config.json", bad_words_ids=[[107], [3, 4]]),
+            "bad_words_ids must be tokens, one each, but in {} they are [[107], [3, 4]]; change them in",
+        ),
+        (
+            lambda d: changed(d / "generation_config.json", num_beams=0),
+            "what {} says of searching does not describe a SearchConfig: beam_size must lie in [1, 1000], but beam_size=0",
+        ),
+        (
+            lambda d: changed(d / "vocab.json", wrong=108),
+            "{}/vocab.json must have an id of 0 to 107 for every piece, but 'wrong' has 108",
+        ),
+        (lambda d: without(d / "vocab.json", "<unk>"), "{}/vocab.json must have the piece <unk>, but it has not"),
+        (lambda d: (d / "source.spm").unlink(), "{}/source.spm does not exist"),
+        (
+            lambda d: (d / "source.spm").write_bytes(b"spam"),
+            "a tokenizer of an imported model is JSON with its parts, but: ",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_named(tmp_path, capsys, saved, harm, message):
+    shutil.copytree(saved, tmp_path / "theirs")
+    harm(tmp_path / "theirs")
+    assert main(["import", "marian", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith("transduce: " + message.format(tmp_path / "theirs"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"size": 3}, "it has 7 tokens, but size=3"),
+        ({"size": "7"}, "its ids must be less than size=7"),
+        ({"special": {"bos": 2}}, "KeyError('eos')"),
+        ({"opening": [7]}, "its ids must be less than size=7"),
+        ({"place": "nowhere"}, "place must be one of opening, first, closing, bos"),
+        ({"sentencepiece": "!"}, "but: "),
+        ({"pieces": [1] * 7}, "but: "),
+        ({"languages": 5}, "but: "),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, spm, changes, told):
+    good = ImportedTokenizer.of_pieces(spm[0], ["</s>", "<unk>", "<pad>", "▁", "Open", *TAGS], special=SPECIAL)
+    (tmp_path / "t.json").write_text(json.dumps(json.loads(good.model) | changes))
+    with pytest.raises(ValueError, match=f"t.json: .*{re.escape(told)}"):
+        load_tokenizer(tmp_path / "t.json")
+
+
+def test_a_tag_in_front_is_one_token(tmp_path, spm):
+    """As in MarianTokenizer, where there is any; else it is text."""
+    tagged = ImportedTokenizer.of_pieces(spm[0], ["</s>", "<unk>", "<pad>", "▁", "Open", *TAGS], special=SPECIAL)
+    assert tagged.encode([">>fra<< Open", ">>xxx<<Open", "Open >>fra<<"])[0][0] == 6
+    assert tagged.encode([">>xxx<<"]) == [[1]]
+    assert tagged.decode([[6, 4, 1, 0]]) == [">>fra<<Open"]
+    assert 1 not in tagged.suppressed and 2 in tagged.suppressed
+    tagged.save(tmp_path / "any.json")
+    assert load_tokenizer(tmp_path / "any.json").encode([">>fra<<"]) == [[6]]
+    plain = ImportedTokenizer.of_pieces(spm[0], ["</s>", "<unk>", "<pad>"], special=SPECIAL)
+    assert len(plain.encode([">>fra<<"])[0]) > 1
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(i, marks=pytest.mark.long) for i in range(3, 200))])
+def test_logits_and_outputs_are_those_of_transformers(tmp_path, spm, seed):
+    difference, got, want = compare(*rival(tmp_path / "theirs", seed, spm), tmp_path / "theirs")
+    assert difference < 1e-4
+    assert got == want

@@ -1,0 +1,124 @@
+"""Our translation models in transformers: MarianMTModel gives the logits, MarianTokenizer the ids, generate the texts."""
+
+import os
+import re
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from transformers import MarianMTModel, MarianTokenizer
+
+import transduce as td
+from tests.interop.rivals import LINES
+from tests.interop.test_gpt2 import quiet  # noqa: F401 - the fixture is for all
+from tests.interop.test_marian import rival, spm  # noqa: F401 - a fixture
+from tests.language_runs import any_tokenizer
+from tests.runs import ENGLISH, LITTLE, random_run
+from transduce.cli.main import main
+from transduce.interop.marian import import_marian
+from transduce.interop.marian_export import export_marian
+from transduce.model.config import StackConfig, Tokens
+from transduce.model.transformer import Transformer
+
+HALF = StackConfig(input=Tokens(vocab_size=37, multiple=8), n_layers=2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie": "all", "output_bias": True},
+        {"tie": "none", "activation": "gelu", "scale_embeddings": False},
+        {"tie": "output", "encoder": StackConfig(input=Tokens(vocab_size=29), n_layers=1), "activation": "gelu_tanh"},
+    ],
+    ids=lambda changes: changes["tie"],
+)
+def test_logits_are_those_of_transformers(tmp_path, rng, changes):
+    ours = Transformer(replace(LITTLE, **({"encoder": HALF, "decoder": HALF} | changes))).eval()
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=rng))
+    export_marian(ours, tmp_path, source=None, target=any_tokenizer("sentencepiece"))
+    theirs, told = MarianMTModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(told.values())
+    source, target = torch.randint(29, (3, 9), generator=rng), torch.randint(37, (3, 8), generator=rng)
+    lengths = torch.tensor([9, 6, 2])
+    visible = (torch.arange(9) < lengths[:, None]).long()
+    with torch.no_grad():
+        want = theirs.eval()(input_ids=source, attention_mask=visible, decoder_input_ids=target).logits
+        got = ours(source=source, source_lengths=lengths, target_in=target)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_run_translates_there_as_here_and_can_come_back(tmp_path, capsys, joint):
+    run, lines = random_run(tmp_path / "run", joint=joint, model=LITTLE), sorted({*ENGLISH})
+    assert main(["export", str(run), str(tmp_path / "out"), "--to", "marian"]) == 0
+    assert capsys.readouterr().err == ""
+    tokenizer, model = (
+        MarianTokenizer.from_pretrained(tmp_path / "out"),
+        MarianMTModel.from_pretrained(tmp_path / "out"),
+    )
+    translator = td.load_translator(run)
+    assert tokenizer(lines)["input_ids"] == translator.sources(lines)
+    found = model.eval().generate(
+        **tokenizer(lines, return_tensors="pt", padding=True), num_beams=4, max_new_tokens=12, length_penalty=0.0,
+        early_stopping=False, max_length=None,
+    )  # fmt: skip
+    how = {"beam_size": 4, "alpha": 0.0, "max_length": 12, "length_extra": 20, "at_max_length": "by_score"}
+    assert tokenizer.batch_decode(found, skip_special_tokens=True) == translator(lines, **how)
+    again, want = import_marian(tmp_path / "out").model.state_dict(), td.load_model(run).state_dict()
+    assert again.keys() == want.keys() and all(torch.equal(weight, want[name]) for name, weight in again.items())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_opus_mt_goes_back_as_it_came(tmp_path, spm, seed):  # noqa: F811
+    """With its bias, its two SentencePiece models and its tables: the same logits, ids and texts."""
+    theirs, tokenizer = rival(tmp_path / "theirs", seed, spm)
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "back"), "--to", "marian"]) == 0
+    again = MarianMTModel.from_pretrained(tmp_path / "back").eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it recommends a package
+        own = MarianTokenizer.from_pretrained(tmp_path / "back")
+    lines = [line for line in LINES if line.strip()]
+    batch = tokenizer(lines, return_tensors="pt", padding=True)
+    assert own(lines)["input_ids"] == tokenizer(lines)["input_ids"]
+    begin = torch.full((len(lines), 1), theirs.config.decoder_start_token_id)
+    with torch.no_grad():
+        want, got = (model(**batch, decoder_input_ids=begin).logits for model in (theirs, again))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    theirs.generation_config = again.generation_config  # a run's way of searching does not go with it
+    how = {"max_new_tokens": 20, "max_length": None, "num_beams": 2}
+    written = [model.generate(**batch, **how) for model in (theirs, again)]
+    texts = [
+        each.batch_decode(rows, skip_special_tokens=True) for each, rows in zip((tokenizer, own), written, strict=True)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"norm_position": "pre"},
+            "Marian knows norm_position='post' alone, but this model has norm_position='pre'; it ",
+        ),
+        ({"attention": "linear"}, "Marian knows attention='softmax' alone, but this model has attention='linear'; it "),
+        ({"encoder": None}, "a Marian model turns tokens into tokens, but this model does not; it "),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_marian_lacks_is_refused_by_name(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}cannot be exported as one$"):
+        export_marian(
+            Transformer(replace(LITTLE, **changes)),
+            tmp_path / "out",
+            source=None,
+            target=any_tokenizer("sentencepiece"),
+        )
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,103 @@
+"""Models as ONNX in onnxruntime against the model itself: logits of any batch, and what a search finds."""
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+import transduce as td
+from tests.language_runs import any_tokenizer
+from tests.runs import LITTLE, random_run
+from transduce.cli.main import main
+from transduce.interop.onnx import export_onnx
+from transduce.model.config import Frames, StackConfig, Tokens
+from transduce.model.transformer import Transformer
+
+PAGE = Path(__file__).parents[2] / "docs" / "models_in_and_out.md"
+HALF = StackConfig(input=Tokens(vocab_size=37, multiple=8), n_layers=2)
+BASE = replace(LITTLE, encoder=HALF, decoder=replace(HALF, n_layers=3), max_positions=64, tie="output")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            **{"norm_position": "pre", "activation": "gelu", "bias": False, "tie": "none"},
+            **{"sinusoids": "tensor2tensor", "first_position": 2, "output_bias": True, "embedding_norm": True},
+        },
+        {"norm": "rms", "gated": True, "activation": "silu", "positions": "rotary", "n_heads": 4, "n_kv_heads": 2},
+        pytest.param({"positions": "learned", "qk_norm": True, "tie": "all"}, marks=pytest.mark.long),
+        {"encoder": None, "activation": "gelu_tanh", "n_kv_heads": 1, "head_width": 6},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_logits_step_by_step_are_those_of_the_model(tmp_path, rng, changes):
+    torch.manual_seed(0)
+    model = Transformer(replace(BASE, **changes)).eval()
+    if model.config.output_bias:
+        model.get_parameter("output_bias").data.normal_()
+    config, tokenizer = model.config, any_tokenizer("sentencepiece")
+    export_onnx(model, tmp_path, source=tokenizer, target=tokenizer)
+    step = onnxruntime.InferenceSession(str(tmp_path / "step.onnx"))
+    for n_rows, n_source, n_target in ((1, 1, 1), (3, 20, 25)):
+        known, given = {}, {}
+        if config.encoder is not None:
+            source = torch.randint(37, (n_rows, n_source), generator=rng)
+            lengths = torch.tensor([n_source - 2 * row for row in range(n_rows)])
+            given = {"source": source, "source_lengths": lengths}
+            encoder = onnxruntime.InferenceSession(str(tmp_path / "encoder.onnx"))
+            found = encoder.run(None, {"source": source.numpy(), "lengths": lengths.numpy()})
+            known = dict(zip(["memory_keys", "memory_values", "memory_lengths"], found, strict=True))
+        target = torch.randint(37, (n_rows, n_target), generator=rng)
+        with torch.no_grad():
+            want = model(**given, target_in=target).numpy()
+        keys = values = np.zeros((3, n_rows, config.kv_heads, 0, config.d_head), dtype=np.float32)
+        for t in range(n_target):
+            feeds = {"tokens": target[:, t].numpy(), "keys": keys, "values": values, **known}
+            logits, keys, values = step.run(None, feeds)
+            np.testing.assert_allclose(logits, want[:, t], rtol=1e-4, atol=1e-4)
+
+
+def test_the_lines_of_the_page_translate_as_the_run_does(tmp_path, capsys, monkeypatch):
+    run, lines = random_run(tmp_path / "run", model=LITTLE), ["Open the old letter.", "Print it."]
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "run", "exported", "--to", "onnx"]) == 0
+    assert capsys.readouterr() == ("exported\n", "")
+    (code,) = re.findall(r"```python\n(import json\n.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    exec(compile(code, str(PAGE), "exec"), {})
+    want = td.load_translator(run)(lines, beam_size=1, max_length=20, length_extra=20)
+    assert capsys.readouterr().out == f"{want}\n"
+
+
+def test_without_the_library_onnx_nothing_is_written(tmp_path, capsys, monkeypatch):
+    run = random_run(tmp_path / "run", model=LITTLE)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert main(["export", str(run), str(tmp_path / "out"), "--to", "onnx"]) == 2
+    told = "this export needs the library onnx, but it is not installed; pip install 'transduce[onnx]'"
+    assert capsys.readouterr().err == f"transduce: {told}\n" and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"window": 3}, "ONNX is written with window=None alone, but this model has window=3"),
+        ({"n_experts": 4}, "ONNX is written with n_experts=0 alone, but this model has n_experts=4"),
+        ({"attention": "linear"}, "ONNX is written with attention=softmax alone, but this model has attention=linear"),
+        (
+            {"encoder": StackConfig(input=Frames(n_features=5))},
+            "ONNX is written of what takes tokens, but this encoder takes frames",
+        ),
+        ({"decoder": None}, "ONNX is written of what has a decoder, but this model is an encoder alone"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_not_written_is_refused_by_name(tmp_path, changes, told):
+    tokenizer = any_tokenizer("sentencepiece")
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}; it cannot be exported$"):
+        export_onnx(Transformer(replace(BASE, **changes)), tmp_path / "out", source=tokenizer, target=tokenizer)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,405 @@
+"""An imported Whisper and Speech2Text against transformers: features, logits, greedy search and beam search of sound files."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import sentencepiece
+import soundfile
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from tokenizers import AddedToken
+from transformers import (
+    Speech2TextConfig,
+    Speech2TextFeatureExtractor,
+    Speech2TextForConditionalGeneration,
+    Speech2TextTokenizer,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperTokenizer,
+)
+from transformers.generation import GenerationMixin
+from transformers.generation.logits_process import (
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    WhisperTimeStampLogitsProcessor,
+)
+from transformers.utils import logging
+
+import transduce as td
+from transduce.cli.main import main
+from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.interop.speech import import_run
+
+RATE, SEED = 16000, 3
+WORDS = ["red", "green", "blue", "open the door", "close it now", "the red door is green", "no", "yes and no"]
+BOUND = 30
+
+
+class Rival(NamedTuple):
+    """A model of transformers that has learned WORDS, what it has learned them from, and our run of it."""
+
+    directory: Path
+    run: Path
+    model: Any
+    features: Any
+    tokenizer: Any
+    sounds: list[Path]
+    task: dict[str, str]
+    """What its `generate` is told to write."""
+
+    def heard(self, waveform: np.ndarray) -> dict[str, Tensor]:
+        return dict(self.features(waveform, sampling_rate=RATE, return_tensors="pt"))
+
+    def generate(self, waveform: np.ndarray, **settings) -> str:
+        with torch.no_grad():
+            ids = self.model.generate(**self.heard(waveform), max_new_tokens=BOUND, **(self.task | settings))
+        return self.tokenizer.batch_decode(ids, skip_special_tokens=True)[0].strip()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> None:
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def read(path: Path) -> np.ndarray:
+    return soundfile.read(path, dtype="float32")[0]
+
+
+def write_sounds(directory: Path) -> list[Path]:
+    """A chord for each text, of 0.45 to 0.9 seconds, that swells and fades in a little noise."""
+    rng, paths = np.random.default_rng(SEED), []
+    for i in range(len(WORDS)):
+        t = np.arange(int(RATE * (0.45 + 0.06 * i))) / RATE
+        chord = sum(np.sin(2 * np.pi * f * t) for f in (200 + 90 * i, 1000 + 170 * i))
+        paths.append(directory / f"{i}.wav")
+        soundfile.write(paths[-1], 0.2 * chord * np.sin(np.pi * t / t[-1]) + 0.005 * rng.standard_normal(len(t)), RATE)
+    return paths
+
+
+def learn(model: torch.nn.Module, features: Any, sounds: list[Path], labels: list[list[int]], steps: int) -> None:
+    """Until what the model says ends by itself, at all sorts of lengths."""
+    heard = features(
+        [read(path) for path in sounds], sampling_rate=RATE, return_tensors="pt", padding=PAD[type(features)]
+    )
+    wanted = torch.nn.utils.rnn.pad_sequence([torch.tensor(each) for each in labels], True, -100)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(**heard, labels=wanted).loss.backward()
+        optimizer.step()
+
+
+PAD = {WhisperFeatureExtractor: "max_length", Speech2TextFeatureExtractor: True}
+
+
+def whisper_tokenizer() -> WhisperTokenizer:
+    """Byte-level BPE of WORDS, behind it the special tokens of Whisper in their order, and times up to a second."""
+    core = json.loads(JSONTokenizer.train(WORDS * 3, vocab_size=290).model)["model"]
+    tokenizer = WhisperTokenizer(vocab=core["vocab"], merges=[tuple(merge) for merge in core["merges"]])
+    names = ["startoftranscript", "en", "de", "translate", "transcribe", "startoflm", "startofprev", "nospeech"]
+    tokenizer.add_tokens([AddedToken(f"<|{name}|>", special=True) for name in [*names, "notimestamps"]])
+    tokenizer.add_tokens([AddedToken(f"<|{i * 0.02:.2f}|>", special=False) for i in range(51)])
+    return tokenizer
+
+
+def with_times(tokenizer: WhisperTokenizer, labels: list[int], text: str) -> list[int]:
+    """The words of a text in two stretches, with their times instead of the token that says there are none."""
+    zero = tokenizer.convert_tokens_to_ids("<|0.00|>")
+    words = text.split()
+    parts = [" " + " ".join(part) for part in (words[:2], words[2:]) if part]
+    rows = [tokenizer(part, add_special_tokens=False).input_ids for part in parts]
+    times = [0, 12, 14, 25]
+    spoken = [i for k, row in enumerate(rows) for i in (zero + times[2 * k], *row, zero + times[2 * k + 1])]
+    return [*labels[: labels.index(zero - 1)], *spoken, labels[-1]]
+
+
+def whisper(directory: Path, *, steps: int = 30, seconds: int = 1, n_mels: int = 21, times: bool = False) -> Rival:
+    torch.manual_seed(0)
+    tokenizer = whisper_tokenizer()
+    size, eos = len(tokenizer), tokenizer.eos_token_id
+    ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("startoftranscript", "notimestamps")}
+    config = WhisperConfig(
+        vocab_size=size, num_mel_bins=n_mels, d_model=20, encoder_layers=2, decoder_layers=3, encoder_ffn_dim=23,
+        encoder_attention_heads=2, decoder_attention_heads=2, decoder_ffn_dim=23, max_source_positions=50 * seconds,
+        max_target_positions=41, decoder_start_token_id=ids["startoftranscript"], pad_token_id=eos, bos_token_id=eos,
+        eos_token_id=eos, init_std=0.2,
+    )  # fmt: skip
+    model = WhisperForConditionalGeneration(config).eval()
+    space = tokenizer.convert_tokens_to_ids("Ġ")
+    how: dict[str, Any] = {"is_multilingual": True, "no_timestamps_token_id": ids["notimestamps"], "max_length": 41}
+    how["lang_to_id"] = {f"<|{name}|>": tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("en", "de")}
+    how["task_to_id"] = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("transcribe", "translate")}
+    how |= {"suppress_tokens": [5, 9, ids["startoftranscript"]], "begin_suppress_tokens": [space, eos]}
+    for name, value in how.items():
+        setattr(model.generation_config, name, value)
+    features = WhisperFeatureExtractor(feature_size=n_mels, chunk_length=seconds)
+    sounds = write_sounds(directory)
+    task = {"language": "en", "task": "transcribe"}
+    tokenizer.set_prefix_tokens(**task, predict_timestamps=False)
+    labels = [tokenizer(" " + text).input_ids[1:] for text in WORDS]
+    if times:
+        labels = [with_times(tokenizer, *pair) for pair in zip(labels, WORDS, strict=True)]
+    learn(model, features, sounds, labels, steps)
+    for each in (model, features, tokenizer):
+        each.save_pretrained(directory)
+    return Rival(directory, directory / "run", model, features, tokenizer, sounds, task)
+
+
+def speech2text(directory: Path, *, steps: int = 30, **settings) -> Rival:
+    torch.manual_seed(0)
+    text = directory / "text"
+    text.write_text("\n".join(WORDS * 4), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(directory / "sentencepiece.bpe"), vocab_size=45, model_type="unigram",
+        minloglevel=2, num_threads=1, hard_vocab_limit=False, user_defined_symbols=["<lang:de>"],
+    )  # fmt: skip
+    processor = sentencepiece.SentencePieceProcessor(str(directory / "sentencepiece.bpe.model"))
+    pieces = [processor.id_to_piece(i) for i in reversed(range(3, len(processor)))]
+    names = ["<s>", "<pad>", "</s>", "<unk>", *pieces]
+    (directory / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}), encoding="utf-8")
+    tokenizer = Speech2TextTokenizer(directory / "vocab.json", directory / "sentencepiece.bpe.model")
+    plain = {
+        "vocab_size": len(names), "d_model": 20, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 23,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 23, "input_feat_per_channel": 21,
+        "conv_channels": 26, "conv_kernel_sizes": [5, 5], "max_source_positions": 600, "max_target_positions": 50,
+        "init_std": 0.2, "scale_embedding": True,
+    }  # fmt: skip
+    model = Speech2TextForConditionalGeneration(
+        Speech2TextConfig(**(plain | settings), num_conv_layers=len(settings.get("conv_kernel_sizes", "12")))
+    ).eval()
+    model.generation_config.suppress_tokens = [0, 1, 3]  # <s>, <pad> and <unk>, which no text here holds
+    features = Speech2TextFeatureExtractor(feature_size=21, num_mel_bins=21)
+    sounds = write_sounds(directory)
+    learn(model, features, sounds, [tokenizer(text).input_ids for text in WORDS], steps)
+    for each in (model, features, tokenizer):
+        each.save_pretrained(directory)
+    return Rival(directory, directory / "run", model, features, tokenizer, sounds, {})
+
+
+MAKERS: dict[str, Callable[..., Rival]] = {"whisper": whisper, "speech_to_text": speech2text}
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def rival(request, tmp_path_factory) -> Rival:
+    """Trained and imported on the command line."""
+    found = MAKERS[request.param](tmp_path_factory.mktemp(request.param))
+    assert main(["import", request.param, str(found.directory), str(found.run)]) == 0
+    return found
+
+
+def test_features_are_those_of_transformers(rival):
+    extractor = td.load_transcriber(rival.run).feature_extractor
+    for path in rival.sounds:
+        want, got = rival.heard(read(path))["input_features"][0], extractor(torch.from_numpy(read(path)))
+        want = want.T if len(want) == extractor.config.n_features else want
+        assert len(got) == extractor.config.n_frames(len(read(path)))
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
+
+
+def differences(rival: Rival, ours: td.Transformer, rows: int = 3) -> list[Tensor]:
+    """Of logits of any target, sound by sound: alone as theirs are, and ours in one batch."""
+    rng, found = torch.Generator().manual_seed(0), []
+    heard = [rival.heard(read(path)) for path in rival.sounds[:rows]]
+    frames = [
+        each["input_features"][0].T if "attention_mask" not in each else each["input_features"][0] for each in heard
+    ]
+    target = torch.randint(4, ours.vocab_size, (rows, 7), generator=rng)
+    lengths = torch.tensor([len(each) for each in frames])
+    source = torch.nn.utils.rnn.pad_sequence(frames, batch_first=True, padding_value=9.0)
+    with torch.no_grad():
+        got = ours(source=source, source_lengths=lengths, target_in=target)
+        for row, inputs in enumerate(heard):
+            want = rival.model(**inputs, decoder_input_ids=target[row : row + 1]).logits[0]
+            assert want.std() > 0.1
+            found.append(got[row] - want)
+    return found
+
+
+def test_logits_are_those_of_transformers(rival):
+    for found in differences(rival, td.load_model(rival.run)):
+        assert found.abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_transcribe_writes_what_generate_writes(rival, capsys, beam_size):
+    how = {"num_beams": beam_size, "length_penalty": 0.0} if beam_size > 1 else {}
+    want = [rival.generate(read(path), **how) for path in rival.sounds]
+    capsys.readouterr()
+    flags = ["--beam-size", str(beam_size), "--alpha", "0"] if beam_size > 1 else []
+    assert main(["transcribe", str(rival.run), *map(str, rival.sounds), *flags]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == want and not err
+    assert len(set(want)) > 3, want
+
+
+def test_another_task_is_what_stands_before_the_output(rival):
+    """And scores of tokens are those of transformers behind it."""
+    if rival.task:
+        names, told = (
+            "<|startoftranscript|> <|de|> <|translate|> <|notimestamps|>",
+            {"language": "de", "task": "translate"},
+        )
+    else:
+        names, told = "</s> <lang:de>", {"forced_bos_token_id": rival.tokenizer.convert_tokens_to_ids("<lang:de>")}
+    transcriber, sounds = td.load_transcriber(rival.run), rival.sounds[:6]  # what follows never ends
+    want = [rival.generate(read(path), **told).removeprefix("<lang:de>").strip() for path in sounds]
+    found = transcriber.transcribe(sounds, begin_with=names, token_scores=True)
+    assert [each.text for each in found] == want != transcriber(sounds)
+    (output,), inputs = found[3].segments[0].outputs, rival.heard(read(rival.sounds[3]))
+    before = [rival.tokenizer.convert_tokens_to_ids(name) for name in names.split()]
+    ids = torch.tensor([*before, *output.tokens])
+    with torch.no_grad():
+        logits = rival.model(**inputs, decoder_input_ids=ids[None]).logits[0, len(before) - 1 :]
+    wanted = torch.cat([ids[len(before) :], torch.tensor([rival.model.config.eos_token_id])])
+    scores = logits.log_softmax(-1).gather(1, wanted[:, None])[:, 0]
+    torch.testing.assert_close(output.token_scores.log_probs, scores, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_timestamps_are_those_of_transformers(tmp_path, capsys, beam_size):
+    """Within one window; transformers' own loop would begin another at the last time."""
+    (tmp_path / "theirs").mkdir()
+    rival = whisper(tmp_path / "theirs", times=True)
+    assert main(["import", str(rival.directory), str(rival.run)]) == 0
+    how = rival.model.generation_config
+    names = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>"]
+    begin = torch.tensor([rival.tokenizer.convert_tokens_to_ids(names)])
+    rules = [
+        SuppressTokensLogitsProcessor(how.suppress_tokens),
+        SuppressTokensAtBeginLogitsProcessor(how.begin_suppress_tokens, begin_index=3),
+        WhisperTimeStampLogitsProcessor(how, begin_index=3),
+    ]
+    told = {"max_new_tokens": BOUND, "max_length": None, "num_beams": beam_size, "length_penalty": 0.0}
+    transcriber, n_cut = td.load_transcriber(rival.run), 0
+    for path in rival.sounds:
+        row = GenerationMixin.generate(
+            rival.model, **rival.heard(read(path)), decoder_input_ids=begin, logits_processor=rules, **told
+        )
+        want, got, seconds = [], [], soundfile.info(path).duration
+        for token in rival.tokenizer.convert_ids_to_tokens(row[0, 3:-1].tolist()):
+            time = re.fullmatch(r"<\|(\d\.\d\d)\|>", token)
+            want.append(f"<|{min(float(time[1]), seconds):.2f}|>" if time else token)
+        want.append(f"<|{seconds:.2f}|>")  # where a text has no time behind it
+        found = transcriber.transcribe([path], timestamps=True, max_length=BOUND, beam_size=beam_size, alpha=0.0)[
+            0
+        ].segments
+        for each in found:
+            tokens = rival.tokenizer.convert_ids_to_tokens(each.outputs[0].tokens)
+            got += [f"<|{each.start:.2f}|>", *tokens, f"<|{each.stop:.2f}|>"]
+        assert want[: len(got)] == got and not any("Ġ" in token for token in want[len(got) :])
+        n_cut += len(found)
+    assert n_cut > len(WORDS)
+    capsys.readouterr()
+    assert main(["transcribe", str(rival.run), str(path), "--timestamps", "--n-best", "2", "--format", "json"]) == 2
+    assert "timestamps cut an output into segments; leave out n_best" in capsys.readouterr().err
+
+
+def test_a_long_recording_is_heard_in_stretches(rival, tmp_path):
+    """Each of them is what generate makes of it."""
+    silence = np.zeros(RATE // 2, dtype=np.float32)
+    whole = np.concatenate([each for path in rival.sounds[:4] for each in (read(path), silence)])
+    soundfile.write(tmp_path / "long.wav", whole, RATE)
+    (found,) = td.load_transcriber(rival.run).transcribe([tmp_path / "long.wav"], max_seconds=1.0)
+    waveform, spans = read(tmp_path / "long.wav"), [(s.start, s.stop) for s in found.segments]
+    assert len(spans) == 4 and all(stop - start <= 1 for start, stop in spans)
+    want = [rival.generate(waveform[round(a * RATE) : round(b * RATE)]) for a, b in spans]
+    assert [each.outputs[0].text.strip() for each in found.segments] == want
+
+
+# What is refused
+
+
+def changed(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "values", "message"),
+    [
+        ("whisper", "config", {"tie_word_embeddings": False}, "tie_word_embeddings must be True, but in {} it is False"),
+        (
+            "whisper", "config", {"decoder_ffn_dim": 5},
+            "encoder_ffn_dim must equal decoder_ffn_dim, but in {} they are 23 and 5",
+        ),
+        (
+            "whisper", "config", {"max_source_positions": 51},
+            "Whisper's sound must last for twice max_source_positions=51 frames, but in {} it is padded to 100",
+        ),
+        ("whisper", "preprocessor_config", {"do_normalize": True}, "do_normalize must be None, but in {} it is True"),
+        ("whisper", "preprocessor_config", {"dither": 0.1}, "dither must be 0.0, but in {} it is 0.1"),
+        (
+            "whisper", "generation_config", {"is_multilingual": False, "suppress_tokens": [10**6]},
+            "what is never written must have ids of 0 to 349, but in {} one is 1000000",
+        ),
+        ("speech_to_text", "config", {"d_model": 21}, "d_model must be even, but in {} it is 21"),
+        (
+            "speech_to_text", "config", {"conv_kernel_sizes": [5, 3]},
+            "conv_kernel_sizes must be one size and input_channels 1, but in {} they are [5, 3] and 1",
+        ),
+        (
+            "speech_to_text", "preprocessor_config", {"normalize_vars": False},
+            "normalize_means and normalize_vars must be both true, but in {} they are [True, False]",
+        ),
+        (
+            "speech_to_text", "tokenizer_config", {"do_upper_case": True},
+            "do_upper_case must be False, but in {} it is True",
+        ),
+        (
+            "speech_to_text", "vocab", {"<s>": 99},
+            "{}/vocab.json must have an id of 0 to 29 for every piece, but '<s>' has 99",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_represented_is_refused(untrained, tmp_path, kind, file, values, message):
+    shutil.copytree(untrained[kind], tmp_path / "theirs")
+    changed(tmp_path / "theirs" / f"{file}.json", **values)
+    with pytest.raises(ValueError) as error:
+        import_run(tmp_path / "theirs")
+    assert str(error.value) == message.format(tmp_path / "theirs")
+
+
+def test_positions_that_are_no_sinusoids_are_refused(untrained, tmp_path):
+    shutil.copytree(untrained["whisper"], tmp_path / "theirs")
+    weights = load_file(tmp_path / "theirs" / "model.safetensors")
+    weights["model.encoder.embed_positions.weight"][3, 4] += 0.5
+    save_file(weights, tmp_path / "theirs" / "model.safetensors")
+    message = (
+        f"the encoder's positions must be sinusoids, but in {tmp_path}/theirs embed_positions differs from them by 0.5"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        import_run(tmp_path / "theirs")
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory) -> dict[str, Path]:
+    return {kind: make(tmp_path_factory.mktemp(kind), steps=0).directory for kind, make in MAKERS.items()}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("whisper", {"seconds": 30, "n_mels": 128}),
+        ("whisper", {"seconds": 30, "n_mels": 80}),
+        ("speech_to_text", {"scale_embedding": False, "conv_kernel_sizes": [3], "activation_function": "gelu"}),
+        ("speech_to_text", {"conv_kernel_sizes": [7, 7, 7], "conv_channels": 16}),
+    ],
+)
+def test_other_sizes(tmp_path, kind, settings):
+    rival = MAKERS[kind](tmp_path, steps=0, **settings)
+    assert main(["import", str(rival.directory), str(rival.run)]) == 0
+    test_features_are_those_of_transformers(rival)
+    test_logits_are_those_of_transformers(rival)

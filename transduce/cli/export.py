@@ -1,0 +1,58 @@
+"""`transduce export RUN DIRECTORY --to KIND`: a run's model for another library."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from transduce.cli.common import check_new
+from transduce.data.text.json_tokenizer import JSONTokenizer
+
+Ours = Annotated[Path, arg(metavar="RUN", help="A run directory.")]
+Theirs = Annotated[Path, arg(metavar="DIRECTORY", help="The new directory.")]
+
+
+def export(
+    run: Positional[Ours],
+    directory: Positional[Theirs],
+    *,
+    to: Literal["ctranslate2", "gpt2", "llama", "marian", "onnx"],
+) -> None:
+    """Write the model of a run, with its tokenizers, as a directory that another library loads.
+
+    Args:
+        to: ctranslate2 for ctranslate2.Translator, or, of a language model, ctranslate2.Generator (pip install
+            'transduce[ctranslate2]'). For from_pretrained of transformers gpt2, llama, which gives a Qwen2 or Qwen3 where
+            their parts are needed, or marian. onnx (transduce[onnx]) for onnxruntime and others: the encoder and a step of the decoder. The code that runs them is in docs/models_in_and_out.md.
+    """
+    from transduce.run import load_model, load_run
+
+    check_new(directory)
+    found, model = load_run(run), load_model(run)
+    source, target, lacking = found.source_tokenizer, found.target_tokenizer, ""
+    if target is None:
+        raise ValueError(f"a model is exported with its tokenizer, but {run} has none; copy the whole run directory")
+    if to == "ctranslate2":
+        from transduce.interop.ctranslate2 import export_ctranslate2
+
+        export_ctranslate2(model, directory, source=source, target=target)
+    elif to == "onnx":
+        from transduce.interop.onnx import export_onnx
+
+        export_onnx(model, directory, source=source, target=target)
+    elif to == "marian":
+        from transduce.interop.marian_export import export_marian
+
+        lacking = "" if export_marian(model, directory, source=source, target=target) else "SentencePiece models"
+    else:
+        from transduce.interop.gpt2 import export_gpt2
+        from transduce.interop.llama import export_llama
+
+        known = target if isinstance(target, JSONTokenizer) and (to == "llama" or target.is_byte_bpe) else None
+        (export_gpt2 if to == "gpt2" else export_llama)(model, directory, tokenizer=known)
+        lacking = "" if known else "byte-level BPE" if to == "gpt2" else "a tokenizer.json"
+    if lacking:
+        told = f"{to} has {lacking}, so the {type(target).__name__} of {run} was not written"
+        print(f"transduce: {told}", file=sys.stderr)
+    print(directory)

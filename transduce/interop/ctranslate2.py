@@ -1,0 +1,221 @@
+"""Write models for CTranslate2, an engine in C++ for translation and text generation: weights, vocabularies, tokenizers.
+
+Its attention and feed-forward have the layout of ours, so no number changes. Positions are written as a table with
+max_positions rows, since the sinusoids that it makes by itself are all sines, then all cosines.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transduce.data.text.tokenizers import Tokenizer, write_tokenizers
+from transduce.interop.pretrained import check_carried
+from transduce.model.config import Tokens, TransformerConfig
+from transduce.model.inputs import TokenInput
+from transduce.model.layers import FeedForward, Layer
+from transduce.model.transformer import Stack, Transformer
+
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
+"""CTranslate2's names of our activations."""
+
+CARRIED = {
+    *("encoder", "decoder", "d_model", "n_heads", "n_kv_heads", "head_width", "qk_norm", "d_ff", "activation", "gated"),
+    *(
+        "bias",
+        "qkv_bias",
+        "output_bias",
+        "norm",
+        "norm_position",
+        "norm_eps",
+        "embedding_norm",
+        "scale_embeddings",
+        "tie",
+    ),
+    *("positions", "max_positions", "first_position", "sinusoids", "rotary_theta", "rotary_factor"),
+}
+"""The fields of TransformerConfig that CTranslate2 knows; all others must have their defaults."""
+
+
+def export_ctranslate2(model: Transformer, directory: Path, *, source: Tokenizer | None, target: Tokenizer) -> None:
+    """Write a directory that ctranslate2.Translator loads, or, of a decoder alone, ctranslate2.Generator.
+
+    The tokenizers' own files are beside it, under the names that a run has for them.
+
+    Args:
+        source: of the encoder; the same as `target` where both sides share one.
+        target: of the decoder.
+
+    Raises:
+        ValueError: the library is not installed, or the model has a part that CTranslate2 lacks.
+    """
+    config = model.config
+    check_exportable(config)
+    special = {"bos_token": target.bos_id, "eos_token": target.eos_id, "unk_token": target.unk_id}
+    vocabulary = vocabulary_of(target, config.vocab_size)
+    settings: dict[str, Any] = {name: "" if i is None else vocabulary[i] for name, i in special.items()}
+    from_source = None
+    if config.encoder is not None and source is not None:
+        from_source = vocabulary_of(source, source.vocab_size)
+        settings |= {"decoder_start_token": settings["bos_token"], "add_source_eos": _ends_alone(source)}
+    write_ctranslate2(model, directory, vocabulary, source=from_source, settings=settings)
+    write_tokenizers(directory, source, target, alone=config.encoder is None)
+
+
+def write_ctranslate2(
+    model: Transformer,
+    directory: Path,
+    target: Sequence[str],
+    *,
+    source: Sequence[str] | None = None,
+    settings: dict[str, Any],
+) -> None:
+    """Write a model whose tokens have these names, by id.
+
+    Args:
+        source: the names of the encoder's tokens; None: those of the decoder.
+        settings: of CTranslate2's config.json: which of the names are bos_token, eos_token and unk_token, "" where there
+            is none, and, of a model with an encoder, decoder_start_token and add_source_eos.
+
+    Raises:
+        ValueError: as for `export_ctranslate2`.
+    """
+    check_exportable(model.config)
+    try:
+        from ctranslate2.specs import transformer_spec as specs
+    except ImportError as error:
+        raise ValueError(
+            "this export needs the library ctranslate2, but it is not installed; pip install 'transduce[ctranslate2]'"
+        ) from error
+    config = model.config
+    assert model.decoder is not None and isinstance(model.target_input, TokenInput) and model.output is not None
+    decoder = specs.TransformerDecoderSpec(
+        len(model.decoder.layers), config.n_heads, with_encoder_attention=model.encoder is not None, **_options(config)
+    )
+    _set_stack(decoder, model.decoder, config)
+    decoder.embeddings.weight = _rows(model.target_input.weight, len(target))
+    _set_linear(decoder.projection, model.output[: len(target)], model.output_bias)
+    if model.encoder is None:
+        spec = specs.TransformerDecoderModelSpec(decoder)
+        spec.register_vocabulary(list(target))
+    else:
+        assert isinstance(model.source_input, TokenInput)
+        source = target if source is None else source
+        encoder = specs.TransformerEncoderSpec(len(model.encoder.layers), config.n_heads, **_options(config))
+        _set_stack(encoder, model.encoder, config)
+        encoder.embeddings[0].weight = _rows(model.source_input.weight, len(source))
+        spec = specs.TransformerSpec(encoder, decoder)
+        spec.register_source_vocabulary(list(source))
+        spec.register_target_vocabulary(list(target))
+    for name, value in (settings | {"layer_norm_epsilon": config.norm_eps}).items():
+        setattr(spec.config, name, value)
+    spec.validate()
+    spec.optimize(quantization="float32")
+    directory.mkdir(parents=True, exist_ok=True)
+    spec.save(str(directory))
+
+
+def check_exportable(config: TransformerConfig) -> None:
+    """Raise ValueError where a model has a part that CTranslate2 lacks; the message names it."""
+    if config.decoder is None:
+        raise ValueError(
+            "CTranslate2 runs what has a decoder, but this model is an encoder alone; it cannot be exported"
+        )
+    if config.encoder is not None and not isinstance(config.encoder.input, Tokens):
+        raise ValueError("CTranslate2 takes tokens, but this model's encoder takes frames; it cannot be exported")
+    if config.encoder is not None and config.qk_norm:
+        raise ValueError("CTranslate2 does not normalize the keys of a memory, but qk_norm=True; it cannot be exported")
+    check_carried(config, CARRIED, "CTranslate2")
+
+
+def vocabulary_of(tokenizer: Tokenizer, size: int) -> list[str]:
+    """The names of the ids below `size`, ids without a token have names of their own."""
+    names = [*tokenizer.tokens(range(tokenizer.vocab_size)), *[""] * (size - tokenizer.vocab_size)]
+    return [name or f"<unused {i}>" for i, name in enumerate(names)]
+
+
+def _ends_alone(tokenizer: Tokenizer) -> bool:
+    """Whether EOS is all that a text has beside its tokens: no tag of a language, chosen or to be chosen."""
+    try:
+        return tokenizer.with_eos([[]]) == [[tokenizer.eos_id]]
+    except ValueError:
+        return False
+
+
+def _options(config: TransformerConfig) -> dict[str, Any]:
+    """The arguments of a stack's specification."""
+    from ctranslate2.specs.attention_spec import RotaryScalingType
+    from ctranslate2.specs.common_spec import Activation
+
+    found = {
+        "pre_norm": config.norm_position == "pre",
+        "activation": Activation[ACTIVATIONS[config.activation]],
+        "ffn_glu": config.gated,
+        "rms_norm": config.norm == "rms",
+        "layernorm_embedding": config.embedding_norm,
+        "qk_norm": config.qk_norm,
+        "num_heads_kv": None if config.kv_heads == config.n_heads else config.kv_heads,
+        "head_dim": config.head_width,
+    }
+    if config.positions == "rotary":
+        found |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.rotary_theta}
+        found |= {"rotary_scaling_type": RotaryScalingType.Linear, "rotary_scaling_factor": config.rotary_factor}
+    return found
+
+
+def _set_stack(spec: Any, stack: Stack, config: TransformerConfig) -> None:
+    """Everything of a half but its tables of tokens."""
+    spec.scale_embeddings = config.scale_embeddings
+    if config.positions != "rotary":
+        table = torch.zeros(config.max_positions, config.d_model)  # where there are none
+        if config.positions != "none":
+            learned = stack.positions.learned
+            table = stack.positions.table if learned is None else learned.detach().clone()
+        spec.position_encodings.encodings = table
+    if config.embedding_norm:
+        _set_norm(spec.layernorm_embedding, stack.embedding_norm)
+    if stack.norm is not None:
+        _set_norm(spec.layer_norm, stack.norm)
+    for theirs, ours in zip(spec.layer, stack.layers, strict=True):
+        assert isinstance(ours, Layer) and isinstance(ours.feed_forward, FeedForward)
+        own = ours.attention
+        _set_attention(theirs.self_attention, [own.qkv, own.output], own.norm, ours.attention_sublayer.norm)
+        if ours.cross is not None and ours.cross_sublayer is not None:
+            maps = [ours.cross.q, ours.cross.kv, ours.cross.output]
+            _set_attention(theirs.attention, maps, ours.cross.norm, ours.cross_sublayer.norm)
+        _set_norm(theirs.ffn.layer_norm, ours.feed_forward_sublayer.norm)
+        wide, n_parts = ours.feed_forward.wide, 2 if config.gated else 1
+        names = ("linear_0", "linear_0_noact")[:n_parts]
+        biases = [None] * n_parts if wide.bias is None else wide.bias.detach().chunk(n_parts)
+        for name, weight, bias in zip(names, wide.weight.detach().chunk(n_parts), biases, strict=True):
+            _set_linear(getattr(theirs.ffn, name), weight, bias)
+        _set_linear(theirs.ffn.linear_1, ours.feed_forward.narrow.weight, ours.feed_forward.narrow.bias)
+
+
+def _set_attention(spec: Any, maps: list[nn.Linear], head_norm: nn.Module | None, norm: nn.Module) -> None:
+    _set_norm(spec.layer_norm, norm)
+    for theirs, ours in zip(spec.linear, maps, strict=True):
+        _set_linear(theirs, ours.weight, ours.bias)
+    if head_norm is not None:
+        _set_norm(spec.q_norm, head_norm.query)
+        _set_norm(spec.k_norm, head_norm.key)
+
+
+def _set_linear(spec: Any, weight: Tensor, bias: Tensor | None) -> None:
+    spec.weight = weight.detach().clone()
+    if bias is not None:
+        spec.bias = bias.detach().clone()
+
+
+def _set_norm(spec: Any, norm: Any) -> None:
+    """Where our norm of mean and variance has no bias, zeros are its bias."""
+    spec.gamma = norm.weight.detach().clone()
+    if hasattr(spec, "beta"):
+        spec.beta = torch.zeros_like(spec.gamma) if norm.bias is None else norm.bias.detach().clone()
+
+
+def _rows(table: Tensor, n: int) -> Tensor:
+    """Those of the tokens; more may fill up a table."""
+    return table.detach()[:n].clone()

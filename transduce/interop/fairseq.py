@@ -1,0 +1,121 @@
+"""Read M2M-100, NLLB, BART and mBART, which come from fairseq, as transformers saves them. The numbers stay the same."""
+
+import re
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+from transduce.data.text.imported import ImportedTokenizer
+from transduce.files import read_json
+from transduce.interop.encoder_decoder import read_model
+from transduce.interop.pretrained import (
+    CONFIG,
+    TOKENIZER,
+    Imported,
+    read_decoding,
+    read_generation,
+    read_optional,
+    read_table,
+)
+
+BART: dict[str, Any] = {"positions": "learned", "embedding_norm": True}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "m2m_100": ("M2M100ForConditionalGeneration", {"norm_position": "pre", "sinusoids": "tensor2tensor"}),
+    "bart": ("BartForConditionalGeneration", BART),
+    "mbart": ("MBartForConditionalGeneration", {**BART, "norm_position": "pre"}),
+}
+"""By model_type, the class in transformers, and what all models of it have."""
+
+LANGUAGE = re.compile("[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")
+"""What tags of languages look like in NLLB and mBART: eng_Latn, en_XX."""
+
+M2M100 = {
+    "m2m100": "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu "
+    "hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd "
+    "si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu",
+    "wmt21": "en ha is ja cs ru zh de",
+}
+"""The languages of M2M-100 and of its models for WMT21 (`language_codes`), in the order of their tags, which no file has."""
+
+
+def import_run(directory: Path) -> Imported:
+    """Read a model and its tokenizer: tokenizer.json, or sentencepiece.bpe.model and vocab.json of M2M-100.
+
+    Raises:
+        ValueError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
+            safetensors; or a file of the tokenizer is missing or does not fit the model.
+    Source: Fan et al. (2021), M2M-100; NLLB team (2022); Lewis et al. (2020), BART; Liu et al. (2020), mBART.
+    """
+    kind = read_json(directory / CONFIG).get("model_type")
+    if kind not in MODELS:
+        raise ValueError(f"model_type must be {' or '.join(MODELS)}, but in {directory} it is {kind!r}")
+    architecture, fields = MODELS[kind]
+    if kind == "m2m_100":
+        fields = {**fields, "first_position": read_json(directory / CONFIG).get("pad_token_id", 1) + 1}
+    defaults = {"tie_word_embeddings": True, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    model, theirs = read_model(directory, model_type=kind, architecture=architecture, defaults=defaults, fields=fields)
+    theirs = read_generation(directory, theirs)
+    source, target = _tokenizers(directory, theirs, read_optional(directory / TOKENIZER))
+    return Imported(model, source, target, read_decoding(directory, theirs, n_opening=len(target.opening)))
+
+
+def _tokenizers(
+    directory: Path, theirs: dict[str, Any], settings: dict[str, Any]
+) -> tuple[ImportedTokenizer, ImportedTokenizer]:
+    """Those of source and target, with the languages that the files name, if any."""
+    size, forced = theirs["vocab_size"], theirs.get("forced_bos_token_id")
+    special = {"bos": theirs["decoder_start_token_id"], "eos": theirs["eos_token_id"], "pad": theirs["pad_token_id"]}
+    parts: dict[str, Any] = {"size": size}
+    if (directory / "tokenizer.json").is_file():
+        plain = read_json(directory / "tokenizer.json")
+        added = {token["content"]: token["id"] for token in plain.get("added_tokens", [])}
+        cutter: dict[str, Any] = {"tokenizer": plain}
+        languages = {token: i for token, i in added.items() if LANGUAGE.fullmatch(token)}
+        unknown, (opening, closing) = added.get("<unk>"), _around(plain.get("post_processor") or {}, special["eos"])
+    elif (directory / "sentencepiece.bpe.model").is_file() and (directory / "vocab.json").is_file():
+        pieces = read_table(directory / "vocab.json", size)
+        unknown, first = pieces.index("<unk>"), 1 + max(i for i, piece in enumerate(pieces) if piece)
+        names = M2M100[settings.get("language_codes", "m2m100")].split()
+        languages = {name: first + i for i, name in enumerate(names) if first + i < size}
+        cutter = {"sentencepiece": b64encode((directory / "sentencepiece.bpe.model").read_bytes()).decode()}
+        cutter["pieces"], opening, closing = pieces, [], []
+    else:
+        raise ValueError(
+            f"a tokenizer is tokenizer.json, or sentencepiece.bpe.model and vocab.json, but {directory} has neither; write it "
+            "with transformers: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
+        )
+    parts |= {"special": special | {"unk": unknown}, "languages": languages}
+    tags, by_id = {*languages.values()}, {i: name for name, i in languages.items()}
+    source = ImportedTokenizer.of(
+        cutter,
+        opening=[i for i in opening if i not in tags],
+        closing=[i for i in closing if i not in tags],
+        place="closing" if tags & {*closing} else "opening",
+        **parts,
+    )
+    begun_by_tag = forced is None and str(settings.get("tokenizer_class")).startswith("MBartTokenizer")
+    target = ImportedTokenizer.of(
+        cutter,
+        opening=[] if forced is None or forced in tags else [forced],
+        place="bos" if begun_by_tag else "opening",
+        **parts,
+    )
+    reads, writes = str(settings.get("src_lang")), str(by_id.get(forced, settings.get("tgt_lang")))
+    return (
+        source.with_language(reads) if reads in languages else source,
+        target.with_language(writes) if writes in languages else target,
+    )
+
+
+def _around(post_processor: dict[str, Any], eos_id: int) -> tuple[list[int], list[int]]:
+    """The ids that a tokenizer.json puts before every text, and behind its end."""
+    if "cls" in post_processor:  # as RoBERTa and BART have it
+        return [post_processor["cls"][1]], []
+    before, behind = list[int](), list[int]()
+    ids, found = post_processor.get("special_tokens", {}), before
+    for part in post_processor.get("single", []):
+        if "Sequence" in part:
+            found = behind
+        else:
+            found += ids[part["SpecialToken"]["id"]]["ids"]
+    return before, [i for i in behind if i != eos_id]

@@ -1,0 +1,37 @@
+"""Which models of transformers can be read, by the model_type in their config.json; torch is not needed to know it."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transduce.interop.pretrained import Imported
+
+FAMILIES = {
+    **{"gpt2": "gpt2", "llama": "llama", "qwen2": "llama", "qwen3": "llama"},
+    **{"marian": "marian", "m2m_100": "fairseq", "bart": "fairseq", "mbart": "fairseq"},
+    **{"whisper": "speech", "speech_to_text": "speech"},
+}
+"""By model_type, the module beside this one whose `import_run(directory)` gives what a run directory holds."""
+
+
+def importer(directory: Path, kind: str | None = None) -> "tuple[str, Callable[[Path], Imported]]":
+    """The model_type of a directory as save_pretrained writes it, and the function that reads it.
+
+    Args:
+        kind: what it must be; None: whatever its config.json says.
+
+    Raises:
+        ValueError: there is no config.json, or its model_type is another one or one that cannot be read.
+    """
+    from transduce.files import read_json
+    from transduce.interop.pretrained import CONFIG
+
+    found = read_json(directory / CONFIG).get("model_type")
+    allowed = [kind] if kind in FAMILIES else [*FAMILIES]
+    if kind not in (None, found) or found not in allowed:
+        rule, value = f"model_type must be {' or '.join(map(repr, allowed))}", f"in {directory} it is {found!r}"
+        asked = f", and {kind!r} was asked for" if kind not in (None, *allowed) else ""
+        raise ValueError(f"{rule}, but {value}{asked}")
+    return found, import_module(f"transduce.interop.{FAMILIES[found]}").import_run

@@ -1,0 +1,116 @@
+"""Write translation models as transformers saves Marian models, with their tokenizer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transduce.data.text.imported import ImportedTokenizer
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.data.text.tokenizer import Tokenizer
+from transduce.files import write_file
+from transduce.interop.encoder_decoder import residual_order, their_weights
+from transduce.interop.pretrained import ACTIVATIONS, GENERATION, TOKENIZER, check_carried, write_model, write_settings
+from transduce.model.config import Tokens, TransformerConfig
+from transduce.model.transformer import Transformer
+
+CARRIED = {
+    *("encoder", "decoder", "d_model", "n_heads", "d_ff", "activation", "max_positions", "scale_embeddings", "tie"),
+    "output_bias",
+}
+"""The fields of TransformerConfig that a Marian model has; all others must have their defaults."""
+
+
+def export_marian(model: Transformer, directory: Path, *, source: Tokenizer | None, target: Tokenizer) -> bool:
+    """Write a directory that MarianMTModel.from_pretrained reads, and, with SentencePiece, MarianTokenizer.from_pretrained.
+
+    Args:
+        source: of the encoder; the same as `target` where both sides share one.
+        target: of the decoder.
+
+    Returns:
+        Whether the tokenizers are there, too.
+
+    Raises:
+        ValueError: the model is no Marian model; the message says why.
+    """
+    theirs = _their_config(model.config, target)
+    back = residual_order(model.config.d_model).argsort()
+    weights: dict[str, Tensor] = {}
+    for name, (weight, dimension) in their_weights(model).items():
+        table = name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        rows = theirs["vocab_size" if "encoder" in name else "decoder_vocab_size"] if table else len(weight)
+        ordered = weight if dimension is None else weight.index_select(dimension, back)
+        weights[name] = ordered[:rows]
+    if model.config.tie == "all":
+        weights["model.shared.weight"] = weights.pop("model.decoder.embed_tokens.weight")
+    bias = weights.get("final_logits_bias", torch.zeros(theirs["decoder_vocab_size"]))
+    weights["final_logits_bias"] = bias[None]
+    write_model(directory, theirs, weights)
+    if source is None or sentencepiece_of(source) is None or sentencepiece_of(target) is None:
+        return False
+    _write_tokenizers(directory, source, target, model.config.max_positions)
+    return True
+
+
+def _their_config(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Translate our fields into the settings of config.json, as far as it has them.
+
+    Raises:
+        ValueError: the model has not both halves over tokens, or parts that Marian lacks.
+    """
+    encoder, decoder = config.encoder, config.decoder
+    if encoder is None or decoder is None or not isinstance(encoder.input, Tokens):
+        raise ValueError(
+            "a Marian model turns tokens into tokens, but this model does not; it cannot be exported as one"
+        )
+    check_carried(config, CARRIED, "Marian")
+    theirs = {
+        "model_type": "marian",
+        "architectures": ["MarianMTModel"],
+        "vocab_size": encoder.input.vocab_size,
+        "decoder_vocab_size": config.vocab_size,
+        "d_model": config.d_model,
+        "activation_function": {ours: name for name, ours in ACTIVATIONS.items()}[config.activation],
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "max_position_embeddings": config.max_positions,
+        "scale_embedding": config.scale_embeddings,
+        "share_encoder_decoder_embeddings": config.tie == "all",
+        "tie_word_embeddings": config.tie != "none",
+    }
+    for side, stack in (("encoder", encoder), ("decoder", decoder)):
+        theirs |= {f"{side}_layers": stack.n_layers, f"{side}_ffn_dim": config.d_ff}
+        theirs[f"{side}_attention_heads"] = config.n_heads
+    start, end = tokenizer.required("bos_id", "eos_id")
+    pad = end if tokenizer.pad_id is None else tokenizer.pad_id
+    ids = {"decoder_start_token_id": start, "eos_token_id": end, "pad_token_id": pad, "forced_eos_token_id": None}
+    return theirs | ids
+
+
+def sentencepiece_of(tokenizer: Tokenizer) -> bytes | None:
+    """The SentencePiece model of a tokenizer of ours, or of one that came with a Marian; None: it is another kind."""
+    if isinstance(tokenizer, ImportedTokenizer):
+        return tokenizer.sentencepiece()
+    return tokenizer.model if isinstance(tokenizer, SentencePieceTokenizer) else None
+
+
+def _write_tokenizers(directory: Path, source: Tokenizer, target: Tokenizer, max_positions: int) -> None:
+    """SentencePiece models and tables of their ids, and how transformers' generate begins and ends, and what it forbids."""
+    tables = [tokenizer.tokens(range(tokenizer.vocab_size)) for tokenizer in (source, target)]
+    separate = tables[0] != tables[1]
+    for side, tokenizer, table in zip(("source", "target"), (source, target), tables, strict=True):
+        write_file(directory / f"{side}.spm", sentencepiece_of(tokenizer) or b"")
+        pieces = {piece: i for i, piece in enumerate(table) if piece}
+        if side == "source" or separate:
+            name = "vocab.json" if side == "source" else "target_vocab.json"
+            write_file(directory / name, json.dumps(pieces, ensure_ascii=False, indent=0) + "\n")
+    told = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": separate, "model_max_length": max_positions}
+    pad, unk, eos = target.tokens(target.required("pad_id", "unk_id", "eos_id"))
+    told |= {"pad_token": pad, "unk_token": unk, "eos_token": eos}
+    write_settings(directory / TOKENIZER, told)
+    ids = {"decoder_start_token_id": target.bos_id, "eos_token_id": target.eos_id, "pad_token_id": target.pad_id}
+    rules = {"suppress_tokens": list(target.suppressed), "max_length": max_positions}
+    write_settings(directory / GENERATION, ids | rules)

@@ -1,0 +1,166 @@
+"""Write models as ONNX: the encoder, and one step of the decoder with its cache, for any runtime that reads ONNX."""
+
+import warnings
+from copy import deepcopy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transduce.data.text.tokenizers import Tokenizer, write_tokenizers
+from transduce.interop.pretrained import CONFIG, write_settings
+from transduce.model.cache import Cache, LayerCache
+from transduce.model.config import Tokens
+from transduce.model.layers import Layer
+from transduce.model.transformer import Transformer
+
+ENCODER, STEP = "encoder.onnx", "step.onnx"
+OPSET = 18
+
+
+class GivenCache(LayerCache):
+    """The cache of one layer as tensors that come in; what `append` gives goes out."""
+
+    def __init__(self, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor] | None) -> None:
+        super().__init__()
+        self.buffers, self.memory, self.length = list(past), memory, past[0].size(2)
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """All positions, in new tensors."""
+        keys, values = (torch.cat(pair, dim=2) for pair in zip(self.buffers, (key, value), strict=True))
+        self.buffers = [keys, values]
+        return keys, values
+
+
+class WrittenRMSNorm(nn.Module):
+    """RMSNorm as its formula, for ONNX has no operator for it in this version."""
+
+    def __init__(self, norm: nn.RMSNorm) -> None:
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.eps
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        assert self.eps is not None
+        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.eps) * self.weight
+
+
+class Encoder(nn.Module):
+    """Sources to the projected keys and values of every layer's cross-attention."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, source: Int[Tensor, "B S"], lengths: Int[Tensor, " B"]
+    ) -> tuple[Float[Tensor, "C B K M E"], Float[Tensor, "C B K M E"], Int[Tensor, " B"]]:
+        """Keys, values and lengths of the memory; C layers, M positions."""
+        memory = self.model.encode(source, lengths)
+        assert self.model.decoder is not None and memory.lengths is not None
+        crosses = [layer.cross for layer in self.model.decoder.layers if isinstance(layer, Layer)]
+        parts = [cross.project(memory.states) for cross in crosses if cross is not None]
+        keys, values = (torch.stack(side) for side in zip(*parts, strict=True))
+        return keys, values, memory.lengths
+
+
+class Step(nn.Module):
+    """One more token of every row."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        tokens: Int[Tensor, " N"],
+        keys: Float[Tensor, "C N K L E"],
+        values: Float[Tensor, "C N K L E"],
+        memory_keys: Float[Tensor, "C B K M E"] | None = None,
+        memory_values: Float[Tensor, "C B K M E"] | None = None,
+        memory_lengths: Int[Tensor, " B"] | None = None,
+    ) -> tuple[Float[Tensor, "N V"], Float[Tensor, "C N K P E"], Float[Tensor, "C N K P E"]]:
+        """The logits of what follows, and keys and values with one position more: P = L + 1."""
+        cache = Cache(len(keys))
+        for i in range(len(keys)):
+            memory = None if memory_keys is None or memory_values is None else (memory_keys[i], memory_values[i])
+            cache.layers[i] = GivenCache((keys[i], values[i]), memory)
+        cache.memory_lengths = memory_lengths
+        logits = self.model.decode(tokens[:, None], cache=cache)
+        new_keys, new_values = (torch.stack([layer.buffers[side] for layer in cache.layers]) for side in (0, 1))
+        return logits[:, 0], new_keys, new_values
+
+
+def export_onnx(model: Transformer, directory: Path, *, source: Tokenizer | None, target: Tokenizer) -> None:
+    """Write step.onnx, of a model with an encoder encoder.onnx, and config.json with what a search needs to know.
+
+    Batches and lengths may have any size, up to the model's max_positions where positions come from a table.
+
+    Raises:
+        ValueError: the library onnx is not installed, or the model has no decoder, or parts that are not written.
+    """
+    config = model.config
+    if config.decoder is None:
+        raise ValueError(
+            "ONNX is written of what has a decoder, but this model is an encoder alone; it cannot be exported"
+        )
+    if config.encoder is not None and not isinstance(config.encoder.input, Tokens):
+        raise ValueError("ONNX is written of what takes tokens, but this encoder takes frames; it cannot be exported")
+    for name, known in (("window", None), ("n_experts", 0), ("attention", "softmax")):
+        if (value := getattr(config, name)) != known:
+            raise ValueError(
+                f"ONNX is written with {name}={known} alone, but this model has {name}={value}; it cannot be exported"
+            )
+    if find_spec("onnx") is None:
+        raise ValueError("this export needs the library onnx, but it is not installed; pip install 'transduce[onnx]'")
+    model = deepcopy(model)
+    for parent in [*model.modules()]:
+        for name, module in [*parent.named_children()]:
+            if isinstance(module, nn.RMSNorm):
+                setattr(parent, name, WrittenRMSNorm(module))
+    n_layers, shape = config.decoder.n_layers, (config.kv_heads, config.d_head)
+    past = [torch.zeros(n_layers, 2, shape[0], 3, shape[1])] * 2
+    directory.mkdir(parents=True, exist_ok=True)
+    past_axes = {1: "rows", 3: "length"}
+    axes: dict[str, dict[int, str]] = {"tokens": {0: "rows"}, "keys": past_axes, "values": past_axes}
+    axes |= {
+        "logits": {0: "rows"},
+        "new_keys": {1: "rows", 3: "length + 1"},
+        "new_values": {1: "rows", 3: "length + 1"},
+    }
+    inputs, outputs = ["tokens", "keys", "values"], ["logits", "new_keys", "new_values"]
+    given: list[Tensor] = [torch.zeros(2, dtype=torch.long), *past]
+    if config.encoder is not None:
+        sources, lengths = torch.zeros(2, 5, dtype=torch.long), torch.tensor([5, 4])
+        memory_axes = {1: "sentences", 3: "positions"}
+        names = ["memory_keys", "memory_values", "memory_lengths"]
+        memory = {"memory_keys": memory_axes, "memory_values": memory_axes, "memory_lengths": {0: "sentences"}}
+        ends = {"source": {0: "sentences", 1: "source positions"}, "lengths": {0: "sentences"}}
+        _write(Encoder(model), directory / ENCODER, [sources, lengths], ["source", "lengths"], names, ends | memory)
+        with torch.no_grad():
+            given += Encoder(model)(sources, lengths)
+        inputs, axes = inputs + names, axes | memory
+    _write(Step(model), directory / STEP, given, inputs, outputs, axes)
+    told: dict[str, Any] = {
+        "n_layers": n_layers,
+        "n_kv_heads": shape[0],
+        "d_head": shape[1],
+        "vocab_size": config.vocab_size,
+    }
+    told |= {"bos_id": target.bos_id, "eos_id": target.eos_id, "suppressed": list(target.suppressed)}
+    write_tokenizers(directory, source, target, alone=config.encoder is None)
+    write_settings(directory / CONFIG, told)
+
+
+def _write(
+    module: nn.Module, path: Path, given: list[Tensor], inputs: list[str], outputs: list[str], axes: dict[str, Any]
+) -> None:
+    """Trace a module and write what it computes."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of sizes that are taken as constants where they choose a way to compute
+        torch.onnx.export(
+            module.eval(), tuple(given), str(path), input_names=inputs, output_names=outputs, dynamic_axes=axes,
+            opset_version=OPSET, dynamo=False,
+        )  # fmt: skip

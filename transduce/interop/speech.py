@@ -1,0 +1,236 @@
+"""Read Whisper and Speech2Text models as transformers saves them. The numbers stay the same; names and order change.
+
+As in Marian's models (see encoder_decoder.py), position vectors are all sines, then all cosines; so everything that reads from the
+residual stream or writes to it is reordered.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transduce.config import from_dict
+from transduce.data.speech.config import FeatureConfig
+from transduce.data.speech.features import FeatureExtractor
+from transduce.data.text.imported import ImportedTokenizer
+from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.files import read_json
+from transduce.interop.encoder_decoder import check_halves, fill_model, residual_order, their_weights
+from transduce.interop.pretrained import (
+    ACTIVATIONS,
+    CONFIG,
+    TOKENIZER,
+    Imported,
+    read_decoding,
+    read_generation,
+    read_optional,
+    read_settings,
+    read_table,
+    read_tensors,
+    require_equal,
+)
+from transduce.model.config import TransformerConfig
+from transduce.model.inputs import ConvolvedInput
+from transduce.model.positions import sinusoidal
+from transduce.model.size import check_fits
+from transduce.model.transformer import Transformer
+
+START, PLAIN = "<|startoftranscript|>", "<|notimestamps|>"
+"""What stands first before every transcript of a Whisper, and last before one without times. Between them one of many
+languages has the language of the speech, and what to do."""
+
+TIME = re.compile(r"<\|\d+\.\d\d\|>")
+"""Whisper's tokens of time."""
+
+
+def import_run(directory: Path) -> Imported:
+    """Read config.json, model.safetensors, the settings of features and the tokenizer of a Whisper or a Speech2Text.
+
+    Raises:
+        ValueError: the directory lacks one of them, or holds a model with parts that a Transformer here lacks.
+    Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision; Wang et al. (2020), fairseq
+    S2T; file format of transformers' save_pretrained.
+    """
+    settings: Any = {"defaults": {"tie_word_embeddings": True, "scale_embedding": False}}
+    theirs = read_settings(directory, fixed={"tie_word_embeddings": True}, **settings)
+    check_halves(theirs, directory)
+    if theirs["d_model"] % 2:
+        raise ValueError(f"d_model must be even, but in {directory} it is {theirs['d_model']}")
+    return (_whisper if theirs["model_type"] == "whisper" else _speech2text)(directory, theirs)
+
+
+def _whisper(directory: Path, theirs: dict[str, Any]) -> Imported:
+    features = _features(directory, {"padding_value": 0.0, "dither": 0.0, "do_normalize": [None, False]})
+    rate, n_positions = features["sampling_rate"], theirs["max_source_positions"]
+    heard = FeatureConfig(
+        sample_rate=rate,
+        frame=features["n_fft"] / rate,
+        hop=features["hop_length"] / rate,
+        n_mels=features["feature_size"],
+        n_coefficients=0,
+        low=0.0,
+        high=8000.0,
+        log_mel="whisper",
+        pad_to=float(features["chunk_length"]),
+        normalize="none",
+    )
+    if (n_frames := heard.n_frames(0)) != 2 * n_positions:
+        raise ValueError(
+            f"Whisper's sound must last for twice max_source_positions={n_positions} frames, but in {directory} it is padded "
+            f"to {n_frames}"
+        )
+    config = _config(
+        directory,
+        theirs,
+        {"n_features": theirs["num_mel_bins"], "conv_strides": [1, 2]},
+        {"positions": "learned", "max_positions": theirs["max_target_positions"], "scale_embeddings": False},
+    )
+    weights = read_tensors(directory, "WhisperForConditionalGeneration")
+    _check_sinusoids(directory, weights.get("model.encoder.embed_positions.weight"))
+    for name in [name for name in weights if name.endswith("k_proj.weight")]:  # a bias of keys would change nothing
+        weights.setdefault(name.removesuffix("weight") + "bias", torch.zeros(config.d_model))
+    model = _model(config, weights, directory)
+
+    tokenizer = _whisper_tokenizer(directory, read_generation(directory, theirs), config.vocab_size)
+    decoding = read_decoding(directory, theirs, n_opening=len(tokenizer.opening))
+    decoding |= {"length_offset": 0.0, "max_seconds": heard.pad_to}  # the length penalty does not count what opens
+    return Imported(model, None, tokenizer, decoding, FeatureExtractor(heard))
+
+
+def _speech2text(directory: Path, theirs: dict[str, Any]) -> Imported:
+    features = _features(directory, {"padding_value": 0.0, "dither": 0.0})
+    normalized = [features[name] for name in ("do_ceptral_normalize", "normalize_means", "normalize_vars")]
+    if normalized[0] and not all(normalized):
+        raise ValueError(
+            f"normalize_means and normalize_vars must be both true, but in {directory} they are {normalized[1:]}"
+        )
+    require_equal(features, "num_mel_bins", "feature_size", directory)
+    kernels = set(theirs["conv_kernel_sizes"])
+    if len(kernels) != 1 or theirs["input_channels"] != 1:
+        raise ValueError(
+            f"conv_kernel_sizes must be one size and input_channels 1, but in {directory} they are "
+            f"{theirs['conv_kernel_sizes']} and {theirs['input_channels']}"
+        )
+    heard = FeatureConfig(
+        sample_rate=features["sampling_rate"],
+        n_mels=features["num_mel_bins"],
+        n_coefficients=0,
+        log_mel="kaldi",
+        normalize="utterance" if normalized[0] else "none",
+    )
+    conv = {"conv_strides": [2] * len(theirs["conv_kernel_sizes"]), "conv_kernel": kernels.pop()}
+    conv |= {"conv_channels": theirs["conv_channels"] // 2, "conv_activation": "glu"}
+    config = _config(
+        directory,
+        theirs,
+        {"n_features": theirs["input_feat_per_channel"], **conv},
+        {
+            "max_positions": theirs["max_source_positions"],
+            "first_position": theirs["pad_token_id"] + 1,
+            "scale_embeddings": theirs["scale_embedding"],
+        },
+    )
+    model = _model(config, read_tensors(directory, "Speech2TextForConditionalGeneration"), directory)
+    tokenizer = _piece_table(directory, theirs, read_generation(directory, theirs).get("forced_bos_token_id"))
+    if theirs["scale_embedding"]:  # of the two halves of a gated convolution, the one that is no gate
+        assert isinstance(model.source_input, ConvolvedInput)
+        with torch.no_grad():
+            for parameter in model.source_input.convolutions[-1].parameters():
+                parameter[: config.d_model] *= config.d_model**0.5
+    decoding = read_decoding(directory, theirs, n_opening=len(tokenizer.opening))
+    decoding["max_seconds"] = heard.hop * theirs["max_source_positions"]
+    return Imported(model, None, tokenizer, decoding, FeatureExtractor(heard))
+
+
+def _config(
+    directory: Path, theirs: dict[str, Any], frames: dict[str, Any], others: dict[str, Any]
+) -> TransformerConfig:
+    """What both kinds of models have in common, with the fields in which they differ."""
+    encoder = {"positions": "sinusoidal", "max_positions": theirs["max_source_positions"]}
+    ours = {
+        "encoder": {"input": frames, "n_layers": theirs["encoder_layers"], **encoder},
+        "decoder": {"input": {"vocab_size": theirs["vocab_size"]}, "n_layers": theirs["decoder_layers"]},
+        "d_model": theirs["d_model"],
+        "n_heads": theirs["encoder_attention_heads"],
+        "d_ff": theirs["encoder_ffn_dim"],
+        "dropout": float(theirs["dropout"]),
+        "attention_dropout": float(theirs["attention_dropout"]),
+        "activation": ACTIVATIONS[theirs["activation_function"]],
+        "norm_position": "pre",
+        "sinusoids": "tensor2tensor",
+        **others,
+    }
+    return from_dict(TransformerConfig, ours, str(directory / CONFIG))
+
+
+def _model(config: TransformerConfig, weights: dict[str, Tensor], directory: Path) -> Transformer:
+    """A model in evaluation mode with these weights."""
+    check_fits(config, torch.device("cpu"))
+    model = Transformer(config)
+    own, whisper = their_weights(model), config.of(config.decoder).positions == "learned"
+    assert isinstance(model.source_input, ConvolvedInput)
+    last = len(model.source_input.convolutions) - 1
+    for i, convolution in enumerate(model.source_input.convolutions):
+        where = f"model.encoder.{f'conv{i + 1}' if whisper else f'conv.conv_layers.{i}'}"
+        for kind, parameter in convolution.named_parameters():
+            own[f"{where}.{kind}"] = parameter.detach(), 0 if i == last else None
+    fill_model(model, own, weights, directory)
+    return model.eval()
+
+
+def _check_sinusoids(directory: Path, table: Tensor | None) -> None:
+    """Raise ValueError if a table of the encoder's positions is another than the one that is computed here."""
+    if table is None:
+        return
+    d_model = table.size(1)
+    own = torch.empty_like(table)
+    own[:, residual_order(d_model)] = sinusoidal(0, len(table), d_model, kind="tensor2tensor").to(table.dtype)
+    if (far := float((own - table).abs().max())) > 1e-2:
+        raise ValueError(
+            f"the encoder's positions must be sinusoids, but in {directory} embed_positions differs from them by {far:.4g}"
+        )
+
+
+def _features(directory: Path, fixed: dict[str, Any]) -> dict[str, Any]:
+    """The settings of features, from preprocessor_config.json, or from processor_config.json, which also holds others."""
+    whole = read_optional(directory / "processor_config.json")
+    found = whole.get("feature_extractor") or read_json(directory / "preprocessor_config.json")
+    for name, value in fixed.items():
+        allowed = value if isinstance(value, list) else [value]
+        if found.get(name, allowed[0]) not in allowed:
+            raise ValueError(f"{name} must be {allowed[0]!r}, but in {directory} it is {found[name]!r}")
+    return found
+
+
+def _whisper_tokenizer(directory: Path, generation: dict[str, Any], vocab_size: int) -> ImportedTokenizer:
+    """Byte-level BPE, in which tokens of time are no text; English is transcribed where nothing else is said."""
+    plain = json.loads(JSONTokenizer.load(directory).model)
+    for token in plain["added_tokens"]:
+        token["special"] = token["special"] or TIME.fullmatch(token["content"]) is not None
+    ids = {token["content"]: token["id"] for token in plain["added_tokens"]}
+    names, languages = [PLAIN], dict[str, int]()
+    if generation.get("is_multilingual", vocab_size >= 51865):
+        language = str(generation.get("language") or "en").strip("<|>")
+        names = [f"<|{language}|>", f"<|{generation.get('task') or 'transcribe'}|>", PLAIN]
+        languages = {name.strip("<|>"): i for name, i in generation.get("lang_to_id", {}).items()}
+    if lacking := [name for name in (START, *names) if name not in ids]:
+        raise ValueError(f"{directory} must have the tokens {' '.join((START, *names))}, but it has no {lacking[0]}")
+    end = JSONTokenizer(json.dumps(plain).encode()).required("eos_id")[0]
+    special, opening = {"bos": ids[START], "eos": end, "pad": end, "unk": end}, [ids[name] for name in names]
+    parts: Any = {"special": special, "opening": opening, "languages": languages, "place": "first"}
+    return ImportedTokenizer.of({"tokenizer": plain}, size=vocab_size, **parts)
+
+
+def _piece_table(directory: Path, theirs: dict[str, Any], forced: int | None) -> ImportedTokenizer:
+    """The pieces of vocab.json, into which sentencepiece.bpe.model cuts a text that begins with the forced one."""
+    if read_optional(directory / TOKENIZER).get("do_upper_case"):
+        raise ValueError(f"do_upper_case must be False, but in {directory} it is True")
+    path, pieces = directory / "sentencepiece.bpe.model", read_table(directory / "vocab.json", theirs["vocab_size"])
+    ids = {"bos": theirs["decoder_start_token_id"], "eos": theirs["eos_token_id"], "pad": theirs["pad_token_id"]}
+    opening = [] if forced is None else [forced]
+    return ImportedTokenizer.of_pieces(
+        path.read_bytes(), pieces, special=ids | {"unk": pieces.index("<unk>")}, opening=opening
+    )
