@@ -1,0 +1,91 @@
+"""transduce serve as a user meets it: what it refuses, and how it stops."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.language_runs import language_run
+from tests.runs import LITTLE, random_run
+from transduce.cli.main import main
+from transduce.tasks.load import load
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run that translates, and does not know its languages."""
+    return random_run(tmp_path_factory.mktemp("serve") / "mt", model=LITTLE)
+
+
+def test_what_cannot_be_served_is_told(run, tmp_path, capsys):
+    other, empty = tmp_path / "mt", tmp_path / "token"
+    language_run(other)
+    empty.touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for words, message in [
+            ([run], "a run that translates needs its languages, such as en-de, but there is ' and '; add --languages en-de, "
+             "one for each run that translates"),
+            ([run, "--languages", "english"], "a run that translates needs its languages, such as en-de, but there is "
+             "'english'; add --languages en-de, one for each run that translates"),
+            ([other, "--languages", "en-de"], "--languages are those of runs that translate, but en-de are too many; leave "
+             "them out"),
+            ([other, run], "runs are asked for by their names, but two are called mt; rename one directory"),
+            ([other, "--token-file", empty], f"{empty} must hold a token, but it is empty; write one into it"),
+            ([other, "--queue", "0"], "queue must be at least 1, but queue=0"),
+            ([other, "--port", port], f"127.0.0.1 and port {port} cannot be listened at (Address already in use); --port 0 "
+             "takes a free port"),
+        ]:  # fmt: skip
+            where = [] if "--port" in words else ["--port", "0"]
+            assert main(["serve", *map(str, words), *where]) == 2, words
+            assert capsys.readouterr().err.splitlines()[-1] == f"transduce: {message}"
+
+
+def test_help_fits_a_screen(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    assert len(capsys.readouterr().out.splitlines()) <= 50
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_what_was_accepted_is_answered_before_the_end(run, end):
+    """Many wait while the signal comes; then nobody is let in any more."""
+    lines = [f"Open the old letter {i}." for i in range(40)]
+    words = [sys.executable, "-m", "transduce.cli.main", "serve", str(run), "--languages", "en-de", "--port", "0"]
+    server = subprocess.Popen([*words, "--batch", "2", "--queue", "50"], stderr=subprocess.PIPE, text=True,
+                              env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})  # fmt: skip
+    try:
+        found = re.search(r"mt at (http://127.0.0.1:\d+), described at \1/docs", server.stderr.readline())
+        with httpx.Client(base_url=found[1], timeout=120) as client:
+            assert client.get("/health").status_code == 200
+            answers: dict[str, httpx.Response] = {}
+
+            def ask(line: str) -> None:
+                answers[line] = client.post("/translate", json={"q": line, "source": "en", "target": "de"})
+
+            threads = [threading.Thread(target=ask, args=(line,)) for line in lines]
+            for thread in threads:
+                thread.start()
+            while "waiting{" not in (told := client.get("/metrics").text) or 'model="mt"} 0.0' in told:
+                pass
+            server.send_signal(end)
+            for thread in threads:
+                thread.join()
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(f"{found[1]}/health")
+        assert [answers[line].json()["translatedText"] for line in lines] == load(run)(lines)
+        assert server.wait(60) == (130 if end == signal.SIGINT else -end)
+        assert "Traceback" not in server.stderr.read()
+    finally:
+        server.kill()
+        server.communicate()

@@ -1,0 +1,164 @@
+"""Real clients, unchanged, get what the runs give without a server."""
+
+import io
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import openai
+import pytest
+import soundfile
+from libretranslatepy import LibreTranslateAPI
+
+from tests.runs import ENGLISH, RATE, sentences, sound
+from transduce.tasks.config import GenerationConfig
+
+
+@pytest.fixture
+def client(url) -> openai.OpenAI:
+    """OpenAI's own."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def wav(text: str, *, seed: int = 0) -> bytes:
+    """Tones as a WAV file."""
+    file = io.BytesIO()
+    soundfile.write(file, sound(text, seed=seed), RATE, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
+LONG = wav(" ".join(sentences(5)))
+"""Several segments."""
+
+
+def test_libretranslate(url, offline):
+    api, translator = LibreTranslateAPI(url), offline["mt"]
+    text = "Print it.\n\nOpen the old letter."
+    assert api.translate(text, "en", "de") == "\n".join(translator(text.split("\n")))
+    assert api.languages() == [
+        {"code": "en", "name": "English", "targets": ["de"]},
+        {"code": "de", "name": "German", "targets": []},
+    ]
+    assert api.detect("Hello") == [{"confidence": 100.0, "language": "en"}]
+
+
+def test_libretranslate_as_pages_ask(http, offline):
+    asked = {"q": ["Print it.", "Close the green folder, please."], "source": "auto", "target": "de", "alternatives": 2}
+    answer = http.post("/translate", json={**asked, "format": "text", "api_key": ""}).json()
+    found = [[output.text for output in each] for each in offline["mt"].translate(asked["q"], n_best=3)]
+    assert answer["translatedText"] == [texts[0] for texts in found]
+    assert answer["alternatives"] == [texts[1:] for texts in found]
+    assert [each["language"] for each in answer["detectedLanguage"]] == ["en", "en"]
+    one = http.post("/translate", json={**asked, "q": "Print it.", "source": "en"}).json()
+    assert one == {"translatedText": found[0][0], "alternatives": found[0][1:]}
+    settings = http.get("/frontend/settings").json()
+    assert settings["charLimit"] == 10_000 and settings["language"]["target"] == {"code": "de", "name": "German"}
+    assert http.get("/health").json() == {"status": "ok"}
+
+
+def test_many_at_once_get_what_each_would_get_alone(http, offline):
+    lines = [f"{line} {i}" for i, line in enumerate(ENGLISH[:12])]
+    with ThreadPoolExecutor(8) as pool:
+        asked = [{"q": line, "source": "en", "target": "de"} for line in lines]
+        found = [*pool.map(lambda each: http.post("/translate", json=each).json()["translatedText"], asked)]
+    assert found == [text for line in lines for text in offline["mt"]([line])]
+    sizes = re.findall(r'batch_inputs_bucket\{le="(\S+)",model="mt"\} (\S+)', http.get("/metrics").text)
+    counts = [float(count) for _, count in sizes]
+    assert counts[-1] > counts[0], "some batch had more than one input"
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["mt", "asr", "lm"]
+    assert client.models.retrieve("asr").object == "model"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("none")
+
+
+@pytest.mark.parametrize("raw", [wav("red blue"), LONG], ids=["one segment", "several"])
+def test_transcriptions(client, offline, raw):
+    (heard,) = offline["asr"].transcribe([io.BytesIO(raw)], word_times=True)
+
+    def ask(written: str, **how) -> object:
+        return client.audio.transcriptions.create(
+            file=("talk.wav", raw), model="asr", response_format=written, language="en", **how
+        )
+
+    assert ask("json").text == heard.text
+    assert ask("text") == heard.text + "\n"
+    verbose = ask("verbose_json", timestamp_granularities=["word", "segment"])
+    assert verbose.text == heard.text and verbose.language == "en"
+    assert verbose.duration == pytest.approx(soundfile.info(io.BytesIO(raw)).duration)
+    expected = [(each.start, each.stop, each.outputs[0].text, each.outputs[0].tokens) for each in heard.segments]
+    assert [(each.start, each.end, each.text, each.tokens) for each in verbose.segments] == expected
+    words = [word for each in heard.segments for word in each.outputs[0].words if word.start is not None]
+    assert [(w.word, w.start, w.end) for w in verbose.words] == [(w.text, w.start, w.stop) for w in words]
+    assert ask("srt").count(" --> ") == ask("vtt").count(" --> ") == len(heard.segments)
+    assert ask("srt").startswith("1\n00:00:00,") and ask("vtt").startswith("WEBVTT\n\n00:00:00.")
+
+
+@pytest.mark.parametrize("raw", [wav("red blue"), LONG], ids=["one segment", "several"])
+def test_transcriptions_stream(client, offline, raw):
+    (heard,) = offline["asr"].transcribe([io.BytesIO(raw)])
+    events = [*client.audio.transcriptions.create(file=("talk.wav", raw), model="whisper-1", stream=True)]
+    assert len(events) == len(heard.segments) + 1
+    assert "".join(event.delta for event in events[:-1]) == events[-1].text == heard.text
+
+
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
+def test_translations(client, offline):
+    raw = wav("green")
+    found = client.audio.translations.create(file=("talk.wav", raw), model="asr")
+    assert [found.text] == offline["asr"]([io.BytesIO(raw)])
+
+
+def test_clients_of_whisper_cpp(http, offline):
+    raw = wav("black red")
+    fields = {"temperature": "0.0", "temperature_inc": "0.2", "response_format": "json"}
+    found = http.post("/inference", files={"file": ("talk.wav", raw, "audio/wav")}, data=fields).json()
+    assert [found["text"]] == offline["asr"]([io.BytesIO(raw)])
+
+
+def test_completions(client, offline):
+    prompts, config = ["ROMEO:", "All: Speak"], GenerationConfig(max_length=12, n=2, seed=5)
+    found = client.completions.create(model="lm", prompt=prompts, max_tokens=12, n=2, seed=5)
+    outputs = offline["lm"].generate(prompts, config)
+    assert [choice.text for choice in found.choices] == [output.text for each in outputs for output in each]
+    assert {choice.finish_reason for choice in found.choices} == {"length"}
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (sum(map(len, prompts)), 4 * 12)
+    greedy = client.completions.create(model="lm", prompt=prompts, max_tokens=12, temperature=0, echo=True)
+    texts = offline["lm"](prompts, GenerationConfig(max_length=12, temperature=0))
+    assert [each.text for each in greedy.choices] == [
+        prompt + text for prompt, text in zip(prompts, texts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("stop", [None, "stop"])
+def test_completions_stream(client, offline, stop):
+    config = GenerationConfig(max_length=20, n=2, seed=5)
+    texts = [output.text for output in offline["lm"].generate(["ROMEO:"], config)[0]]
+    stops = [texts[0][7:10]] if stop else []
+    expected = [text[: text.find(stops[0])] if stop and stops[0] in text else text for text in texts]
+    asked = {"model": "lm", "prompt": "ROMEO:", "max_tokens": 20, "n": 2, "seed": 5, "stop": stops or None}
+    got, reasons = ["", ""], [None, None]
+    for event in client.completions.create(**asked, stream=True):
+        (choice,) = event.choices
+        got[choice.index] += choice.text
+        reasons[choice.index] = choice.finish_reason
+    assert got == expected
+    assert got == [choice.text for choice in client.completions.create(**asked).choices]
+    assert reasons[0] == ("stop" if stop else "length")
+
+
+def test_the_api_is_described(http):
+    plain = http.get("/openapi.json").json()
+    assert {"/translate", "/inference", "/v1/audio/transcriptions", "/v1/completions"} <= set(plain["paths"])
+    assert "$defs" not in json.dumps(plain)
+    assert http.get("/docs").status_code == 200
+
+
+def test_silence_is_a_blank_text(client):
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(RATE), RATE, format="WAV")
+    assert client.audio.transcriptions.create(file=("a.wav", file.getvalue()), model="asr").text == ""

@@ -1,0 +1,211 @@
+"""What an engine does with what waits, shown with work that is told when to go on."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import sleep
+from typing import Any
+
+import pytest
+
+from transduce.serve.config import ServeConfig
+from transduce.serve.engine import END, Ask, Busy, Engine, Late, Pace
+
+
+class Upper:
+    """Work that writes down what it was given, and waits at a gate."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[Any, list[Any]]] = []
+        self.began, self.gate, self.left = threading.Event(), threading.Event(), threading.Event()
+        self.gate.set()
+
+    def __call__(self, kind: Any, texts: list[str]) -> Iterator[tuple[int, Any]]:
+        """Every text in capitals; "bad" cannot be used, "endless" has no end."""
+        self.batches.append((kind, texts))
+        self.began.set()
+        assert self.gate.wait(20)
+        if "bad" in texts:
+            raise ValueError("bad cannot be used")
+        for i, text in enumerate(texts):
+            if text == "slow":
+                sleep(0.3)
+            yield i, text.upper()
+            try:
+                while text == "endless":
+                    yield i, text
+            except GeneratorExit:
+                self.left.set()
+                raise
+            yield i, END
+
+
+@contextmanager
+def running(work: Upper, **config: Any) -> Iterator[Engine]:
+    """An engine at work, which stops at the end."""
+    engine = Engine("test", work, ServeConfig(**config))
+    engine.start()
+    try:
+        yield engine
+    finally:
+        work.gate.set()
+        engine.stop()
+        engine.join(20)
+        assert not engine.is_alive()
+
+
+async def outputs(engine: Engine, asks: list[Ask]) -> list[Any]:
+    """What every input gets: its pieces, or the exception."""
+    engine.submit(asks)
+
+    async def all_of(ask: Ask) -> list[Any]:
+        return [piece async for piece in ask.pieces()]
+
+    return await asyncio.gather(*map(all_of, asks), return_exceptions=True)
+
+
+def test_inputs_of_a_kind_are_worked_on_together():
+    async def run(engine: Engine) -> list[Any]:
+        asks = [Ask(text, kind) for text, kind in zip("abcdefg", (1, 2, 1, 1, 2, 1, 1), strict=True)]
+        return await outputs(engine, asks)
+
+    work = Upper()
+    with running(work, batch=3, wait_ms=50) as engine:
+        assert asyncio.run(run(engine)) == [[each] for each in "ABCDEFG"]
+    assert work.batches == [(1, ["a", "c", "d"]), (2, ["b", "e"]), (1, ["f", "g"])]
+
+
+def test_what_comes_while_a_batch_waits_joins_it():
+    async def run(engine: Engine) -> None:
+        first = asyncio.create_task(outputs(engine, [Ask("a")]))
+        await asyncio.sleep(0.01)
+        await outputs(engine, [Ask("b")])
+        await first
+
+    work = Upper()
+    with running(work, batch=2, wait_ms=1000) as engine:
+        asyncio.run(run(engine))
+    assert work.batches == [(None, ["a", "b"])]
+
+
+def test_an_input_at_fault_fails_alone():
+    work = Upper()
+    with running(work) as engine:
+        found = asyncio.run(_asked(engine, ["a", "bad", "b"]))
+    assert found[::2] == [["A"], ["B"]]
+    assert isinstance(found[1], ValueError) and str(found[1]) == "bad cannot be used"
+
+
+async def _asked(engine: Engine, texts: list[str], **how: Any) -> list[Any]:
+    return await outputs(engine, [Ask(text, **how) for text in texts])
+
+
+def test_a_full_queue_refuses_and_forgets_nothing():
+    async def run(engine: Engine) -> None:
+        working = asyncio.create_task(_asked(engine, ["a", "b"]))
+        await asyncio.to_thread(work.began.wait, 20)
+        waiting = asyncio.create_task(_asked(engine, ["c", "d", "e"]))
+        await asyncio.sleep(0)
+        with pytest.raises(Busy, match="too many requests wait for this model; try again in 1 s"):
+            engine.submit([Ask("f"), Ask("g")])
+        last = asyncio.create_task(_asked(engine, ["h"]))
+        await asyncio.sleep(0)
+        work.gate.set()
+        assert [*await working, *await waiting, *await last] == [[each] for each in "ABCDEH"]
+
+    work = Upper()
+    work.gate.clear()
+    with running(work, batch=2, queue=2) as engine:
+        asyncio.run(run(engine))
+
+
+def test_a_request_larger_than_the_queue_is_done_when_nothing_waits():
+    with running(Upper(), batch=1, queue=1) as engine:
+        assert asyncio.run(_asked(engine, ["a", "b", "c"])) == [["A"], ["B"], ["C"]]
+
+
+@pytest.mark.parametrize("sizes", [[3, 1, 10, 4], [128, 1, 1, 1, 1]])
+def test_pace_finds_what_batches_take(sizes):
+    """0.3 s a batch and 0.02 s a text."""
+    pace = Pace()
+    for n in sizes:
+        pace.add(n, 0.3 + 0.02 * n)
+    assert pace.seconds(2, 200) == pytest.approx(0.6 + 4.0)
+
+
+def test_small_batches_do_not_say_that_large_ones_are_slow():
+    """One text at a time took 0.3 s; 128 at once would not take 38 s, for which nothing would be let in."""
+    pace = Pace()
+    assert pace.seconds(1, 128) == 0
+    for _ in range(20):
+        pace.add(1, 0.3)
+    assert pace.seconds(1, 128) == pytest.approx(0.3)
+
+
+def test_what_could_not_be_done_by_the_deadline_is_not_let_in():
+    """The queue has room for thousands, but the last batches took a quarter of the deadline for each input."""
+
+    async def run(engine: Engine) -> None:
+        assert await _asked(engine, ["slow"]) == [["SLOW"]]
+        work.gate.clear()
+        work.began.clear()
+        working = asyncio.create_task(_asked(engine, ["a"]))
+        await asyncio.to_thread(work.began.wait, 20)
+        engine.submit([Ask("b")])
+        with pytest.raises(Busy):
+            engine.submit([Ask("c"), Ask("d"), Ask("e")])
+        work.gate.set()
+        await working
+
+    work = Upper()
+    with running(work, batch=1, queue=5000, deadline=1.2, wait_ms=0) as engine:
+        asyncio.run(run(engine))
+
+
+def test_what_is_too_late_is_dropped_before_it_is_begun():
+    async def run(engine: Engine) -> list[Any]:
+        working = asyncio.create_task(_asked(engine, ["a"]))
+        await asyncio.to_thread(work.began.wait, 20)
+        found = [*await _asked(engine, ["b"]), *await working]
+        work.gate.set()
+        engine.config = ServeConfig()
+        return [*found, *await _asked(engine, ["c"])]
+
+    work = Upper()
+    work.gate.clear()
+    with running(work, deadline=0.1) as engine:
+        b, a, c = asyncio.run(run(engine))
+    assert isinstance(a, Late) and isinstance(b, Late) and c == ["C"]
+    assert [texts for _, texts in work.batches] == [["a"], ["c"]]
+
+
+def test_a_stream_holds_no_batch_up_and_ends_when_nobody_listens():
+    async def run(engine: Engine) -> None:
+        stream = Ask("endless", alone=True)
+        engine.submit([stream])
+        pieces = stream.pieces()
+        assert await anext(pieces) == "ENDLESS"
+        assert await _asked(engine, ["a"]) == [["A"]]
+        assert await anext(pieces) == "endless"
+        assert not work.left.is_set()
+        await pieces.aclose()
+        assert await asyncio.to_thread(work.left.wait, 20)
+
+    work = Upper()
+    with running(work) as engine:
+        asyncio.run(run(engine))
+
+
+def test_what_waits_at_the_end_is_done():
+    async def run(engine: Engine) -> list[Any]:
+        asked = asyncio.create_task(_asked(engine, ["a", "b", "c"]))
+        await asyncio.to_thread(work.began.wait, 20)
+        engine.stop()
+        work.gate.set()
+        return await asked
+
+    work = Upper()
+    work.gate.clear()
+    with running(work, batch=1) as engine:
+        assert asyncio.run(run(engine)) == [["A"], ["B"], ["C"]]

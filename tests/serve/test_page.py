@@ -1,0 +1,363 @@
+"""The server's page: what it asks the server for, and, in a browser, what one does there."""
+
+import base64
+import io
+import json
+import math
+import re
+import shutil
+import socket
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import soundfile
+
+from tests.serve.conftest import served_of, serving
+from tests.serve.test_clients import wav
+from transduce.cli.common import Machine
+from transduce.cli.serve import load_served
+from transduce.serve.config import ServeConfig
+from transduce.tasks.config import GenerationConfig
+
+FOLDER = Path(__file__).parents[2] / "transduce" / "serve" / "page"
+MARKUP = r"(inner|outer)HTML|insertAdjacent|document\.write|\beval\b|Function\(|://(?!www\.w3)"
+"""What makes markup or code of a text, or asks another server."""
+LINE = "<b onclick=alert(1)>Open</b> the old letter."
+SAMPLES = {100: ("Print it.", "Druck es aus.", "Mach es aus."), 200: ("Print it.", "Druck es aus.", "Druck es aus.")}
+
+
+SESAME = {"Authorization": "Bearer sesame"}
+
+
+@pytest.fixture(scope="module")
+def recorded(runs) -> dict[str, Path]:
+    """The same runs; that which translates has the record of a training."""
+    folder = runs["mt"]
+    lines = [{"update": u, "epoch": 0, "kind": "train", "loss": 5 - u / 100} for u in (50, 100, 150, 200)]
+    lines += [{"update": u, "epoch": 0, "kind": "valid", "loss": 4 - u / 100, "bleu": u / 10} for u in SAMPLES]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "samples").mkdir()
+    for update, sample in SAMPLES.items():
+        (folder / "samples" / f"{update:08d}.tsv").write_text("\t".join(sample) + "\n")
+    score = {"search": "beam5", "measure": "bleu", "value": 20.5, "low": 19.0, "high": 22.0, "score": "BLEU 20.5"}
+    (folder / "test.json").write_text(json.dumps([score]))
+    return runs
+
+
+class Links(HTMLParser):
+    """What a page points to, and what in it a browser may not run."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links, self.inline = list[str](), list[str]()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+        self.inline += [name for name, _ in attrs if name == "style" or name.startswith("on")]
+        self.inline += [tag] * (tag == "style" or (tag == "script" and "src" not in dict(attrs)))
+
+
+def test_the_page_is_whole_and_asks_nobody_else(http):
+    answer = http.get("/")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    rules = answer.headers["content-security-policy"].split("; ")
+    assert {"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'"} <= set(rules)
+    page = Links(answer.text)
+    assert page.inline == []
+    assert {"page/page.js", "page/style.css", "page/icon.svg"} < set(page.links)
+    scripts = {file.name: file.read_text() for file in FOLDER.glob("*.js")}
+    imported = [f"page/{name}" for text in scripts.values() for name in re.findall(r'from "\./(.+)"', text)]
+    for link in {*page.links, *imported}:
+        assert ":" not in link and not link.startswith("/") and http.get(f"/{link}").status_code == 200, link
+    for name, text in scripts.items():
+        assert not re.search(MARKUP, text), name
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_translations_come_with_scores_and_looks(http, offline, n):
+    answer = http.post("/page/translate", json={"model": "mt", "line": LINE, "n_best": n}).json()["outputs"]
+    (outputs,) = offline["mt"].translate([LINE], n_best=n)
+    looks = offline["mt"].align([LINE] * n, outputs)
+    assert [(each["text"], each["score"]) for each in answer] == [
+        (each.text, pytest.approx(each.score, abs=1e-5)) for each in outputs
+    ]
+    for each, look in zip([each["attention"] for each in answer], looks, strict=True):
+        assert (each["source"], each["target"]) == (look.source, look.target)
+        assert each["layer"] == look.words.layer
+        mean = look.weights[look.words.layer].mean(dim=0).tolist()
+        assert each["weights"] == [[pytest.approx(weight, abs=1e-3) for weight in row] for row in mean]
+
+
+@pytest.mark.parametrize("line", ["a b c " * 1000, " "], ids=["long", "blank"])
+def test_what_cannot_be_drawn_has_no_picture(http, line):
+    (output,) = http.post("/page/translate", json={"model": "mt", "line": line}).json()["outputs"]
+    assert output["attention"] is None
+
+
+def test_an_ensemble_has_the_record_of_its_first_run_and_no_picture(recorded, tmp_path):
+    other = shutil.copytree(recorded["mt"], tmp_path / "other")
+    pair = Path(f"{recorded['mt']},{other}")
+    served = load_served((pair,), ("en-de",), None, ServeConfig(), Machine(device="cpu"))
+    with serving(served) as url, httpx.Client(base_url=url) as client:
+        (output,) = client.post("/page/translate", json={"model": "mt,other", "line": "a"}).json()["outputs"]
+        assert output["attention"] is None
+        assert client.get("/page/runs/mt,other").json()["samples"][0]["source"] == "Print it."
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "message"),
+    [
+        ({"model": "../mt"}, 404, "a run must be one of /page/runs, but it is '../mt'; choose one of them"),
+        ({"model": "lm"}, 404, "lm does not translate; choose one of /page/runs that does"),
+        ({"line": "a" * 10_001}, 400, "a request may have 10000 characters, but it has 10001; send it in parts"),
+        ({"n_best": 11}, 400, "n_best: Input should be less than or equal to 10; correct it"),
+    ],
+)
+def test_what_is_refused_is_told(http, fields, status, message):
+    answer = http.post("/page/translate", json={"model": "mt", "line": "a", **fields})
+    assert (answer.status_code, answer.json()) == (status, {"error": message})
+
+
+def test_a_run_tells_how_it_was_trained(http, recorded):
+    found = http.get("/page/runs/mt").json()
+    loss, bleu = found["curves"]
+    assert (loss["name"], loss["training"]) == ("loss", [[50, 4.5], [100, 4.0], [150, 3.5], [200, 3.0]])
+    assert (loss["validation"], bleu["validation"]) == ([[100, 3.0], [200, 2.0]], [[100, 10.0], [200, 20.0]])
+    outputs = [[update, output] for update, (*_, output) in SAMPLES.items()]
+    assert found["samples"] == [{"source": "Print it.", "reference": "Druck es aus.", "outputs": outputs}]
+    assert [(each["measure"], each["value"], each["low"]) for each in found["scores"]] == [("bleu", 20.5, 19.0)]
+    assert http.get("/page/runs/lm").json() == {"curves": [], "samples": [], "scores": []}
+    for name in ("..%2Fmt", "%2Fetc", "mt%2Fsamples", "mt%00"):
+        assert http.get(f"/page/runs/{name}").status_code == 404
+
+
+def test_a_token_lets_the_page_in_and_nobody_else(runs):
+    with serving(served_of({"mt": runs["mt"]}), token="sesame") as url, httpx.Client(base_url=url) as client:
+        assert client.get("/").status_code == client.get("/page/page.js").status_code == 200
+        for method, path in [("GET", "/page/runs"), ("GET", "/page/runs/mt"), ("POST", "/page/translate")]:
+            assert client.request(method, path).status_code == 401
+            known = client.request(method, path, headers=SESAME, json={"model": "mt", "line": "a"})
+            assert known.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/inference"])
+def test_a_strangers_upload_is_refused_by_its_header(runs, path):
+    """The body never comes, and the answer does not wait for it."""
+    with serving(served_of({"asr": runs["asr"]}), token="sesame") as url:
+        place = urlsplit(url)
+        with socket.create_connection((place.hostname, place.port), timeout=20) as stranger:
+            form = "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 20000000"
+            stranger.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{form}\r\n\r\n--x\r\n".encode())
+            answer = stranger.makefile("rb").read()  # to its end: the connection is closed
+    assert answer.startswith(b"HTTP/1.1 401 ") and b"connection: close" in answer.lower()
+
+
+# In a browser.
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium without a window, whose microphone beeps."""
+    sync = pytest.importorskip("playwright.sync_api")
+    flags = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+    with sync.sync_playwright() as tools:
+        path = shutil.which("chromium") or tools.chromium.executable_path
+        if not Path(path).exists():
+            pytest.skip("no Chromium")
+        browser = tools.chromium.launch(executable_path=path, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser, recorded, url, request):
+    """The page as it has just been opened; nothing went wrong in its scripts when the test ends."""
+    wrong = []
+    with browser.new_context(**getattr(request, "param", {})) as context:
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        page.add_init_script(
+            "window.played = []; const start = AudioBufferSourceNode.prototype.start;"
+            "AudioBufferSourceNode.prototype.start = function (...when) { played.push(when); start.apply(this, when); };"
+        )
+        page.goto(url)
+        page.get_by_role("tab").first.wait_for()
+        yield page
+    assert wrong == []
+
+
+def said(page, name: str) -> object:
+    """What a panel tells of its work."""
+    return page.locator(f"#{name} .status")
+
+
+def expect(locator) -> object:
+    """What waits for something to become true of the page."""
+    from playwright.sync_api import expect
+
+    return expect(locator, "the page")
+
+
+def translate(page, text: str) -> None:
+    """Have a text translated."""
+    page.get_by_role("tab", name="Translate").click()
+    page.get_by_label("Text, each line by itself").fill(text)
+    page.get_by_role("button", name="Translate").click()
+    expect(said(page, "translate")).to_contain_text("Translated:")
+
+
+@pytest.mark.long
+def test_one_translates_and_sees_where_the_decoder_looked(page, offline):
+    translate(page, f"{LINE}\n\nPrint it.")
+    first, second = (offline["mt"].translate([line], n_best=3)[0] for line in (LINE, "Print it."))
+    found = page.locator("#translate .ranked").first.get_by_role("button")
+    expect(found).to_have_text([output.text for output in first])
+    expect(page.locator("#translate .ranked").last.get_by_role("button").first).to_have_text(second[0].text)
+    expect(page.locator("#translate .source").first).to_have_text(LINE)
+    assert page.locator("#translate b").count() == 0, "a text is no markup"
+    found.nth(1).click()
+    page.get_by_text("Where the decoder looked").first.click()
+    (look,) = offline["mt"].align([LINE], first[1:2])
+    weights = look.weights[look.layer].mean(dim=0)
+    cells, readout = page.locator("#translate [role=grid]").first.locator("tbody td"), page.locator(".readout").first
+    assert cells.count() == weights.numel()
+    n_places = len(look.source)
+    cells.nth(n_places + 2).hover()
+    told = r" looks at {}: (\d+) %"
+    shown = look.source[2].replace("\u2581", "") or "\u2423"
+    expect(readout).to_have_text(re.compile(told.format(re.escape(shown))))
+    percent = int(re.search(r"(\d+) %", readout.text_content())[1])
+    assert abs(percent - 100 * float(weights[1, 2])) < 0.6
+    cells.first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("End")
+    last = cells.nth(2 * n_places - 1)
+    expect(last).to_be_focused()
+    expect(readout).to_have_text(last.get_attribute("aria-label"))
+
+
+@pytest.mark.long
+def test_one_drops_a_sound_and_hears_its_words(page, offline):
+    page.get_by_role("tab", name="Transcribe").click()
+    raw = wav("red blue")
+    dropped = page.evaluate_handle(
+        """(text) => {
+            const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+            const found = new DataTransfer();
+            found.items.add(new File([bytes], "talk.wav", { type: "audio/wav" }));
+            return found;
+        }""",
+        base64.b64encode(raw).decode(),
+    )
+    page.locator("#transcribe .drop").dispatch_event("drop", {"dataTransfer": dropped})
+    expect(said(page, "transcribe")).to_contain_text("Translated:")
+    (heard,) = offline["asr"].transcribe([io.BytesIO(raw)], word_times=True)
+    words = [word for segment in heard.segments for word in segment.outputs[0].words]
+    buttons = page.get_by_role("toolbar", name="What was said").get_by_role("button")
+    expect(buttons).to_have_text([word.text for word in words])
+    expect(page.locator("#transcribe .ranked button")).to_have_text(offline["mt"]([heard.text])[0])
+    buttons.first.click()
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    heard_parts = [each for word in (words[0], words[-1]) for each in (0, word.start, word.stop - word.start)]
+    assert [x for part in page.evaluate("played") for x in part] == pytest.approx(heard_parts, abs=1e-6)
+    blue = "(canvas) => new Set(new Uint32Array(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size"
+    assert page.locator("#transcribe canvas").evaluate(blue) > 2, "a line, what is chosen, and the ground"
+
+
+@pytest.mark.long
+def test_one_records(page):
+    """What a browser records is sent as a WAV file of 16 bits."""
+    page.get_by_role("tab", name="Transcribe").click()
+    page.get_by_role("button", name="Record").click()
+    expect(said(page, "transcribe")).to_contain_text("Recording")
+    page.wait_for_timeout(500)
+    page.evaluate(
+        "() => { const ask = fetch; window.fetch = (...how) => { window.sent ??= how[1].body; return ask(...how); }; }"
+    )
+    with page.expect_response("**/transcriptions") as answered:
+        page.get_by_role("button", name="Stop").click()
+    assert answered.value.status == 200
+    sent = page.evaluate("sent.get('file').arrayBuffer().then((all) => [...new Uint8Array(all)])")
+    sound = soundfile.info(io.BytesIO(bytes(sent)))
+    assert (sound.format, sound.subtype, sound.samplerate, sound.channels) == ("WAV", "PCM_16", 16000, 1)
+    assert sound.duration > 0.3
+    expect(said(page, "transcribe")).to_have_text(re.compile("Heard: .* Translated: |There are no words"))
+    expect(page.get_by_role("img", name="Wave form")).to_be_visible()
+
+
+@pytest.mark.long
+def test_one_has_a_text_written(page, offline):
+    page.get_by_role("tab", name="Write").click()
+    page.get_by_label("What the text begins with").fill("ROMEO:")
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Tokens").fill("12")
+    page.get_by_label("What the text begins with").press("Control+Enter")
+    (text,) = offline["lm"](["ROMEO:"], GenerationConfig(max_length=12, temperature=0))
+    expect(said(page, "generate")).to_contain_text("The text was cut")
+    assert page.locator(".written").text_content() == f"ROMEO:{text}"
+
+
+@pytest.mark.long
+def test_one_sees_how_a_run_was_trained(page):
+    page.get_by_role("tab", name="Training").click()
+    loss = page.get_by_role("img", name="loss (nats per token): validation from 3 to 2")
+    assert loss.locator("polyline.training").get_attribute("points").count(",") == 4
+    drawn = loss.locator("polyline.validation").get_attribute("points")
+    points = [[float(x) for x in point.split(",")] for point in drawn.split()]
+    assert points[0][1] < points[1][1], "a loss that falls is drawn falling"
+    assert math.isclose(points[1][0] - points[0][0], points[0][0] - 46), "updates 0, 100 and 200 are equally far apart"
+    loss.hover(position={"x": 1, "y": 50})
+    expect(page.locator("#runs .readout").first).to_have_text("loss (nats per token): 3 at update 100")
+    expect(page.locator("#runs mark")).to_have_text(["Mach"])
+    expect(page.get_by_role("group", name="Scores").locator("tbody td")).to_have_text(
+        ["test, beam5", "bleu", "20.5", "19 to 22"]
+    )
+    page.get_by_role("tabpanel").get_by_label("Run").select_option("asr")
+    expect(said(page, "runs")).to_have_text("The directory of this run has no record of its training.")
+
+
+@pytest.mark.long
+def test_a_token_is_asked_for_in_the_page(browser, runs):
+    with serving(served_of({"mt": runs["mt"]}), token="sesame") as url, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(url)
+        for token in ("wrong", "sesame"):
+            page.get_by_label("This server needs its token").fill(token)
+            page.get_by_role("button", name="Open").click()
+            expect(page.locator("#trouble")).to_be_visible(visible=token == "wrong")
+        translate(page, "Print it.")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "page",
+    [
+        {"color_scheme": scheme, "viewport": {"width": width, "height": 700}}
+        for scheme, width in (("light", 320), ("dark", 1200))
+    ],
+    indirect=True,
+    ids=["light, phone", "dark"],
+)
+def test_everybody_can_use_it(page):
+    """axe finds nothing serious in any tab, and nothing is wider than the screen."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    translate(page, "Close the green folder, please.")
+    page.get_by_role("tab", name="Transcribe").click()
+    page.get_by_label("or choose a sound file").set_input_files({"name": "a.wav", "mimeType": "", "buffer": wav("red")})
+    expect(said(page, "transcribe")).to_contain_text("Translated:")
+    page.get_by_role("tab", name="Write").click()
+    page.get_by_role("button", name="Write on").click()
+    expect(said(page, "generate")).to_contain_text("The text ")
+    page.get_by_role("tab", name="Training").click()
+    page.get_by_role("group", name="Scores").wait_for()
+    for tab in page.get_by_role("tab").all():
+        tab.click()
+        serious = [each for each in axe.run(page).response["violations"] if each["impact"] in ("serious", "critical")]
+        assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -1,0 +1,197 @@
+"""What a server refuses, in the form that each client expects, and what cannot harm it."""
+
+import io
+import json
+import logging
+import socket
+import threading
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+
+from tests.runs import RATE, sound
+from tests.serve.conftest import served_of, serving
+from transduce.serve.config import ServeConfig
+
+ASKED = {"q": "Print it.", "source": "en", "target": "de"}
+
+
+def wav(seconds: float = 0.5, kind: str = "WAV") -> bytes:
+    """A tone."""
+    file = io.BytesIO()
+    soundfile.write(file, np.resize(sound("red"), round(seconds * RATE)), RATE, format=kind)
+    return file.getvalue()
+
+
+def upload(raw: bytes, **fields: object) -> dict[str, object]:
+    """A form with a file."""
+    return {"files": {"file": ("a.wav", raw)}, "data": {"model": "asr", **fields}}
+
+
+def prompts(**fields: object) -> dict[str, object]:
+    """A body of completions."""
+    return {"json": {"model": "lm", "prompt": "a", **fields}}
+
+
+@pytest.mark.parametrize(
+    ("path", "how", "status", "message"),
+    [
+        ("/translate", {"json": {**ASKED, "source": "fr"}}, 400,
+         "this server translates en to de, but not fr to de; see /languages"),
+        ("/translate", {"json": {**ASKED, "q": "a" * 6000 + "b" * 5000}}, 400,
+         "a request may have 10000 characters, but it has 11000; send it in parts"),
+        ("/translate", {"json": {**ASKED, "q": ["a"] * 129}}, 400,
+         "a request may have 128 lines, but it has 129; send it in parts"),
+        ("/translate", {"json": {**ASKED, "format": "html"}}, 400,
+         "format must be text, but it is 'html'; send text without markup"),
+        ("/translate", {"json": {"q": "a"}}, 400, "target: Field required; correct it"),
+        ("/translate", {"content": b"[" * 5000, "headers": {"content-type": "application/json"}}, 400,
+         "the body must be JSON, but it cannot be read as such; correct it"),
+        ("/translate", {"json": [1]}, 400,
+         "the body must be an object of JSON, but it is something else; put it into {}"),
+        ("/translate", {"json": {**ASKED, "q": "a" * 200_000}}, 413,
+         "a body may have 185536 bytes, but this one has more; send it in parts"),
+        ("/inference", upload(b"no sound"), 400,
+         "file cannot be read as sound: it is damaged or of an unknown format (libsndfile: Format not recognised); "
+         "convert it to WAV or leave it out"),
+        ("/inference", upload(wav(601)), 400,
+         "sound may last 600 s, but the file lasts longer; send it in parts"),
+        ("/inference", {"data": {"file": "../../etc/passwd"}}, 400, "file: Value error, Expected UploadFile, "
+         "received: <class 'str'>; correct it"),
+        ("/inference", upload(wav(), model="../mt"), 404, "asr transcribes here, but not '../mt'; see /v1/models"),
+        ("/v1/completions", prompts(model="mt"), 404, "lm goes on from prompts here, but not 'mt'; see /v1/models"),
+        ("/v1/completions", prompts(max_tokens=5000), 400,
+         "a request may have 1024 max_tokens, but it has 5000; ask for less"),
+        ("/v1/completions", prompts(prompt=["a"] * 10, n=20), 400,
+         "a request may have 128 texts, but it has 200; ask for less"),
+        ("/v1/completions", prompts(suffix="x", best_of=3), 400,
+         "this server does not know best_of, suffix; leave it out"),
+        ("/v1/completions", prompts(temperature=0, n=2), 400,
+         "greedy search has one text per prompt, but n=2 at temperature=0; raise the temperature, or use beam_size"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_is_told(http, path, how, status, message):
+    answer = http.post(path, **how)
+    told = answer.json()["error"]
+    assert (answer.status_code, told["message"] if path.startswith("/v1/") else told) == (status, message)
+
+
+def test_lone_surrogates_are_refused(http):
+    raw = json.dumps({**ASKED, "q": "\ud800"}).encode()
+    answer = http.post("/translate", content=raw, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "the body must be JSON, but it cannot be read as such; correct it"
+
+
+def malformed(rng: np.random.Generator) -> dict[str, object]:
+    """An upload that is cut, changed, or not what it claims to be: sound, or the form around it."""
+    raw = bytearray(wav(kind=rng.choice(["WAV", "FLAC", "OGG", "AIFF", "AU", "MP3"])))
+    for place in rng.integers(0, min(len(raw), rng.choice([64, 4096])), size=rng.integers(1, 20)):
+        raw[place] = rng.integers(0, 256)
+    raw = bytes(raw[: rng.integers(0, len(raw))]) if rng.random() < 0.3 else bytes(raw)
+    if rng.random() < 0.7:
+        name = rng.choice(["a.wav", "../../../etc/passwd", "\x00", "a" * 5000, "é🙂"])
+        return {"files": {"file": (str(name), raw)}, "data": {"response_format": "json"}}
+    form = httpx.Request("POST", "http://x", files={"file": ("a.wav", raw)}, data={"model": "asr"})
+    whole = bytearray(form.read())
+    whole[rng.integers(0, 200)] = rng.integers(0, 256)
+    kind = [form.headers["content-type"], "multipart/form-data", "multipart/form-data; boundary=", "application/json"]
+    return {"content": bytes(whole), "headers": {"content-type": str(rng.choice(kind, p=[0.7, 0.1, 0.1, 0.1]))}}
+
+
+@pytest.mark.parametrize("n", [100, pytest.param(1000, marks=pytest.mark.long)])
+def test_malformed_uploads_are_the_clients_fault(http, caplog, n):
+    rng, statuses = np.random.default_rng(n), set()
+    for _ in range(n):
+        answer = http.post("/inference", **malformed(rng))
+        assert answer.status_code in (200, 400, 404, 413), answer.text
+        assert answer.status_code == 200 or answer.json()["error"]
+        statuses.add(answer.status_code)
+    assert {200, 400} <= statuses
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_a_token_is_asked_for(runs, http):
+    with serving(served_of({"mt": runs["mt"]}), token="sesame") as url, httpx.Client(base_url=url) as client:
+        for path in ("/languages", "/v1/models", "/metrics", "/frontend/settings"):
+            assert client.get(path).status_code == 401
+            assert client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 401
+            assert client.get(path, headers={"Authorization": "Bearer sesame"}).status_code == 200
+        assert client.get("/v1/models").json()["error"]["type"] == "authentication_error"
+        assert client.post("/translate", json=ASKED).status_code == 401
+        assert client.post("/translate", data={**ASKED, "api_key": "sesame"}).status_code == 200
+        assert client.get("/health").status_code == client.get("/docs").status_code == 200
+
+
+@pytest.fixture
+def held(runs):
+    """A server with a short deadline and a queue of one, whose only translator waits at a gate; and the gate."""
+    config = ServeConfig(deadline=1.0, batch=1, queue=1)
+    (served,) = served_of({"mt": runs["mt"]}, config)
+    work, gate = served.engine.work, threading.Event()
+
+    def waiting(kind, payloads):
+        assert gate.wait(20)
+        yield from work(kind, payloads)
+
+    served.engine.work = waiting
+    with serving([served], config) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client, gate
+        gate.set()
+
+
+def test_too_many_wait_and_too_long(held):
+    """One is worked on and one waits: the third is refused at once, the others in the end, and health never waits."""
+    client, gate = held
+    answers: list[httpx.Response] = []
+    threads = [threading.Thread(target=lambda: answers.append(client.post("/translate", json=ASKED))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while not answers:
+        assert client.get("/health").status_code == client.get("/metrics").status_code == 200
+    assert answers[0].status_code == 429 and int(answers[0].headers["Retry-After"]) >= 1
+    for thread in threads:
+        thread.join()
+    assert [each.status_code for each in answers] == [429, 503, 503]
+    gate.set()
+    assert client.post("/translate", json=ASKED).status_code == 200
+
+
+def test_a_slow_upload_ends_and_holds_nobody_up(held):
+    client, gate = held
+    gate.set()
+    place = urlsplit(str(client.base_url))
+    with socket.create_connection((place.hostname, place.port)) as slow:
+        slow.sendall(
+            b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+        )
+        assert client.post("/translate", json=ASKED).status_code == 200
+        assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_slow_reader_holds_nobody_up(http, url):
+    place = urlsplit(url)
+    body = json.dumps({"model": "lm", "prompt": "a", "max_tokens": 1000, "n": 20, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.create_connection((place.hostname, place.port)) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        slow.sendall(head.encode() + b"\r\n\r\n" + body)
+        for _ in range(3):
+            answer = http.post("/v1/completions", **prompts(max_tokens=5))
+            assert answer.status_code == 200, answer.text
+        assert slow.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def test_an_endless_upload_is_cut(url):
+    place, sent = urlsplit(url), 0
+    with socket.create_connection((place.hostname, place.port), timeout=20) as endless:
+        endless.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with suppress(OSError):
+            while sent < 50_000_000:
+                endless.sendall(b"10000\r\n" + b"a" * 65536 + b"\r\n")
+                sent += 65536
+    assert sent < 50_000_000

@@ -1,0 +1,116 @@
+"""`transduce serve RUN [RUN ...]`: runs over HTTP, for the clients that there are."""
+
+import logging
+import sys
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, arg
+
+from transduce.cli.common import Count, Machine, OptionalFile, each_run, listening_at
+from transduce.config import within
+from transduce.serve.config import ServeConfig
+
+if TYPE_CHECKING:
+    from transduce.serve.models import Served
+
+logger = logging.getLogger("transduce")
+
+NEEDED = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
+
+
+KEPT = 75
+"""Seconds that an idle connection is kept: longer than clients keep theirs, so that none asks while it is being closed."""
+
+
+def serve(
+    runs: Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    languages: Annotated[tuple[str, ...], arg(metavar="EN-DE [EN-DE ...]", help_behavior_hint="")] = (),
+    beam_size: Count = None,
+    token_file: OptionalFile = None,
+    wyoming_port: Count = None,
+    cors: Annotated[tuple[str, ...], arg(metavar="ORIGIN [ORIGIN ...]", help_behavior_hint="")] = (),
+    limits: ServeConfig,
+    machine: Machine,
+) -> None:
+    """Answer requests over HTTP, as OpenAI, LibreTranslate and whisper.cpp's server do, until Ctrl-C or SIGTERM.
+
+    Args:
+        runs: Run directories; clients ask for them by the names of these directories.
+        host: Address to listen at; 0.0.0.0 lets other machines in.
+        port: Port to listen at; 0: any free one.
+        languages: Of each run that translates, where it does not know them.
+        beam_size: Beam of all searches; the runs' own if not given.
+        token_file: A file with the token that requests must show.
+        wyoming_port: Port for clients of the Wyoming protocol, such as Home Assistant; it knows no token.
+        cors: Origins whose pages may ask, such as http://localhost:3000; * for all.
+    """
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise ValueError(
+            f"a server needs {', '.join(missing)}, but it is not installed; pip install 'transduce[serve]'"
+        )
+    within("[0, 65535]", port=port, wyoming_port=wyoming_port)
+    token = token_file.read_text("utf-8").strip() if token_file else ""
+    if token_file and not token:
+        raise ValueError(f"{token_file} must hold a token, but it is empty; write one into it")
+    import uvicorn
+
+    from transduce.serve.app import create_app
+
+    if wyoming_port is not None and (token or find_spec("wyoming") is None):
+        raise ValueError(
+            "--wyoming-port goes without --token-file, as the protocol knows no token, and needs the library wyoming "
+            "(pip install 'transduce[wyoming]')"
+        )
+    with ExitStack() as stack:
+        listening = stack.enter_context(listening_at(host, port))
+        wyoming = None if wyoming_port is None else stack.enter_context(listening_at(host, wyoming_port))
+        served = load_served(runs, languages, beam_size, limits, machine)
+        if not token and host not in ("127.0.0.1", "::1", "localhost"):
+            logger.warning("whoever reaches %s may ask, for there is no --token-file", host)
+        app = create_app(served, limits, token=token, cors=cors, wyoming=wyoming)
+        names = ", ".join(each.name for each in served)
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+        print(f"transduce: {names} at {address}, described at {address}/docs; Ctrl-C ends", file=sys.stderr, flush=True)
+        how = uvicorn.Config(app, log_level="warning", access_log=False, ws="none", timeout_keep_alive=KEPT)
+        how.timeout_graceful_shutdown = int(limits.deadline) + 5
+        uvicorn.Server(how).run(sockets=[listening])
+
+
+def load_served(
+    runs: tuple[Path, ...], languages: tuple[str, ...], beam_size: int | None, limits: ServeConfig, machine: Machine
+) -> "list[Served]":
+    """The runs, ready to be served.
+
+    Raises:
+        ValueError: one of them cannot be, or names or languages are wrong.
+    """
+    from transduce.device import dtype_of
+    from transduce.run import load_run, on_disk
+    from transduce.serve.models import Served, check_served, languages_of, with_beam
+    from transduce.tasks.load import load
+    from transduce.tasks.translate import Translator
+
+    found: list[Served] = []
+    given = list(languages)
+    for run in runs:
+        directories = each_run(run)
+        name = ",".join(each.resolve().name for each in directories)
+        if name in [each.name for each in found]:
+            raise ValueError(f"runs are asked for by their names, but two are called {name}; rename one directory")
+        task = check_served(load(directories, machine.device, dtype_of(machine.precision)), name)
+        with_beam(task, beam_size)
+        pair = None
+        if isinstance(task, Translator):
+            pair = languages_of(load_run(directories[0]).experiment, given.pop(0) if given else "")
+        found.append(Served(name, task, limits, pair, on_disk(directories[0])))
+    if given:
+        raise ValueError(
+            f"--languages are those of runs that translate, but {', '.join(given)} are too many; leave them out"
+        )
+    return found

@@ -1,0 +1,37 @@
+"""What a server accepts. It is read without torch and without FastAPI."""
+
+from dataclasses import dataclass
+
+from transduce.config import at_least, within
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """Bounds of a server; what is beyond is refused with an error that names the bound."""
+
+    batch: int = 128
+    """Texts that a model works on at once; a segment of sound counts as four."""
+    wait_ms: float = 5.0
+    """Milliseconds that the first request of a batch waits for others."""
+    queue: int = 4
+    """Batches that may wait for each model; what comes then gets status 429, and is told when to try again."""
+    deadline: float = 60.0
+    """Seconds after which a request that has no answer yet gets status 503; also what an upload may take."""
+    upload_mb: float = 25.0
+    """Megabytes of an upload."""
+    seconds: float = 600.0
+    """Seconds of sound in a request."""
+    characters: int = 10_000
+    """Characters of text in a request."""
+    texts: int = 128
+    """Texts of a request, each line of a text being one; also texts to generate."""
+    max_tokens: int = 1024
+    """Tokens of a generated text."""
+
+    def __post_init__(self) -> None:
+        at_least(1, batch=self.batch, queue=self.queue, characters=self.characters, texts=self.texts)
+        at_least(1, max_tokens=self.max_tokens)
+        within("[0, 1000]", wait_ms=self.wait_ms)
+        within("(0, 3600]", deadline=self.deadline)
+        within("(0, 1024]", upload_mb=self.upload_mb)
+        within("(0, 86400]", seconds=self.seconds)

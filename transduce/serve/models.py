@@ -1,0 +1,211 @@
+"""The runs of a server: what each does with its inputs, and which languages it translates."""
+
+import re
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import time
+from typing import Any
+
+from transduce.data.speech.features import FeatureExtractor
+from transduce.serve.config import ServeConfig
+from transduce.serve.engine import END, Ask, Engine
+from transduce.tasks.config import GenerationConfig
+from transduce.tasks.forced import Alignment
+from transduce.tasks.generate import Generator as TextGenerator
+from transduce.tasks.search import Output
+from transduce.tasks.transcribe import Transcriber
+from transduce.tasks.transcript import Details
+from transduce.tasks.translate import Translator
+
+Task = Translator | Transcriber | TextGenerator
+Pieces = Generator[tuple[int, Any], None, None]
+
+LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z]{2,4})?")
+"""A code of ISO 639, with a script or region behind it."""
+
+
+@dataclass(frozen=True)
+class Languages:
+    """What a run translates from, and into: codes of ISO 639, such as en."""
+
+    source: str
+    target: str
+
+
+def languages_of(experiment: dict[str, Any], given: str = "") -> Languages:
+    """The languages of a run that translates: as they are given, "en-de", or as the endings of its training files are.
+
+    Raises:
+        ValueError: they are not known.
+    """
+    corpus = experiment.get("corpus", {})
+    pair = [corpus.get(side) or corpus.get(f"train_{side}") or "" for side in ("source", "target")]
+    codes = given.split("-", 1) if given else [str(each).removesuffix(".gz").split(".")[-1] for each in pair]
+    if len(codes) != 2 or not all(LANGUAGE.fullmatch(code) for code in codes):
+        raise ValueError(
+            f"a run that translates needs its languages, such as en-de, but there is {given or ' and '.join(codes)!r}; add "
+            "--languages en-de, one for each run that translates"
+        )
+    return Languages(*codes)
+
+
+class Served:
+    """A run that is served: its name, what it does, and the engine that does it."""
+
+    def __init__(
+        self,
+        name: str,
+        task: Task,
+        config: ServeConfig,
+        pair: Languages | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self.name, self.task, self.languages, self.created = name, task, pair, int(time())
+        self.directory = directory
+        """Where the record of its training is; of an ensemble, that of its first run."""
+        works: dict[type, Any] = {Translator: _translated, Transcriber: _transcribed, TextGenerator: _generated}
+        self.engine = Engine(name, partial(works[type(task)], task), config)
+
+    async def outputs(self, asks: Sequence[Ask]) -> list[list[Any]]:
+        """All pieces of the output of every input."""
+        found: list[list[Any]] = [[] for _ in asks]
+        async for i, piece in self.stream(asks):
+            found[i].append(piece)
+        return found
+
+    async def stream(self, asks: Sequence[Ask]) -> AsyncIterator[tuple[int, Any]]:
+        """The number of an input and a piece of its output, one input after the other; whoever leaves stops the work."""
+        self.engine.submit(asks)
+        try:
+            for i, ask in enumerate(asks):
+                async for piece in ask.pieces():
+                    yield i, piece
+        finally:
+            for ask in asks:
+                ask.gone = True
+
+
+@dataclass(frozen=True)
+class Best:
+    """The n best translations, and, where it is asked for, where the decoder looked for each."""
+
+    n: int = 1
+    looks: bool = False
+
+
+LOOKS = 10_000
+"""Fields of a picture, source tokens times target tokens; a larger one has no picture."""
+
+
+def _translated(translator: Translator, best: Best, lines: list[str]) -> Pieces:
+    """The n best translations of every line, in one piece: outputs, or pairs of output and look."""
+    for i, outputs in translator.stream(lines, n_best=best.n):
+        yield i, [(output, _look(translator, lines[i], output)) for output in outputs] if best.looks else outputs
+        yield i, END
+
+
+def _look(translator: Translator, line: str, output: Output) -> Alignment | None:
+    """Where the decoder looked; None of a blank text, of one that is too long, and of an ensemble."""
+    (source,) = translator.sources([line])
+    if len(translator.models) > 1 or not output.tokens or len(source) * (len(output.tokens) + 1) > LOOKS:
+        return None
+    try:
+        return translator.align([line], [output])[0]
+    except ValueError:  # longer than learned positions
+        return None
+
+
+def _transcribed(transcriber: Transcriber, details: Details, sounds: list[Any]) -> Pieces:
+    """The segments of every sound, each a piece: those of one sound as soon as they are there."""
+    if len(sounds) == 1:
+        for sound in transcriber.read(sounds, transcriber.decoding):
+            if sound.error:
+                raise ValueError(sound.error)
+            yield from ((0, segment) for segment in transcriber.in_order(sound, details=details))
+        yield 0, END
+        return
+    read = transcriber.read(sounds, transcriber.decoding)
+    for i, transcript in enumerate(transcriber.transcripts(read, transcriber.decoding, details=details)):
+        yield from ((i, segment) for segment in transcript.segments)
+        yield i, ValueError(transcript.error) if transcript.error else END
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to go on from, and its number among those of a request, which the texts that are drawn depend on."""
+
+    text: str
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Going:
+    """How to go on: all at once, or text number `stream` piece by piece, to the first of the stops."""
+
+    config: GenerationConfig
+    stream: int | None = None
+    stops: tuple[str, ...] = ()
+
+
+def _generated(generator: TextGenerator, how: Going, prompts: list[Prompt]) -> Pieces:
+    """The n texts of every prompt as one piece, or the pieces of one text, whether it ended by itself behind them."""
+    config = how.config
+    if how.stream is not None:
+        (prompt,) = prompts
+        parts = generator.stream(prompt.text, config, prompt_number=prompt.number, text_number=how.stream)
+        yield from ((0, piece) for piece in _until(parts, how.stops))
+        yield 0, END
+        return
+    drawn = config.beam_size == 1 and config.temperature > 0
+    for group in [[i] for i in range(len(prompts))] if drawn else [list(range(len(prompts)))]:
+        texts = [prompts[i].text for i in group]
+        found: list[list[Output]] = generator.generate(texts, config, first_prompt=prompts[group[0]].number)
+        for i, outputs in zip(group, found, strict=True):
+            yield i, outputs
+            yield i, END
+
+
+def _until(parts: Generator[str, None, bool], stops: Sequence[str]) -> Iterator[str | bool]:
+    """The pieces before the first of the stops, then whether the text ended by itself or there.
+
+    What may be the beginning of a stop waits.
+    """
+    whole, n_told, stopped, finished = "", 0, False, True
+    hold = max((len(stop) - 1 for stop in stops), default=0)
+    while not stopped:
+        try:
+            whole, stopped = cut(whole + next(parts), stops)
+        except StopIteration as end:
+            stopped, finished = True, end.value
+        sure = len(whole) if stopped else len(whole) - hold
+        if sure > n_told:
+            yield whole[n_told:sure]
+            n_told = sure
+    yield finished
+
+
+def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text before the first of the stops, and whether there is one."""
+    places = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return (text[: min(places)], True) if places else (text, False)
+
+
+def check_served(task: object, name: str) -> Task:
+    """What can be served.
+
+    Raises:
+        ValueError: it fills masks, or hears vectors.
+    """
+    if not isinstance(task, Translator | Transcriber | TextGenerator):
+        raise ValueError(f"a server translates, transcribes and generates, but {name} fills masks; leave it out")
+    if isinstance(task, Transcriber) and not isinstance(task.feature_extractor, FeatureExtractor):
+        raise ValueError(f"a server hears sound, but {name} takes vectors; leave it out")
+    return task
+
+
+def with_beam(task: Task, beam_size: int | None) -> None:
+    """Let it search with another beam, where it searches."""
+    if beam_size is not None and not isinstance(task, TextGenerator):
+        task.decoding = task.decoding.changed(beam_size=beam_size)

@@ -1,0 +1,129 @@
+// Requests to the server, and elements for its answers: a text becomes a text node, never markup.
+
+let token = "";
+
+export function useToken(text) {
+  token = text;
+}
+
+/** The response to a request; an Error says what the server said, and has its status. */
+export async function ask(path, how = {}) {
+  const headers = new Headers(how.headers);
+  if (token) headers.set("Authorization", `Bearer ${token}`);
+  let response;
+  try {
+    response = await fetch(path, { ...how, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server cannot be reached; it may have ended, or the network is away.");
+  }
+  if (!response.ok) {
+    const { error } = await response.json().catch(() => ({ error: response.statusText }));
+    throw Object.assign(new Error(error.message ?? error), { status: response.status });
+  }
+  return response;
+}
+
+export async function askJSON(path, body, how = {}) {
+  const posted = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  return (await ask(path, body ? { ...posted, ...how } : how)).json();
+}
+
+/** The objects of a stream of server-sent events. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (held + value).split("\n\n");
+    held = lines.pop();
+    for (const line of lines) {
+      const data = line.slice("data: ".length);
+      if (data === "[DONE]") return;
+      yield JSON.parse(data);
+    }
+  }
+}
+
+/** An element with attributes (functions are listeners) and children, texts among them. */
+export function h(tag, attributes = {}, ...children) {
+  const found = tag.startsWith("svg:")
+    ? document.createElementNS("http://www.w3.org/2000/svg", tag.slice(4)) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") found.addEventListener(name, value);
+    else if (value !== false && value !== undefined) found.setAttribute(name, value === true ? "" : value);
+  }
+  found.append(...children);
+  return found;
+}
+
+/** One stop for the Tab key among the items: arrows, Home and End go from one to the next. */
+export function roving(container, items, columns = 1) {
+  const stop = (item) => items.forEach((each) => { each.tabIndex = each === item ? 0 : -1; });
+  stop(items[0]);
+  container.addEventListener("focusin", (event) => items.includes(event.target) && stop(event.target));
+  container.addEventListener("keydown", (event) => {
+    const i = items.indexOf(event.target);
+    const row = columns > 1 ? columns : items.length;
+    const first = i - (i % row);
+    const to = {
+      ArrowRight: i + 1, ArrowLeft: i - 1, ArrowDown: i + columns, ArrowUp: i - columns,
+      Home: event.ctrlKey ? 0 : first, End: event.ctrlKey ? items.length - 1 : first + row - 1,
+    }[event.key];
+    if (i < 0 || to === undefined) return;
+    event.preventDefault();
+    items[to]?.focus();
+  });
+}
+
+/** Ctrl+Enter in a text sends its form. */
+export function sendByKey(form) {
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+  });
+}
+
+/**
+ * Run the work of a panel: one at a time, for a new one ends the last. Its status tells what happens and what goes wrong
+ * ("error"); what can be seen anyway is only told aloud, by screen readers ("aloud").
+ */
+export function worker(panel) {
+  const status = panel.querySelector(".status");
+  let last;
+  const say = (text, how = "") => {
+    status.className = `status ${how}`;
+    status.textContent = text;
+  };
+  const work = async (what) => {
+    last?.abort();
+    const own = last = new AbortController();
+    const tell = (text, how) => own === last && say(text, how);
+    panel.setAttribute("aria-busy", "true");
+    try {
+      await what(own.signal, tell);
+    } catch (error) {
+      if (error.name !== "AbortError") tell(error.message, "error");
+    } finally {
+      if (own === last) panel.removeAttribute("aria-busy");
+    }
+  };
+  return { work, say, stop: () => last?.abort() };
+}
+
+export function fill(select, runs) {
+  select.replaceChildren(...runs.map((run) => h("option", { value: run.name }, title(run))));
+}
+
+/** A run as one chooses it: its name, and what it translates. */
+export function title(run) {
+  return run.source ? `${run.name}: ${language(run.source)} to ${language(run.target)}` : run.name;
+}
+
+function language(code) {
+  try {
+    return new Intl.DisplayNames(["en"], { type: "language" }).of(code.replace("_", "-"));
+  } catch {
+    return code;
+  }
+}

@@ -1,0 +1,55 @@
+// The page: what the server has decides which tabs there are.
+
+import { askJSON, h, roving, useToken } from "./ask.js";
+import * as generate from "./generate.js";
+import * as run from "./run.js";
+import * as speech from "./speech.js";
+import * as translate from "./translate.js";
+
+const NAMES = { translate: "Translate", transcribe: "Transcribe", generate: "Write", runs: "Training" };
+const find = (id) => document.getElementById(id);
+
+async function open() {
+  const [form, trouble] = [find("token"), find("trouble")];
+  try {
+    const info = await askJSON("page/runs");
+    form.hidden = trouble.hidden = true;
+    show(info);
+  } catch (error) {
+    const locked = error.status === 401;
+    trouble.hidden = locked && form.hidden; // at first it is only asked for
+    trouble.textContent = locked ? "This is not the server's token." : error.message;
+    if (locked) form.hidden = false;
+    if (locked) find("token-text").focus();
+  }
+}
+
+function show({ runs, ...limits }) {
+  const [translators, speakers, writers] =
+    ["translate", "transcribe", "generate"].map((does) => runs.filter((each) => each.does === does));
+  const opened = {};
+  if (translators.length) translate.start(find("translate"), translators);
+  if (speakers.length) speech.start(find("transcribe"), speakers, translators, limits);
+  if (writers.length) generate.start(find("generate"), writers, limits);
+  opened.runs = run.start(find("runs"), runs);
+  const there = Object.keys(NAMES).filter((name) => name === "runs" || runs.some((each) => each.does === name));
+  const tabs = there.map((name) => h("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": name,
+    click: () => choose(name) }, NAMES[name]));
+  find("tabs").replaceChildren(...tabs);
+  roving(find("tabs"), tabs);
+  const choose = (name) => {
+    tabs.forEach((tab, i) => tab.setAttribute("aria-selected", String(there[i] === name)));
+    there.forEach((each) => { find(each).hidden = each !== name; });
+    history.replaceState(null, "", `#${name}`);
+    opened[name]?.();
+  };
+  const asked = location.hash.slice(1);
+  choose(there.includes(asked) ? asked : there[0]);
+}
+
+find("token").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useToken(find("token-text").value.trim());
+  open();
+});
+open();

@@ -1,0 +1,180 @@
+// Speech to text: a recording or a file, its wave form, its words, and what they are in another language.
+
+import { ask, fill, h, roving, title, worker } from "./ask.js";
+import { translated } from "./translate.js";
+
+const RATE = 16000; // hertz of what is recorded and drawn
+
+export function start(panel, runs, translators, limits) {
+  const [run, onward, file] = ["run", "onward", "file"].map((name) => panel.querySelector(`#transcribe-${name}`));
+  const record = panel.querySelector("#record");
+  const results = panel.querySelector(".results");
+  const { work, say } = worker(panel);
+  let player;
+  fill(run, runs);
+  onward.append(...translators.map((each) => h("option", { value: each.name }, title(each))), h("option", { value: "" }, "No"));
+  panel.querySelector("#onward").hidden = !translators.length;
+
+  const hear = (blob, recorded = false) => work(async (signal, tell) => {
+    tell("Listening ...");
+    player = new Player(await decoded(blob));
+    results.replaceChildren(h("div", { class: "card" }, ...player.parts));
+    player.draw();
+    const info = runs.find((each) => each.name === run.value);
+    const found = await transcribed(info, recorded && player.sound ? wav(player.sound) : blob, signal);
+    results.firstChild.append(...spoken(found, player));
+    tell(found.text ? `Heard: ${found.text}` : "There are no words in it.", "aloud");
+    if (!onward.value || !found.text) return;
+    const lines = found.segments.map((segment) => segment.text).join("\n");
+    const best = await translated(onward.value, lines, 1, signal, results, false);
+    tell(`Heard: ${found.text} Translated: ${best.join(" ")}`, "aloud");
+  });
+
+  new ResizeObserver(() => player?.draw()).observe(results);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => player?.draw());
+  file.addEventListener("change", () => file.files.length && hear(file.files[0]));
+  panel.addEventListener("dragover", (event) => event.preventDefault());
+  panel.addEventListener("drop", (event) => {
+    event.preventDefault();
+    if (event.dataTransfer.files.length) hear(event.dataTransfer.files[0]);
+  });
+
+  let recorder;
+  record.addEventListener("click", async () => {
+    if (recorder) return recorder.stop();
+    if (!navigator.mediaDevices) return say("A browser records on pages of https and of localhost alone; choose a file.", "error");
+    try {
+      recorder = await recording(limits.seconds, (blob) => {
+        recorder = undefined;
+        pressed(false);
+        hear(blob, true);
+      });
+      pressed(true);
+      say("Recording ... Stop it when you have spoken.");
+    } catch (error) {
+      say(`There is no microphone to hear (${error.message}).`, "error");
+    }
+  });
+  const pressed = (on) => {
+    record.textContent = on ? "Stop" : "Record";
+    record.setAttribute("aria-pressed", String(on));
+  };
+}
+
+/** A recorder that hears the microphone until it is stopped, or for so many seconds; then it hands the sound over. */
+async function recording(seconds, done) {
+  const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
+  const recorder = new MediaRecorder(stream);
+  const chunks = [];
+  const limit = setTimeout(() => recorder.stop(), 1000 * seconds);
+  recorder.addEventListener("dataavailable", (event) => chunks.push(event.data));
+  recorder.addEventListener("stop", () => {
+    clearTimeout(limit);
+    stream.getTracks().forEach((track) => track.stop());
+    done(new Blob(chunks, { type: recorder.mimeType }));
+  });
+  recorder.start();
+  return recorder;
+}
+
+/** The sound as the browser reads it; null where it cannot. */
+async function decoded(blob) {
+  try {
+    return await new OfflineAudioContext(1, 1, RATE).decodeAudioData(await blob.arrayBuffer());
+  } catch {
+    return null;
+  }
+}
+
+/** One channel: the mean of all. */
+function mono(sound) {
+  const channels = Array.from({ length: sound.numberOfChannels }, (_, c) => sound.getChannelData(c));
+  return channels[0].map((_, i) => channels.reduce((sum, each) => sum + each[i], 0) / channels.length);
+}
+
+/** The sound as a WAV file of 16 bits, which the server reads. */
+function wav(sound) {
+  const samples = Int16Array.from(mono(sound), (x) => Math.round(32767 * Math.max(-1, Math.min(1, x))));
+  const head = new DataView(new ArrayBuffer(44));
+  const text = (at, letters) => [...letters].forEach((letter, i) => head.setUint8(at + i, letter.charCodeAt(0)));
+  const size = 2 * samples.length;
+  text(0, "RIFF"), text(8, "WAVEfmt "), text(36, "data");
+  for (const [at, value] of [[4, 36 + size], [16, 16], [24, RATE], [28, 2 * RATE], [40, size]]) head.setUint32(at, value, true);
+  for (const [at, value] of [[20, 1], [22, 1], [32, 2], [34, 16]]) head.setUint16(at, value, true);
+  return new Blob([head, samples], { type: "audio/wav" }); // browsers run on little-endian machines
+}
+
+async function transcribed(run, blob, signal) {
+  const body = new FormData();
+  body.append("file", blob, "sound");
+  body.append("model", run.name);
+  body.append("response_format", "verbose_json");
+  if (run.word_times) body.append("timestamp_granularities[]", "word");
+  return (await ask("v1/audio/transcriptions", { method: "POST", body, signal })).json();
+}
+
+/** Words to choose, each of which one then hears; whole segments, where nobody knows when words were said. */
+function spoken({ words, segments, text }, player) {
+  const parts = words?.length ? words : segments.map((each) => ({ ...each, word: each.text }));
+  if (!text) return [h("p", { class: "hint" }, "(no words)")];
+  const readout = h("p", { class: "readout" }, "Choose a word to hear it; arrow keys go from one to the next.");
+  const buttons = parts.map(({ word, start, end }) => h("button", { type: "button", class: "word", click: () => {
+    readout.textContent = `${word}: ${start.toFixed(2)} to ${end.toFixed(2)} s`;
+    player.play(start, end);
+  } }, word));
+  const toolbar = h("div", { class: "words", role: "toolbar", "aria-label": "What was said" }, ...buttons);
+  roving(toolbar, buttons);
+  return [toolbar, readout];
+}
+
+/** Draws a sound, and plays parts of it. */
+class Player {
+  static context;
+
+  constructor(sound) {
+    this.sound = sound;
+    this.part = [0, 0];
+    if (!sound) {
+      this.parts = [h("p", { class: "hint" }, "This browser cannot play this sound, so it is not drawn.")];
+      return;
+    }
+    const seconds = sound.duration;
+    this.samples = mono(sound);
+    this.canvas = h("canvas", { role: "img", "aria-label": `Wave form of ${seconds.toFixed(1)} seconds` });
+    const all = h("button", { type: "button", click: () => this.play(0, seconds) }, "Play all");
+    this.parts = [h("div", { class: "row" }, all, h("span", { class: "hint" }, `${seconds.toFixed(1)} s`)), this.canvas];
+  }
+
+  play(start, stop) {
+    if (!this.sound) return;
+    const context = Player.context ??= new AudioContext();
+    context.resume();
+    this.source?.stop();
+    this.source = context.createBufferSource();
+    this.source.buffer = this.sound;
+    this.source.connect(context.destination);
+    this.source.start(0, start, stop - start);
+    this.part = [start, stop];
+    this.draw();
+  }
+
+  draw() {
+    if (!this.canvas?.clientWidth) return;
+    const { canvas, samples, sound } = this;
+    const scale = devicePixelRatio;
+    const [width, height] = [Math.round(canvas.clientWidth * scale), Math.round(canvas.clientHeight * scale)];
+    const style = getComputedStyle(canvas);
+    const pen = Object.assign(canvas, { width, height }).getContext("2d");
+    const [from, to] = this.part.map((seconds) => (seconds / sound.duration) * width);
+    pen.fillStyle = style.getPropertyValue("--chosen");
+    pen.fillRect(from, 0, to - from, height);
+    pen.fillStyle = style.getPropertyValue("--accent");
+    const loudest = samples.reduce((most, x) => Math.max(most, Math.abs(x)), 0.01);
+    for (let x = 0; x < width; x++) {
+      const some = samples.subarray(Math.floor((x / width) * samples.length), Math.ceil(((x + 1) / width) * samples.length));
+      const [low, high] = some.reduce(([a, b], y) => [Math.min(a, y), Math.max(b, y)], [0, 0]);
+      const top = (0.5 - (0.48 * high) / loudest) * height;
+      pen.fillRect(x, top, 1, Math.max(scale, (0.48 * (high - low) * height) / loudest));
+    }
+  }
+}
