@@ -73,8 +73,8 @@ def output_lengths(config: TransformerConfig, example: Example) -> list[int]:
         return example.target_lengths.tolist()
     assert config.encoder is not None
     assert example.source_lengths is not None
-    stack = config.encoder.input.stack if isinstance(config.encoder.input, Frames) else 1
-    return [-(-length // stack) for length in example.source_lengths.tolist()]
+    per_position = config.encoder.input.per_position if isinstance(config.encoder.input, Frames) else 1
+    return [-(-length // per_position) for length in example.source_lengths.tolist()]
 
 
 def same(got: Tensor, want: Tensor) -> None:

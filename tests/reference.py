@@ -29,9 +29,16 @@ class Reference:
     norm: str = "layer"
     n_kv_heads: int | None = None
     window: int | None = None
+    attention: str = "softmax"
     rotary_theta: float = 10000.0
+    rotary_factor: float = 1.0
+    rotary_bands: tuple[float, float, int] | None = None
     gated: bool = False
     experts_per_token: int = 2
+    conv_strides: tuple[int, ...] = ()
+    conv_activation: str = "gelu"
+    sinusoids: str = "paper"
+    first_position: int = 0
 
     def logits(self, weights: Weights, source: Array | None, target: Array | None) -> Array:
         """Figure 1, for one row: ids (S) or frames (S, F), and ids (T), to logits (T, V); without a target, (S, V)."""
@@ -43,7 +50,8 @@ class Reference:
             states = memory
         else:
             states = self.stack(weights, "decoder", self.embed(weights, "target_input", target), memory, causal=True)
-        return np.array([[np.dot(row, state) for row in weights["output"]] for state in states])
+        logits = np.array([[np.dot(row, state) for row in weights["output"]] for state in states])
+        return logits + weights.get("output_bias", 0.0)
 
     def embed(self, weights: Weights, name: str, flow: Array) -> Array:
         """Section 3.4 for ids. Frames are linearly projected, or, without such weights, embeddings already."""
@@ -51,16 +59,20 @@ class Reference:
             table = weights[f"{name}.weight"]
             factor = math.sqrt(table.shape[1]) if self.scale_embeddings else 1.0
             return np.array([table[token] * factor for token in flow])
+        for i, stride in enumerate(self.conv_strides):
+            flow = convolved(weights, f"{name}.convolutions.{i}", flow, stride, self.conv_activation)
         if f"{name}.projection.weight" not in weights:
             return flow
         return np.array([linear(weights, f"{name}.projection", frame) for frame in flow])
 
     def stack(self, weights: Weights, name: str, x: Array, memory: Array | None, *, causal: bool) -> Array:
         """Section 3.1: the sum with the positions, then identical layers."""
-        if self.positions == "learned":
+        if f"{name}.positions.learned" in weights:
             x = np.array([x_t + weights[f"{name}.positions.learned"][t] for t, x_t in enumerate(x)])
         elif self.positions == "sinusoidal":
-            x = np.array([x_t + sinusoid(t, len(x_t)) for t, x_t in enumerate(x)])
+            x = np.array([x_t + sinusoid(self.first_position + t, len(x_t), self.sinusoids) for t, x_t in enumerate(x)])
+        if f"{name}.embedding_norm.weight" in weights:
+            x = self.normed(weights, f"{name}.embedding_norm", x)
         layer = 0
         while f"{name}.layers.{layer}.attention.qkv.weight" in weights:
             x = self.layer(weights, f"{name}.layers.{layer}", x, memory, causal=causal)
@@ -108,7 +120,8 @@ class Reference:
         query, key = self.heads_normed(weights, name, query, key)
         if self.positions == "rotary":
             query, key = self.rotated(query, end // self.n_heads), self.rotated(key, end // self.n_heads)
-        return self.multi_head(weights, f"{name}.output", query, key, value, causal, self.window)
+        as_sums = self.attention == "linear"
+        return self.multi_head(weights, f"{name}.output", query, key, value, causal, self.window, as_sums)
 
     def cross_attention(self, weights: Weights, name: str, x: Array, memory: Array) -> Array:
         """Queries from the decoder, keys and values from the memory (section 3.2.3)."""
@@ -140,18 +153,35 @@ class Reference:
         for t, row in enumerate(x):
             for start in range(0, len(row), width):
                 for j in range(width // 2):
-                    angle = t * self.rotary_theta ** (-2 * j / width)
+                    angle = t * self.slowed(self.rotary_theta ** (-2 * j / width))
                     factor = complex(np.float32(math.cos(angle)), np.float32(math.sin(angle)))
                     pair = complex(row[start + j], row[start + j + width // 2]) * factor
                     out[t, start + j], out[t, start + j + width // 2] = pair.real, pair.imag
         return out
 
+    def slowed(self, frequency: float) -> float:
+        """Chen et al. (2023); with bands, only pairs of few turns in the length that was trained, as in Llama 3.1."""
+        if self.rotary_bands is None:
+            return frequency / self.rotary_factor
+        low, high, n = self.rotary_bands
+        share = min(max((n * frequency / (2 * math.pi) - low) / (high - low), 0.0), 1.0)
+        return share * frequency + (1 - share) * frequency / self.rotary_factor
+
     def multi_head(
-        self, weights: Weights, output: str, query: Array, key: Array, value: Array, causal: bool, window: int | None
+        self,
+        weights: Weights,
+        output: str,
+        query: Array,
+        key: Array,
+        value: Array,
+        causal: bool,
+        window: int | None,
+        linear_weights: bool = False,
     ) -> Array:
         """Sections 3.2.1 and 3.2.2: every head, every query, every key it may see.
 
-        Ainslie et al. (2023): neighbouring heads of queries share a head of keys and values.
+        Ainslie et al. (2023): neighbouring heads of queries share a head of keys and values. Katharopoulos et al. (2020),
+        equation 5: products of elu(x) + 1 are the weights.
         """
         d_k = query.shape[1] // self.n_heads
         per_group = self.n_heads // (self.n_kv_heads or self.n_heads)
@@ -165,6 +195,8 @@ class Reference:
                     seen = [s for s in seen if abs(t - s) < window]
                 scores = [np.dot(query[t, part], key[s, shared]) / math.sqrt(d_k) for s in seen]
                 exponentials = [math.exp(score - max(scores)) for score in scores]
+                if linear_weights:
+                    exponentials = [np.dot(positive(query[t, part]), positive(key[s, shared])) for s in seen]
                 total = sum(exponentials)
                 for s, exponential in zip(seen, exponentials, strict=True):
                     concatenated[t, part] += exponential / total * value[s, shared]
@@ -191,9 +223,29 @@ class Reference:
         return linear(weights, f"{name}.narrow", through * inner[width:] if self.gated else through)
 
 
+def positive(x: Array) -> Array:
+    """elu(x) + 1 (Katharopoulos et al. 2020, equation 7)."""
+    return np.array([number + 1 if number > 0 else math.exp(number) for number in x])
+
+
 def linear(weights: Weights, name: str, x: Array) -> Array:
     """W x + b, one output after the other."""
     return np.array([np.dot(row, x) for row in weights[f"{name}.weight"]]) + weights.get(f"{name}.bias", 0.0)
+
+
+def convolved(weights: Weights, name: str, x: Array, stride: int, activation: str) -> Array:
+    """sum_k W_k x[t + k] + b around every stride-th frame t, zeros outside; gated, a * sigmoid(b) (Dauphin et al. 2016)."""
+    kernel, found = weights[f"{name}.weight"], []
+    reach = kernel.shape[2] // 2
+    for t in range(0, len(x), stride):
+        heard = [k for k in range(-reach, reach + 1) if 0 <= t + k < len(x)]
+        y = sum(kernel[:, :, k + reach] @ x[t + k] for k in heard) + weights.get(f"{name}.bias", 0.0)
+        if activation == "glu":
+            half = len(y) // 2
+            found.append([a / (1 + math.exp(-b)) for a, b in zip(y[:half], y[half:], strict=True)])
+        else:
+            found.append([activate(activation, number) for number in y])
+    return np.array(found)
 
 
 def rms(weights: Weights, name: str, x: Array, eps: float) -> Array:
@@ -212,10 +264,13 @@ def activate(kind: str, x: float) -> float:
     return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def sinusoid(position: int, d_model: int) -> Array:
-    """Section 3.5. The package tabulates positions in single precision, so they are rounded here too."""
+def sinusoid(position: int, d_model: int, kind: str = "paper") -> Array:
+    """Section 3.5, or tensor2tensor's. The package tabulates positions in single precision, so they are rounded too."""
     row = np.zeros(d_model)
     for i in range(d_model // 2):
-        row[2 * i] = math.sin(position / 10000 ** (2 * i / d_model))
-        row[2 * i + 1] = math.cos(position / 10000 ** (2 * i / d_model))
+        exponent = 2 * i / d_model if kind == "paper" else i / (d_model // 2 - 1)
+        row[2 * i] = math.sin(position / 10000**exponent)
+        row[2 * i + 1] = math.cos(position / 10000**exponent)
+    if d_model % 2 and kind == "paper":
+        row[-1] = math.sin(position / 10000 ** ((d_model - 1) / d_model))
     return row.astype(np.float32).astype(np.float64)

@@ -47,7 +47,7 @@ def wrong(monkeypatch, capsys):
         ("export a b", "transduce export needs --to, but got none; transduce export --help says more"),
         ("translate a --beam 3", "there is no flag --beam; did you mean --beam-size or --beam-groups?"),
         ("export a b --too gpt2", "there is no flag --too; did you mean --to?"),
-        ("export a b --to gpt3", "--to takes gpt2, but it is 'gpt3'; transduce export --help says more"),
+        ("export a b --to gpt3", "--to takes one of ctranslate2, gpt2, llama, marian, onnx, but it is 'gpt3'; transduce export --help says more"),
         (
             "describe a b c",
             "a word must be an argument or the value of a flag, but 'b' is neither; transduce describe --help says more",

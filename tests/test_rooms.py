@@ -11,7 +11,7 @@ PACKAGE = ROOT / "transduce"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 
-SHARED = {"arguments", "config", "device", "exit", "files", "lazy", "threads"}
+SHARED = {"arguments", "config", "device", "exit", "files", "hub", "lazy", "plot", "progress", "threads"}
 """What every room may know."""
 
 KNOWS = {
@@ -20,7 +20,8 @@ KNOWS = {
     "run": {"model", "data"},
     "tasks": {"model", "data", "decode", "score", "run"},
     "experiment": {"model", "data", "train", "score", "run", "tasks"},
-    "cli": {"data", "score", "interop", "run", "tasks"},
+    "serve": {"data", "tasks"},
+    "cli": {"data", "score", "interop", "run", "tasks", "serve"},
     "__init__": {"model", "run", "tasks"},
 }
 """By room, which other rooms it may know."""

@@ -77,7 +77,7 @@ def test_a_type_checker_knows_what_is_loaded(python, checker):
 
 @pytest.mark.long
 def test_the_recipes_run_from_an_installation(python, tmp_path):
-    """Their help alone, as the environment has no libraries but those of this one."""
+    """Their help alone, as the environment has no libraries but those of this one; the server's page is there, too."""
     (site,) = python.parents[1].glob("lib/*/site-packages")
     libraries = sysconfig.get_path("purelib")
     path = (
@@ -95,3 +95,5 @@ def test_the_recipes_run_from_an_installation(python, tmp_path):
     assert f'"data": "{inside}/data/commands"' in done.stdout
     for name in ("train.en", "sound/train.tsv", "sound/train/0000.opus"):
         assert (Path(inside) / "data" / "commands" / name).is_file()
+    pages = [Path(folder) / "transduce" / "serve" / "page" for folder in (ROOT, path)]
+    assert {file.name for file in pages[0].iterdir()} == {file.name for file in pages[1].iterdir()}

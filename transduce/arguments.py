@@ -1,20 +1,24 @@
 """The words of a command line as the arguments of a call, by tyro; a wrong use is told as any other wrong input is."""
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from dataclasses import is_dataclass, make_dataclass
 from difflib import get_close_matches
 from io import StringIO
 from itertools import takewhile
 from shutil import get_terminal_size
-from typing import Any, NoReturn
+from textwrap import wrap
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import tyro
 from tyro import _errors as wrong
+from tyro.conf import Fixed, Suppress
 
-NARROWEST = 40
-"""Columns of a page of help, at least: on a narrower one, tyro cuts flags and words anywhere."""
+NARROWEST, WIDEST = 40, 5000
+"""Columns of a page of help, at least: on a narrower one, tyro cuts flags and words anywhere; on the widest, it cuts none."""
 
 KINDS = {"INT": "a whole number", "FLOAT": "a number", "PATH": "a path", "FILE": "a file", "STR": "text"}
 """What help calls a value, and what messages do."""
@@ -64,21 +68,27 @@ def call(
             raise ValueError(getattr(event, "message", event))
         raise ValueError(told if told.endswith("?") else f"{told}; {prog} {more} says more")
 
-    with _legible(), wrong.on_parse_error(refuse):
-        if often and {"-h", "--help", "--help-all"} & set(words):
-            page = _page(parse)
-            print(page if "--help-all" in words else _shortened(page, often), end="")
-            print(f"\n{HELP_ALL}")
+    width = get_terminal_size().columns
+    with _columns(NARROWEST) if width < NARROWEST else nullcontext(), wrong.on_parse_error(refuse):
+        if not (often and {"-h", "--help", "--help-all"} & set(words)):
+            return parse(words)
+        try:
+            if "--help-all" in words:
+                parse(["--help"])
+            some = _with_some(function, {flag.strip("-").replace("-", "_") for flag in often})
+            with _columns(WIDEST):
+                page = _page(lambda words: tyro.cli(some, args=words, prog=prog, **how))
+            print(_brief(page, often, max(width, NARROWEST)))
             raise SystemExit(0)
-        return parse(words)
+        finally:
+            print(f"\n{HELP_ALL}")
 
 
 @contextmanager
-def _legible() -> Iterator[None]:
-    """Have help on a page that is not too narrow, whatever the terminal is."""
+def _columns(n: int) -> Iterator[None]:
+    """Have help on a page so wide, whatever the terminal is."""
     before = os.environ.get("COLUMNS")
-    if get_terminal_size().columns < NARROWEST:
-        os.environ["COLUMNS"] = str(NARROWEST)
+    os.environ["COLUMNS"] = str(n)
     try:
         yield
     finally:
@@ -98,21 +108,92 @@ def _page(parse: Callable[[Sequence[str]], Any]) -> str:
     return page.getvalue()
 
 
-def _shortened(page: str, often: Collection[str]) -> str:
-    """A page of help with some of its flags alone; a box without any goes."""
-    shown, kept, box = True, [], []
-    for line in page.splitlines(keepends=True):
-        if flag := re.match(r"[│ ] (--[a-z][\w-]*)", line):
-            shown = flag[1] in often
-        elif re.match(r"[╭╰]|\S|$|[│ ] -h, ", line):
-            shown = True
-        if shown:
-            box.append(line)
-        if line.startswith("╰") or not re.match("[╭│]", line):
-            flags = any(re.match(r"[│ ] (-h,|--|\[|[A-Z])", each) for each in box)
-            kept += box if flags or not line.startswith("╰") else []
-            box = []
-    return "".join(kept + box)
+def _brief(page: str, often: Collection[str], width: int) -> str:
+    """A page of help as a line or two for each argument, flags in the order of `often`.
+
+    Args:
+        page: as tyro prints it where it is so wide that no line is cut.
+    """
+    usage, _, about, *lines = page.splitlines()
+    entries: dict[str, list[str]] = {}
+    text: list[str] = []
+    section = ""
+    for line in lines:
+        name, _, told = line[2:].partition("  ")
+        if re.match(r" \w", line):
+            section = line.strip()
+        elif name.startswith("-") or (name.strip() and section == "positional arguments"):
+            text = entries[name] = [told]
+        else:  # goes on, or describes the section, for which nobody looks here
+            text = text if not name else []
+            text.append(told)
+    order = [name for name in entries if not name.startswith("-")]
+    order += [name for flag in often for name in entries if name.split()[0] == flag]
+    indent = max(map(len, order)) + 4
+    found = [*wrap(usage, width), "", *wrap(about, width), ""]
+    for name in order:
+        told = _first(" ".join(" ".join(entries[name]).split()), width - indent)
+        first, *rest = wrap(told, max(width - indent, NARROWEST // 2)) or [""]
+        found += [f"  {name:<{indent - 2}}{first}", *(" " * indent + each for each in rest)]
+    return "\n".join(found)
+
+
+def _first(text: str, width: int) -> str:
+    """The first sentence of a help text, or its first clauses where all of it does not fit, and the default."""
+    default = re.search(r" \((default: .*|required)\)$| \(the run's\)$", text)
+    whole = text[: default.start()] if default else text
+    told = re.split(r"(?<=\.) (?=[A-Z(])", whole)[0]
+    told = told if told.endswith("..") else told.removesuffix(".")
+    if len(told) > width:
+        ends = [each.start() for each in re.finditer(r"[;,.] | \(", told) if 15 < each.start() <= width]
+        closed = [i for i in ends if told.count("(", 0, i) == told.count(")", 0, i)]
+        told = told[: closed[-1]] if closed else told
+    shown = default[0] if default and default[1] not in (None, "default: False") else ""
+    return told + shown
+
+
+def _with_some(function: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
+    """For its help: a function like this one with fewer optional parameters, and fields of dataclasses among them."""
+    signature, hints, parameters = inspect.signature(function), inspect.get_annotations(function, eval_str=True), []
+    for parameter in signature.parameters.values():
+        kind = hints[parameter.name]
+        makers = [getattr(told, "constructor_factory", None) for told in getattr(kind, "__metadata__", ())]
+        inner = next((make() for make in makers if make), kind)
+        if is_dataclass(inner):
+            kind = type(showing(inner(), names))  # type: ignore[operator]
+        elif parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in names:
+            kind = Annotated[kind, Suppress, Fixed]
+        parameters.append(parameter.replace(annotation=kind))
+
+    with_some: Any = lambda **_: None
+    with_some.__doc__, with_some.__name__ = function.__doc__, function.__name__
+    with_some.__annotations__ = {each.name: each.annotation for each in parameters}
+    with_some.__signature__ = signature.replace(parameters=parameters)
+    return with_some
+
+
+def showing(config: Any, names: Collection[str]) -> Any:
+    """A configuration like this one, of which tyro shows the fields of these dotted names alone.
+
+    Its class inherits from that of `config` because tyro looks there for the docstrings of the fields.
+    """
+    options: list[tuple[str, Any, Any]] = []
+    for name, kind in get_type_hints(type(config), include_extras=True).items():
+        value = getattr(config, name)
+        inner = {each.removeprefix(f"{name}.") for each in names if each.startswith(f"{name}.")}
+        if inner and is_dataclass(value):
+            value = showing(value, inner)
+            kind, told = type(value), getattr(kind, "__metadata__", ())
+            for each in told:
+                kind = Annotated[kind, each]
+        elif name not in names:
+            kind = Annotated[kind, Suppress, Fixed]
+        options.append((name, kind, value))
+    namespace = {"__doc__": type(config).__doc__, "__post_init__": lambda self: None}
+    kind = make_dataclass(
+        type(config).__name__, options, bases=(type(config),), namespace=namespace, frozen=True, kw_only=True
+    )
+    return kind()
 
 
 def _strange(words: Sequence[str], flags: Collection[str]) -> str:

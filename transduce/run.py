@@ -18,7 +18,7 @@ from transduce.data.speech.config import FeatureConfig, VectorConfig
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.json_tokenizer import JSONTokenizer
-from transduce.data.text.tokenizers import FILES, Tokenizer, side_files, tokenizer_file
+from transduce.data.text.tokenizers import FILES, Tokenizer, side_files, write_tokenizers
 from transduce.device import torch_device
 from transduce.files import (
     damaged,
@@ -31,13 +31,20 @@ from transduce.files import (
     set_weights,
     write_file,
 )
+from transduce.hub import CARD, PREFIX, download
 from transduce.model.config import Frames, Tokens, TransformerConfig
 from transduce.model.size import check_fits, n_parameters
 from transduce.model.transformer import Transformer
 
 CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
 STATISTICS, METRICS, STATE = "features.safetensors", "metrics.jsonl", "state.json"
-SAMPLES = "samples"
+SAMPLES, SHORTLIST, MODEL_CARD = "samples", "shortlist.safetensors", "MODEL_CARD.md"
+ERRORS, REPORT = "test.errors.txt", "report.html"
+PUBLISHED = (
+    *(CONFIG, WEIGHTS, STATISTICS, SHORTLIST, *FILES, *side_files("source"), *side_files("target")),
+    *(METRICS, "test.json", "validation.json", CARD),
+)
+"""The names of what a run has on the hub: all that it is used with, its scores and its card."""
 
 FORMAT = 1
 """Of config.json. It grows by one whenever a field gets another name or meaning."""
@@ -95,13 +102,7 @@ class Run:
 def save_run(directory: Path, run: Run) -> None:
     """Write config.json and tokenizers; one file where both sides share one."""
     directory.mkdir(parents=True, exist_ok=True)
-    if run.source_tokenizer is run.target_tokenizer or run.model.encoder is None:
-        sides = [(FILES, run.target_tokenizer)]
-    else:
-        sides = [(side_files("source"), run.source_tokenizer), (side_files("target"), run.target_tokenizer)]
-    for files, tokenizer in sides:
-        if tokenizer is not None:
-            write_file(directory / tokenizer_file(tokenizer, files), tokenizer.model)
+    write_tokenizers(directory, run.source_tokenizer, run.target_tokenizer, alone=run.model.encoder is None)
     plain = {"format": FORMAT, "transduce": version("transduce")}
     plain |= {"model": to_dict(run.model), "experiment": run.experiment}
     extractor = run.feature_extractor
@@ -112,12 +113,22 @@ def save_run(directory: Path, run: Run) -> None:
     write_file(directory / CONFIG, json.dumps(plain, indent=2) + "\n")
 
 
+def on_disk(directory: Path | str) -> Path:
+    """The run directory itself, or, of hub:USER/NAME[@REVISION], where it was downloaded to.
+
+    Raises:
+        ValueError: there is no such run on the hub, or it cannot be had; see `download`.
+    """
+    return download(directory, PUBLISHED) if str(directory).startswith(PREFIX) else Path(directory)
+
+
 def load_run(directory: Path) -> Run:
     """Read what `save_run` wrote.
 
     Raises:
         ValueError: `directory` is not a run directory, or its config.json is not ours.
     """
+    directory = on_disk(directory)
     path = directory / CONFIG
     if not path.is_file():
         what = "does not exist" if not directory.exists() else f"has no {CONFIG}"
@@ -254,7 +265,7 @@ def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Tra
     Raises:
         ValueError: the directory is not a whole run, or this machine has no such device.
     """
-    directory, device = Path(directory), torch_device(device)
+    directory, device = on_disk(directory), torch_device(device)
     config = load_run(directory).model
     path = weights_path(directory)
     weights = read_weights(path)

@@ -1,13 +1,15 @@
 """Help and typos are answered before anything heavy is imported."""
 
 import json
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from transduce.cli.main import COMMANDS, main
+from transduce.cli.main import COMMANDS, OFTEN, main
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "torchaudio", "transformers", "matplotlib", "tensorboard"}
@@ -75,6 +77,20 @@ def test_help_and_typos_of_a_recipe_do_not_wait_for_torch(name):
     assert "--training.max-updates" in found[1][1] and "wrong-flag" in found[2][1]
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_a_screen_and_has_what_is_used_most_first(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    if name.startswith("train "):
+        monkeypatch.setattr("sys.argv", ["transduce"])
+    with suppress(SystemExit):
+        main([*name.split(), "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert 8 < len(lines) <= 40
+    if often := OFTEN.get(name):
+        assert tuple(re.findall(r"(?m)^  (--[a-z-]+)", "\n".join(lines))) == (*often, "--help-all")
+        assert all(len(line) <= 80 for line in lines)
+
+
 def test_help_has_a_line_for_every_command_in_one_order(capsys):
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -102,7 +118,7 @@ def test_a_wrong_command_gets_the_nearest_one(capsys, words, message):
     assert capsys.readouterr().err == f"transduce: {message}\n"
 
 
-@pytest.mark.parametrize("words", [[], ["score"], ["import"]])
+@pytest.mark.parametrize("words", [[], ["score"], ["train"]])
 def test_no_command_is_answered_with_the_list(capsys, words):
     assert main(words) == 2
     assert capsys.readouterr().err.startswith("usage: transduce ")

@@ -6,16 +6,21 @@ import re
 import shutil
 import sys
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 import transduce as td
 from tests.runs import ENGLISH, LITTLE, random_run, random_speech_run
+from transduce.cli import translate
 from transduce.cli.common import search_options, with_options
 from transduce.cli.main import main
+from transduce.plot import read_picture
+from transduce.tasks import forced
 
 LINES = [ENGLISH[0], "", ENGLISH[1], ENGLISH[2]]
 
@@ -58,6 +63,37 @@ def test_what_stands_beside_a_translation_is_what_python_gives(run, stdin, capsy
     assert main(["translate", str(run), "--token-scores"]) == 2
     told = "transduce: scores of tokens need --format json, but it is text; add --format json\n"
     assert capsys.readouterr().err == told
+
+
+def test_pictures_show_the_looks_that_alignments_are_made_of(run, tmp_path, capsys, monkeypatch, caplog):
+    """What is drawn, read by the labels beside it, gives the pairs that are printed; blank lines have no picture."""
+    drawn, draw, folder = [], forced.attention_map, tmp_path / "new" / "pictures"
+    monkeypatch.setattr(forced, "attention_map", lambda *parts: drawn.append(parts) or draw(*parts))
+    monkeypatch.setattr(translate, "PICTURES", len(LINES))
+    (tmp_path / "in").write_text("".join(f"{line}\tMach den alten Brief auf. \n" for line in [*LINES, LINES[0]]))
+    command = ["translate", str(run), str(tmp_path / "in"), "--prefix", "--length-ratio", "0.5", "--device", "cpu"]
+    assert main([*command, "--alignments", "--alignment-pictures", str(folder)]) == 0
+    assert caplog.messages == [f"there are pictures of the first {len(LINES)} lines alone"]
+    rows = [line.split("\t") for line in capsys.readouterr().out.split("\n")]
+    spoken = [number for number, line in enumerate(LINES, start=1) if line.strip()]
+    assert sorted(path.name for path in folder.iterdir()) == [f"{number:04}.png" for number in spoken]
+    assert all(read_picture(path).std() > 0 for path in folder.iterdir())
+    for number, (weights, target, source, title, _) in zip(spoken, drawn, strict=True):
+        assert re.fullmatch(rf"line {number}\nlayer \d of 2, mean over heads", title)
+        torch.testing.assert_close(weights.sum(dim=1), torch.ones(len(target)))
+        words, pairs = [[i for i, token in enumerate(side) if token[0] == "▁"] for side in (source, target)], []
+        for n, (a, b) in enumerate(pairwise([*words[1], len(target) - (target[-1] == "</s>")])):
+            looks = [weights[a:b, c:d].sum() for c, d in pairwise([*words[0], len(source) - 1])]
+            pairs.append(f"{looks.index(max(looks))}-{n}")
+        assert len(pairs) > 4 and rows[number - 1][1] == " ".join(pairs)
+    (tmp_path / "file").touch()
+    for runs, where, message in (
+        (run, tmp_path / "file", f"pictures go into a folder, but {tmp_path / 'file'} is a file; name another one"),
+        (f"{run},{run}", folder, f"pictures show where one model looks, but {run},{run} are several; name one, or leave out "
+         "the pictures"),
+    ):  # fmt: skip
+        assert main(["translate", str(runs), "--alignment-pictures", str(where)]) == 2
+        assert capsys.readouterr().err == f"transduce: {message}\n"
 
 
 def test_translate_reads_standard_input_and_equals_python(run, stdin, capsys):
@@ -223,8 +259,12 @@ def test_options_replace_what_the_run_says_and_nothing_else():
 @pytest.mark.parametrize(
     ("command", "config", "without"),
     [
-        ("translate", td.SearchConfig, {"ctc_weight", "max_seconds", "min_seconds", "margin"}),
-        ("transcribe", td.SearchConfig, {"max_source_length", "split_length", "shortlist"}),
+        ("translate", td.SearchConfig, {"ctc_weight", "max_seconds", "min_seconds", "margin", "timestamps"}),
+        (
+            "transcribe",
+            td.SearchConfig,
+            {"max_source_length", "split_length", "shortlist", "source_language", "target_language"},
+        ),
         ("generate", td.GenerationConfig, set()),
     ],
 )

@@ -530,7 +530,7 @@ def test_impossible_settings_are_told(folder, tmp_path, capsys):
 
 def test_help_works(capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["transcribe", "--help"])
+        main(["transcribe", "--help-all"])
     assert stop.value.code == 0
     out = capsys.readouterr().out
     assert "the exit code is 1" in " ".join(out.split()) and "--format {text,tsv,json,srt,vtt}" in out

@@ -1,17 +1,20 @@
 """What a finished speech run prints and keeps: every search once, the sound read once, a bad file named once."""
 
 import json
+import random
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import jiwer
 import pytest
+import sacrebleu
 
 import transduce as td
 from tests.runs import random_speech_run, record, sentences
 from transduce.data.speech.manifest import Recording
 from transduce.experiment import report
-from transduce.experiment.report import speech_report
+from transduce.experiment.report import search_report, speech_report
 from transduce.tasks import stretches, transcribe as transcriber
 
 PLAIN = td.SearchConfig(beam_size=3, length_ratio=0.0, length_extra=7, no_repeat_ngram=4, n_best=2)
@@ -74,6 +77,13 @@ def test_every_search_is_made_once_and_the_sound_is_read_once(run, recordings, m
     assert all(each["score"] in printed for each in kept)
     assert {f"{each['measure']}.{each['search']}": each["value"] for each in kept} == scores
     assert all(each["low"] <= each["value"] <= each["high"] for each in kept)
+    told = (run / "test.errors.txt").read_text()
+    assert told.startswith(f"test, {name}: {next(x['score'] for x in reversed(kept) if x['measure'] == 'wer')[:9]}")
+    for speaker in "AB":
+        texts = [(r.text, output) for r, output in zip(spoken, outputs, strict=True) if r.speaker == speaker]
+        rate = 100 * jiwer.wer(*map(list, zip(*texts, strict=True)))
+        assert re.search(rf"(?m)^{speaker} +{len(texts)} +\d+ +{rate:.2f} ", told)
+    assert all(f"\n{r.id}: " in told for r, output in zip(spoken, outputs, strict=True) if r.text != output)
 
 
 def test_the_time_of_a_search_includes_the_reading(run, recordings, monkeypatch, capsys):
@@ -87,3 +97,17 @@ def test_the_time_of_a_search_includes_the_reading(run, recordings, monkeypatch,
         f"test, greedy: 4 recordings in 7.0 s, real-time factor {7 / sound:.4f}",
         f"test, beam3: 4 recordings in 6.0 s, real-time factor {6 / sound:.4f}",
     ]
+
+
+def test_the_errors_of_translations_are_the_worst_lines_by_sacrebleu_first(run, capsys):
+    rng = random.Random(1)
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "no", "dog"]
+    pairs = [(f"source {i}", " ".join(rng.choices(words, k=6))) for i in range(30)]
+    outputs = [right if i % 5 == 0 else " ".join(rng.choices(words, k=6)) for i, (_, right) in enumerate(pairs)]
+    search_report(run, lambda how: outputs, pairs, replace(PLAIN, n_best=1), ["bleu"])
+    told = (run / "test.errors.txt").read_text()
+    assert told.startswith("test, beam3: 24 of 30 lines differ,")
+    shown = [int(number) - 1 for number in re.findall(r"(?m)^line (\d+): chrF ", told)]
+    values = {i: sacrebleu.sentence_chrf(outputs[i], [pairs[i][1]]).score for i in range(30) if i % 5}
+    assert [values[i] for i in shown] == pytest.approx(sorted(values.values())[:20])
+    assert all(f"  {pairs[i][0]}\n    should be  {pairs[i][1]}\n    is         {outputs[i]}\n" in told for i in shown)

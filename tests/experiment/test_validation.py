@@ -26,9 +26,9 @@ from transduce.experiment.run import with_vocabularies
 from transduce.experiment.validation import _aligned, held_out_loss, speech_validator, translation_validator
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Transformer
+from transduce.plot import attention_map
 from transduce.score.measures import MEASURES
 from transduce.tasks.search import GREEDY
-from transduce.train.plot import attention_map
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import transduce as td
-from tests.decode.test_ngram import by_rule, plain
+from tests.decode.test_ngram import ARPA, BINARY, by_rule, plain
 from tests.language_runs import language_model, language_run
 from tests.runs import ENGLISH, GERMAN, LITTLE, random_run, random_speech_run, record, sentences
 from tests.tasks.test_ensemble import whole_model
@@ -130,6 +130,21 @@ def test_the_command_line_takes_a_language_model(task, request, tmp_path, capsys
         )
 
 
+def test_a_binary_of_kenlm_gives_what_its_arpa_file_gives(text, tmp_path):
+    pytest.importorskip("kenlm")
+    (tmp_path / "lm.arpa").write_text(ARPA)
+    (tmp_path / "lm").write_bytes(BINARY)  # known by what is in it
+    found = []
+    for name in ("lm.arpa", "lm"):
+        outputs = td.load_translator(text, **DOUBLE, lm=tmp_path / name).translate(ENGLISH[:3], SHORT, lm_weight=WEIGHT)
+        found.append([(o.tokens, pytest.approx(o.score, abs=1e-5)) for (o,) in outputs])
+    assert found[0] == found[1]
+    assert [tokens for tokens, _ in found[0]] != [o.tokens for (o,) in td.load(text).translate(ENGLISH[:3], SHORT)]
+    (tmp_path / "lm").write_bytes(BINARY[:200])
+    with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path / 'lm'))}: a binary of KenLM must be whole "):
+        td.load(text, lm=tmp_path / "lm")
+
+
 def test_a_kept_output_belongs_to_its_language_model(text, tmp_path, capsys):
     first, second = (language_model_of(text, tmp_path / name) for name in ("first", "second"))
     config = (second / "config.json").read_text()
@@ -161,6 +176,8 @@ def test_a_language_model_that_does_not_fit_is_refused(text, tmp_path):
         (letters, letters, f"a language model stands beside what translates or transcribes, but {letters} is a language model; use "
          "transduce generate"),
         (text, text, f"generating takes a run of a language model, but {text} translates; use transduce translate"),
+        (text, tmp_path / "none", f"a language model is a run directory or a file of n-grams, but {tmp_path / 'none'} does not exist; "
+         "check the path"),
         (text, tmp_path / "wrong.arpa", f"{tmp_path / 'wrong.arpa'}: an n-gram model is an ARPA file whose words are the run's "
          "tokens, but it has no 1-grams; make its text with transduce tokenize RUN"),
     ):  # fmt: skip

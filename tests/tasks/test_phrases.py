@@ -1,11 +1,12 @@
 """What outputs begin with and must not hold, as text: for every task, every kind of tokenizer, greedily and with a beam."""
 
+import numpy as np
 import pytest
 import torch
 
 import transduce as td
 from tests.language_runs import any_tokenizer, language_model
-from tests.runs import GERMAN, library_tokenizer, random_run, random_speech_run, record, sentences
+from tests.runs import GERMAN, RATE, library_tokenizer, random_run, random_speech_run, record, sentences, sound
 from transduce.cli.main import main
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.tokenizer import Tokenizer
@@ -129,6 +130,88 @@ def test_the_command_line_takes_prefixes_and_forbidden_phrases(run, translator, 
     want = td.load(run)(["Print it.", "Open the old letter.", "a"], prefix=prefix, require=[[], [], ["c"]])
     assert capsys.readouterr().out.splitlines() == want and "c" in want[2]
     assert "transduce: line 3 must be SOURCE<TAB>PREFIX, but it has 3 columns; remove tabs\n" in err
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory):
+    return random_speech_run(tmp_path_factory.mktemp("speech") / "run")
+
+
+@pytest.mark.parametrize("way", [{"beam_size": 1}, {"ctc_weight": 0.0}, {"ctc_weight": 0.6}], ids=str)
+def test_transcripts_begin_with_their_prefix_and_hold_what_they_require_whatever_the_batch(
+    speech, tmp_path, way, caplog
+):
+    """Also where CTC finds it impossible, as the sound is too short."""
+    transcriber, paths = (
+        td.load_transcriber(speech, dtype=torch.float64),
+        [r.audio for r in record(tmp_path, sentences(4))],
+    )
+    prefix, require = ["blue ", "", "", "red green " * 9], [[], [" black ", "ee"], [], ["blue"]]
+    config = SHORT.changed(no_repeat_ngram=4, **way)
+    found = transcriber(paths, config, prefix=prefix, require=require)
+    plain = transcriber(paths, config)
+    assert [a == b for a, b in zip(found, plain, strict=True)] == [False, False, True, False]
+    for path, begin, phrases, text in zip(paths, prefix, require, found, strict=True):
+        assert text.startswith(begin) and all(phrase in f" {text} " for phrase in phrases)
+        assert transcriber([path], config, prefix=[begin], require=[phrases]) == [text]
+    assert not caplog.messages
+    transcriber(paths[:1], config, require=[["blue"]], forbid=["blu"])
+    assert caplog.messages == [f"{paths[0]} from 0.0 s has no room for, or must not hold, what it requires: ['blue']"]
+
+
+def test_a_prefix_begins_what_is_heard_first_in_long_sound_which_can_require_nothing(speech, tmp_path):
+    """Behind a minute of silence; the same one by one, as they are streamed, and together."""
+    transcriber = td.load_transcriber(speech, dtype=torch.float64)
+    parts = [np.zeros(70 * RATE), *(sound(text, seed=i) for i, text in enumerate(sentences(5)))]
+    samples = (np.concatenate(parts).astype(np.float32), RATE)
+    config = SHORT.changed(max_seconds=1.0, beam_size=2, no_repeat_ngram=4)
+    (plain,) = transcriber.transcribe([samples], config)
+    (begun,) = transcriber.transcribe([samples], config, prefix=["blu"])
+    texts = [[segment.outputs[0].text for segment in each.segments] for each in (plain, begun)]
+    first = texts[0].index(next(filter(None, texts[0])))
+    assert first > 60 and len(texts[0]) > first + 3
+    assert texts[1][first].startswith("blu") and not texts[0][first].startswith("blu")
+    assert texts[1][:first] + texts[1][first + 1 :] == texts[0][:first] + texts[0][first + 1 :]
+    stretches = list(transcriber.read([samples], config, prefix=["blu"]))
+    in_order = [segment for stretch in stretches for segment in transcriber.in_order(stretch, config)]
+    assert [segment.outputs[0].text for segment in in_order] == texts[1] and len(stretches) > 1
+    (refused,) = transcriber.transcribe([samples], config, require=[["red"]])
+    assert refused.error == (
+        f"required phrases are for sound in one segment, but sound 1 has {len(plain.segments)}; cut it where you know "
+        "what is said, or raise max_seconds"
+    )
+
+
+def test_lists_of_sound_have_prefixes_and_phrases_on_the_command_line(speech, tmp_path, capsys):
+    paths = [r.audio for r in record(tmp_path, sentences(3))]
+    lines = [f"{paths[0]}\tblue ", f"{paths[1]}\r", f"{tmp_path / 'none.wav'}\tred", f"{paths[2]}\t\tblack\tred"]
+    (tmp_path / "list").write_text("\n".join(lines) + "\n")
+    how = ["--length-extra", "12", "--length-ratio", "0", "--no-repeat-ngram", "4", "--device", "cpu"]
+    command = ["transcribe", str(speech), str(tmp_path / "list"), "--prefix", *how]
+    for more in ([], ["--stream"], ["--output", str(tmp_path / "out")]):
+        with pytest.raises(SystemExit, match=r"^1$"):
+            main([*command, "--require", *more])
+        out = (tmp_path / "out").read_text() if "--output" in more else capsys.readouterr().out
+        want = td.load_transcriber(speech)(
+            paths, SHORT.changed(no_repeat_ngram=4), prefix=["blue ", "", ""], require=[[], [], ["black", "red"]]
+        )
+        assert [line for line in out.splitlines() if line] == want
+    for content, more, message in (
+        (None, [], "list: line 4 must be SOUND<TAB>PREFIX, but it has 4 columns; remove tabs"),
+        (b"\tred\n", [], "list: line 1 must begin with the name of a sound; add it, or remove the line"),
+        (b"a\xff\n", [], ", line 1, byte 2 is 0xff; convert the file, for example with iconv -f latin1 -t utf-8; with --prefix or "
+         "--require, a FILE is a list that names sound"),
+    ):  # fmt: skip
+        if content:
+            (tmp_path / "list").write_bytes(content)
+        capsys.readouterr()
+        assert main([*command, *more]) == 2
+        assert capsys.readouterr().err.endswith(message + "\n")
+    assert main(["transcribe", str(speech), "--microphone", "--prefix"]) == 2
+    assert capsys.readouterr().err == (
+        "transduce: --prefix and --require are for lists of sound, but --microphone records; record to a file, and name that "
+        "in one\n"
+    )
 
 
 def test_what_cannot_be_is_refused(translator):

@@ -1,5 +1,6 @@
 """What a transcriber is told about the search, and the search function itself."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import transduce as td
 from tests.language_runs import language_run
 from tests.runs import RATE, library_tokenizer, random_run, random_speech_run, record, sentences
+from transduce.config import from_dict, to_dict
 from transduce.data.speech.audio import read_audio
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.decode.beam import beam_search
@@ -16,6 +18,8 @@ from transduce.decode.constraints import Constraints
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.joint import combined
 from transduce.decode.scorer import ModelScorer, Scorer
+from transduce.files import save_weights
+from transduce.model.config import TransformerConfig
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # no second search
 
@@ -150,3 +154,43 @@ def test_rules_reach_the_search_of_every_task(transcriber, tmp_path):
     assert (
         str(error.value) == f"suppress takes ids of 0 to {size - 1} except that of the end, but it has 3; leave it out"
     )
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_outputs_begin_behind_named_tokens_and_are_scored_there(tmp_path, beam_size):
+    """As a search of the model itself from there; learned positions of the source may be fewer than of the target."""
+    directory = random_run(tmp_path / "run")
+    plain = json.loads((directory / "config.json").read_text())
+    model = from_dict(TransformerConfig, plain["model"], "")
+    halves = {
+        "encoder": replace(model.encoder, positions="learned", max_positions=15),
+        "decoder": replace(model.decoder, positions="learned", max_positions=12),
+    }
+    config = replace(model, **halves)
+    torch.manual_seed(1)
+    (directory / "config.json").write_text(json.dumps(plain | {"model": to_dict(config)}))
+    save_weights(directory / "model.safetensors", td.Transformer(config))
+    translator = td.load_translator(directory, dtype=torch.float64)
+    tokenizer, lines = translator.tokenizer, ["Print it.", "Open the"]
+    settings = {"beam_size": beam_size, "begin_with": "</s> <s> <unk>", "at_max_length": "by_score", "alpha": 0.0}
+    outputs = translator.translate(lines, token_scores=True, **settings)
+    start = torch.tensor([[3, 2, 1]])
+    for source, (output,) in zip(translator.sources(lines), outputs, strict=True):
+        with torch.inference_mode():
+            scorer = ModelScorer(translator.model, translator.model.encode(torch.tensor([source])), prompts=start)
+            bound = torch.tensor([12 - 2])
+            constraints = Constraints(bound, eos_id=3, suppressed=tokenizer.suppressed)
+            ((best,),) = beam_search(scorer, start, constraints, beam_size=beam_size, alpha=0.0, finished_first=False)
+        assert output.tokens == best.tokens
+        assert float(output.token_scores.log_probs.sum()) == pytest.approx(best.log_prob, abs=1e-4)
+    assert [o.tokens for (o,) in outputs] != [o.tokens for (o,) in translator.translate(lines, beam_size=beam_size)]
+    for text, message in (
+        ("</s> <2dee>", "begin_with takes tokens of the vocabulary, but '<2dee>' is none; leave it out"),
+        ("<s> " * 13, "begin_with must leave room for an output, but it has 13 tokens; take fewer"),
+        ("</s>>", "begin_with takes tokens of the vocabulary, but '</s>>' is none; did you mean '</s>'?"),
+    ):
+        with pytest.raises(ValueError) as error:
+            translator(lines, begin_with=text)
+        assert str(error.value) == message
+    with pytest.raises(ValueError, match=r"^input 1 must fit into the model's learned positions, which end at 15, but"):
+        translator.encode(["Print it. " * 4])

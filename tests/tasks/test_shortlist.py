@@ -99,7 +99,11 @@ def test_the_command_line_makes_it_and_uses_it(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"forbid": ("a",)}, {"suppress": (9,)}, {"coverage_penalty": 0.2}, {"prefix": ["Mach"] * len(LINES)}]
+    "wrong",
+    [
+        *({"forbid": ("a",)}, {"suppress": (9,)}, {"suppress_first": (9,)}, {"begin_with": "<s>"}),
+        *({"coverage_penalty": 0.2}, {"prefix": ["Mach"] * len(LINES)}),
+    ],
 )
 def test_what_it_does_not_go_with_is_refused(translator, wrong):
     translator.shortlist = everything(translator)

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -14,22 +15,32 @@ import torch
 
 from tests.train import toy
 from transduce.model.transformer import Transformer
-from transduce.train.distributed import world
+from transduce.train import distributed
 from transduce.train.optim import OptimConfig
 from transduce.train.shard import gathered
 from transduce.train.trainer import Trainer
 
-FORK = multiprocessing.get_context("fork")
+SERVER = multiprocessing.get_context("forkserver")
+"""Processes begin as copies of one that has done nothing: a copy of one in which autograd has threads could not train."""
+SERVER.set_forkserver_preload(["tests.train.processes"])
 
 
-def alone(work: Callable[..., Any], args: tuple[Any, ...], rank: int, size: int, port: int, answers: Any) -> None:
-    """In a process of its own: what torchrun would set, then the work."""
+class Settings(NamedTuple):
+    """What a test may have changed, and its processes do not inherit."""
+
+    environment: dict[str, str]
+    late: timedelta
+
+
+def alone(work: Callable[[], Any], rank: int, size: int, port: int, settings: Settings, answers: Any) -> None:
+    """In a process of its own: what the test and torchrun would set, then the work."""
     torch.set_num_threads(1)
     theirs = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in theirs.items()})
-    world.cache_clear()
+    os.environ.update(settings.environment | {name: str(value) for name, value in theirs.items()})
+    distributed.LATE = settings.late
+    distributed.world.cache_clear()
     try:
-        answers.put((rank, work(*args)))
+        answers.put((rank, work()))
     except BaseException as error:
         answers.put((rank, f"{type(error).__name__}: {error}"))
 
@@ -39,9 +50,9 @@ def together(size: int, work: Callable[..., Any], *args: Any, **more: Any) -> li
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    answers = FORK.Queue()
+    answers, settings = SERVER.Queue(), Settings(dict(os.environ), distributed.LATE)
     processes = [
-        FORK.Process(target=alone, args=(partial(work, **more), args, r, size, port, answers), daemon=True)
+        SERVER.Process(target=alone, args=(partial(work, *args, **more), r, size, port, settings, answers), daemon=True)
         for r in range(size)
     ]
     for process in processes:

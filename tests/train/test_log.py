@@ -9,8 +9,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from transduce.plot import attention_map, read_picture
 from transduce.train.log import Log
-from transduce.train.plot import attention_map, read_picture
 from transduce.train.state import Progress, Validation
 
 ROOT = Path(__file__).parents[2]

@@ -52,6 +52,21 @@ def test_value_and_both_gradients_are_those_of_torch(rng, shape, smoothing):
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_a_bias_of_the_output_takes_part_and_learns(rng, multiple):
+    stack = StackConfig(input=Tokens(vocab_size=V, multiple=multiple), n_layers=1)
+    model = Transformer(TransformerConfig(decoder=stack, d_model=8, n_heads=2, d_ff=9, output_bias=True)).eval()
+    torch.nn.init.normal_(model.output_bias, generator=rng)
+    batch = window_batch(torch.randint(V, (3, 6), generator=rng))
+    got = CrossEntropy(model, label_smoothing=0.1)(batch).total
+    logits = model(target_in=batch.target_in).flatten(0, 1)
+    want = F.cross_entropy(logits, batch.target_out.flatten(), label_smoothing=0.1, reduction="sum")
+    torch.testing.assert_close(got, want)
+    wanted = model.output_bias, model.output
+    for mine, theirs in zip(torch.autograd.grad(got, wanted), torch.autograd.grad(want, wanted), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_without_padding_nothing_is_looked_for(rng, monkeypatch):
     """As in language modelling, where a search for padding would make a GPU wait."""
     states, weight, targets = problem(rng, 3, 5, ignored=0.0)

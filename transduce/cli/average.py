@@ -2,13 +2,13 @@
 
 from tyro.conf import Positional
 
-from transduce.cli.common import Count, OptionalFile, Run
+from transduce.cli.common import Count, OptionalFile, OwnRun
 
 BEFORE = "model.before.safetensors"
 
 
 def average_checkpoints(
-    run: Positional[Run], *, last: Count = None, best: Count = None, output: OptionalFile = None
+    run: Positional[OwnRun], *, last: Count = None, best: Count = None, output: OptionalFile = None
 ) -> None:
     """Make the mean of checkpoints the run's finished model; the one before is kept as model.before.safetensors.
 

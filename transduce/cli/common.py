@@ -1,8 +1,8 @@
 """What several commands share: a run, its machine and its search, standard input, and where the output goes."""
 
-import math
+import socket
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
@@ -14,23 +14,25 @@ from tyro.conf import Fixed, Suppress, arg
 
 from transduce.data.text.corpus import decode_line, raw_lines
 from transduce.data.text.parallel import blocks
+from transduce.hub import PREFIX
 from transduce.tasks.config import NOT_GREEDY, RULES, SearchConfig
 
 if TYPE_CHECKING:
     from transduce.tasks.load import KindT
-    from transduce.tasks.search import Output
-    from transduce.tasks.words import TokenScores, Word
 else:  # torch takes seconds to import, and --help does without
     KindT = TypeVar("KindT")
 
 ItemT = TypeVar("ItemT")
 
-Run = Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it.")]
+Run = Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it, or hub:USER/NAME.")]
+
+OwnRun = Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it.")]
 
 Runs = Annotated[
     Path,
     arg(
-        metavar="RUN[,RUN ...]", help="A run directory; several are an ensemble, better than each, and as slow as all."
+        metavar="RUN[,RUN ...]",
+        help="A run directory, or hub:USER/NAME; several are an ensemble, better than each, and as slow as all.",
     ),
 ]
 
@@ -88,6 +90,19 @@ def each_run(runs: Path) -> list[Path]:
     return [Path(name) for name in names]
 
 
+def local(runs: Path) -> Path:
+    """The same "RUN,RUN", where hub:USER/NAME[@REVISION] is the directory that it was downloaded to.
+
+    Raises:
+        ValueError: there is no such run on the hub, or it cannot be had.
+    """
+    if PREFIX not in str(runs):
+        return runs
+    from transduce.run import on_disk
+
+    return Path(",".join(str(on_disk(each)) for each in each_run(runs)))
+
+
 def search_options(*, without: Collection[str] = ()) -> Any:
     """A class of command-line options: greedy, and the fields of SearchConfig, each None where it is not named.
 
@@ -120,6 +135,28 @@ def _unchecked(self: object) -> None:
     """Leave the checks to the SearchConfig that the options become."""
 
 
+def search_of(
+    runs: Path, options: object, *, forbid: Path | None, lm: Path | None, format: str, token_scores: bool
+) -> tuple[dict[str, Any], SearchConfig]:
+    """The experiment of the first of some runs, and how to search: its own way, with what the command line names instead.
+
+    Raises:
+        ValueError: flags do not go together, or a run or its way to search is not whole.
+    """
+    from transduce.run import load_run
+    from transduce.tasks.load import own_decoding
+
+    if token_scores and format != "json":
+        raise ValueError(f"scores of tokens need --format json, but it is {format}; add --format json")
+    found = load_run(first := each_run(runs)[0])
+    decoding = with_options(own_decoding(first, found), options, forbid)
+    if (lm is None) == (decoding.lm_weight > 0):
+        raise ValueError(
+            f"--lm and --lm-weight go together, but lm={lm} and lm_weight={decoding.lm_weight}; try --lm LM --lm-weight 0.3"
+        )
+    return found.experiment, decoding
+
+
 def with_options(own: SearchConfig, options: object, forbid: Path | None = None) -> SearchConfig:
     """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
     named = {name: value for name, value in vars(options).items() if value is not None and value is not False}
@@ -132,38 +169,21 @@ def with_options(own: SearchConfig, options: object, forbid: Path | None = None)
     return found.greedy() if greedy else found
 
 
-def check_lm(lm: Path | None, decoding: SearchConfig) -> None:
-    """Raise ValueError where there is a language model, but no weight for it, or a weight without one."""
-    if (lm is None) == (decoding.lm_weight > 0):
-        raise ValueError(
-            f"--lm and --lm-weight go together, but lm={lm} and lm_weight={decoding.lm_weight}; try --lm LM --lm-weight 0.3"
-        )
+def phrases_of(
+    lines: Sequence[str], *, prefix: bool, require: bool
+) -> tuple[list[str], dict[str, list[str] | list[list[str]]]]:
+    """Of lines with tabs, the first columns, and what their outputs begin with and hold, as a task takes it."""
+    rows, first = [line.split("\t") for line in lines], 1 + prefix
+    told: dict[str, list[str] | list[list[str]]] = {}
+    told["prefix"] = [row[1] if prefix and len(row) > 1 else "" for row in rows]
+    told["require"] = [[phrase for phrase in row[first:] if phrase.strip()] * require for row in rows]
+    return [row[0] for row in rows], told
 
 
-def plain_output(output: "Output") -> dict[str, object]:
-    """An output as JSON has it: what the search did not compute, or nobody asked for, is left out."""
-    found: dict[str, object] = {"text": output.text}
-    if not math.isnan(output.score):
-        found |= {"score": output.score, "log_prob": output.log_prob}
-    if output.token_scores:
-        found["tokens"] = plain_tokens(output.token_scores)
-    if output.words:
-        found["words"] = [_plain_word(word) for word in output.words]
-    if output.alignment:
-        found["alignment"] = [list(pair) for pair in output.alignment.pairs]
-    return found
-
-
-def plain_tokens(scores: "TokenScores") -> list[dict[str, object]]:
-    """Scores of tokens as JSON has them."""
-    pairs = zip(scores.tokens, scores.log_probs.tolist(), strict=True)
-    return [{"token": token, "log_prob": round(log_prob, 4)} for token, log_prob in pairs]
-
-
-def _plain_word(word: "Word") -> dict[str, object]:
-    times = {"start": word.start, "stop": word.stop}
-    rounded = {name: round(seconds, 3) for name, seconds in times.items() if seconds is not None}
-    return {"word": word.text, "confidence": round(word.confidence, 4), **rounded}
+def check_columns(line: str, number: int, what: str, *, prefix: bool, require: bool) -> None:
+    """Raise ValueError where a line that has a `what` and its prefix alone has more tabs; `number` counts from 1."""
+    if prefix and not require and (n := line.count("\t") + 1) > 2:
+        raise ValueError(f"line {number} must be {what}<TAB>PREFIX, but it has {n} columns; remove tabs")
 
 
 @contextmanager
@@ -243,3 +263,22 @@ def chunks(items: Iterable[ItemT], size: int, done: int = 0) -> Iterator[tuple[i
     for some in blocks(items, size):
         yield done, some
         done += len(some)
+
+
+def check_new(directory: Path) -> None:
+    """Raise ValueError where a directory already holds a model, of whatever library."""
+    if (path := directory / "config.json").exists():
+        raise ValueError(f"{directory} already holds a {path.name}; name another directory, or remove this one")
+
+
+def listening_at(host: str, port: int) -> socket.socket:
+    """What listens there.
+
+    Raises:
+        ValueError: nothing can.
+    """
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        told = f"{host} and port {port} cannot be listened at ({str(error.strerror).split(' (while')[0]})"
+        raise ValueError(f"{told}; --port 0 takes a free port") from error

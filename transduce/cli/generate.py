@@ -18,7 +18,7 @@ from transduce.cli.common import (
     Run,
     Runs,
     chunks,
-    plain_output,
+    local,
     read_phrases,
     read_side,
     standard_input,
@@ -29,6 +29,7 @@ from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.text.corpus import lines_fingerprint
 from transduce.tasks.config import GenerationConfig
+from transduce.tasks.formats import plain_output
 
 if TYPE_CHECKING:
     from transduce.tasks.generate import Generator
@@ -93,7 +94,7 @@ def generate(
         check_interactive({"FILE": files, "--prompt": prompt, "--output": output})
     from transduce.tasks.generate import Generator
 
-    generator = machine.load(Generator, run)
+    generator = machine.load(Generator, local(run))
     config = replace(generation, forbid=read_phrases(forbid)) if forbid else generation
     if interactive:
         return interact(partial(_answer, generator, config, format))
@@ -180,7 +181,7 @@ def score_perplexity(
     from transduce.tasks.perplexity import windows
 
     text = "".join(f"{line}\n" for line in read_side(file))
-    found = load_run(run)
+    found = load_run(run := local(run))
     if found.model.encoder is not None or found.target_tokenizer is None:
         machine.load(Generator, run)  # it says what is wrong
     assert found.target_tokenizer is not None

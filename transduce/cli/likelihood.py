@@ -13,12 +13,13 @@ from transduce.cli.common import (
     OptionalFile,
     Runs,
     each_run,
-    plain_tokens,
+    local,
     read_side,
     side_name,
     writing,
 )
 from transduce.data.speech.manifest import manifest_audio
+from transduce.tasks.formats import plain_tokens
 
 
 def score_likelihood(
@@ -104,6 +105,7 @@ def _loaded(run: Path, machine: Machine, *, alone: bool) -> Any:
     from transduce.tasks.transcribe import Transcriber
     from transduce.tasks.translate import Translator
 
+    run = local(run)
     if alone:
         return machine.load(Generator, run)
     sound = load_run(each_run(run)[0]).feature_extractor is not None

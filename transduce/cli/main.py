@@ -20,6 +20,7 @@ COMMANDS = {
     "translate": ("translate:translate", "Translate lines: as many out as in, in the same order."),
     "transcribe": ("transcribe:transcribe", "Transcribe sound: a text for each file, as text, TSV, JSON or subtitles."),
     "generate": ("generate:generate", "Go on from prompts with a language model."),
+    "serve": ("serve:serve", "Answer over HTTP, as OpenAI, LibreTranslate and whisper.cpp do."),
     "score bleu": ("score:score_bleu", "BLEU of translations, with interval and paired test."),
     "score chrf": ("score:score_chrf", "chrF of translations."),
     "score ter": ("score:score_ter", "Translation edit rate."),
@@ -33,10 +34,13 @@ COMMANDS = {
     "tokenize": ("tokenize:tokenize", "Write lines as a run's tokens: the text of n-gram models for --lm."),
     "merge": ("parts:merge", "Join the parts of an output that several machines made."),
     "describe": ("describe:describe", "Tell what a run directory holds: model, tokenizers, training, scores."),
+    "watch": ("watch:watch", "Show a training in a browser while it goes on: curves, samples, scores."),
     "shortlist": ("shortlist:shortlist", "Learn a table of translations, with which translate --shortlist is faster."),
     "average": ("average:average_checkpoints", "Make the mean of checkpoints the run's finished model."),
-    "import gpt2": ("interop:import_gpt2_run", "Make a run directory of a GPT-2 as transformers saves it."),
-    "export": ("interop:export", "Write a run's model as a directory that transformers can read."),
+    "import": ("interop:import_run", "Make a run directory of a model as transformers saves it."),
+    "publish": ("publish:publish", "Put a finished run on the Hugging Face hub, with its model card."),
+    "export": ("export:export", "Write a run's model for CTranslate2, transformers or ONNX."),
+    "completion": ("completion:completion", "Let the Tab key complete commands and flags in bash or zsh."),
 }
 """By name: where the function is, and a line of help. This is the order in which --help lists them."""
 
@@ -57,6 +61,11 @@ OFTEN: dict[str, tuple[str, ...]] = {
         *("--prompt", "--stream", "--interactive", "--format", "--max-length", "--temperature", "--top-k", "--top-p"),
         *("--seed", "--n", "--beam-size", "--repetition-penalty", "--no-repeat-ngram", "--batch-size", *EVERYWHERE),
     ),
+    "serve": (
+        *("--host", "--port", "--languages", "--beam-size", "--token-file", "--batch", "--queue", "--deadline"),
+        *("--upload-mb", "--seconds", "--device", "--precision"),
+    ),
+    "score perplexity": ("--window", "--stride", "--batch-tokens", "--workers", "--part", *EVERYWHERE),
 }
 """The flags that --help shows of commands with many; --help-all shows them all. With these two, they are twenty at most."""
 

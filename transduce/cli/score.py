@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 
 from transduce.cli.common import STDIN, OptionalFile, read_side, side_name
 from transduce.data.text.corpus import split_table
-from transduce.score.alignment import NOUN, all_errors, error_report
+from transduce.score.alignment import error_report
 from transduce.score.bleu import TranslationMeasure, bleu, chrf, ter
 from transduce.score.comet import comet
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines
@@ -116,7 +116,7 @@ def score_transcripts(
     rate = _print_score(measure, systems, [reference], [right], scoring.resamples)
     assert isinstance(rate, ErrorRate)
     if scoring.by is not None:
-        print("\n" + _groups(scoring.by, rate, labels))
+        print("\n" + rate.table(scoring.by, labels))
     if scoring.report is not None:
         ids = [f", {key}" for key in table.get("id", [])] or [""] * rate.n
         names = [f"line {i}{key}" for i, key in enumerate(ids, start=1)]
@@ -233,17 +233,3 @@ def _span(cell: str, width: int, column: str) -> str:
             f"--by {column}:{width} needs numbers in that column, but one cell is {cell!r}; use --by {column}"
         ) from error
     return str(low) if width == 1 else f"{low}-{low + width - 1}"
-
-
-def _groups(by: str, rate: ErrorRate, labels: Sequence[str]) -> str:
-    """A table of the groups, the worst first, and all together last."""
-    rows: list[tuple[str, ...]] = [(by, "utterances", f"{NOUN[rate.unit]}s", rate.name, "S", "I", "D")]
-    for label, members in [*rate.by_group(labels).items(), ("all", rate.utterances)]:
-        e = all_errors(members)
-        counts = (len(members), e.n_reference, f"{e.rate:.2f}", e.substitutions, e.insertions, e.deletions)
-        rows.append((label, *map(str, counts)))
-    first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        f"{label:<{first}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        for label, *cells in rows
-    )

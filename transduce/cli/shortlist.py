@@ -6,13 +6,14 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import Run
+from transduce.cli.common import OwnRun
+from transduce.hub import PREFIX
 
 Text = Annotated[Path, arg(metavar="FILE")]
 
 
 def shortlist(
-    run: Positional[Run],
+    run: Positional[OwnRun],
     source: Positional[Text],
     target: Positional[Text],
     *,
@@ -35,6 +36,10 @@ def shortlist(
     from transduce.tasks.shortlist import FILE, learn_shortlist, save_shortlist
 
     at_least(1, n=n, lines=lines)
+    if str(run).startswith(PREFIX):
+        raise ValueError(
+            f"a shortlist is written into a run directory, but {run} is on the hub; make it before transduce publish"
+        )
     at_least(0, frequent=frequent)
     found = load_run(run)
     if found.source_tokenizer is None or found.target_tokenizer is None:

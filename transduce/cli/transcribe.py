@@ -21,17 +21,20 @@ from transduce.cli.common import (
     Forbid,
     Machine,
     Runs,
-    check_lm,
-    each_run,
+    check_columns,
+    lines_or_errors,
+    local,
+    phrases_of,
+    search_of,
     search_options,
-    with_options,
+    side_name,
 )
 from transduce.cli.jobs import Division, Job, carry_out
-from transduce.cli.transcripts import HEAD, STREAM, WRITE, as_line, srt
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.speech.manifest import manifest_audio
 from transduce.data.speech.microphone import check_microphone, record
 from transduce.tasks.config import SearchConfig
+from transduce.tasks.formats import HEAD, STREAM, WRITE, as_line, srt
 
 if TYPE_CHECKING:
     from transduce.tasks.transcribe import Transcriber
@@ -50,7 +53,9 @@ SOUND = re.compile(
 NO_NAME = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Bytes that no line of names holds."""
 
-Search = search_options(without=("max_source_length", "split_length", "shortlist"))
+Search = search_options(
+    without=("max_source_length", "split_length", "shortlist", "source_language", "target_language")
+)
 
 
 def transcribe(
@@ -61,6 +66,8 @@ def transcribe(
     format: Format = "text",
     forbid: Forbid = None,
     lm: LM = None,
+    prefix: Annotated[bool, arg(help_behavior_hint="")] = False,
+    require: Annotated[bool, arg(help_behavior_hint="")] = False,
     word_times: Annotated[bool, arg(help_behavior_hint="")] = False,
     token_scores: Annotated[bool, arg(help_behavior_hint="")] = False,
     stream: Annotated[bool, arg(help_behavior_hint="")] = False,
@@ -81,7 +88,13 @@ def transcribe(
         format: text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment, none for a
             file that cannot be used. json: an object per file and line. srt, vtt: subtitles of one file.
         lm: A language model beside the run: for words and phrases that its training lacked. Another run, of the same
-            tokenizer, or an ARPA file of n-grams whose words are its tokens, as transduce tokenize writes them.
+            tokenizer, or an ARPA file of n-grams whose words are its tokens, as transduce tokenize writes them;
+            KenLM's binary of one is there at once, but searches more slowly (pip install 'transduce[kenlm]').
+        prefix: FILEs, and - too, are lists of SOUND<TAB>PREFIX, and the text of a sound begins with its prefix, where
+            somebody has written its beginning; its last word may go on, unless a space ends it.
+        require: FILEs are lists of SOUND<TAB>PHRASE<TAB>PHRASE ..., behind a PREFIX if there is one, and the text of a sound,
+            which must be one segment, holds all of its phrases, where one knows which names are said. Costs time; takes a
+            wide beam.
         word_times: When every word was said, and how sure CTC is of it, for captions that follow the voice or for finding
             what to check: in json; in srt a subtitle is then one word, in vtt words light up. Needs a model with CTC.
         token_scores: Put the log-probability of every token into json, to see where the model was unsure.
@@ -92,28 +105,25 @@ def transcribe(
         raise ValueError(
             "name the files to transcribe, - for standard input (sound, or names of files), or --microphone alone"
         )
+    if microphone and (prefix or require):
+        raise ValueError(
+            "--prefix and --require are for lists of sound, but --microphone records; record to a file, and name that in one"
+        )
     if stream and (division.output or division.workers or division.part):
         raise ValueError("segments come on standard output, so leave out --output, --workers and --part with --stream")
     if microphone:
         check_microphone()
-    given = list(_given(files))
+    given = list(_listed(files, prefix=prefix, require=require) if prefix or require else _given(files))
     if word_times and format not in ("json", "srt", "vtt"):
         raise ValueError(f"times of words need --format json, srt or vtt, but it is {format}; add one of them")
-    if token_scores and format != "json":
-        raise ValueError(f"scores of tokens need --format json, but it is {format}; add --format json")
     if format in ("srt", "vtt") and not microphone and len(given) != 1:
         raise ValueError(f"subtitles belong to one file, but {len(given)} were named; run it once for each")
-    from transduce.run import load_run
-    from transduce.tasks.load import own_decoding
-
-    first = each_run(run)[0]
-    found = load_run(first)
-    decoding = with_options(own_decoding(first, found), search, forbid)
-    check_lm(lm, decoding)
+    run, lm = local(run), local(lm) if lm else None
+    experiment, decoding = search_of(run, search, forbid=forbid, lm=lm, format=format, token_scores=token_scores)
     if search.n_best and format != "json":
         raise ValueError(f"several outputs need --format json, but it is {format}; leave out --n-best, or add it")
-    if word_times and found.experiment.get("ctc_weight") == 0:
-        raise ValueError(f"times of words come from CTC, but {first} was trained with ctc_weight=0; leave them out")
+    if word_times and experiment.get("ctc_weight") == 0:
+        raise ValueError(f"times of words come from CTC, but {run} was trained with ctc_weight=0; leave them out")
     if microphone:
         given.append(_recorded())
     job = Transcription(
@@ -124,6 +134,8 @@ def transcribe(
         format=format,
         word_times=word_times,
         token_scores=token_scores,
+        prefix=prefix,
+        require=require,
     )
     _stream(job, given) if stream else carry_out(job, given, division)
 
@@ -139,7 +151,7 @@ def _stream(job: "Transcription", files: Sequence[Audio]) -> None:
 
     transcriber, n_bad, n_cues = job.machine.load(Transcriber, job.run, job.lm), 0, 0
     print(HEAD.get(job.format, ""), end="", flush=True)
-    for sound in transcriber.read(files, job.decoding):
+    for sound in job.read(transcriber, files):
         if sound.error:
             n_bad += 1
             print(f"transduce: {as_line(sound.error)}", file=sys.stderr)
@@ -165,6 +177,10 @@ class Transcription(Job):
     format: Format
     word_times: bool = False
     token_scores: bool = False
+    prefix: bool = False
+    """Whether inputs are lines of a list, with what a text begins with behind a tab."""
+    require: bool = False
+    """Whether inputs are lines of a list, with what a text must hold behind tabs."""
 
     def name(self, item: Audio) -> str:
         """Its path; what has none is its content."""
@@ -178,8 +194,8 @@ class Transcription(Job):
         """Its bytes; 0 where there are none."""
         if isinstance(item, _Named):
             return item.getbuffer().nbytes
-        assert isinstance(item, Path)
-        return item.stat().st_size if item.is_file() else 0
+        path = item if isinstance(item, Path) else Path(str(item).partition("\t")[0])
+        return path.stat().st_size if path.is_file() else 0
 
     def load(self) -> Work:
         """Load the transcriber."""
@@ -194,11 +210,19 @@ class Transcription(Job):
 
         return Details(self.token_scores, self.word_times)
 
+    def read(self, transcriber: Transcriber, files: Sequence[Audio], start: int = 0) -> Iterator[Sound]:
+        """The sounds of some inputs, of which the first has this number, one after the other."""
+        told: dict[str, Any] = {"first_sound": start}
+        if self.prefix or self.require:
+            files, phrases = phrases_of([str(line) for line in files], prefix=self.prefix, require=self.require)
+            told |= phrases
+        return transcriber.read(files, self.decoding, **told)
+
     def _rows(self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress) -> Rows:
         rows = [HEAD.get(self.format, "")] * (start == 0)
 
         def read() -> Iterator[Sound]:
-            for sound in transcriber.read(files, self.decoding, first_sound=start):
+            for sound in self.read(transcriber, files, start):
                 if not sound.first_segment:
                     progress(0, sound.n_segments - 1)
                 yield sound
@@ -227,6 +251,27 @@ def _given(files: Sequence[Path]) -> Iterator[Audio]:
                 yield from manifest_audio(audio)
             else:
                 yield audio
+
+
+def _listed(files: Sequence[Path], **flags: bool) -> Iterator[str]:
+    """The lines of lists of sound with what their texts begin with or hold.
+
+    Raises:
+        ValueError: a line is not UTF-8, names no sound, or has too many columns.
+    """
+    for file in files:
+        for number, line in enumerate(lines_or_errors(file), start=1):
+            if isinstance(line, ValueError):
+                raise ValueError(f"{line}; with --prefix or --require, a FILE is a list that names sound")
+            try:
+                check_columns(line := line.removesuffix("\r"), number, "SOUND", **flags)
+            except ValueError as error:
+                raise ValueError(f"{side_name(file)}: {error}") from error
+            if not line.partition("\t")[0].strip():
+                raise ValueError(
+                    f"{side_name(file)}: line {number} must begin with the name of a sound; add it, or remove the line"
+                )
+            yield line
 
 
 def _standard_input() -> Iterator[Audio]:

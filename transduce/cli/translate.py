@@ -1,6 +1,7 @@
 """`transduce translate RUN`: lines in, their translations out."""
 
 import json
+import logging
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -15,19 +16,21 @@ from transduce.cli.common import (
     Forbid,
     Machine,
     Runs,
-    check_lm,
+    check_columns,
     chunks,
     each_run,
     lines_or_errors,
-    plain_output,
+    local,
+    phrases_of,
+    search_of,
     search_options,
     standard_input_or_errors,
-    with_options,
 )
 from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Division, Job, carry_out, stream
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.tasks.config import SearchConfig
+from transduce.tasks.formats import plain_output
 
 if TYPE_CHECKING:
     from transduce.tasks.search import Output
@@ -35,7 +38,12 @@ if TYPE_CHECKING:
 
 Format = Literal["text", "json"]
 
-Search = search_options(without=("ctc_weight", "max_seconds", "min_seconds", "margin"))
+logger = logging.getLogger("transduce")
+
+PICTURES = 100
+"""Lines that have a picture, where they are asked for: each takes a third of a second."""
+
+Search = search_options(without=("ctc_weight", "max_seconds", "min_seconds", "margin", "timestamps"))
 
 
 def translate(
@@ -45,6 +53,7 @@ def translate(
     scores: bool = False,
     format: Format = "text",
     alignments: Annotated[bool, arg(help_behavior_hint="")] = False,
+    alignment_pictures: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
     token_scores: Annotated[bool, arg(help_behavior_hint="")] = False,
     interactive: Annotated[bool, arg(help_behavior_hint="")] = False,
     prefix: Annotated[bool, arg(help_behavior_hint="")] = False,
@@ -65,25 +74,31 @@ def translate(
         format: text: a line per translation. json: an object per line, with its source and its n best outputs.
         alignments: Put a tab and pairs such as 0-0 1-2 behind each translation, or them into json: the number of a source
             word, and that of the word written from it; for carrying markup over, or for seeing what was left out.
+        alignment_pictures: Draw where the decoder looks while it writes the best translation of each of the first 100 lines,
+            token by token, as DIR/0001.png ...: to see what a word was written from, or why one is missing.
         token_scores: Put the log-probability of every token, and a confidence of every word, into json, to see where the
             model was unsure.
         lm: A language model beside the run: for words and phrases that its training lacked. Another run, of the same
-            target tokenizer, or an ARPA file of n-grams whose words are its tokens, as transduce tokenize writes them.
+            target tokenizer, or an ARPA file of n-grams whose words are its tokens, as transduce tokenize writes them;
+            KenLM's binary of one is there at once, but searches more slowly (pip install 'transduce[kenlm]').
         interactive: Ask for a line, translate it at once, and ask again; Ctrl-D ends.
         prefix: Lines are SOURCE<TAB>PREFIX, and a translation begins with its prefix, where somebody has written its
             beginning; its last word may go on, unless a space ends it.
         require: Lines are SOURCE<TAB>PHRASE<TAB>PHRASE ..., behind a PREFIX if there is one, and a translation holds all
             of its phrases, where terms or names are prescribed; phrases may be inflected. Costs time; takes a wide beam.
     """
-    if token_scores and format != "json":
-        raise ValueError(f"scores of tokens need --format json, but it is {format}; add --format json")
     if interactive:
         check_interactive({"FILE": files, "--output": division.output})
-    from transduce.run import load_run
-    from transduce.tasks.load import own_decoding
-
-    decoding = with_options(own_decoding(first := each_run(run)[0], load_run(first)), search, forbid)
-    check_lm(lm, decoding)
+    run, lm = local(run), local(lm) if lm else None
+    _, decoding = search_of(run, search, forbid=forbid, lm=lm, format=format, token_scores=token_scores)
+    if alignment_pictures:
+        if len(each_run(run)) > 1:
+            raise ValueError(
+                f"pictures show where one model looks, but {run} are several; name one, or leave out the pictures"
+            )
+        if alignment_pictures.exists() and not alignment_pictures.is_dir():
+            raise ValueError(f"pictures go into a folder, but {alignment_pictures} is a file; name another one")
+        alignment_pictures.mkdir(parents=True, exist_ok=True)
     job = Translation(
         run=run,
         lm=lm,
@@ -92,6 +107,7 @@ def translate(
         scores=scores,
         format=format,
         alignments=alignments,
+        alignment_pictures=alignment_pictures,
         token_scores=token_scores,
         prefix=prefix,
         require=require,
@@ -117,6 +133,7 @@ class Translation(Job):
     scores: bool
     format: Format = "text"
     alignments: bool = False
+    alignment_pictures: Path | None = None
     token_scores: bool = False
     prefix: bool = False
     """Whether a line has what its translation begins with behind a tab."""
@@ -134,19 +151,35 @@ class Translation(Job):
         told: dict[str, Any] = {"first_line": start + 1, "progress": lambda n: progress(n, 0)}
         told |= {"token_scores": self.token_scores, "alignments": self.alignments}
         if self.prefix or self.require:
-            columns, items = [line.split("\t") for line in lines], [*items]
-            if not self.require:
-                wrong = "line {} must be SOURCE<TAB>PREFIX, but it has {} columns; remove tabs"
-                for i, row in enumerate(columns):
-                    if len(row) > 2:
-                        items[i], columns[i] = ValueError(wrong.format(start + i + 1, len(row))), [""]
-            lines, first = [row[0] for row in columns], 1 + self.prefix
-            told["prefix"] = [row[1] if self.prefix and len(row) > 1 else "" for row in columns]
-            told["require"] = [[phrase for phrase in row[first:] if phrase.strip()] for row in columns]
+            flags, items = {"prefix": self.prefix, "require": self.require}, [*items]
+            for i, line in enumerate(lines):
+                try:
+                    check_columns(line, start + i + 1, "SOURCE", **flags)
+                except ValueError as error:
+                    items[i], lines[i] = error, ""
+            lines, phrases = phrases_of(lines, **flags)
+            told |= phrases
         found = translator.translate(lines, self.decoding, **told)
+        if self.alignment_pictures:
+            self._draw(self.alignment_pictures, translator, start, lines, found)
         write = self._json if self.format == "json" else self._text
         rows = (write(line, outputs) for line, outputs in zip(lines, found, strict=True))
         return Rows("".join(rows), tuple(str(item) for item in items if isinstance(item, ValueError)))
+
+    def _draw(
+        self, folder: Path, translator: "Translator", start: int, lines: list[str], found: "list[list[Output]]"
+    ) -> None:
+        """Make the pictures of those of these lines, the first of which has the number `start`, that get one."""
+        for number, (line, outputs) in enumerate(zip(lines, found, strict=True), start=start + 1):
+            if number > PICTURES:
+                return logger.warning("there are pictures of the first %d lines alone", PICTURES)
+            if line.strip():
+                try:
+                    (look,) = translator.align([line], outputs[:1])
+                except ValueError as error:  # too long for learned positions
+                    logger.warning("line %d has no picture: %s", number, error)
+                else:
+                    look.draw(folder / f"{number:04}.png", f"line {number}")
 
     def _text(self, line: str, outputs: "list[Output]") -> str:
         return "".join(

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
         with_frames as with_frames,
         with_vocabularies as with_vocabularies,
     )
-    from transduce.experiment.start import saved_tokenizers as saved_tokenizers
+    from transduce.experiment.start import in_languages as in_languages, saved_tokenizers as saved_tokenizers
     from transduce.experiment.validation import (
         Validator as Validator,
         language_validator as language_validator,

@@ -6,19 +6,19 @@ import os
 import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import is_dataclass, make_dataclass
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
-from tyro.conf import AvoidSubcommands, Fixed, Suppress
+from tyro.conf import AvoidSubcommands
 
-from transduce.arguments import call
+from transduce.arguments import HELP_ALL, call, showing
 from transduce.config import flatten, to_dict
 from transduce.exit import exit_code
 from transduce.experiment.config import AnyExperiment
 from transduce.experiment.fields import like_run, with_files
+from transduce.hub import PREFIX
 from transduce.threads import wait_politely
 
 OFTEN = (
@@ -35,10 +35,10 @@ OFTEN = (
 SHOWN = 16
 """How many of them --help shows beside --help itself and the flags of FOOT: twenty in all; --help-all shows all."""
 
-FOOT = """
+FOOT = f"""
   --config FILE    read fields from a JSON or YAML file, such as a run's config.json; flags win over it
   --print-config   print all fields as such a file, and do nothing else
-  --help-all       show every flag, not only those that are used most"""
+{HELP_ALL}"""
 
 ExperimentT = TypeVar("ExperimentT", bound=AnyExperiment)
 
@@ -99,7 +99,7 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
     if full or {"-h", "--help"} & set(words):
         there = flatten(to_dict(experiment))
         often = [each for each in OFTEN if each in there][:SHOWN]
-        _print_fields(experiment if full else _shown(experiment, often), f"{prog} {name}", told)
+        _print_fields(experiment if full else showing(experiment, often), f"{prog} {name}", told)
         sys.exit(0)
     experiment = _parsed(experiment, f"{prog} {name}", told, words)
     if printing:
@@ -140,6 +140,10 @@ def _starting_run(words: list[str], experiment: AnyExperiment) -> Path | None:
     )
     flags.add_argument("--run", nargs="?", type=Path, default=experiment.run)
     found, _ = flags.parse_known_args(words)
+    if str(found.start_from).startswith(PREFIX):
+        from transduce.run import on_disk
+
+        return on_disk(found.start_from)
     known = [path for path in (found.start_from, found.run) if path is not None and (path / "config.json").is_file()]
     return known[0] if found.start_from is not None and known else None
 
@@ -158,27 +162,3 @@ def _print_fields(experiment: Any, prog: str, told: str) -> None:
         _parsed(experiment, prog, told, ["--help"])
     finally:
         print(FOOT)
-
-
-def _shown(config: Any, names: Collection[str]) -> Any:
-    """A configuration like this one, of which tyro shows the fields of these dotted names alone.
-
-    Its class inherits from that of `config` because tyro looks there for the docstrings of the fields.
-    """
-    options: list[tuple[str, Any, Any]] = []
-    for name, kind in get_type_hints(type(config), include_extras=True).items():
-        value = getattr(config, name)
-        inner = {each.removeprefix(f"{name}.") for each in names if each.startswith(f"{name}.")}
-        if inner and is_dataclass(value):
-            value = _shown(value, inner)
-            kind, told = type(value), getattr(kind, "__metadata__", ())
-            for each in told:
-                kind = Annotated[kind, each]
-        elif name not in names:
-            kind = Annotated[kind, Suppress, Fixed]
-        options.append((name, kind, value))
-    namespace = {"__doc__": type(config).__doc__, "__post_init__": lambda self: None}
-    kind = make_dataclass(
-        type(config).__name__, options, bases=(type(config),), namespace=namespace, frozen=True, kw_only=True
-    )
-    return kind()

@@ -12,12 +12,21 @@ from transduce.data.speech.manifest import Recording
 from transduce.data.text.masking import MaskedBatches
 from transduce.experiment.validation import held_out_loss, masked_accuracy
 from transduce.files import write_file
+from transduce.run import ERRORS
+from transduce.score.alignment import error_report
+from transduce.score.bleu import chrf
 from transduce.score.measures import get_measure
+from transduce.score.score import counted
+from transduce.score.wer import wer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
 from transduce.tasks.load import load, load_as
+from transduce.tasks.page import write_reports
 from transduce.tasks.transcribe import Transcriber
+
+WORST = 20
+"""Utterances or lines that the report of errors shows, and different errors that it counts."""
 
 
 def speech_report(
@@ -51,6 +60,7 @@ def speech_report(
         search,
         measures,
         sound=(sum(recording.seconds for recording in spoken), reading),
+        speakers=[recording.speaker for recording in spoken],
     )
 
 
@@ -70,6 +80,7 @@ def search_report(
     measures: Sequence[str],
     *,
     sound: tuple[float, float] | None = None,
+    speakers: Sequence[str] = (),
 ) -> dict[str, float]:
     """Decode test data greedily and as `search` says; print every score with its signature, and keep test.* in the run.
 
@@ -78,6 +89,7 @@ def search_report(
         pairs: what went in and what should come out.
         measures: their names, such as "bleu".
         sound: where sound went in, the seconds it lasts, and the seconds that reading it took before every search.
+        speakers: where sound went in, who speaks, for a table of their error rates.
 
     Returns:
         Scores by name, for example "bleu.lowercase.beam5".
@@ -105,8 +117,36 @@ def search_report(
             )
     for (source, reference), output in list(zip(pairs, outputs, strict=True))[:5]:
         print(f"  {source}\n    should be  {reference}\n    is         {output}")
+    found = _errors(name, pairs, outputs, speakers) if "wer" in measures else _worst(name, pairs, outputs)
+    write_file(directory / ERRORS, found)
     write_file(directory / "test.json", json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+    write_reports(directory)
     return values
+
+
+def _errors(search: str, pairs: Sequence[tuple[str, str]], outputs: Sequence[str], speakers: Sequence[str]) -> str:
+    """Word errors: of each speaker, where there are several; the worst utterances, aligned; and the frequent ones."""
+    ids, references = zip(*pairs, strict=True)
+    rate = wer(outputs, references, resamples=0)
+    groups = rate.table("speaker", speakers) + "\n\n" if len({*speakers}) > 1 else ""
+    found = error_report(rate.aligned, ids, unit=rate.unit, most=WORST, worst=WORST)
+    return f"test, {search}: {rate}\n{rate.extent}\n\n{groups}{found}"
+
+
+def _worst(search: str, pairs: Sequence[tuple[str, str]], outputs: Sequence[str]) -> str:
+    """The lines that are furthest from their references, by the chrF of each alone."""
+    lines = zip(pairs, outputs, strict=True)
+    wrong = [
+        (chrf([output], [right], resamples=0).value, i, source, right, output)
+        for i, ((source, right), output) in enumerate(lines, start=1)
+        if output != right
+    ]
+    told = [
+        f"test, {search}: {len(wrong)} of {counted(len(outputs), 'line')} differ, the worst by the chrF of each first"
+    ]
+    for value, i, source, right, output in sorted(wrong)[:WORST]:
+        told.append(f"line {i}: chrF {value:.2f}\n  {source}\n    should be  {right}\n    is         {output}")
+    return "\n\n".join(told) + "\n"
 
 
 def held_out_report(
@@ -141,4 +181,5 @@ def held_out_report(
         prefix = f"{which}." if which else ""
         values |= {f"{prefix}loss": loss, f"{prefix}{other[0]}": other[1]}
     write_file(directory / f"{name}.json", json.dumps({**values, "tokens": n_tokens}, indent=2) + "\n")
+    write_reports(directory)
     return values

@@ -21,6 +21,7 @@ from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.size import INFERENCE, TRAINING, check_fits
 from transduce.model.transformer import Transformer
 from transduce.run import WEIGHTS, Run, average, checkpoint_weights, checkpoints, load_run, open_run, serialize
+from transduce.tasks.page import write_reports
 from transduce.train.adapt import merge, merged
 from transduce.train.distributed import world
 from transduce.train.objectives import Objective
@@ -116,12 +117,14 @@ def train(
             directory=x.run,
             flops_per_token=flops_per_token,
             pretrained=getattr(x, "start_from", None) is not None,
+            report=partial(write_reports, x.run),
         )
         _say_what_is_frozen(trainer.model)
         trainer.run()
         finish(x.run, trainer)
     if not world().first:
         raise SystemExit(0)  # what comes now is work for one
+    write_reports(x.run)  # for a recipe without scores, with which they would be written
 
 
 def _say_if_longer(directory: Path, training: TrainingConfig) -> None:

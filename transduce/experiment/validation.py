@@ -17,6 +17,7 @@ from transduce.data.text.parallel import ParallelText
 from transduce.data.text.shards import Stream
 from transduce.model.attention_maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
+from transduce.plot import attention_map
 from transduce.score.measures import MEASURES, get_measure
 from transduce.score.score import Lines, Measure
 from transduce.tasks.config import GenerationConfig, SearchConfig
@@ -27,7 +28,6 @@ from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 from transduce.train.distributed import world
 from transduce.train.objectives import CrossEntropy
-from transduce.train.plot import attention_map
 from transduce.train.state import Validation
 
 
@@ -89,7 +89,8 @@ def _aligned(translator: Translator, samples: Sequence[tuple[str, str, str]]) ->
     """What draws the alignment of the shortest sample with its reference, if the model has positions for it."""
     source, reference, _ = min(samples, key=lambda sample: len(sample[0]) + len(sample[1]))
     (ids,), (target,) = translator.sources([source]), translator.tokenizer.encode([reference])
-    if max(len(ids), len(target) + 1) > last_position(translator.model):
+    model = translator.model
+    if len(ids) > last_position(model, source=True) or len(target) + 1 > last_position(model):
         return {}
     (found,) = translator.align([source], [reference])
     title = "mean over heads of the last layer but one"
@@ -133,7 +134,7 @@ def _alignment(
     }
     layer, head = max(heads, key=heads.__getitem__)
     picture = weights[layer, 0, head, : sizes[0][0], : sizes[0][1]]
-    seconds = pairs.reader.feature_extractor.config.hop * model.config.frames.stack
+    seconds = pairs.reader.feature_extractor.config.hop * model.config.frames.per_position
     title = f"{pairs.recordings[chosen[0]].id}: layer {layer + 1}, head {head + 1}"
     tokens = transcriber.tokenizer.tokens(targets[0])
     return heads[layer, head], lambda path: attention_map(picture, tokens, seconds, title, path)
@@ -145,7 +146,9 @@ def language_validator(
     """Loss on held-out text, and how the model goes on from places in it."""
 
     def look(model: Transformer) -> Validation:
-        half = model.config.max_positions // 2  # so that both the text before and the text after fit
+        half = (
+            model.config.of(model.config.decoder).max_positions // 2
+        )  # so that both the text before and the text after fit
         length = max(1, min(generation.max_length, half, len(valid) // 2))
         step = max(1, (len(valid) - 2 * length) // max(1, n_samples - 1))
         starts = range(0, len(valid) - 2 * length + 1, step)[:n_samples]

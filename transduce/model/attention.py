@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: the only place with boolean masks, which are named `visible` (True = may look)."""
+"""Scaled dot-product attention, and linear attention: the only place with boolean masks, which are named `visible` (True = may look)."""
 
 import torch
 import torch.nn.functional as F
@@ -80,6 +80,70 @@ def _attend_few(
     return weights.masked_fill(~visible, 0.0) @ value  # zeros for a query that sees nothing, as from the kernel
 
 
+CHUNK = 64
+"""Positions of which causal linear attention compares every two; what lies before them is one state."""
+
+
+def attend_linearly(
+    query: Float[Tensor, "B H T E"],
+    key: Float[Tensor, "B K S E"],
+    value: Float[Tensor, "B K S E"],
+    *,
+    key_lengths: Int[Tensor, " B"] | None = None,
+    causal: bool = False,
+    state: Float[Tensor, "B K 1 E V"] | None = None,
+) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B K 1 E V"]]:
+    """phi(Q) (phi(K)^T V) / (phi(Q) (phi(K)^T 1)) with phi(x) = elu(x) + 1, in float32 or wider; and the state after it.
+
+    The state is the sum of phi(k) v^T and, in one column more (V = E + 1), of phi(k): numerator and normalizer. Causal
+    attention computes one for every `CHUNK` positions, so that time and memory are linear in the length. A query that
+    sees nothing gets zeros.
+
+    Args:
+        key_lengths: hides the keys at and after each row's length.
+        causal: queries and keys are the same positions, T = S, and each sees those before it and itself.
+        state: of the positions before these, which causal queries see, too.
+
+    Source: Katharopoulos et al. (2020), Transformers are RNNs, sections 3.2 and 3.3; chunks as in Hua et al. (2022),
+    Transformer quality in linear time.
+    """
+    dtype = query.dtype
+    wide = torch.promote_types(dtype, torch.float32)  # sums over long texts; autocast would round them
+    with torch.autocast(query.device.type, enabled=False):
+        # elu(x) + 1, but not rounded to multiples of 2^-24 where it is small
+        query, key = (x.to(wide).contiguous() for x in (query, key))  # else compiled graphs guess wrong strides
+        query, key = (x.clamp(max=0).exp() + x.relu() for x in (query, key))
+        if key_lengths is not None:
+            visible = torch.arange(key.size(2), device=key.device)[:, None] < key_lengths[:, None, None, None]
+            key = key.masked_fill(~visible, 0.0)
+        query = query.unflatten(1, (key.size(1), -1))  # (B, K, H / K, T, E)
+        key, value = key[:, :, None], F.pad(value.to(wide), (0, 1), value=1.0)[:, :, None]
+        if causal:
+            sums, state = _causal_sums(query, key, value, state)
+        else:
+            state = key.mT @ value
+            sums = query @ state
+        heads = sums[..., :-1] / sums[..., -1:].clamp_min(1e-6)
+    return heads.flatten(1, 2).to(dtype), state
+
+
+def _causal_sums(
+    query: Float[Tensor, "B K G T E"],
+    key: Float[Tensor, "B K 1 T E"],
+    value: Float[Tensor, "B K 1 T V"],
+    state: Float[Tensor, "B K 1 E V"] | None,
+) -> tuple[Float[Tensor, "B K G T V"], Float[Tensor, "B K 1 E V"]]:
+    """For every query the sum of (query . key) value up to its position; and the state after the last one."""
+    n_steps = query.size(3)
+    size = min(n_steps, CHUNK)
+    query, key, value = (F.pad(x, (0, 0, 0, -n_steps % size)).unflatten(3, (-1, size)) for x in (query, key, value))
+    own = key.mT @ value  # of every chunk
+    first = torch.zeros_like(own[:, :, :, 0]) if state is None else state
+    states = torch.cat((first[:, :, :, None], own), dim=3).cumsum(3)
+    sums = (query @ key.mT).tril() @ value + query @ states[:, :, :, :-1]
+    return sums.flatten(3, 4)[:, :, :, :n_steps], states[:, :, :, -1]
+
+
 def _visible(
     n_queries: int,
     n_keys: int,
@@ -126,9 +190,10 @@ class SelfAttention(nn.Module):
     def __init__(self, config: TransformerConfig, *, causal: bool) -> None:
         super().__init__()
         self.d_head, self.causal, self.window = config.d_head, causal, config.window
+        self.linear = config.attention == "linear"
         self.dropout = config.attention_dropout
         self.widths = [config.n_heads * self.d_head, config.kv_heads * self.d_head, config.kv_heads * self.d_head]
-        self.qkv = nn.Linear(config.d_model, sum(self.widths), bias=config.bias)
+        self.qkv = nn.Linear(config.d_model, sum(self.widths), bias=config.attention_bias)
         self.norm = QueryKeyNorm(config) if config.qk_norm else None
         self.output = nn.Linear(self.widths[0], config.d_model, bias=config.bias)
 
@@ -143,7 +208,7 @@ class SelfAttention(nn.Module):
 
         Args:
             lengths: hides padding. A causal stack needs none, as padding lies to the right, in the future.
-            cache: holds the positions before `x`, and those of `x` are added to it. Its keys are rotated.
+            cache: holds the positions before `x`, or their sums, and those of `x` are added to it. Its keys are rotated.
             rotation: the angles of the positions of `x`, where positions are rotary.
         """
         query, key, value = (_split(part, self.d_head) for part in self.qkv(x).split(self.widths, dim=-1))
@@ -151,6 +216,12 @@ class SelfAttention(nn.Module):
             query, key = self.norm.query(query), self.norm.key(key)
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
+        if self.linear:
+            state = None if cache is None else cache.state
+            heads, state = attend_linearly(query, key, value, key_lengths=lengths, causal=self.causal, state=state)
+            if cache is not None:
+                cache.advance(state, x.size(1))
+            return self.output(_join(heads))
         if cache is not None:
             key, value = cache.append(key, value)
         dropout = self.dropout if self.training else 0.0
@@ -165,8 +236,8 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.d_head, self.dropout = config.d_head, config.attention_dropout
         self.widths = [config.kv_heads * self.d_head, config.kv_heads * self.d_head]
-        self.q = nn.Linear(config.d_model, config.n_heads * self.d_head, bias=config.bias)
-        self.kv = nn.Linear(config.d_model, sum(self.widths), bias=config.bias)
+        self.q = nn.Linear(config.d_model, config.n_heads * self.d_head, bias=config.attention_bias)
+        self.kv = nn.Linear(config.d_model, sum(self.widths), bias=config.attention_bias)
         self.norm = QueryKeyNorm(config) if config.qk_norm else None
         self.output = nn.Linear(config.n_heads * self.d_head, config.d_model, bias=config.bias)
 
@@ -198,9 +269,9 @@ class CrossAttention(nn.Module):
         return query if self.norm is None else self.norm.query(query)
 
     def weights(
-        self, x: Float[Tensor, "B T D"], key: Float[Tensor, "B K S E"], lengths: Int[Tensor, " B"] | None
-    ) -> Float[Tensor, "B H T S"]:
-        """The attention weights of each position of `x` over the memory, which `forward` does not keep."""
+        self, x: Float[Tensor, "N T D"], key: Float[Tensor, "B K S E"], lengths: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B H Q S"]:
+        """The attention weights of each position of `x` over the memory, which `forward` does not keep; Q = beams * T."""
         query = self._query(x, key.size(0))
         key = key.repeat_interleave(query.size(1) // key.size(1), dim=1)
         scores = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)

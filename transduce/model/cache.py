@@ -1,4 +1,4 @@
-"""Keys and values of the positions decoded so far, so that a step computes one position and not all of them."""
+"""Keys and values of the positions decoded so far, or their sums, so that a step computes one position and not all of them."""
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +11,7 @@ class LayerCache:
     def __init__(self) -> None:
         self.length = 0
         self.buffers: list[Tensor] = []
-        """Keys and values, with room for more positions; none before the first."""
+        """Keys and values, with room for more positions; none before the first. Or, of linear attention, `state` alone."""
         self.memory: tuple[Tensor, Tensor] | None = None
         """Projected keys and values of the memory, (B, H, S, E) each; None in a language model."""
 
@@ -30,6 +30,15 @@ class LayerCache:
         self.length = end
         keys, values = self.buffers
         return keys[:, :, :end], values[:, :, :end]
+
+    @property
+    def state(self) -> Float[Tensor, "N H 1 E V"] | None:
+        """What linear attention knows of all positions so far, in the place of one; None before the first."""
+        return self.buffers[0] if self.buffers else None
+
+    def advance(self, state: Float[Tensor, "N H 1 E V"], n_positions: int) -> None:
+        """Go on by so many positions, after which linear attention's state is this one."""
+        self.buffers, self.length = [state], self.length + n_positions
 
     @torch.no_grad()
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
@@ -58,11 +67,24 @@ class Cache:
     def __init__(self, n_layers: int) -> None:
         self.layers = [LayerCache() for _ in range(n_layers)]
         self.memory_lengths: Tensor | None = None
+        self._hidden: tuple[Tensor | None] | None = None
 
     @property
     def length(self) -> int:
         """Positions decoded so far."""
         return self.layers[0].length
+
+    def hidden(self) -> Float[Tensor, "BH 1 S"] | None:
+        """What hides the padding of the memory when it is added to scores: -inf there, 0 elsewhere, for every head of every
+        sentence; None where there is no padding. It is made once for the sentences that there are."""
+        if self._hidden is None:
+            lengths, memory, found = self.memory_lengths, self.layers[0].memory, None
+            if lengths is not None and memory is not None and int(lengths.min()) < memory[0].size(2):
+                padding = torch.arange(memory[0].size(2), device=lengths.device) >= lengths[:, None]
+                found = torch.zeros(padding.shape, dtype=memory[0].dtype, device=lengths.device)
+                found = found.masked_fill_(padding, -torch.inf).repeat_interleave(memory[0].size(1), dim=0)[:, None]
+            self._hidden = (found,)
+        return self._hidden[0]
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
         """Choose which rows continue. The memory stays, as it belongs to sentences and not to beams.
@@ -83,3 +105,4 @@ class Cache:
             layer.keep(sentences)
         if self.memory_lengths is not None:
             self.memory_lengths = self.memory_lengths.index_select(0, sentences)
+        self._hidden = None

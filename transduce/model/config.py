@@ -1,14 +1,18 @@
 """The configuration of a Transformer: frozen dataclasses that check themselves."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from transduce.config import at_least, check_choices, within
 
+Attention = Literal["softmax", "linear"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+ConvActivation = Literal["relu", "gelu", "glu"]
 Norm = Literal["layer", "rms"]
 NormPosition = Literal["post", "pre"]
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
+Sinusoids = Literal["paper", "tensor2tensor"]
 Init = Literal["xavier", "gpt2"]
 Tie = Literal["all", "output", "none"]
 if TYPE_CHECKING:
@@ -45,7 +49,7 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Frames:
-    """The input is vectors, `stack` consecutive ones per position.
+    """The input is vectors, `stack` consecutive ones per position, or what convolutions over time make of them.
 
     Where n_features * stack == d_model they are the embeddings, without a weight in between. Otherwise one linear map
     gives them the width d_model.
@@ -57,18 +61,47 @@ class Frames:
     """Consecutive frames that make one position."""
     project: bool = False
     """Whether there is a linear map even where none is needed."""
+    conv_strides: tuple[int, ...] = ()
+    """Convolutions over time instead, by their strides: after 2 2 a position stands for four frames. They take stack=1."""
+    conv_kernel: int = 3
+    """Frames under each convolution, an odd number."""
+    conv_channels: int | None = None
+    """Channels between two convolutions; None: d_model, as there are after the last."""
+    conv_activation: ConvActivation = "gelu"
+    """The nonlinearity after each convolution; glu: twice as many channels, of which one half gates the other."""
 
     def __post_init__(self) -> None:
-        at_least(1, n_features=self.n_features, stack=self.stack)
+        at_least(1, n_features=self.n_features, stack=self.stack, conv_channels=self.conv_channels)
+        at_least(1, conv_strides=min(self.conv_strides, default=None), conv_kernel=self.conv_kernel)
+        check_choices(self)
+        if self.conv_kernel % 2 == 0:
+            raise ValueError(f"conv_kernel must be odd, with a frame in its middle, but conv_kernel={self.conv_kernel}")
+        if self.conv_strides and (self.stack > 1 or self.project):
+            raise ValueError(
+                f"convolutions take frames one by one and give d_model numbers, but conv_strides={self.conv_strides}, "
+                f"stack={self.stack} and project={self.project}; use stack=1 and project=False"
+            )
 
     @property
     def width(self) -> int:
-        """Numbers per position."""
+        """Numbers per position, before convolutions."""
         return self.n_features * self.stack
 
+    @property
+    def per_position(self) -> int:
+        """Frames that a position stands for."""
+        return self.stack * math.prod(self.conv_strides)
+
+    def conv_shapes(self, d_model: int) -> list[tuple[int, int]]:
+        """Channels that come into each convolution and go out of it, those of the gates included."""
+        between = [d_model if self.conv_channels is None else self.conv_channels] * (len(self.conv_strides) - 1)
+        after = [*between, d_model] if self.conv_strides else []
+        gates = 2 if self.conv_activation == "glu" else 1
+        return [(a, gates * b) for a, b in zip([self.n_features, *between], after, strict=False)]
+
     def out_lengths(self, lengths: LengthsT) -> LengthsT:
-        """How many positions so many frames become: ceil(lengths / stack), for one number, an array or a tensor."""
-        return -(-lengths // self.stack)
+        """How many positions so many frames become: ceil(lengths / per_position), for one number, an array or a tensor."""
+        return -(-lengths // self.per_position)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +111,14 @@ class StackConfig:
     input: Tokens | Frames
     n_layers: int = 6
     """Layers of this half."""
+    positions: PositionKind | None = None
+    """How positions are told in this half; None: as in the model."""
+    max_positions: int | None = None
+    """The rows of its table of positions; None: as many as in the model."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
+        at_least(1, max_positions=self.max_positions)
         within("[1, 10000]", n_layers=self.n_layers)
 
 
@@ -105,6 +144,10 @@ class TransformerConfig:
     Grouped-query attention (Ainslie et al. 2023); with 1, multi-query attention (Shazeer 2019)."""
     head_width: int | None = None
     """None: d_model / n_heads."""
+    attention: Attention = "softmax"
+    """Self-attention. linear: queries and keys become elu(x) + 1, whose products are the weights, without softmax. Time grows
+    with the length, not with its square, and decoding keeps a state of constant size instead of keys and values
+    (Katharopoulos et al. 2020, Transformers are RNNs). Cross-attention stays softmax, so alignments do."""
     qk_norm: bool = False
     """RMSNorm over every head of the queries and keys, before rotation (Henry et al. 2020; as Qwen3 has it)."""
     window: int | None = None
@@ -115,7 +158,7 @@ class TransformerConfig:
     dropout: float = 0.1
     """On every sublayer's output and on the sum of embedding and position (paper, section 5.4)."""
     attention_dropout: float = 0.0
-    """On the attention weights; not in the paper, but in many systems after it."""
+    """On the attention weights; not in the paper, but in many systems after it. Linear attention never forms any."""
     activation: Activation = "relu"
     """The nonlinearity inside the feed-forward."""
     gated: bool = False
@@ -128,6 +171,8 @@ class TransformerConfig:
     """Weight of the loss that keeps experts equally busy, beside cross-entropy per token (Fedus et al. 2021)."""
     bias: bool = True
     """False: no linear map and no norm has a bias."""
+    qkv_bias: bool | None = None
+    """Whether the maps to queries, keys and values have a bias; None: as `bias` says. Qwen2 has only these."""
     norm: Norm = "layer"
     """rms: without mean and bias (Zhang and Sennrich 2019)."""
     norm_position: NormPosition = "post"
@@ -138,12 +183,26 @@ class TransformerConfig:
     """How positions are told: added sinusoids (the paper's), a learned table, rotated queries and keys, or not at all."""
     max_positions: int = 1024
     """Rows of the learned table; sinusoidal and rotary positions have no end."""
+    sinusoids: Sinusoids = "paper"
+    """Wavelengths of sinusoidal positions: 2 pi 10000^(2i / d_model), the paper's, or 2 pi 10000^(i / (d_model // 2 - 1)), those
+    of its program tensor2tensor, which fairseq's models have, and M2M-100 and NLLB."""
+    first_position: int = 0
+    """The number of the first of the sinusoidal positions; 2 in fairseq's models."""
+    embedding_norm: bool = False
+    """A norm over the sum of embedding and position, as in BART (Lewis et al. 2020)."""
     rotary_theta: float = 10000.0
     """The slowest pair of a head turns by about 1 / rotary_theta radians per position."""
+    rotary_factor: float = 1.0
+    """Rotation is slower by it, for texts that are longer than what a model first learned from (Chen et al. 2023)."""
+    rotary_bands: tuple[float, float, int] | None = None
+    """(low, high, n): `rotary_factor` slows the pairs that turn less than `low` times in n positions, leaves those that turn
+    more than `high` times, and slows those between them in part, as in Llama 3.1; None: it slows all pairs."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (paper, section 3.4)."""
     tie: Tie = "output"
     """Which tables are shared: all (encoder, decoder and output), output (decoder and output), or none."""
+    output_bias: bool = False
+    """A bias on the logits, a number per token, as Marian's models have it."""
     ctc: bool = False
     """A linear map from the memory to the decoder's vocabulary, for a CTC loss beside cross-entropy."""
     init: Init = "xavier"
@@ -160,14 +219,22 @@ class TransformerConfig:
         at_least(1, d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff, max_positions=self.max_positions)
         at_least(1, n_kv_heads=self.n_kv_heads, head_width=self.head_width, window=self.window)
         at_least(1, experts_per_token=self.experts_per_token)
+        at_least(0, first_position=self.first_position)
         within("[0, 10000]", n_experts=self.n_experts)
         at_least(0, balance_weight=self.balance_weight)
         within("[0, 1)", dropout=self.dropout, attention_dropout=self.attention_dropout)
         within("(0, inf)", init_gain=self.init_gain, norm_eps=self.norm_eps)
         within("(1, inf)", rotary_theta=self.rotary_theta)
+        within("[1, inf)", rotary_factor=self.rotary_factor)
+        if self.rotary_bands is not None:
+            low, high, n = self.rotary_bands
+            if not 0 < low < high or n < 1:
+                raise ValueError(f"rotary_bands must be 0 < low < high and n >= 1, but they are {low}, {high} and {n}")
         check_choices(self)
         self._check_attention()
         self._check_halves()
+        for stack in (self.encoder, self.decoder):
+            self.of(stack)
 
     def _check_attention(self) -> None:
         if self.head_width is None and self.d_model % self.n_heads:
@@ -176,11 +243,15 @@ class TransformerConfig:
             raise ValueError(
                 f"n_kv_heads must divide n_heads, but n_kv_heads={self.n_kv_heads} and n_heads={self.n_heads}"
             )
-        if self.positions == "sinusoidal" and self.d_model % 2:
-            raise ValueError(f"sinusoidal positions need an even d_model, but d_model={self.d_model}")
         if self.positions == "rotary" and self.d_head % 2:
             raise ValueError(
                 f"rotary positions need heads of an even width, but theirs is {self.d_head}; set head_width"
+            )
+        if self.attention == "linear" and (self.window is not None or self.positions == "rotary"):
+            raise ValueError(
+                "linear attention sums over all that it sees, without a window and without rotation, but "
+                f"window={self.window} and positions={self.positions!r}; use window=None and other positions, or "
+                "attention='softmax'"
             )
         if self.n_experts:
             within(f"[1, {self.n_experts}]", experts_per_token=self.experts_per_token)
@@ -201,6 +272,16 @@ class TransformerConfig:
                 f"but encoder={self.encoder} and decoder={self.decoder}; use ctc=False"
             )
 
+    def of(self, stack: StackConfig | None) -> "TransformerConfig":
+        """The same with the positions of one half as those of the model."""
+        if stack is None or (stack.positions is None and stack.max_positions is None):
+            return self
+        kind, n = stack.positions or self.positions, stack.max_positions or self.max_positions
+        encoder, decoder = (
+            each and replace(each, positions=None, max_positions=None) for each in (self.encoder, self.decoder)
+        )
+        return replace(self, encoder=encoder, decoder=decoder, positions=kind, max_positions=n)
+
     @property
     def d_head(self) -> int:
         """Width of one head."""
@@ -210,6 +291,11 @@ class TransformerConfig:
     def kv_heads(self) -> int:
         """Heads of keys and values."""
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def attention_bias(self) -> bool:
+        """Whether queries, keys and values have a bias."""
+        return self.bias if self.qkv_bias is None else self.qkv_bias
 
     @property
     def vocab_size(self) -> int:
@@ -232,6 +318,9 @@ class TransformerConfig:
     def flow(self) -> str:
         """In words: how frames become the encoder's vectors, and which d_model would need no linear map."""
         frames = self.frames
+        if frames.conv_strides:
+            how = f"strides {' and '.join(map(str, frames.conv_strides))}"
+            return f"{frames.n_features} features, convolutions with {how}: a position for {frames.per_position} frames"
         told = f"{frames.n_features} features x {frames.stack} frames = {frames.width} numbers per position"
         if frames.width == self.d_model and not frames.project:
             return f"{told} = d_model: straight in"

@@ -22,10 +22,13 @@ def initialize(module: nn.Module, config: TransformerConfig) -> None:
     Source: Glorot and Bengio (2010); embeddings as in tensor2tensor.
     """
     for part in module.modules():
-        if isinstance(part, nn.Linear) and part.bias is not None:
+        if isinstance(part, nn.Linear | nn.Conv1d) and part.bias is not None:
             nn.init.zeros_(part.bias)
     tables = {part.weight: part.tokens.vocab_size for part in module.modules() if isinstance(part, TokenInput)}
-    output = dict(module.named_parameters()).get("output")
+    own = dict(module.named_parameters())
+    if "output_bias" in own:
+        nn.init.zeros_(own["output_bias"])
+    output = own.get("output")
     if output is not None:
         tables.setdefault(output, config.vocab_size)
     if config.init == "gpt2":
@@ -36,6 +39,8 @@ def initialize(module: nn.Module, config: TransformerConfig) -> None:
         if isinstance(part, nn.Linear):
             for matrix in part.weight.split(fused.get(name.split(".")[-1], [len(part.weight)])):
                 nn.init.xavier_uniform_(matrix, gain=config.init_gain if ".layers." in name else 1.0)
+        elif isinstance(part, nn.Conv1d):
+            nn.init.xavier_uniform_(part.weight)
         elif isinstance(part, Positions) and part.learned is not None:
             nn.init.normal_(part.learned, std=0.02)
         elif isinstance(part, TokenInput):

@@ -1,13 +1,22 @@
 """Front-ends: ids or frames to vectors. Each says how many positions a row has after it."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.model.config import Frames, Tokens
+from transduce.model.config import ConvActivation, Frames, Tokens
+
+ACTIVATIONS: dict[ConvActivation, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "glu": partial(F.glu, dim=1),
+}
+"""What follows a convolution over (N, channels, T)."""
 
 
 class TokenInput(nn.Module):
@@ -42,10 +51,45 @@ class FrameInput(nn.Module):
         self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None
     ) -> tuple[Float[Tensor, "N U D"], Int[Tensor, " N"] | None]:
         """The vectors, U = frames.out_lengths(T) per row, and their lengths."""
-        if lengths is not None:
-            outside = torch.arange(frames.size(1), device=frames.device) >= lengths[:, None]
-            frames = frames.masked_fill(outside[:, :, None], 0.0)
-            lengths = self.frames.out_lengths(lengths)
+        frames = _silenced(frames, lengths)
+        lengths = None if lengths is None else self.frames.out_lengths(lengths)
         frames = F.pad(frames, (0, 0, 0, -frames.size(1) % self.frames.stack))
         vectors = frames.reshape(frames.size(0), -1, self.frames.width)
         return (vectors if self.projection is None else self.projection(vectors)), lengths
+
+
+class ConvolvedInput(nn.Module):
+    """Convolutions over time, each with its nonlinearity; the strides of `frames` make fewer positions of them.
+
+    A convolution looks to its right, so padding is set to zero before each of them: it is what stands beyond the end of
+    a row alone.
+
+    Source: Synnaeve et al. (2020), End-to-end ASR, for gated ones; Radford et al. (2022), Whisper, section 2.2.
+    """
+
+    def __init__(self, frames: Frames, d_model: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.frames, width = frames, frames.conv_kernel
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(before, after, width, stride, padding=width // 2, bias=bias)
+            for (before, after), stride in zip(frames.conv_shapes(d_model), frames.conv_strides, strict=True)
+        )
+        self.activation = ACTIVATIONS[frames.conv_activation]
+
+    def forward(
+        self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None
+    ) -> tuple[Float[Tensor, "N U D"], Int[Tensor, " N"] | None]:
+        """The vectors, U = frames.out_lengths(T) per row, and their lengths."""
+        for convolution, stride in zip(self.convolutions, self.frames.conv_strides, strict=True):
+            channels = _silenced(frames, lengths).transpose(1, 2)
+            frames = self.activation(convolution(channels)).transpose(1, 2)
+            lengths = None if lengths is None else -(-lengths // stride)
+        return frames, lengths
+
+
+def _silenced(frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None) -> Float[Tensor, "N T F"]:
+    """Zeros beyond the length of each row."""
+    if lengths is None:
+        return frames
+    outside = torch.arange(frames.size(1), device=frames.device) >= lengths[:, None]
+    return frames.masked_fill(outside[:, :, None], 0.0)

@@ -1,38 +1,67 @@
 """Positions: added to the vectors, or by rotation of queries and keys."""
 
+import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.model.config import TransformerConfig
+from transduce.model.config import Sinusoids, TransformerConfig
 
 
-def sinusoidal(start: int, stop: int, d_model: int, device: torch.device | None = None) -> Float[Tensor, "T D"]:
+def sinusoidal(
+    start: int, stop: int, d_model: int, device: torch.device | None = None, kind: Sinusoids = "paper"
+) -> Float[Tensor, "T D"]:
     """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same, for start <= pos < stop.
 
-    Source: Vaswani et al. (2017), section 3.5.
+    Of an odd D, the last dimension is a sine without its cosine. For tensor2tensor, i / (D // 2 - 1) stands in the place of
+    2i/D, and the last of an odd D is 0.
+
+    Source: Vaswani et al. (2017), section 3.5; tensor2tensor, get_timing_signal_1d.
     """
-    angles = _angles(start, stop, d_model, 10000.0, device)
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()
+    n, period = ((d_model + 1) // 2, d_model) if kind == "paper" else (d_model // 2, max(1, d_model // 2 * 2 - 2))
+    angles = _angles(start, stop, n, period, 10000.0, device)
+    pairs = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+    return F.pad(pairs, (0, d_model - 2 * n)).float()
 
 
 def rotary(
-    start: int, stop: int, d_head: int, theta: float, device: torch.device | None = None
+    start: int,
+    stop: int,
+    d_head: int,
+    theta: float,
+    device: torch.device | None = None,
+    *,
+    factor: float = 1.0,
+    bands: tuple[float, float, int] | None = None,
 ) -> Float[Tensor, "2 T P"]:
     """Cosine and sine of the angles pos * theta^(-2i/E), for start <= pos < stop and each of the P = E / 2 pairs.
 
-    Source: Su et al. (2021), RoFormer, section 3.2.2.
+    Args:
+        factor: angles are divided by it.
+        bands: (low, high, n): only the angles of pairs that turn less than `low` times in n positions are; above `high`
+            times they stay, and between both, the share of what is divided falls linearly.
+
+    Source: Su et al. (2021), RoFormer, section 3.2.2; Chen et al. (2023), position interpolation; Llama 3.1 for bands.
     """
-    angles = _angles(start, stop, d_head, theta, device)
+    angles = _angles(start, stop, d_head // 2, d_head, theta, device)
+    divided: Tensor | float = 1.0
+    if bands is not None:
+        low, high, n = bands
+        turns = n * _angles(1, 2, d_head // 2, d_head, theta, device) / (2 * math.pi)
+        divided = ((high - turns) / (high - low)).clamp(0.0, 1.0)
+    angles = angles * (divided / factor + (1.0 - divided))
     return torch.stack((angles.cos(), angles.sin())).float()
 
 
-def _angles(start: int, stop: int, width: int, theta: float, device: torch.device | None) -> Float[Tensor, "T P"]:
-    """pos * theta^(-2i/width) in float64."""
+def _angles(
+    start: int, stop: int, n: int, period: int, theta: float, device: torch.device | None
+) -> Float[Tensor, "T P"]:
+    """pos * theta^(-2i/period) in float64, for i < n."""
     positions = torch.arange(start, stop, device=device, dtype=torch.float64)[:, None]
-    return positions * theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
+    return positions * theta ** (-torch.arange(0, 2 * n, 2, device=device, dtype=torch.float64) / period)
 
 
 def rotate(x: Float[Tensor, "N H T E"], rotation: Float[Tensor, "2 T P"]) -> Float[Tensor, "N H T E"]:
@@ -61,10 +90,13 @@ class Positions(nn.Module):
         if self.kind == "learned":
             self.learned = nn.Parameter(torch.empty(config.max_positions, config.d_model))
         if self.kind == "sinusoidal":
-            self.register_buffer("table", sinusoidal(0, config.max_positions, config.d_model), persistent=False)
+            self.first, self.sinusoids = config.first_position, config.sinusoids
+            table = self._sinusoids(0, config.max_positions, config.d_model)
+            self.register_buffer("table", table, persistent=False)
         if self.kind == "rotary":
             self.d_head, self.theta = config.d_head, config.rotary_theta
-            self.register_buffer("table", rotary(0, config.max_positions, self.d_head, self.theta), persistent=False)
+            self.factor, self.bands = config.rotary_factor, config.rotary_bands
+            self.register_buffer("table", self._rotary(0, config.max_positions), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         table = self._buffers.get("table")
@@ -90,7 +122,12 @@ class Positions(nn.Module):
             return x + self.learned[start:stop]
         if stop <= len(self.table):
             return x + self.table[start:stop].to(x.dtype)
-        return x + sinusoidal(start, stop, x.size(-1), x.device).to(x.dtype)
+        return x + self._sinusoids(start, stop, x.size(-1), x.device).to(x.dtype)
+
+    def _sinusoids(
+        self, start: int, stop: int, d_model: int, device: torch.device | None = None
+    ) -> Float[Tensor, "T D"]:
+        return sinusoidal(self.first + start, self.first + stop, d_model, device, self.sinusoids)
 
     def rotation(self, start: int, stop: int) -> Float[Tensor, "2 T P"] | None:
         """The argument of `rotate` for the positions start ... stop - 1; None if positions are not rotary."""
@@ -98,7 +135,10 @@ class Positions(nn.Module):
             return None
         if stop <= self.table.size(1):
             return self.table[:, start:stop]
-        return rotary(start, stop, self.d_head, self.theta, self.table.device)
+        return self._rotary(start, stop, self.table.device)
+
+    def _rotary(self, start: int, stop: int, device: torch.device | None = None) -> Float[Tensor, "2 T P"]:
+        return rotary(start, stop, self.d_head, self.theta, device, factor=self.factor, bands=self.bands)
 
     def one(
         self, x: Float[Tensor, "N 1 D"], position: Int[Tensor, " 1"]

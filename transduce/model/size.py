@@ -21,7 +21,11 @@ def n_parameters(config: TransformerConfig) -> int:
     if config.tie == "none" and isinstance(stacks[-1].input, Tokens):
         n += tables[-1]
     if config.encoder is not None and isinstance(frames := config.encoder.input, Frames):
-        n += _linear(config, frames.width, d) if frames.width != d or frames.project else 0
+        shapes = [(frames.conv_kernel * a, b) for a, b in frames.conv_shapes(d)]
+        if not shapes and (frames.width != d or frames.project):
+            shapes = [(frames.width, d)]
+        n += sum(_linear(config, *shape) for shape in shapes)
+    n += config.vocab_size if config.output_bias else 0
     return n + (_linear(config, d, config.vocab_size) if config.ctc else 0)
 
 
@@ -30,15 +34,16 @@ def _stack(config: TransformerConfig, stack: StackConfig, *, cross: bool) -> int
     d = config.d_model
     norm = d * (2 if config.norm == "layer" and config.bias else 1)
     query, key = config.n_heads * config.d_head, config.kv_heads * config.d_head
-    attention = _linear(config, d, query + 2 * key) + _linear(config, query, d)
+    attention = (d + config.attention_bias) * (query + 2 * key) + _linear(config, query, d)
     attention += 2 * config.d_head if config.qk_norm else 0
     wide = config.d_ff * (2 if config.gated else 1)
     feed_forward = _linear(config, d, wide) + _linear(config, config.d_ff, d)
     if config.n_experts:
         feed_forward = config.n_experts * (feed_forward + d)  # and a row of the router for each
     layer = (attention + norm) * (2 if cross else 1) + feed_forward + norm
-    learned = config.max_positions * d if config.positions == "learned" else 0
-    return stack.n_layers * layer + learned + (norm if config.norm_position == "pre" else 0)
+    told = config.of(stack)
+    learned = told.max_positions * d if told.positions == "learned" else 0
+    return stack.n_layers * layer + learned + norm * ((config.norm_position == "pre") + config.embedding_norm)
 
 
 def _linear(config: TransformerConfig, width: int, height: int) -> int:
@@ -55,7 +60,8 @@ def check_fits(config: TransformerConfig, device: torch.device, *, bytes_each: i
         ValueError: it cannot.
     """
     n, has = n_parameters(config), memory(device)
-    table = 0 if config.positions in ("learned", "none") else 4 * config.max_positions * config.d_model
+    halves = [config.of(stack) for stack in (config.encoder, config.decoder) if stack is not None]
+    table = sum(4 * half.max_positions * half.d_model for half in halves if half.positions not in ("learned", "none"))
     wanted = n * bytes_each + table
     if has is not None and wanted > has:
         what = "training takes" if bytes_each > INFERENCE else "its weights take"

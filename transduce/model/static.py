@@ -213,8 +213,12 @@ class StaticTransformer(Transformer):
 
     @staticmethod
     def fits(config: TransformerConfig) -> bool:
-        """Whether no layer asks the host: windows end at a position, and experts have positions, that it must know."""
-        return config.decoder is not None and config.window is None and not config.n_experts
+        """Whether no layer asks the host: windows end at a position, and experts have positions, that it must know.
+
+        Nor has linear attention keys and values, of which slots are made.
+        """
+        plain = config.window is None and not config.n_experts and config.attention == "softmax"
+        return config.decoder is not None and plain
 
     @property
     def decoder_stack(self) -> Stack:
@@ -237,7 +241,7 @@ class StaticTransformer(Transformer):
 
     def _may_step(self, cache: StaticCache) -> bool:
         """Not at the beginning, which reads the memory; nor past the table of positions, nor where a module is watched."""
-        config = self.config
+        config = self.config.of(self.config.decoder)
         inside = config.positions == "none" or cache.length < config.max_positions
         inferring = not (self.training or torch.is_grad_enabled() or torch.is_autocast_enabled(self.device.type))
         return bool(cache.length) and inside and inferring and not any(self.hooks)
@@ -269,6 +273,7 @@ def advance(model: StaticTransformer, slot: Slot) -> None:
     assert model.target_input is not None
     x, _ = model.target_input(slot.tokens)
     x, rotation = stack.positions.one(x, slot.position)
+    x = stack.embedding_norm(x)
     lengths = (slot.position + 1).expand(len(x))
     for layer, past in zip(stack.layers, slot.layers, strict=True):
         assert isinstance(layer, Layer)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -42,18 +42,23 @@ class DecoderStep:
         self.n_heads, self.pre = model.config.n_heads, model.config.norm_position == "pre"
         self.scale = model.config.d_head**-0.5
         self.layers = [_layer_step(layer) for layer in stack.layers if isinstance(layer, Layer)]
+        self.embedding_norm = _norm(stack.embedding_norm)
         self.norm = None if stack.norm is None else _norm(stack.norm)
         self.nothing = next(model.parameters()).new_zeros(1, 1, 1)
         """What baddbmm adds 0 times."""
         self.hooks = [module._forward_hooks for module in stack.modules()]
-        self.hidden: tuple[Tensor | None, Tensor | None] = (None, None)
-        """The lengths of a memory, and what is added to its attention's scores: -inf at padding."""
 
     @staticmethod
     def fits(config: TransformerConfig) -> bool:
         """Whether this is a decoder of the kinds that are written out here."""
         plain = config.window is None and not config.qk_norm and config.kv_heads == config.n_heads
-        return plain and config.decoder is not None and config.positions != "rotary" and not config.n_experts
+        return (
+            plain
+            and config.attention == "softmax"
+            and config.decoder is not None
+            and config.of(config.decoder).positions != "rotary"
+            and not config.n_experts
+        )
 
     @property
     def watched(self) -> bool:
@@ -63,12 +68,12 @@ class DecoderStep:
     def __call__(self, target_in: Int[Tensor, "N 1"], cache: Cache) -> Float[Tensor, "N 1 D"]:
         """The states of this position; the cache grows by it."""
         vectors, _ = self.input(target_in)
-        x = self.positions(vectors, cache.length)[:, 0]
-        padding = self._padding(cache)
+        x = self.embedding_norm(self.positions(vectors, cache.length))[:, 0]
+        hidden = cache.hidden()
         for layer, past in zip(self.layers, cache.layers, strict=True):
             x = self._residual(x, layer.norm, partial(self._attend, layer=layer, past=past))
             if layer.cross_q is not None and layer.cross_norm is not None:
-                look = partial(self._attend_memory, layer=layer, past=past, padding=padding)
+                look = partial(self._attend_memory, layer=layer, past=past, hidden=hidden)
                 x = self._residual(x, layer.cross_norm, look)
             x = self._residual(x, layer.feed_forward_norm, layer.feed_forward)
         return (x if self.norm is None else self.norm(x))[:, None]
@@ -85,7 +90,7 @@ class DecoderStep:
         return layer.output(torch.bmm(weights.softmax(-1), values).view(n_rows, -1))
 
     def _attend_memory(
-        self, x: Float[Tensor, "N D"], layer: LayerStep, past: LayerCache, padding: Tensor | None
+        self, x: Float[Tensor, "N D"], layer: LayerStep, past: LayerCache, hidden: Tensor | None
     ) -> Float[Tensor, "N D"]:
         """Cross-attention; the rows of a sentence are its queries."""
         assert layer.cross_q is not None and layer.cross_output is not None and past.memory is not None
@@ -98,30 +103,12 @@ class DecoderStep:
             .reshape(-1, len(x) // n_sentences, width)
         )
         keys, values = key.view(-1, n_keys, width), value.view(-1, n_keys, width)
-        if padding is None:
+        if hidden is None:
             weights = torch.baddbmm(self.nothing, query, keys.mT, beta=0, alpha=self.scale)
         else:
-            weights = torch.baddbmm(padding, query, keys.mT, alpha=self.scale)
+            weights = torch.baddbmm(hidden, query, keys.mT, alpha=self.scale)
         heads = torch.bmm(weights.softmax(-1), values).view(n_sentences, n_heads, -1, width)
         return layer.cross_output(heads.transpose(1, 2).reshape(len(x), -1))
-
-    def _padding(self, cache: Cache) -> Float[Tensor, "BH 1 S"] | None:
-        """Zero, and -inf at the padding of the memory; None where there is no padding. Made anew with new lengths."""
-        lengths, memory = cache.memory_lengths, cache.layers[0].memory
-        if lengths is None or memory is None:
-            return None
-        if self.hidden[0] is not lengths:
-            n_keys, padding = memory[0].size(2), None
-            if int(lengths.min()) < n_keys:
-                padding = self.nothing.new_zeros(len(lengths), n_keys).masked_fill_(
-                    torch.arange(n_keys) >= lengths[:, None], -torch.inf
-                )
-                padding = padding.repeat_interleave(self.n_heads, dim=0)[:, None]
-            self.hidden = lengths, padding
-        return self.hidden[1]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "DecoderStep":
-        return self  # the weights never change
 
 
 def _layer_step(layer: Layer) -> LayerStep:

@@ -15,7 +15,7 @@ from transduce.device import without_cudnn_attention
 from transduce.model.cache import Cache, LayerCache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.init import initialize
-from transduce.model.inputs import FrameInput, TokenInput
+from transduce.model.inputs import ConvolvedInput, FrameInput, TokenInput
 from transduce.model.layers import Dropout, Layer, balance_loss, norm
 from transduce.model.positions import Positions
 
@@ -28,13 +28,14 @@ class Memory(NamedTuple):
 
 
 class Stack(nn.Module):
-    """Positions, dropout, then the layers, and in pre-norm a last norm."""
+    """Positions, perhaps a norm, dropout, then the layers, and in pre-norm a last norm."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, causal: bool, cross: bool) -> None:
         super().__init__()
         self.causal, self.recompute = causal, config.recompute
         self.experts_per_token, self.balance_weight = config.experts_per_token, config.balance_weight
-        self.positions = Positions(config)
+        self.positions = Positions(config.of(stack))
+        self.embedding_norm = norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(Layer(config, causal=causal, cross=cross) for _ in range(stack.n_layers))
         self.norm = norm(config) if config.norm_position == "pre" else None
@@ -75,7 +76,7 @@ class Stack(nn.Module):
             return layer(x, **known, cache=past, routing=routing.append), routing
 
         run = partial(checkpoint, through, use_reentrant=False) if recompute else through
-        x = self.dropout(self.positions(x, start))
+        x = self.dropout(self.embedding_norm(self.positions(x, start)))
         # in evaluation caches grow and lengths vary; the trainer knows whether those of its batches do
         with nullcontext() if self.training or torch.compiler.is_compiling() else without_cudnn_attention:
             for i, layer in enumerate(self.layers):
@@ -94,7 +95,8 @@ class Transformer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder = self.decoder = self.source_input = self.target_input = self.output = self.ctc = None
+        self.encoder = self.decoder = self.source_input = self.target_input = self.ctc = None
+        self.output = self.output_bias = None
         if config.encoder is not None:
             self.source_input = self._input(config.encoder)
             self.encoder = Stack(config, config.encoder, causal=False, cross=False)
@@ -106,13 +108,16 @@ class Transformer(nn.Module):
         self.vocab_size = config.vocab_size  # rows of `output` that stand for tokens; more may follow
         if isinstance(last, TokenInput):
             self.output = nn.Parameter(torch.empty_like(last.weight)) if config.tie == "none" else last.weight
+        if config.output_bias and self.output is not None:
+            self.output_bias = nn.Parameter(torch.empty(self.vocab_size))
         if config.ctc and self.output is not None:
             self.ctc = nn.Linear(config.d_model, self.vocab_size, bias=config.bias)
         initialize(self, config)
 
-    def _input(self, stack: StackConfig) -> TokenInput | FrameInput:
+    def _input(self, stack: StackConfig) -> TokenInput | FrameInput | ConvolvedInput:
         if isinstance(stack.input, Frames):
-            return FrameInput(stack.input, self.config.d_model, bias=self.config.bias)
+            kind = ConvolvedInput if stack.input.conv_strides else FrameInput
+            return kind(stack.input, self.config.d_model, bias=self.config.bias)
         assert isinstance(stack.input, Tokens)
         return TokenInput(stack.input, self.config.d_model, scaled=self.config.scale_embeddings)
 
@@ -199,12 +204,16 @@ class Transformer(nn.Module):
         """
         if self.output is None:
             raise ValueError("logits need a vocabulary, but this model has only an encoder over frames; use states()")
-        return F.linear(states, self.output[: self.vocab_size])
+        return F.linear(states, self.output[: self.vocab_size], self.output_bias)
 
     def projection(self, ids: Int[Tensor, " U"]) -> Callable[[Float[Tensor, "*B D"]], Float[Tensor, "*B U"]]:
         """What `project` gives for these tokens alone, as a function of the states."""
         assert self.output is not None
-        return partial(F.linear, weight=self.output[ids])
+        return partial(F.linear, weight=self.output[ids], bias=self.bias_of(ids))
+
+    def bias_of(self, ids: Int[Tensor, " U"]) -> Float[Tensor, " U"] | None:
+        """What the logits of these tokens have added; None where nothing is."""
+        return None if self.output_bias is None else self.output_bias[ids]
 
     def ctc_logits(self, memory_states: Float[Tensor, "B S D"]) -> Float[Tensor, "B S V"]:
         """The memory's states to logits of the tokens and the blank symbol at every source position.

@@ -73,13 +73,19 @@ def count_errors(chunks: Sequence[AlignmentChunk]) -> Errors:
 
 
 def error_report(
-    aligned: WordOutput | CharacterOutput, names: Sequence[str], *, unit: Unit = "word", most: int = 50
+    aligned: WordOutput | CharacterOutput,
+    names: Sequence[str],
+    *,
+    unit: Unit = "word",
+    most: int = 50,
+    worst: int | None = None,
 ) -> str:
     """Every utterance with errors, aligned by jiwer, the worst first; then jiwer's table of the frequent errors.
 
     Args:
         names: of the utterances, one for each.
         most: how many different substitutions, insertions and deletions are listed; neighbouring ones count as one.
+        worst: how many utterances are shown; None: all that have errors.
     """
     found = [count_errors(chunks) for chunks in aligned.alignments]
     wrong = [i for i, errors in enumerate(found) if errors.total]
@@ -89,7 +95,7 @@ def error_report(
         for side in (aligned.references, aligned.hypotheses)
     )
     blocks = [f"{counted(len(wrong), 'utterance')} of {len(found)} with errors, the worst first\n"]
-    for i in wrong:
+    for i in wrong[:worst]:
         errors = found[i]
         share = f"{errors.rate:.2f} % of {counted(errors.n_reference, NOUN[unit])}" if references[i] else "nothing said"
         one = replace(

@@ -65,6 +65,24 @@ class ErrorRate(Score):
             groups[label].append(errors)
         return dict(sorted(groups.items(), key=lambda group: (-all_errors(group[1]).rate, group[0])))
 
+    def table(self, by: str, labels: Sequence[str]) -> str:
+        """A table of the groups, the worst first, and all together last.
+
+        Args:
+            by: what the labels are, such as "speaker".
+            labels: of the utterances, one for each.
+        """
+        rows: list[tuple[str, ...]] = [(by, "utterances", f"{NOUN[self.unit]}s", self.name, "S", "I", "D")]
+        for label, members in [*self.by_group(labels).items(), ("all", self.utterances)]:
+            e = all_errors(members)
+            counts = (len(members), e.n_reference, f"{e.rate:.2f}", e.substitutions, e.insertions, e.deletions)
+            rows.append((label, *map(str, counts)))
+        first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            f"{label:<{first}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+            for label, *cells in rows
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorRateMeasure(Measure):

@@ -21,8 +21,17 @@ class SearchConfig(RulesConfig):
 
     beam_size: int = 5
     """1 is greedy search."""
+    begin_with: str = ""
+    """Tokens, separated by spaces, that stand before every output and are no part of it, in the place of the one that
+    usually does; they tell a model of several languages or tasks what to write, such as
+    "<|startoftranscript|> <|en|> <|transcribe|> <|notimestamps|>"."""
     alpha: float = 0.6
     """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
+    length_offset: float = 5.0
+    """k in the length penalty ((k + length) / (k + 1))^alpha: 5 is GNMT's, and 0 with alpha = 1 ranks by the mean
+    log-probability of a token, as transformers and fairseq do."""
+    early_stopping: bool = False
+    """A beam search is over when beam_size hypotheses have ended, though a better one might come, as in transformers."""
     coverage_penalty: float = 0.0
     """Weight of the coverage penalty in beam search (beta; 0.2, say), where outputs leave out parts of the source; 0 = off."""
     at_max_length: Literal["finished_first", "by_score"] = "finished_first"
@@ -51,8 +60,14 @@ class SearchConfig(RulesConfig):
     margin: float = 0.0
     """Seconds of silence that a segment of a long recording keeps on either side, beyond the fading of its sounds. A
     training sets it to half of the silence that it put around its recordings."""
+    timestamps: bool = False
+    """Write a segment for every stretch of speech that an imported Whisper finds, with its times."""
     ctc_weight: float = 0.0
     """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC head."""
+    source_language: str = ""
+    """The language of the lines, as a model of many languages calls it (eng_Latn, en, en_XX); where none is named, the run's."""
+    target_language: str = ""
+    """The language to write in such a model."""
     shortlist: bool = False
     """Translate with the tokens that the run's table has for the source's, which is faster; `transduce shortlist` makes
     the table."""
@@ -86,6 +101,7 @@ class SearchConfig(RulesConfig):
         within("[1, 1000]", beam_size=self.beam_size)
         at_least(1, batch_tokens=self.batch_tokens, max_source_length=self.max_source_length)
         within("[1, 1000000]", length_extra=self.length_extra)
+        at_least(0, length_offset=self.length_offset)
         at_least(0, alpha=self.alpha, max_length=self.max_length, coverage_penalty=self.coverage_penalty)
         at_least(0, lm_weight=self.lm_weight)
         within("[0, 1000]", length_ratio=self.length_ratio)
@@ -131,7 +147,7 @@ class SearchConfig(RulesConfig):
         for name in settings:
             if name not in names:
                 raise ValueError(f"a search setting must be one of {', '.join(names)}, but it is {name!r}")
-        for name in ("suppress", "forbid"):
+        for name in ("suppress", "suppress_first", "forbid"):
             if isinstance(given := settings.get(name, ()), str):
                 raise ValueError(f"{name} takes a list, but got {given!r:.40}; put it into brackets")
             settings |= {name: tuple(given)} if name in settings else {}

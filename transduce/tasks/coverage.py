@@ -14,8 +14,8 @@ from transduce.model.transformer import Memory, Transformer
 class CoverageScorer(ModelScorer):
     """A model's scorer that also adds up where it looks: by the layer that `Alignment.mean` draws, over its heads."""
 
-    def __init__(self, model: Transformer, memory: Memory) -> None:
-        super().__init__(model, memory)
+    def __init__(self, model: Transformer, memory: Memory, prompts: Int[Tensor, "B P"] | None = None) -> None:
+        super().__init__(model, memory, prompts=prompts)
         crosses = [module for module in model.modules() if isinstance(module, CrossAttention)]
         self.cross = crosses[max(0, len(crosses) - 2)]
         places = torch.arange(memory.states.size(1), device=memory.states.device)

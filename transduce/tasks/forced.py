@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -16,7 +17,9 @@ from transduce.decode.hypothesis import length_penalty
 from transduce.decode.scorer import at_least_float32
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Memory, Transformer
-from transduce.tasks.search import Output, SearchConfig, check_list, last_position
+from transduce.plot import attention_map
+from transduce.tasks.config import SearchConfig
+from transduce.tasks.search import LanguageModel, Output, beginning, check_list, last_position
 from transduce.tasks.words import TokenScores, WordAlignment, word_alignment, word_spans, words_of_text
 
 InputT = TypeVar("InputT")
@@ -56,15 +59,32 @@ class Alignment:
         """For each target token, the source position that `mean` looks at most."""
         return self.mean.argmax(dim=-1).tolist()
 
+    @property
+    def layer(self) -> int:
+        """The layer that pictures show: the one that `words` come from; of sound, the one that `mean` takes."""
+        return self.words.layer if self.words and self.words.layer is not None else max(0, len(self.weights) - 2)
+
+    def draw(self, path: Path | str, title: str = "") -> None:
+        """Write a PNG: a row for every target token, dark where it looks, the source to the right.
+
+        It has the mean over the heads of `layer`.
+        """
+        source = self.source if self.seconds is None else self.seconds
+        told = f"{title}\nlayer {self.layer + 1} of {len(self.weights)}, mean over heads".strip()
+        attention_map(self.weights[self.layer].mean(dim=0).float(), self.target, source, told, Path(path))
+
 
 class ForcedDecoding(ABC, Generic[InputT]):
     """What a task of encoder and decoder tells about inputs and given outputs, besides writing outputs of its own."""
 
-    model: Transformer
-    models: tuple[Transformer, ...]
-    """The model, and what decides beside it in an ensemble."""
-    tokenizer: Tokenizer
-    decoding: SearchConfig
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, decoding: SearchConfig | None) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.models: tuple[Transformer, ...] = (model,)
+        """The model, and what decides beside it in an ensemble."""
+        self.lm: LanguageModel | None = None
+        """What judges the texts beside the models, where `lm_weight` is not 0."""
+        self.decoding = decoding or SearchConfig()
+        """How to search where nothing else is said."""
 
     @abstractmethod
     def sources(self, inputs: Sequence[InputT]) -> list[Source]:
@@ -104,22 +124,25 @@ class ForcedDecoding(ABC, Generic[InputT]):
         return encoder_states(self.model, self._checked(inputs), self.decoding.batch_tokens)
 
     @torch.no_grad()
-    def score(self, inputs: Sequence[InputT], texts: Sequence[str]) -> list[TokenScores]:
+    def score(self, inputs: Sequence[InputT], texts: Sequence[str | Output]) -> list[TokenScores]:
         """How likely each text is as the output for its input, by attention (a CTC head is not asked).
 
-        In an ensemble, a token's log-probability is the mean of those that the models give it.
+        An output stands for the tokens that it was written in. In an ensemble, a token's log-probability is the mean of
+        those that the models give it.
 
         Raises:
             ValueError: there are not as many texts as inputs, or one of either cannot be used.
         """
         return self._token_scores(self._checked(inputs), self._targets(inputs, texts))
 
-    def _token_scores(self, sources: Sequence[Source], targets: Sequence[list[int]]) -> list[TokenScores]:
+    def _token_scores(
+        self, sources: Sequence[Source], targets: Sequence[list[int]], decoding: SearchConfig | None = None
+    ) -> list[TokenScores]:
         """The same of ids."""
         found: list[list[Tensor]] = [[] for _ in sources]
         for model in self.models:
-            for rows, memory, target_in in self._forced(model, sources, targets):
-                states = model.decoder_states(target_in, memory=memory)
+            for rows, memory, target_in, first in self._forced(model, sources, targets, decoding):
+                states = model.decoder_states(target_in, memory=memory)[:, first:]
                 for row, own in zip(rows, states, strict=True):
                     wanted = torch.tensor(targets[row], device=states.device)
                     found[row].append(token_log_probs(model, own[: len(wanted)], wanted).cpu())
@@ -152,13 +175,13 @@ class ForcedDecoding(ABC, Generic[InputT]):
         scores = self.score([given for _, given, _ in rows], [output.text for *_, output in rows])
         found: list[list[Output]] = [[] for _ in inputs]
         for (row, _, output), each in zip(rows, scores, strict=True):
-            own = each.log_prob / length_penalty(len(each.tokens), self.decoding.alpha)
+            own = each.log_prob / length_penalty(len(each.tokens), self.decoding.alpha, self.decoding.length_offset)
             found[row].append(replace(output, score=own_weight * output.score + weight * own))
         return [sorted(outputs, key=lambda output: -output.score) for outputs in found]
 
     @torch.no_grad()
-    def align(self, inputs: Sequence[InputT], texts: Sequence[str]) -> list[Alignment]:
-        """Where the decoder looks in each input while it is made to write the text.
+    def align(self, inputs: Sequence[InputT], texts: Sequence[str | Output]) -> list[Alignment]:
+        """Where the decoder looks in each input while it is made to write the text, or an output in its own tokens.
 
         Raises:
             ValueError: as for `score`; or this is an ensemble.
@@ -166,12 +189,14 @@ class ForcedDecoding(ABC, Generic[InputT]):
         self._check_alone("align")
         return self._align(self._checked(inputs), self._targets(inputs, texts))
 
-    def _align(self, sources: Sequence[Source], targets: Sequence[list[int]]) -> list[Alignment]:
+    def _align(
+        self, sources: Sequence[Source], targets: Sequence[list[int]], decoding: SearchConfig | None = None
+    ) -> list[Alignment]:
         """The same of ids; in an ensemble, where the first model looks."""
         found: dict[int, Alignment] = {}
-        for rows, memory, target_in in self._forced(self.model, sources, targets):
+        for rows, memory, target_in, first in self._forced(self.model, sources, targets, decoding):
             assert memory.lengths is not None
-            weights = cross_attention(self.model, memory, target_in).cpu()
+            weights = cross_attention(self.model, memory, target_in)[:, :, :, first:].cpu()
             for b, (row, n_places) in enumerate(zip(rows, memory.lengths.tolist(), strict=True)):
                 own, spans = weights[:, b, :, : len(targets[row]), :n_places].clone(), self.source_words(sources[row])
                 words = None if spans is None else word_alignment(own.mean(1), spans, self._target_words(targets[row]))
@@ -187,58 +212,73 @@ class ForcedDecoding(ABC, Generic[InputT]):
             )
 
     @torch.no_grad()
-    def with_token_scores(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
+    def with_token_scores(
+        self, sources: Sequence[Source], outputs: Sequence[list[Output]], decoding: SearchConfig | None = None
+    ) -> list[list[Output]]:
         """The same outputs, n of every source, each with how likely its tokens are, and with the confidence of words."""
-        scores = iter(self._token_scores(*self._given(sources, outputs)))
+        scores = iter(self._token_scores(*self._given(sources, outputs), decoding))
         return [[scored(self.tokenizer, each, next(scores)) for each in some] for some in outputs]
 
     @torch.no_grad()
-    def with_alignments(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
+    def with_alignments(
+        self, sources: Sequence[Source], outputs: Sequence[list[Output]], decoding: SearchConfig | None = None
+    ) -> list[list[Output]]:
         """The same outputs, n of every source, each with the source words that its words were written from.
 
         In an ensemble, they are those that its first model looks at.
         """
-        found = iter(self._align(*self._given(sources, outputs)))
+        found = iter(self._align(*self._given(sources, outputs), decoding))
         return [[replace(each, alignment=next(found).words) for each in some] for some in outputs]
 
     def _given(
         self, sources: Sequence[Source], outputs: Sequence[list[Output]]
     ) -> tuple[list[Source], list[list[int]]]:
         """A source and the tokens for every output, with the end if it was reached."""
-        (eos,) = self.tokenizer.required("eos_id")
         pairs = [(source, each) for source, some in zip(sources, outputs, strict=True) for each in some]
-        return [source for source, _ in pairs], [[*each.tokens, *[eos] * each.finished] for _, each in pairs]
+        return [source for source, _ in pairs], [self._written(each) for _, each in pairs]
+
+    def _written(self, output: Output) -> list[int]:
+        """The tokens of an output, with the end if it was reached."""
+        (eos,) = self.tokenizer.required("eos_id")
+        return [*output.tokens, *[eos] * output.finished]
 
     def _checked(self, inputs: Sequence[InputT]) -> list[Source]:
         """The sources, none of them longer than learned positions."""
         sources = self.sources(inputs)
         for model in self.models:
             for number, n_places in enumerate(source_lengths(model, sources), start=1):
-                check_positions(f"input {number}", n_places, last_position(model))
+                check_positions(f"input {number}", n_places, last_position(model, source=True))
         return sources
 
-    def _targets(self, inputs: Sequence[InputT], texts: Sequence[str]) -> list[list[int]]:
+    def _targets(self, inputs: Sequence[InputT], texts: Sequence[str | Output]) -> list[list[int]]:
         """Ids of the texts, with their ends."""
         check_list(texts, "given outputs are a list of texts")
         if len(inputs) != len(texts):
             raise ValueError(
                 f"every input has one given text, but there are {len(inputs)} inputs and {len(texts)} texts"
             )
-        rows = self.tokenizer.with_eos(self.tokenizer.encode(texts))
+        given = self.tokenizer.with_eos(self.tokenizer.encode([text for text in texts if isinstance(text, str)]))
+        ids = iter([row[len(self.tokenizer.opening) :] for row in given])
+        rows = [self._written(text) if isinstance(text, Output) else next(ids) for text in texts]
+        before = len(beginning(self.tokenizer, self.decoding)) - 1
         for number, row in enumerate(rows, start=1):
-            check_positions(f"text {number}", len(row), last_position(*self.models))
+            check_positions(f"text {number}", before + len(row), last_position(*self.models))
         return rows
 
     def _forced(
-        self, model: Transformer, sources: Sequence[Source], targets: Sequence[list[int]]
-    ) -> Iterator[tuple[list[int], Memory, Int[Tensor, "B T"]]]:
-        """Batch by batch: the numbers of the pairs, their memory, and what the decoder reads."""
-        (bos,) = self.tokenizer.required("bos_id")
+        self,
+        model: Transformer,
+        sources: Sequence[Source],
+        targets: Sequence[list[int]],
+        decoding: SearchConfig | None = None,
+    ) -> Iterator[tuple[list[int], Memory, Int[Tensor, "B T"], int]]:
+        """Batch by batch: the numbers of the pairs, their memory, what the decoder reads, and where outputs begin in it."""
+        prompt = beginning(self.tokenizer, decoding or self.decoding)
         lengths = zip(source_lengths(model, sources), map(len, targets), strict=True)
         for rows in _batches(list(lengths), self.decoding.batch_tokens):
             memory = encoded(model, [sources[row] for row in rows])
-            target_in, _ = pad([[bos, *targets[row][:-1]] for row in rows], 0)
-            yield rows, memory, target_in.to(model.device)
+            target_in, _ = pad([[*prompt, *targets[row][:-1]] for row in rows], 0)
+            yield rows, memory, target_in.to(model.device), len(prompt) - 1
 
 
 def scored(tokenizer: Tokenizer, output: Output, scores: TokenScores) -> Output:

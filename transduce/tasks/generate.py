@@ -1,7 +1,7 @@
 """A prompt in, what follows it out: a decoder alone as something one calls."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator as Pieces, Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -93,10 +93,11 @@ class Generator:
 
     def stream(
         self, prompt: str, config: GenerationConfig | None = None, *, prompt_number: int = 0, text_number: int = 0
-    ) -> Iterator[str]:
+    ) -> Pieces[str, None, bool]:
         """One text that follows a prompt, piece by piece as it comes; together they are what `generate` gives.
 
-        Bytes that are no character yet are held back. Whoever stops asking stops the search.
+        Bytes that are no character yet are held back. Whoever stops asking stops the search. What the generator returns
+        behind the last piece is whether the text ended by itself.
 
         Args:
             prompt_number: i of (model, prompt, seed, i, k), which the text depends on.
@@ -122,6 +123,7 @@ class Generator:
             if piece := text.add([] if finished else [token], last=not sampler.running):
                 yield piece
         self._warn([[Output("", tokens=[0] * n_tokens, finished=finished)]], config)
+        return finished
 
     @torch.no_grad()
     def score(self, texts: Sequence[str]) -> list[TokenScores]:

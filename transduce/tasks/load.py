@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,11 +14,11 @@ from transduce.data.text.corpus import each_line
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.data.text.tokenizers import same_tokens
 from transduce.decode.joint import combined
-from transduce.decode.ngram import NGrams, NGramScorer
+from transduce.decode.ngram import KenLM, NGrams, NGramScorer, is_binary
 from transduce.model.config import Tokens
 from transduce.model.packed import pack
 from transduce.model.static import make_static
-from transduce.run import CONFIG, Run, load_model, load_run
+from transduce.run import CONFIG, Run, load_model, load_run, on_disk
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
@@ -30,7 +30,7 @@ from transduce.tasks.translate import Translator
 KindT = TypeVar("KindT", Translator, Transcriber, Generator, FillMask)
 
 Directories = Path | str | Sequence[Path | str]
-"""One run, or those of an ensemble."""
+"""One run, or those of an ensemble; hub:USER/NAME[@REVISION] is one that was published (pip install 'transduce[hub]')."""
 
 
 def load(
@@ -46,7 +46,7 @@ def load(
     the log-probabilities that their models give it. They must read and write the same tokens.
 
     A language model may stand beside what translates or transcribes (shallow fusion), where `lm_weight` is not 0: a run
-    with the same target tokenizer, or an ARPA file of n-grams of its tokens.
+    with the same target tokenizer, or n-grams of its tokens, in an ARPA file or a binary of KenLM.
 
     The weights are converted to `dtype`: bfloat16 is faster, and its outputs differ a little; int8, on CPUs, rounds
     large matrices to 8 bits (see transduce/model/packed.py), but those of a language model beside stay float32. They
@@ -77,17 +77,25 @@ def load(
 def load_lm(
     path: Path, run: Path, beside: Translator | Transcriber, device: torch.device | str, dtype: torch.dtype
 ) -> LanguageModel:
-    """The language model of a run directory, or of an ARPA file of n-grams, that stands beside another run.
+    """The language model of a run directory, or of n-grams in an ARPA file or a binary of KenLM, that stands beside another run.
 
     Raises:
         ValueError: it is neither, or it has other tokens.
     """
     tokenizer, target_device = beside.tokenizer, beside.model.device
     bos, eos = tokenizer.required("bos_id", "eos_id")
+    if not path.exists():
+        raise ValueError(
+            f"a language model is a run directory or a file of n-grams, but {path} does not exist; check the path"
+        )
     if path.is_file():
         try:
             tokens = tokenizer.tokens(range(tokenizer.vocab_size))
-            ngrams = NGrams(each_line(path), tokens, bos_id=bos, eos_id=eos, device=target_device)
+            marks: dict[str, Any] = {"bos_id": bos, "eos_id": eos, "device": target_device}
+            binary = is_binary(path)
+            ngrams: NGrams | KenLM = (
+                KenLM(path, tokens, **marks) if binary else NGrams(each_line(path), tokens, **marks)
+            )
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         return LanguageModel(partial(NGramScorer, ngrams))
@@ -102,12 +110,12 @@ def load_lm(
 
 
 def paths(directory: Directories) -> list[Path]:
-    """The runs of an ensemble, or the only one.
+    """The runs of an ensemble, or the only one; what is on the hub is downloaded.
 
     Raises:
         ValueError: there is none.
     """
-    found = [Path(each) for each in ([directory] if isinstance(directory, Path | str) else directory)]
+    found = [on_disk(each) for each in ([directory] if isinstance(directory, Path | str) else directory)]
     if not found:
         raise ValueError("load takes a run directory, or several as an ensemble, but got none")
     return found

@@ -111,6 +111,7 @@ def windows(
     batch_tokens: int = 4096,
 ) -> tuple[list[Windows], Perplexity]:
     """What `measure_perplexity` measures, in batches, and the perplexity without its nats."""
+    config = config.of(config.decoder)
     limit = config.max_positions
     window = window or limit
     stride = stride or max(1, window // 2)

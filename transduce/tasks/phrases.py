@@ -1,11 +1,14 @@
 """Phrases as text to what a search understands: what an output begins with, and what it must not hold."""
 
+import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeVar
 
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.phrases import Forbidden, Prefix, Required, Vocabulary
+
+logger = logging.getLogger("transduce")
 
 TextT = TypeVar("TextT", str, Sequence[str])
 
@@ -72,6 +75,12 @@ def required(tokenizer: Tokenizer, phrases: Sequence[Sequence[str]]) -> Required
     """
     rows = [[normalized(tokenizer, phrase) for phrase in each] for each in phrases]
     return Required(vocabulary(tokenizer), rows) if any(rows) else None
+
+
+def warn_of_lacking(name: str, phrases: Sequence[str], text: str) -> None:
+    """Say which of the phrases that it must hold a text lacks; `name` says what the text is of."""
+    if lacking := [phrase for phrase in phrases if phrase.strip(" ") not in text]:
+        logger.warning("%s has no room for, or must not hold, what it requires: %s", name, lacking)
 
 
 def per_line(texts: Sequence[TextT] | None, n: int, name: str, empty: TextT) -> Sequence[TextT]:

@@ -1,8 +1,10 @@
 """How to search, and the search itself: from what flows into a model to the token ids that come out."""
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +17,7 @@ from transduce.data.batch import bucket
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.beam import beam_search
 from transduce.decode.config import RulesConfig
-from transduce.decode.constraints import Constraints, length_bounds
+from transduce.decode.constraints import LEAST, Constraints, length_bounds
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.joint import combined
@@ -23,6 +25,7 @@ from transduce.decode.phrases import Prefix, Required
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.decode.shortlist import Shortlist, ShortlistScorer
+from transduce.decode.timestamps import Timestamps
 from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.coverage import CoverageScorer
@@ -66,17 +69,27 @@ class LanguageModel:
 
 
 def model_scorers(
-    model: Transformer, memory: Memory, tokenizer: Tokenizer, ctc_weight: float = 0.0
+    model: Transformer,
+    memory: Memory,
+    tokenizer: Tokenizer,
+    ctc_weight: float = 0.0,
+    prompts: Int[Tensor, "B P"] | None = None,
+    *,
+    least: float = -math.inf,
 ) -> list[tuple[float, Scorer]]:
     """What judges the outputs of one encoder-decoder model, with weights that sum to 1: attention, and CTC beside it.
+
+    Args:
+        prompts: what attention has before every output, where that is more than BOS; CTC knows nothing of it.
+        least: the least log-probability that CTC gives a token.
 
     Raises:
         ValueError: ctc_weight is not 0, but the model has no CTC head, or the tokenizer no padding to be its blank.
     """
-    found: list[tuple[float, Scorer]] = [(1 - ctc_weight, ModelScorer(model, memory))]
+    found: list[tuple[float, Scorer]] = [(1 - ctc_weight, ModelScorer(model, memory, prompts=prompts))]
     if ctc_weight:
         eos, blank = tokenizer.required("eos_id", "pad_id")
-        ctc = CTCPrefixScorer(model.ctc_logits(memory.states), memory.lengths, eos_id=eos, blank_id=blank)
+        ctc = CTCPrefixScorer(model.ctc_logits(memory.states), memory.lengths, eos_id=eos, blank_id=blank, least=least)
         found.append((ctc_weight, ctc))
     return found
 
@@ -107,6 +120,7 @@ def search(
     if not config.sample and (config.beam_size > 1 or constraints.required):
         how: dict[str, Any] = {"beam_size": config.beam_size, "alpha": config.alpha, "n_best": config.n_candidates}
         how |= {"groups": config.beam_groups, "diversity": config.diversity}
+        how |= {"length_offset": config.length_offset, "early_stopping": config.early_stopping}
         how["finished_first"] = config.at_max_length == "finished_first"
         if coverage:
             how["coverage"] = lambda: (
@@ -115,7 +129,9 @@ def search(
         return beam_search(scorer, prompts, constraints, **how)
     alpha = config.alpha if sampling is None or config.sample else None
     sampling = sampling or Sampling(temperature=0.0)
-    found = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs, alpha=alpha).run()
+    found = Sampler(
+        scorer, prompts, constraints, sampling=sampling, rngs=rngs, alpha=alpha, offset=config.length_offset
+    ).run()
     n = max(1, len(found) // max(1, len(prompts)))
     return [found[start : start + n] for start in range(0, len(found), n)]
 
@@ -159,11 +175,14 @@ def search_sources(
             f"lm_weight needs a language model, but lm_weight={config.lm_weight} and none is loaded; name one with --lm, or "
             "td.load(RUN, lm=...)"
         )
-    bos, eos = tokenizer.required("bos_id", "eos_id")
+    (eos,) = tokenizer.required("eos_id")
+    prompt = beginning(tokenizer, config)
     memories = [model.encode(source.to(model.device), lengths.to(model.device)) for model in models]
     source_lengths = memories[0].lengths
     assert source_lengths is not None
-    limit = min(last_position(*models), config.max_length or sys.maxsize)
+    limit = min(last_position(*models) - len(prompt) + 1, config.max_length or sys.maxsize)
+    if limit < 1:
+        raise ValueError(f"begin_with must leave room for an output, but it has {len(prompt)} tokens; take fewer")
     if lm is not None and config.lm_weight:
         limit = min(limit, lm.max_length)
     bounds = length_bounds(source_lengths, config.length_ratio, config.length_extra, limit=limit)
@@ -178,16 +197,17 @@ def search_sources(
     if shortlist is not None:
         source = source.to(models[0].device)
         return _search_shortlist(models[0], memories[0], source, bounds, config, tokenizer, shortlist)
-    starts = bounds.new_full((len(bounds), 1), bos)
+    starts = bounds.new_tensor(prompt).expand(len(bounds), -1)
     check_suppressed(config, tokenizer)
     told: dict[str, Any] = {"rules": config, "prompts": starts, "forbidden": forbidden(tokenizer, config.forbid)}
-    told |= {"prefixes": prefixes, "required": required}
+    told |= {"prefixes": prefixes, "required": required, "timestamps": timestamps(tokenizer, config)}
     constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, **told)
+    least = LEAST if any(prefixes) or required else -math.inf  # CTC finds impossible what is too long for a sound
     scorers, coverage = list[tuple[float, Scorer]](), list[CoverageScorer]()
     for model, memory in zip(models, memories, strict=True):
-        own = model_scorers(model, memory, tokenizer, config.ctc_weight)
+        own = model_scorers(model, memory, tokenizer, config.ctc_weight, starts, least=least)
         if config.coverage_penalty and config.beam_size > 1 and not config.sample and own[0][0]:
-            coverage.append(CoverageScorer(model, memory))
+            coverage.append(CoverageScorer(model, memory, starts))
             own[0] = own[0][0], coverage[-1]
         scorers += shared(len(models), own)
     if lm is not None and config.lm_weight:
@@ -221,9 +241,52 @@ def _search_shortlist(
     return [[replace(h, tokens=[names[token] for token in h.tokens]) for h in each] for each in found]
 
 
+def timestamps(tokenizer: Tokenizer, config: SearchConfig) -> Timestamps | None:
+    """The rules of times, if they are to come out.
+
+    Raises:
+        ValueError: the model knows none.
+    """
+    if not config.timestamps:
+        return None
+    if tokenizer.timestamp_begin_id is None:
+        raise ValueError(
+            "timestamps come from tokens of time, as an imported Whisper has them, but this model has none; leave them out, "
+            "or ask for the times of words (--word-times) where the run has a CTC head"
+        )
+    (eos,) = tokenizer.required("eos_id")
+    return Timestamps(tokenizer.timestamp_begin_id, eos)
+
+
+def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
+    """What stands before every output: the tokens that `config.begin_with` names, or BOS and what opens every text.
+
+    Raises:
+        ValueError: one of them is no token of this vocabulary.
+    """
+    names = config.begin_with.split()
+    if not names:
+        times = timestamps(tokenizer, config)
+        return [
+            i
+            for i in (*tokenizer.required("bos_id"), *tokenizer.opening)
+            if not times or i != times.timestamp_begin_id - 1
+        ]
+    known = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            raise ValueError(
+                f"begin_with takes tokens of the vocabulary, but {name!r} is none; "
+                + (f"did you mean {near[0]!r}?" if near else "leave it out")
+            )
+    return [known[name] for name in names]
+
+
 def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
-    """Raise ValueError if an id to suppress is none of this vocabulary, or marks the end."""
+    """Raise ValueError if an id to suppress is none of this vocabulary, or marks the end of more than a beginning."""
     wrong = [i for i in rules.suppress if i >= tokenizer.vocab_size or i == tokenizer.eos_id]
+    wrong += [i for i in rules.suppress_first if i >= tokenizer.vocab_size]
     if wrong:
         raise ValueError(
             f"suppress takes ids of 0 to {tokenizer.vocab_size - 1} except that of the end, but it has {wrong[0]}; leave "
@@ -231,9 +294,14 @@ def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
         )
 
 
-def last_position(*models: Transformer) -> int:
-    """How many positions a sequence may have in all of these models: learned ones end, others do not."""
-    configs = [model.config for model in models]
+def last_position(*models: Transformer, source: bool = False) -> int:
+    """How many positions a sequence may have in all of these models: learned ones end, others do not.
+
+    Args:
+        source: of the encoder, not of the decoder.
+    """
+    wholes = [model.config for model in models]
+    configs = [each.of(each.encoder if source or each.decoder is None else each.decoder) for each in wholes]
     return min([config.max_positions for config in configs if config.positions == "learned"], default=sys.maxsize)
 
 

@@ -12,9 +12,7 @@ from transduce.data.text.lexicon import likeliest_translations
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.decode.shortlist import Shortlist
 from transduce.files import read_weights, write_file
-from transduce.run import Run
-
-FILE = "shortlist.safetensors"
+from transduce.run import SHORTLIST as FILE, Run
 
 
 def learn_shortlist(

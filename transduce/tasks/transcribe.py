@@ -16,21 +16,15 @@ from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.decode.hypothesis import Hypothesis, loops
+from transduce.decode.phrases import Prefix
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
+from transduce.tasks.phrases import per_line, prefix as begin, required, warn_of_lacking
 from transduce.tasks.risk import chosen
-from transduce.tasks.search import (
-    LanguageModel,
-    Output,
-    check_list,
-    in_batches,
-    last_position,
-    outputs_of,
-    search_sources,
-)
+from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources, timestamps
 from transduce.tasks.stretches import Cut, cut_sound, groups
-from transduce.tasks.transcript import Audio, Details, Segment, Sound, Transcript
+from transduce.tasks.transcript import Audio, Details, Segment, Sound, Transcript, cut
 from transduce.tasks.word_times import WordTimes
 from transduce.tasks.words import Word
 
@@ -60,12 +54,8 @@ class Transcriber(ForcedDecoding[Audio]):
         feature_extractor: FeatureExtractor | VectorReader,
         decoding: SearchConfig | None = None,
     ) -> None:
-        self.model, self.tokenizer, self.feature_extractor = model, tokenizer, feature_extractor
-        self.models = (model,)
-        self.lm: LanguageModel | None = None
-        """What judges the texts beside the models, where `lm_weight` is not 0."""
-        self.decoding = decoding or SearchConfig()
-        """How to search where nothing else is said."""
+        super().__init__(model, tokenizer, decoding)
+        self.feature_extractor = feature_extractor
 
     def __call__(self, sounds: Sequence[Audio], decoding: SearchConfig | None = None, **settings: Any) -> list[str]:
         """What is said in every sound; see `transcribe`.
@@ -84,6 +74,8 @@ class Transcriber(ForcedDecoding[Audio]):
         sounds: Sequence[Audio],
         decoding: SearchConfig | None = None,
         *,
+        prefix: Sequence[str] | None = None,
+        require: Sequence[Sequence[str]] | None = None,
         progress: Callable[[int, int], object] | None = None,
         token_scores: bool = False,
         word_times: bool = False,
@@ -94,6 +86,7 @@ class Transcriber(ForcedDecoding[Audio]):
         Args:
             decoding: how to search; the run's own way if not given.
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
+            prefix, require: see `read`.
             progress: called with 1 for every segment that is done, and the number of all segments of the sounds that were
                 read so far.
             token_scores: give every output the log-probabilities of its tokens.
@@ -104,9 +97,18 @@ class Transcriber(ForcedDecoding[Audio]):
         """
         check_list(sounds, "transcribe takes a list of files")
         config, details = (decoding or self.decoding).changed(**settings), Details(token_scores, word_times)
-        return self.transcripts(self.read(sounds, config), config, progress=progress, details=details)
+        found = self.read(sounds, config, prefix=prefix, require=require)
+        return self.transcripts(found, config, progress=progress, details=details)
 
-    def read(self, sounds: Sequence[Audio], decoding: SearchConfig, *, first_sound: int = 0) -> Iterator[Sound]:
+    def read(
+        self,
+        sounds: Sequence[Audio],
+        decoding: SearchConfig,
+        *,
+        prefix: Sequence[str] | None = None,
+        require: Sequence[Sequence[str]] | None = None,
+        first_sound: int = 0,
+    ) -> Iterator[Sound]:
         """One sound after the other, each when it is asked for, cut into segments of at most `decoding.max_seconds`.
 
         A long sound comes in several stretches of about STRETCH seconds, so that memory does not grow with its length.
@@ -117,8 +119,13 @@ class Transcriber(ForcedDecoding[Audio]):
         `min_seconds`. If max_seconds is above the run's own, a warning says that the run knows no such segments.
 
         Args:
+            prefix: what each text begins with, "" for nothing; its last word may go on, unless a space ends it.
+            require: the phrases that each text must hold, [] for none: of sound in one segment, as nobody knows in which
+                of several they are said. A wider beam finds better places for them.
             first_sound: the number of sounds[0], where these are a part of all sounds.
         """
+        begins = per_line(prefix, len(sounds), "prefix", "")
+        holds = per_line(require, len(sounds), "require", [])
         if self.decoding.max_seconds < decoding.max_seconds < WHOLE:
             logger.warning(
                 "segments of up to %g s are longer than what the run was trained on, %g s with some reserve; expect "
@@ -131,11 +138,13 @@ class Transcriber(ForcedDecoding[Audio]):
             try:
                 found = cut_sound(audio, path, self.feature_extractor, decoding)
                 self._check_positions(path, max(found.n_frames))
+                told = self._prefix(path, begins[i], holds[i], len(found.n_frames))
                 for stretch in groups(found.segments, STRETCH, lambda segment: segment[1] - segment[0]):
                     if not done:
                         _warn(path, found, decoding)
-                    yield Sound(path, stretch, "", first_sound + i, done, len(found.n_frames))
-                    done += len(stretch)
+                    sound = Sound(path, stretch, "", first_sound + i, done, len(found.n_frames), told, holds[i])
+                    yield sound
+                    told, done = sound.from_segment(len(stretch), 0).prefix, done + len(stretch)
             except ValueError as error:
                 yield Sound(path, [], str(error), first_sound + i, done)
 
@@ -176,22 +185,29 @@ class Transcriber(ForcedDecoding[Audio]):
         """The index of a stretch of sound that was read and a segment of it, as batches finish.
 
         Silent segments, whose text is blank, come first, then long ones. A sound with an error has no segment.
+
+        Raises:
+            ValueError: with timestamps, more is asked for than one text for each of them.
         """
         config = (decoding or self.decoding).changed(**settings)
-        heard: list[tuple[int, float, float, Tensor]] = []
-        parts: list[tuple[int, int]] = []
+        times = timestamps(self.tokenizer, config)
+        if times and (config.n_best > 1 or (details and (details.token_scores or details.word_times))):
+            raise ValueError("timestamps cut an output into segments; leave out n_best, token_scores and word_times")
+        heard: list[tuple[int, Sound]] = []
         for i, sound in enumerate(sounds):
             for part, (start, stop, frames) in enumerate(sound.segments):
                 if len(frames):
-                    heard.append((i, start, stop, frames))
-                    parts.append((sound.number, sound.first_segment + part))
+                    heard.append((i, sound.from_segment(part, 1)))
                 else:
                     yield i, Segment(start, stop, [Output("")] * config.n_best)
-        names = [f"{sounds[i].path} from {start:.1f} s" for i, start, _, _ in heard]
-        for row, outputs in self._decode([frames for *_, frames in heard], config, names, parts, details):
-            i, start, stop, _ = heard[row]
+        names = [f"{one.path} from {one.segments[0][0]:.1f} s" for _, one in heard]
+        for row, outputs in self._decode([one for _, one in heard], config, names, details):
+            i, one = heard[row]
+            ((start, stop, _),) = one.segments
+            warn_of_lacking(names[row], one.require, outputs[0].text)
             outputs = [replace(each, words=[word.later(start) for word in each.words]) for each in outputs]
-            yield i, Segment(start, stop, outputs)
+            whole = Segment(start, stop, outputs)
+            yield from ((i, segment) for segment in (cut(whole, times, self.tokenizer) if times else [whole]))
 
     def in_order(
         self, sound: Sound, decoding: SearchConfig | None = None, *, details: Details | None = None, **settings: Any
@@ -201,8 +217,7 @@ class Transcriber(ForcedDecoding[Audio]):
         A few that follow each other are searched together.
         """
         for first in range(0, len(sound.segments), AT_ONCE):
-            segments, number = sound.segments[first : first + AT_ONCE], sound.first_segment + first
-            some = replace(sound, segments=segments, first_segment=number)
+            some = sound.from_segment(first, AT_ONCE)
             found = [segment for _, segment in self.stream([some], decoding, details=details, **settings)]
             yield from sorted(found, key=lambda segment: segment.start)
 
@@ -241,47 +256,39 @@ class Transcriber(ForcedDecoding[Audio]):
     @property
     def position_seconds(self) -> float:
         """The time from one source position to the next."""
-        return self.feature_extractor.config.hop * self.model.config.frames.stack
+        return self.feature_extractor.config.hop * self.model.config.frames.per_position
 
     def decode(self, frames: Sequence[Float[Tensor, "_ F"]], decoding: SearchConfig) -> list[list[Output]]:
         """The n best texts of every utterance, in order; what loops is searched again, as a warning tells."""
-        names, parts = (
-            zip(*((f"utterance {i}", (i, 0)) for i in range(len(frames))), strict=True) if frames else ((), ())
-        )
-        found = dict(self._decode(frames, decoding, names, parts))
+        heard = [Sound(f"utterance {i}", [(0.0, 0.0, each)], number=i) for i, each in enumerate(frames)]
+        found = dict(self._decode(heard, decoding, [str(one.path) for one in heard]))
         return [found[row] for row in range(len(frames))]
 
     def _decode(
-        self,
-        frames: Sequence[Float[Tensor, "_ F"]],
-        config: SearchConfig,
-        names: Sequence[str],
-        parts: Sequence[tuple[int, int]],
-        details: Details | None = None,
+        self, heard: Sequence[Sound], config: SearchConfig, names: Sequence[str], details: Details | None = None
     ) -> Iterator[tuple[int, list[Output]]]:
-        """The number of an utterance and its n best texts, as batches finish.
+        """The number of a sound of one segment and its n best texts, as batches finish.
 
         What loops, or does not end before the length bound, is searched once more with repetition blocked; a warning
         tells how many, and names some.
         """
-        looped: list[int] = []
+        looped, frames = list[int](), [each for one in heard for *_, each in one.segments]
         words = self._words() if details and details.word_times else None
 
         def search(rows: list[int]) -> list[list[Output]]:
-            found = self._search([frames[row] for row in rows], config, [parts[row] for row in rows])
+            found = self._search([heard[row] for row in rows], config)
             again = [i for i, hypotheses in enumerate(found) if not config.no_repeat_ngram and loops(hypotheses[0])]
             if again:
                 looped.extend(rows[i] for i in again)
-                blocking, numbers = replace(config, no_repeat_ngram=BLOCK), [parts[rows[i]] for i in again]
-                blocked = self._search([frames[rows[i]] for i in again], blocking, numbers)
+                blocked = self._search([heard[rows[i]] for i in again], replace(config, no_repeat_ngram=BLOCK))
                 for i, hypotheses in zip(again, blocked, strict=True):
                     found[i] = hypotheses
             candidates = (outputs_of(self.tokenizer, hypotheses, config.n_candidates) for hypotheses in found)
             outputs = [chosen(each, config) for each in candidates]
-            heard = [frames[row] for row in rows]
+            own = [frames[row] for row in rows]
             if details and details.token_scores:
-                outputs = self.with_token_scores(heard, outputs)
-            return [words.added(*pair) for pair in zip(heard, outputs, strict=True)] if words else outputs
+                outputs = self.with_token_scores(own, outputs, config)
+            return [words.added(*pair) for pair in zip(own, outputs, strict=True)] if words else outputs
 
         lengths = [self.model.config.frames.out_lengths(len(each)) for each in frames]
         yield from in_batches(lengths, config.batch_tokens, search)
@@ -290,17 +297,30 @@ class Transcriber(ForcedDecoding[Audio]):
             told = "came out as a loop, or without an end, and were searched again with repetition blocked"
             logger.warning("%d of %d utterances %s: %s", len(looped), len(frames), told, which)
 
-    def _search(
-        self, frames: list[Float[Tensor, "_ F"]], config: SearchConfig, parts: list[tuple[int, int]]
-    ) -> list[list[Hypothesis]]:
-        source, lengths = pad_frames(frames)
+    def _search(self, heard: list[Sound], config: SearchConfig) -> list[list[Hypothesis]]:
+        source, lengths = pad_frames([frames for one in heard for *_, frames in one.segments])
         source = source.to(next(self.model.parameters()).dtype)
-        rngs = [rng for part in parts for rng in config.rngs(*part)]
-        return search_sources(self.models, source, lengths, config, self.tokenizer, lm=self.lm, rngs=rngs)
+        told: dict[str, Any] = {"prefixes": [one.prefix for one in heard], "lm": self.lm}
+        told["required"] = required(self.tokenizer, [one.require for one in heard])
+        told["rngs"] = [rng for one in heard for rng in config.rngs(one.number, one.first_segment)]
+        return search_sources(self.models, source, lengths, config, self.tokenizer, **told)
+
+    def _prefix(self, path: Path | str, prefix: str, phrases: Sequence[str], n_segments: int) -> Prefix | None:
+        """What begins the text of a sound; raise ValueError where that, or what it shall hold, cannot be."""
+        if phrases and n_segments > 1:
+            raise ValueError(
+                f"required phrases are for sound in one segment, but {path} has {n_segments}; cut it where you know what "
+                "is said, or raise max_seconds"
+            )
+        try:
+            required(self.tokenizer, [phrases])
+            return begin(self.tokenizer, prefix)
+        except ValueError as error:
+            raise ValueError(f"{path} cannot be transcribed: {error}") from error
 
     def _check_positions(self, path: Path | str, n_frames: int) -> None:
         n_positions = max(model.config.frames.out_lengths(n_frames) for model in self.models)
-        limit = last_position(*self.models)
+        limit = last_position(*self.models, source=True)
         if n_positions > limit:
             raise ValueError(
                 f"{path} cannot be transcribed: the model's learned positions end at {limit}, but "

@@ -1,6 +1,7 @@
 """Sound as a transcriber takes it, and what it makes of it."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from io import BufferedIOBase
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from transduce.data.text.tokenizer import Tokenizer
+from transduce.decode.phrases import Prefix
+from transduce.decode.timestamps import Timestamps
 from transduce.tasks.search import Output
 
 Audio = Path | str | BufferedIOBase | tuple[np.ndarray | Tensor, int]
@@ -33,6 +37,16 @@ class Sound:
     """Which of the segments of the whole sound segments[0] is; what is drawn depends on it, too."""
     n_segments: int = 0
     """How many segments the whole sound has."""
+    prefix: Prefix | None = None
+    """What the text of its first segment that is no silence begins with."""
+    require: Sequence[str] = ()
+    """The phrases that the text of its only segment holds."""
+
+    def from_segment(self, first: int, n: int) -> "Sound":
+        """n of its segments, from this one on; the prefix is no longer theirs once something was heard before."""
+        begun = any(len(frames) for *_, frames in self.segments[:first])
+        segments, prefix = self.segments[first : first + n], None if begun else self.prefix
+        return replace(self, segments=segments, first_segment=self.first_segment + first, prefix=prefix)
 
     @property
     def seconds(self) -> float:
@@ -47,6 +61,16 @@ class Segment:
     start: float
     stop: float
     outputs: list[Output]
+
+
+def cut(whole: Segment, times: Timestamps, tokenizer: Tokenizer) -> list[Segment]:
+    """A segment for each stretch of text between two times of its output; itself where there is none."""
+    (output,), found = whole.outputs, list[Segment]()
+    for begun, ended, ids in times.stretches(output.tokens):
+        stop = whole.stop if ended is None else min(whole.stop, whole.start + ended)
+        one = replace(output, text=tokenizer.decode([ids])[0].strip(), tokens=ids)
+        found.append(Segment(min(stop, whole.start + begun), stop, [one]))
+    return found or [whole]
 
 
 @dataclass(frozen=True)

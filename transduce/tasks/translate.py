@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
 from functools import reduce
 from itertools import islice
 from typing import Any
@@ -14,17 +15,9 @@ from transduce.decode.shortlist import Shortlist
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding, Source
-from transduce.tasks.phrases import per_line, prefix as begin, required
+from transduce.tasks.phrases import per_line, prefix as begin, required, warn_of_lacking
 from transduce.tasks.risk import chosen
-from transduce.tasks.search import (
-    LanguageModel,
-    Output,
-    check_list,
-    in_batches,
-    last_position,
-    outputs_of,
-    search_sources,
-)
+from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
 from transduce.tasks.words import WordAlignment, joined, word_spans
 
 logger = logging.getLogger("transduce")
@@ -41,12 +34,8 @@ class Translator(ForcedDecoding[str]):
         decoding: SearchConfig | None = None,
         shortlist: Shortlist | None = None,
     ) -> None:
-        self.model, self.source_tokenizer, self.tokenizer = model, source_tokenizer, target_tokenizer
-        self.models = (model,)
-        self.lm: LanguageModel | None = None
-        """What judges the texts beside the models, where `lm_weight` is not 0."""
-        self.decoding = decoding or SearchConfig()
-        """How to search where nothing else is said."""
+        super().__init__(model, target_tokenizer, decoding)
+        self.source_tokenizer = source_tokenizer
         self.shortlist = shortlist
         """What the tokens of a source may become; for decoding with shortlist=True."""
 
@@ -107,6 +96,16 @@ class Translator(ForcedDecoding[str]):
         """
         check_list(lines, "translate takes a list of lines")
         config = (decoding or self.decoding).changed(**settings)
+        if config.source_language or config.target_language:
+            there = copy(self)
+            if config.source_language:
+                there.source_tokenizer = self.source_tokenizer.with_language(config.source_language)
+            if config.target_language:
+                there.tokenizer = self.tokenizer.with_language(config.target_language)
+            asked: dict[str, Any] = {"token_scores": token_scores, "alignments": alignments, "first_line": first_line}
+            asked |= {"prefix": prefix, "require": require, "source_language": "", "target_language": ""}
+            yield from there.stream(lines, config, **asked)
+            return
         begins = [begin(self.tokenizer, text) for text in per_line(prefix, len(lines), "prefix", "")]
         holds = per_line(require, len(lines), "require", [])
         shortlist = self._shortlist(config, any(begins) or any(holds))
@@ -125,21 +124,20 @@ class Translator(ForcedDecoding[str]):
             hypotheses = search_sources(self.models, *pad(ids, 0), config, self.tokenizer, **told)
             outputs = [outputs_of(self.tokenizer, each, config.n_candidates) for each in hypotheses]
             if token_scores:
-                outputs = self.with_token_scores([*ids], outputs)
-            return self.with_alignments([*ids], outputs) if alignments else outputs
+                outputs = self.with_token_scores([*ids], outputs, config)
+            return self.with_alignments([*ids], outputs, config) if alignments else outputs
 
         for row, outputs in in_batches([len(ids) for *_, ids in rows], config.batch_tokens, search):
             i = rows[row][0]
             found[i][row] = outputs
             if len(found[i]) == len(texts[i]):
                 each = iter([found[i][row] for row in sorted(found[i])])
-                best, n_parts = likeliest([list(islice(each, len(way))) for way in ways[i]], config.alpha)
+                best, n_parts = likeliest(
+                    [list(islice(each, len(way))) for way in ways[i]], config.alpha, config.length_offset
+                )
                 parted += [first_line + i] * (n_parts > 1)
                 best = chosen(best, config)
-                if lacking := [phrase for phrase in holds[i] if phrase.strip(" ") not in best[0].text]:
-                    logger.warning(
-                        "line %d has no room for, or must not hold, what it requires: %s", first_line + i, lacking
-                    )
+                warn_of_lacking(f"line {first_line + i}", holds[i], best[0].text)
                 yield i, best
         if any(len(way) > 1 for each in ways.values() for way in each):
             which = ", ".join(map(str, sorted(parted)[:5])) + ", ..." * (len(parted) > 5)
@@ -161,7 +159,9 @@ class Translator(ForcedDecoding[str]):
             )
         others: dict[str, Any] = {"prefix or require": phrases, "coverage_penalty": config.coverage_penalty}
         others |= {"suppress": config.suppress, "forbid": config.forbid, "ctc_weight": config.ctc_weight}
+        others |= {"suppress_first": config.suppress_first, "begin_with": config.begin_with}
         others |= {"lm_weight": config.lm_weight, "sample": config.sample, "an ensemble": len(self.models) > 1}
+        others |= {"a language": self.tokenizer.opening}
         if wrong := [name for name, value in others.items() if value]:
             raise ValueError(f"a shortlist goes with plain search alone, but {wrong[0]} is set; leave one of them out")
         return self.shortlist
@@ -190,7 +190,7 @@ class Translator(ForcedDecoding[str]):
         max_source_length, that is the only one; `whole` are the lines that have none, for what they must hold belongs to
         all of their text. A text that is still too long is cut, with a warning.
         """
-        limit = min(config.max_source_length, last_position(*self.models))
+        limit = min(config.max_source_length, last_position(*self.models, source=True))
         spoken = [i for i, line in enumerate(lines) if line.strip()]
         found = {}
         for i, ids in zip(spoken, self.source_tokenizer.encode([lines[i] for i in spoken]), strict=True):
@@ -205,7 +205,7 @@ class Translator(ForcedDecoding[str]):
         return found
 
 
-def likeliest(ways: list[list[list[Output]]], alpha: float) -> tuple[list[Output], int]:
+def likeliest(ways: list[list[list[Output]]], alpha: float, offset: float = 5.0) -> tuple[list[Output], int]:
     """The n best translations of a line, in the way whose best has the highest mean log-probability of a token.
 
     Args:
@@ -214,18 +214,18 @@ def likeliest(ways: list[list[list[Output]]], alpha: float) -> tuple[list[Output
     Returns:
         The joined outputs of that way, and how many parts it has.
     """
-    each = [(_joined(parts, alpha), len(parts)) for parts in ways]
+    each = [(_joined(parts, alpha, offset), len(parts)) for parts in ways]
     return max(each, key=lambda way: way[0][0].log_prob / (len(way[0][0].tokens) + way[1]))
 
 
-def _joined(parts: list[list[Output]], alpha: float) -> list[Output]:
+def _joined(parts: list[list[Output]], alpha: float, offset: float) -> list[Output]:
     """The best of every part as one output, then the second ones, and so on; EOS counts in every part."""
     if len(parts) == 1:
         return parts[0]
     found = []
     for ranked in zip(*parts, strict=True):
         tokens, log_prob = [token for output in ranked for token in output.tokens], sum(o.log_prob for o in ranked)
-        score = log_prob / length_penalty(len(tokens) + len(ranked), alpha)
+        score = log_prob / length_penalty(len(tokens) + len(ranked), alpha, offset)
         text, finished = " ".join(output.text for output in ranked), all(output.finished for output in ranked)
         scores, words = joined([o.token_scores for o in ranked]), [word for o in ranked for word in o.words]
         aligned = [o.alignment for o in ranked if o.alignment]

@@ -60,7 +60,10 @@ class WordTimes:
         spans, words = ctc_spans(logits, ids, blank_id=self.blank_id), word_spans(self.tokenizer, ids)
         if not spans or not words:
             return [Word(word, 0.0) for word, _, _ in words]
-        shares, stack = ctc_shares(logits, ids, spans, blank_id=self.blank_id).log(), self.model.config.frames.stack
+        shares, stack = (
+            ctc_shares(logits, ids, spans, blank_id=self.blank_id).log(),
+            self.model.config.frames.per_position,
+        )
         spikes = [(spans[a][0] * stack, min(n_frames, spans[b - 1][1] * stack)) for _, a, b in words]
         return [
             Word(word, min(1.0, float(shares[a:b].mean().exp())), *(self._seconds(frame, n_frames) for frame in frames))

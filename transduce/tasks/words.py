@@ -60,6 +60,8 @@ class WordAlignment:
     target: list[str]
     pairs: list[tuple[int, int]]
     """The number of a source word and that of a target word, one pair for every target word, in their order."""
+    layer: int | None = None
+    """The decoder's layer, from 0, whose looks these are; None of a text in parts, which may have several."""
 
     def __str__(self) -> str:
         """As Pharaoh writes it: 0-0 1-2."""
@@ -90,7 +92,7 @@ def word_alignment(
     looks = torch.stack([weights[:, a:b].mean(dim=1) for _, a, b in target], dim=1)
     looks = torch.stack([looks[:, :, a:b].sum(dim=2) for _, a, b in source], dim=2)
     layer = int(looks.amax(dim=2).mean(dim=1).argmax())
-    return WordAlignment(*words, [(place, n) for n, place in enumerate(looks[layer].argmax(dim=1).tolist())])
+    return WordAlignment(*words, [(place, n) for n, place in enumerate(looks[layer].argmax(dim=1).tolist())], layer)
 
 
 def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[str, int, int]]:

@@ -19,6 +19,8 @@ def peak_flops(device: torch.device) -> float | None:
 def flops_per_token(model: Any) -> float:
     """Floating-point operations of training a decoder alone on one token of a full context: 6 N + 12 L d T.
 
+    With linear attention, the width of a head stands for T: each token is added to a state, and reads it.
+
     N counts the parameters that a token is multiplied with: not the tables that are only looked up, nor the experts
     that a token does not visit. T is max_positions.
 
@@ -32,6 +34,7 @@ def flops_per_token(model: Any) -> float:
     config = model.config
     if config.decoder is None or config.encoder is not None:
         raise ValueError(f"flops_per_token() takes a decoder alone, but the model is {config}")
+    config = config.of(config.decoder)
     n = sum(p.numel() for p in model.parameters())
     if config.positions == "learned":
         n -= config.max_positions * config.d_model
@@ -41,4 +44,5 @@ def flops_per_token(model: Any) -> float:
         experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
         n -= experts * (config.n_experts - config.experts_per_token) // config.n_experts
     width = config.n_heads * config.d_head
-    return 6.0 * n + 12.0 * config.decoder.n_layers * width * config.max_positions
+    seen = config.max_positions if config.attention == "softmax" else config.d_head
+    return 6.0 * n + 12.0 * config.decoder.n_layers * width * seen

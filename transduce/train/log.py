@@ -11,7 +11,8 @@ from typing import Any
 from tqdm import tqdm
 
 from transduce.files import read_json_lines, write_file
-from transduce.train.plot import learning_curve, read_picture
+from transduce.plot import learning_curve, read_picture
+from transduce.progress import Bar
 from transduce.train.state import Progress, Validation
 
 EVERY = 50
@@ -45,13 +46,7 @@ class Log:
         if progress.update:
             self.say(f"resuming after update {progress.update}")
         self.board = SummaryWriter(str(self.directory / "tensorboard"), purge_step=progress.update + 1)
-        self.bar = tqdm(
-            total=self.max_updates,
-            initial=progress.update,
-            unit="update",
-            mininterval=0.5 if sys.stderr.isatty() else 30,
-            dynamic_ncols=True,
-        )
+        self.bar = Bar(total=self.max_updates, initial=progress.update, unit="update", mininterval=0.5)
 
     def close(self) -> None:
         """Finish the progress bar and write what is left for TensorBoard."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transduce.config import within
@@ -117,10 +118,14 @@ class CrossEntropy(Objective):
         """Cross-entropy of target_out, where the model projects these states (B, T, D) to its vocabulary."""
         # windows of a text have no padding; if pairs have none it is chance, and compiled code would branch on it
         windows = batch.source is None and batch.n_tokens == batch.target_out.numel()
+        weight, bias = self.model.output, self.model.output_bias
+        if bias is not None:  # [states 1] [weight bias]^T
+            states = F.pad(states, (0, 1), value=1.0)
+            weight = torch.cat((weight, F.pad(bias, (0, len(weight) - len(bias)))[:, None]), dim=1)
         loss = projected_cross_entropy if windows else self.ragged
         return loss(
             states,
-            self.model.output,
+            weight,
             batch.target_out,
             n_classes=self.model.vocab_size,
             label_smoothing=self.label_smoothing,

@@ -31,7 +31,7 @@ def levels(model: nn.Module) -> dict[str, int]:
         first, *rest = name.split(".")
         if layer := LAYER.match(name):
             found[name] = heights[layer[1]] - int(layer[2])
-        elif first in INPUTS or rest[:1] == ["positions"]:
+        elif first in INPUTS or rest[:1] in (["positions"], ["embedding_norm"]):
             found[name] = heights.get(INPUTS.get(first, first), 0) + 1
         else:
             found[name] = 0

@@ -63,6 +63,7 @@ class Trainer:
         flops_per_token: floating-point operations that training on one of n_tokens takes; where they are given
             and the GPU's peak is known, the progress bar shows which share of it is used (MFU).
         pretrained: whether the initial weights are those of another run; they are validated then, and may stay the best.
+        report: called in the first process whenever a validation is logged.
 
     Randomness is a function of (seed, update) and the order of (seed, epoch), so a resumed run needs no generator's
     state and ends, on a CPU, with the same bits.
@@ -78,8 +79,10 @@ class Trainer:
         directory: Path,
         flops_per_token: float | None = None,
         pretrained: bool = False,
+        report: Callable[[], object] = lambda: None,
     ) -> None:
         self.objective, self.data, self.validate, self.config = objective, data, validate, config
+        self.report = report
         self.world = world()
         self.world.check(config)
         self.model: nn.Module = objective.model
@@ -283,6 +286,8 @@ class Trainer:
         self._clock()
         self.progress.validations.append((self.progress.update, validation.score))
         self.log.validation(self.progress, validation)  # before the checkpoint: a resumed run takes it back otherwise
+        if self.world.first:
+            self.report()
         self._save()
         self.validation_seconds = self._clock() - before
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from transduce.config import at_least, check_choices, within
 
+LogMel = Literal["plain", "kaldi", "whisper"]
 Normalize = Literal["utterance", "global", "none"]
 
 SPEEDS = "[0.5, 2]"
@@ -31,13 +32,18 @@ class FeatureConfig:
     n_mels: int = 80
     """Mel bands."""
     n_coefficients: int = 40
-    """How many of the n_mels cosines are kept, from the 0th (loudness) on."""
+    """How many of the n_mels cosines are kept, from the 0th (loudness) on; 0: no cosines, but the log-mels themselves."""
     low: float = 20.0
     """Hz where the lowest mel band begins."""
     high: float | None = None
     """Hz where the highest mel band ends; None is half the sample rate."""
     deltas: Literal[0, 1, 2] = 0
     """1 appends the slopes of the coefficients over five frames, 2 also the slopes of the slopes."""
+    log_mel: LogMel = "plain"
+    """How log-mels are computed (see FeatureExtractor): with nothing around it, as by Kaldi's fbank, which Speech2Text
+    hears, or as Whisper hears them."""
+    pad_to: float = 0.0
+    """Seconds: shorter sound gets so much silence behind it that it lasts as long; 0: none does."""
     normalize: Normalize = "utterance"
     """Each feature gets mean 0 and variance 1 over the utterance, or over the training data (see `statistics`)."""
 
@@ -53,7 +59,8 @@ class FeatureConfig:
                 f"at sample_rate={self.sample_rate} Hz"
             )
         within("[1, 1000]", n_mels=self.n_mels)
-        within(f"[1, {self.n_mels}]", n_coefficients=self.n_coefficients)
+        within(f"[0, {self.n_mels}]", n_coefficients=self.n_coefficients)
+        within("[0, 3600]", pad_to=self.pad_to)
         if not 0 <= self.low < self.highest <= self.sample_rate / 2:
             raise ValueError(
                 f"mel bands must lie in 0 <= low < high <= sample_rate / 2, but low={self.low} Hz, "
@@ -64,7 +71,7 @@ class FeatureConfig:
     @property
     def n_features(self) -> int:
         """Numbers per frame, F."""
-        return self.n_coefficients * (1 + self.deltas)
+        return (self.n_coefficients or self.n_mels) * (1 + self.deltas)
 
     @property
     def frame_samples(self) -> int:
@@ -77,9 +84,15 @@ class FeatureConfig:
         return round(self.hop * self.sample_rate)
 
     @property
+    def pad_samples(self) -> int:
+        """Samples that sound has at least, with the silence behind it."""
+        return round(self.pad_to * self.sample_rate)
+
+    @property
     def n_fft(self) -> int:
-        """Points of the DFT: the first power of two that holds a window, filled up with zeros to its right."""
-        return 2 ** math.ceil(math.log2(self.frame_samples))
+        """Points of the DFT: the first power of two that holds a window, filled up with zeros to its right; Whisper's are
+        those of the window."""
+        return self.frame_samples if self.log_mel == "whisper" else 2 ** math.ceil(math.log2(self.frame_samples))
 
     @property
     def highest(self) -> float:
@@ -89,8 +102,12 @@ class FeatureConfig:
     def n_frames(self, n_samples: int) -> int:
         """S of a waveform: 1 + (n_samples - frame_samples) // hop_samples.
 
-        Windows lie inside the waveform, the first at its first sample; what does not fill a last one is left out.
+        Windows lie inside the waveform, the first at its first sample; what does not fill a last one is left out. Whisper's
+        lie around every hop_samples-th sample, so that there are n_samples // hop_samples.
         """
+        n_samples = max(n_samples, self.pad_samples)
+        if self.log_mel == "whisper":
+            return n_samples // self.hop_samples
         return max(0, 1 + (n_samples - self.frame_samples) // self.hop_samples)
 
     def seconds(self, n_frames: int) -> float:
@@ -157,3 +174,18 @@ class Augmentation:
         if self.lowest_snr is not None:
             within(f"[0, {HIGHEST_SNR:g}]", lowest_snr=self.lowest_snr)
         within("[0, 1]", time_mask_proportion=self.time_mask_proportion)
+
+    def check_features(self, features: FeatureConfig) -> None:
+        """Check that this can be done to these features.
+
+        Raises:
+            ValueError: VTLP, silence or noise would be reckoned with log-mels as they are not.
+        """
+        off = {"vtlp": 0.0, "silence": 0.0, "lowest_snr": None}
+        wrong = {name: getattr(self, name) for name, value in off.items() if getattr(self, name) != value}
+        if wrong and features.log_mel != "plain":
+            found = ", ".join(f"{name}={value}" for name, value in wrong.items())
+            raise ValueError(
+                f"{', '.join(off)} are for natural log-mels, but {found} and log_mel={features.log_mel!r}; set "
+                + ", ".join(f"{name}={off[name]}" for name in wrong)
+            )

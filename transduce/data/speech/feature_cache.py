@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm import tqdm
 
 from transduce.data.speech.audio import read_audio, sound_status
 from transduce.data.speech.augment import change_speed
 from transduce.data.speech.config import FeatureConfig
 from transduce.data.speech.features import FeatureExtractor
 from transduce.files import remove_leftovers, write_file
+from transduce.progress import Bar
 
 FORMULA = 1
 """A part of every key; increase it whenever `log_mel`, `read_audio` or `change_speed` give other numbers."""
@@ -38,7 +38,7 @@ class FeatureCache:
     """
 
     directory: Path
-    _kept: dict[tuple[Path, tuple[int | float, ...], float], Path] = field(
+    _kept: dict[tuple[Path, tuple[int | float | str, ...], float], Path] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     """The files that `fill` has looked up, by sound file, settings and speed."""
@@ -122,7 +122,7 @@ class FeatureCache:
             return path, ""
 
         hidden = not missing
-        with tqdm(total=len(missing), desc="features", unit="file", disable=hidden, dynamic_ncols=True) as bar:
+        with Bar(total=len(missing), desc="features", unit="file", disable=hidden) as bar:
             for path, reason in _each(told, list(missing), workers):
                 bar.update()
                 if reason:
@@ -143,9 +143,11 @@ def _each(work: Callable[[Path], tuple[Path, str]], paths: list[Path], workers: 
             pool.shutdown(cancel_futures=True)
 
 
-def _settings(config: FeatureConfig) -> tuple[int | float, ...]:
-    """The settings that a log-mel depends on."""
-    return (config.sample_rate, config.frame, config.hop, config.n_mels, config.low, config.highest)
+def _settings(config: FeatureConfig) -> tuple[int | float | str, ...]:
+    """The settings that a log-mel depends on; those of another kind than the plain one come behind."""
+    plain = (config.sample_rate, config.frame, config.hop, config.n_mels, config.low, config.highest)
+    other = (config.log_mel, config.pad_to)
+    return plain if other == ("plain", 0.0) else (*plain, *other)
 
 
 def _load(kept: Path, n_mels: int) -> Float[Tensor, "S M"] | None:

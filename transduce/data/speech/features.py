@@ -2,10 +2,13 @@
 
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torchaudio.compliance import kaldi
 from torchaudio.functional import compute_deltas, create_dct, melscale_fbanks
 
 from transduce.data.speech.config import FeatureConfig
@@ -27,6 +30,11 @@ class FeatureExtractor:
     log(x + FLOOR), an orthonormal DCT-II, deltas, and normalization. There is no pre-emphasis, dither or liftering, and
     no padding at the ends.
 
+    The log-mels may be others. Kaldi's fbank scales samples to 16 bits, takes the mean of each window away, has
+    pre-emphasis, and a power of a Hann window (Povey's). Whisper's triangles are of the same area and wide in Slaney's
+    mels, on windows that reach over the ends, where sound is mirrored; of the decimal logarithm, what lies 8 below the
+    loudest or lower is set to that, and the result x becomes (x + 4) / 4.
+
     Args:
         mean: mean of every feature; for normalize="global" only.
         std: standard deviation of every feature; for normalize="global" only.
@@ -34,7 +42,8 @@ class FeatureExtractor:
     Raises:
         ValueError: a mel band is narrower than the steps of the DFT; or mean and std are missing, have another shape,
             or are given where they are not used.
-    Source: Davis & Mermelstein (1980), Comparison of parametric representations.
+    Source: Davis & Mermelstein (1980), Comparison of parametric representations; Povey et al. (2011), The Kaldi speech
+    recognition toolkit; Radford et al. (2022), Whisper, section 2.2.
     """
 
     def __init__(
@@ -53,11 +62,13 @@ class FeatureExtractor:
             )
         self.config, self.mean, self.std = config, mean, std
         self._window = torch.hann_window(config.frame_samples)
-        self._cosines = create_dct(config.n_coefficients, config.n_mels, norm="ortho")
+        n = config.n_coefficients
+        self._cosines = create_dct(n, config.n_mels, norm="ortho") if n else torch.eye(config.n_mels)
+        slaney: Any = {"norm": "slaney", "mel_scale": "slaney"} if config.log_mel == "whisper" else {}
         with warnings.catch_warnings():  # torchaudio warns of empty bands, which are refused below
             warnings.simplefilter("ignore")
             self._bands = melscale_fbanks(
-                config.n_fft // 2 + 1, config.low, config.highest, config.n_mels, config.sample_rate
+                config.n_fft // 2 + 1, config.low, config.highest, config.n_mels, config.sample_rate, **slaney
             )
         self.band_widths: Float[Tensor, " M"] = self._bands.sum(dim=0)
         """How many bins of the DFT every band holds, by weight."""
@@ -74,24 +85,46 @@ class FeatureExtractor:
         return self.mfcc(self.log_mel(waveform))
 
     def log_mel(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S M"]:
-        """log(energy + FLOOR) of every mel band, S = n_frames(n).
+        """log(energy + FLOOR) of every mel band, or what else config.log_mel says, S = n_frames(n).
 
         Raises:
             ValueError: the waveform is shorter than one window.
         """
         config = self.config
+        waveform = F.pad(waveform, (0, max(0, config.pad_samples - len(waveform))))
         if len(waveform) < config.frame_samples:
             raise ValueError(
                 f"a waveform must fill one window of {config.frame_samples} samples ({config.frame} s at "
                 f"{config.sample_rate} Hz), but it has {len(waveform)}; leave it out or add silence"
             )
+        if config.log_mel == "kaldi":
+            return self._kaldi(waveform)
+        if config.log_mel == "whisper":
+            half = config.frame_samples // 2
+            waveform = F.pad(waveform[None], (half, half), mode="reflect")[0]
+            n_frames = (len(waveform) - 2 * half) // config.hop_samples
+            windows = waveform.unfold(0, config.frame_samples, config.hop_samples)[:n_frames]
+            energy = torch.cat([self._energy(chunk) for chunk in windows.split(CHUNK)]).clamp_min_(1e-10).log10_()
+            return energy.clamp_min_(energy.max() - 8).add_(4).div_(4)
         windows = waveform.unfold(0, config.frame_samples, config.hop_samples)
-        return torch.cat([self._log_energy(chunk) for chunk in windows.split(CHUNK)])
+        return torch.cat([self._energy(chunk).add_(FLOOR).log_() for chunk in windows.split(CHUNK)])
 
-    def _log_energy(self, windows: Float[Tensor, "S w"]) -> Float[Tensor, "S M"]:
+    def _kaldi(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S M"]:
+        config = self.config
+        return kaldi.fbank(
+            waveform[None] * 2**15,
+            sample_frequency=config.sample_rate,
+            frame_length=1000 * config.frame,
+            frame_shift=1000 * config.hop,
+            num_mel_bins=config.n_mels,
+            low_freq=config.low,
+            high_freq=config.highest,
+        )
+
+    def _energy(self, windows: Float[Tensor, "S w"]) -> Float[Tensor, "S M"]:
         spectrum = torch.fft.rfft(windows * self._window, n=self.config.n_fft)
         power = torch.view_as_real(spectrum).square().sum(dim=-1)
-        return (power @ self._bands).add_(FLOOR).log_()
+        return power @ self._bands
 
     def mfcc(self, log_mel: Float[Tensor, "S M"]) -> Float[Tensor, "S F"]:
         """Coefficients, then their deltas, then the deltas of the deltas; all normalized."""
@@ -103,7 +136,8 @@ class FeatureExtractor:
             return frames
         if self.mean is not None and self.std is not None:
             return normalized(frames, self.mean, self.std.square())
-        return normalized(frames, frames.mean(dim=0), frames.var(dim=0, correction=0))
+        epsilon = 1e-10 if self.config.log_mel == "kaldi" else EPSILON  # as in fairseq
+        return normalized(frames, frames.mean(dim=0), frames.var(dim=0, correction=0), epsilon)
 
 
 def statistics(utterances: Iterable[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
@@ -125,7 +159,10 @@ def statistics(utterances: Iterable[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor
 
 
 def normalized(
-    frames: Float[Tensor, "S F"], mean: Float[Tensor, " F"], variance: Float[Tensor, " F"]
+    frames: Float[Tensor, "S F"],
+    mean: Float[Tensor, " F"],
+    variance: Float[Tensor, " F"],
+    epsilon: float = EPSILON,
 ) -> Float[Tensor, "S F"]:
-    """(frames - mean) / sqrt(variance + EPSILON)."""
-    return (frames - mean) / (variance + EPSILON).sqrt()
+    """(frames - mean) / sqrt(variance + epsilon)."""
+    return (frames - mean) / (variance + epsilon).sqrt()

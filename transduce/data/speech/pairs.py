@@ -138,7 +138,8 @@ class SpeechPairs:
         workers: threads that fill the cache of log-mels; 0: this one.
 
     Raises:
-        ValueError: no recording is left, or the tokenizer has nothing that begins or ends a text.
+        ValueError: no recording is left, or the tokenizer has nothing that begins or ends a text, or the features are not
+            those that the augmentation is for.
     """
 
     def __init__(
@@ -158,6 +159,8 @@ class SpeechPairs:
         (self.bos_id,) = tokenizer.required("bos_id")
         self.hidden_id = self.bos_id if tokenizer.unk_id is None else tokenizer.unk_id
         """What stands for a token that is dropped."""
+        if isinstance(config := reader.feature_extractor.config, FeatureConfig):
+            augmentation.check_features(config)
         speeds = reader.speeds(augmentation)
         usable, n_frames, self.skipped, told = _usable(recordings, reader, speeds, max_seconds, workers)
         target = tokenizer.with_eos(tokenizer.encode([r.text for r in usable]))

@@ -1,14 +1,40 @@
-"""Transcripts as they are written: text, TSV, JSON lines, subtitles."""
+"""How outputs are written: as JSON; transcripts also as text, TSV, JSON lines, subtitles."""
 
 import json
+import math
 from html import escape
 from typing import TYPE_CHECKING
-
-from transduce.cli.common import plain_output
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does without
     from transduce.tasks.search import Output
     from transduce.tasks.transcript import Segment, Transcript
+    from transduce.tasks.words import TokenScores, Word
+
+
+def plain_output(output: "Output") -> dict[str, object]:
+    """An output as JSON has it: what the search did not compute, or nobody asked for, is left out."""
+    found: dict[str, object] = {"text": output.text}
+    if not math.isnan(output.score):
+        found |= {"score": output.score, "log_prob": output.log_prob}
+    if output.token_scores:
+        found["tokens"] = plain_tokens(output.token_scores)
+    if output.words:
+        found["words"] = [_plain_word(word) for word in output.words]
+    if output.alignment:
+        found["alignment"] = [list(pair) for pair in output.alignment.pairs]
+    return found
+
+
+def plain_tokens(scores: "TokenScores") -> list[dict[str, object]]:
+    """Scores of tokens as JSON has them."""
+    pairs = zip(scores.tokens, scores.log_probs.tolist(), strict=True)
+    return [{"token": token, "log_prob": round(log_prob, 4)} for token, log_prob in pairs]
+
+
+def _plain_word(word: "Word") -> dict[str, object]:
+    times = {"start": word.start, "stop": word.stop}
+    rounded = {name: round(seconds, 3) for name, seconds in times.items() if seconds is not None}
+    return {"word": word.text, "confidence": round(word.confidence, 4), **rounded}
 
 
 def _printable(text: object) -> str:

@@ -1,0 +1,136 @@
+"""transduce watch: a browser sees what the run is now and nothing else, and Ctrl-C ends it."""
+
+import _thread
+import json
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+from tests.runs import LITTLE, random_run
+from transduce.cli.main import main
+from transduce.tasks import page as pages
+
+
+@pytest.fixture
+def run(tmp_path):
+    return random_run(tmp_path / "run", model=LITTLE)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+def add(run, update: int, loss: float) -> None:
+    line = {"update": update, "epoch": 0, "kind": "valid", "seconds": 1.0, "loss": loss}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def watched(run, look, capsys) -> tuple[str, object]:
+    """What `look` gives, called with a client and the port while the run is watched; and stderr until Ctrl-C ended it."""
+    port, found = free_port(), []
+
+    def browser() -> None:
+        for _ in range(200):
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()  # who goes at once does no harm
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+        else:
+            return  # the command has ended, and says why
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                found.append(look(client, port))
+        finally:
+            _thread.interrupt_main()
+
+    asking = threading.Thread(target=browser)
+    asking.start()
+    with pytest.raises(SystemExit) as ended:
+        main(["watch", str(run), "--port", str(port)])
+    asking.join()
+    assert ended.value.code == 130 and found
+    said = capsys.readouterr().err
+    assert said == f"transduce: {run} at http://127.0.0.1:{port}; Ctrl-C ends\n"
+    return found[0]
+
+
+def test_the_page_follows_the_run_and_is_made_anew_where_that_has_grown(run, capsys, monkeypatch):
+    made, make = [], pages.page
+    monkeypatch.setattr(pages, "page", lambda run: made.append(1) or make(run))
+
+    def look(client, port):
+        def told() -> list[str]:
+            """Which validations are on the page."""
+            answer = client.get("/?again")
+            assert answer.status_code == 200 and answer.headers["content-type"] == "text/html; charset=utf-8"
+            assert int(answer.headers["refresh"]) > 0 and answer.headers["cache-control"] == "no-store"
+            assert answer.text == make(run)
+            return [update for update in ("100", "200", "300") if f"update {update}: " in answer.text]
+
+        seen = [told()]
+        for update in (100, 200, 300):
+            add(run, update, 1 / update)
+            seen.append(told())
+        n = len(made)
+        told()
+        assert len(made) == n == 4
+        (run / "test.json").write_text('[{"search": "greedy", "score": "BLEU 4.5"}]')
+        assert "BLEU 4.5" in client.get("/").text
+        kept = (run / "config.json").read_text()
+        (run / "config.json").unlink()
+        add(run, 400, 0.1)
+        answer = client.get("/")
+        assert (
+            answer.status_code == 503 and f"but {run} has no config.json" in answer.text and answer.headers["refresh"]
+        )
+        (run / "config.json").write_text(kept)
+        assert "update 400: " in client.get("/").text
+        return seen
+
+    assert watched(run, look, capsys) == [[], ["100"], ["100", "200"], ["100", "200", "300"]]
+
+
+def test_no_request_names_a_file_or_changes_anything(run, capsys):
+    (run / "secret").write_text("the secret")
+
+    def look(client, port):
+        found = [client.post("/").status_code, client.request("DELETE", "/secret").status_code]
+        for path in (
+            "/secret",
+            "/config.json",
+            "/../run/secret",
+            f"//{run}/secret",
+            f"{run}/secret",
+            "/%2e%2e/secret",
+            "/x?/",
+        ):
+            with socket.create_connection(("127.0.0.1", port)) as plain:  # as it stands: httpx would tidy it up
+                plain.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                answer = b"".join(iter(lambda: plain.recv(4096), b""))
+            assert b"the secret" not in answer
+            found.append(int(answer.split()[1]))
+        return found
+
+    assert watched(run, look, capsys) == [501, 501, *[404] * 7]
+
+
+def test_wrong_uses_are_told(run, tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for words, message in [
+            ([tmp_path], f"a run directory holds config.json, but {tmp_path} has no config.json; a recipe makes one (--run "
+             "DIRECTORY)"),
+            ([tmp_path / "no"], f"a run directory holds config.json, but {tmp_path / 'no'} does not exist; a recipe makes one "
+             "(--run DIRECTORY)"),
+            ([run, "--port", port], f"127.0.0.1 and port {port} cannot be listened at (Address already in use); --port 0 "
+             "takes a free port"),
+            ([run, "--port", "70000"], "port must lie in [0, 65535], but port=70000"),
+        ]:  # fmt: skip
+            assert main(["watch", *map(str, words)]) == 2, words
+            assert capsys.readouterr().err == f"transduce: {message}\n"

@@ -1,0 +1,91 @@
+"""Whatever is searched, in whatever way: properties of the outputs of drawn models and settings, not values."""
+
+import math
+
+import pytest
+import torch
+
+from tests.tasks.drawn import Case
+from transduce.model import packed
+from transduce.tasks.search import Output
+
+CLOSE = {"float64": 1e-9, "float32": 1e-4, "int8": 0.3, "bf16": 0.6}
+"""How far the score of an output may be off, in nats: by rounding alone."""
+COVERED = 1e-4
+"""The same of a score with a coverage penalty, which is summed in float32."""
+
+
+@pytest.fixture(autouse=True)
+def small_weights(monkeypatch):
+    """Small matrices are packed, and rounded, as large ones are."""
+    monkeypatch.setattr(packed, "SMALLEST", 1)
+
+
+def same(got: list[list[Output]], want: list[list[Output]], close: float) -> None:
+    for one, other in zip(got, want, strict=True):
+        assert [(o.tokens, o.finished) for o in one] == [(o.tokens, o.finished) for o in other]
+        assert [o.score for o in one] == pytest.approx([o.score for o in other], abs=close, nan_ok=True)
+        assert [o.log_prob for o in one] == pytest.approx([o.log_prob for o in other], abs=close, nan_ok=True)
+
+
+def check(seed: int) -> None:
+    """Batch, order, neighbours, padding, threads and the cache change nothing; n best of n inputs come out, sorted and
+    distinct; and each has the score that whole forward passes give it."""
+    case = Case(seed)
+    way, found = case.way, case.search()
+    covered = getattr(way, "coverage_penalty", 0.0) > 0
+    close = max(CLOSE[case.precision], COVERED * covered)
+    assert len(found) == len(case.inputs)
+    if case.exact:
+        same(case.search(batch=case.rng.randint(1, 20)), found, close)
+        if case.rng.random() < 0.25:
+            n_threads = torch.get_num_threads()
+            torch.set_num_threads(2)
+            same(case.search(), found, close)
+            torch.set_num_threads(n_threads)
+        if not case.drawn:
+            numbers = range(len(found))
+            same(case.search(case.rng.sample(numbers, len(found))), found, close)
+            i = case.rng.choice(numbers)
+            same(case.search([i]), [found[i]], close)
+        if not covered:  # a hook looks at the positions that a cached model computes
+            same(case.search(uncached=True), found, close)
+    for i, outputs in enumerate(found):
+        check_outputs(case, i, outputs, close)
+
+
+def check_outputs(case: Case, i: int, outputs: list[Output], close: float) -> None:
+    """The same of the outputs of input i."""
+    way, mbr = case.way, getattr(case.way, "mbr", "none") != "none"
+    if case.task == "language":
+        assert 1 <= len(outputs) <= way.n
+    else:
+        assert len(outputs) == way.n_best
+    if case.task == "text" and not case.inputs[i].strip():
+        assert [o.text for o in outputs] == [""] * way.n_best
+        return
+    if not case.drawn:
+        while len(outputs) > 1 and outputs[-1] is outputs[-2]:  # no more exist
+            outputs = outputs[:-1]
+        assert len({(*o.tokens, o.finished) for o in outputs}) == len(outputs)
+    if mbr or not case.drawn:
+        assert [o.score for o in outputs] == sorted((o.score for o in outputs), reverse=True)
+    for output in outputs:
+        unknown = case.ctc_weight and (not output.finished or way.repetition_penalty != 1)
+        if unknown or math.isnan(output.log_prob) or output.log_prob < -5000:  # what rules made impossible come
+            continue
+        log_prob, score = case.scores(i, output)
+        assert output.log_prob == pytest.approx(log_prob, abs=close)
+        assert mbr or output.score == pytest.approx(score, abs=close)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_drawn_search_keeps_what_every_search_keeps(seed):
+    check(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seeds", [range(24 + k, 1000, 61) for k in range(61)], ids=str)
+def test_many_drawn_searches_do(seeds):
+    for seed in seeds:
+        check(seed)

@@ -1,0 +1,156 @@
+"""The manual: every tutorial runs, and pages, pictures and links come out as scripts/build_docs.py says."""
+
+import traceback
+from pathlib import Path
+from subprocess import CalledProcessError
+
+import pytest
+
+from scripts.build_docs import TUTORIALS, Cell, command_help, make_site, module_page, read_cells, run, write_pages
+
+DOCS = Path(__file__).parents[1] / "docs"
+QUICK = ("2_",)
+"""Tutorials that take less than two seconds."""
+PAGE = """\
+# %% [markdown]
+# # Squares
+#
+# See [more](../more.md), [notes](../../notes/NOTES.md#part) and [this](1_squares.py).
+
+# %%
+import numpy as np
+from strokes import line
+
+squares = np.arange(4) ** 2
+print(squares.tolist())
+
+# %% tags=["hide-input"]
+line(squares)
+"""
+STROKES = """\
+import matplotlib.pyplot as plt
+
+
+def line(numbers):
+    plt.plot(numbers)
+    plt.title("Squares [of numbers]")
+"""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.name.startswith(QUICK) else pytest.mark.long)
+        for path in sorted(DOCS.glob(TUTORIALS))
+    ],
+)
+def test_every_tutorial_runs_and_what_it_asserts_holds(path, tmp_path):
+    run(path, tmp_path / "page.md")
+    assert (tmp_path / "page.md").read_text().startswith("# ")
+
+
+@pytest.fixture
+def docs(tmp_path):
+    """A repository with a manual of two pages, of which one is a tutorial, and a page elsewhere."""
+    files = {
+        "docs/index.md": "# Home\n\n```{toctree}\n:glob:\n\n*\ntutorials/*\nrepository/**\n```\n",
+        "docs/more.md": "# More\n\nHere is [the home](index.md), and `a[0](index.md)`.\n",
+        "docs/conf.py": (DOCS / "conf.py").read_text(),
+        "docs/tutorials/1_squares.py": PAGE,
+        "docs/tutorials/strokes.py": STROKES,
+        "notes/NOTES.md": "# Notes\n\n## Part\n\nBack to [more](../docs/more.md) and [code](code.py).\n",
+        "notes/code.py": "print(1)\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path / "docs"
+
+
+def test_cells_are_what_the_markers_say():
+    assert read_cells(
+        '# %% [markdown]\n# # Title\n#\n# Text\n\n# %%\na = 1\n\n\n# %% tags=["hide-input"]\nb = "# %%"'
+    ) == [
+        Cell("markdown", "# Title\n\nText", 2),
+        Cell("code", "a = 1", 7),
+        Cell("hidden", 'b = "# %%"', 11),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "import os\n# %%\n",
+            'a tutorial begins with a cell, "# %%" or "# %% [markdown]", but something stands before it',
+        ),
+        ("# %% [markdown]\n# Text\n#text\n", "a line of Markdown begins with \"# \", but line 3 is '#text'"),
+    ],
+)
+def test_a_file_in_another_format_is_refused(text, told):
+    with pytest.raises(ValueError) as error:
+        read_cells(text)
+    assert str(error.value) == told
+
+
+def test_a_page_has_what_the_cells_print_and_draw(docs, tmp_path):
+    here = Path.cwd()
+    run(docs / "tutorials" / "1_squares.py", tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert page.startswith("# Squares\n\nSee [more]")
+    assert "print(squares.tolist())\n```\n\n```text\n[0, 1, 4, 9]\n```\n\n![Squares  of numbers ](page_3_1.png)" in page
+    assert page.index("<details>") < page.index("line(squares)") < page.index("</details>")
+    assert (tmp_path / "page_3_1.png").read_bytes().startswith(b"\x89PNG")
+    assert Path.cwd() == here
+
+
+def test_an_error_in_a_tutorial_names_its_line(docs, tmp_path):
+    path = docs / "tutorials" / "1_squares.py"
+    path.write_text(PAGE.replace("print(squares", "assert not any(squares"))
+    with pytest.raises(AssertionError) as error:
+        run(path, tmp_path / "page.md")
+    last = traceback.extract_tb(error.value.__traceback__)[-1]
+    assert (last.filename, last.lineno) == (str(path), 11)
+
+
+def test_a_site_is_built_without_the_network(docs, tmp_path):
+    pytest.importorskip("furo")
+    source, out = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    write_pages(docs, source)
+    make_site(source, out)
+    page = (out / "tutorials" / "1_squares.html").read_text()
+    for link in ("../more.html", "../repository/notes/NOTES.html#part", "../_images/1_squares_3_1.png"):
+        assert f'"{link}"' in page, link
+    assert (out / "_images" / "1_squares_3_1.png").exists()
+    assert 'href="../../more.html"' in (out / "repository" / "notes" / "NOTES.html").read_text()
+    assert len(list(out.glob("_downloads/*/code.py"))) == 1
+    assert "a[0](index.md)" in (out / "more.html").read_text()
+    assert 'src="http' not in page and '<link href="http' not in page
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("link", ["[gone](gone.md)", "[part](more.md#gone)"])
+def test_a_broken_link_is_an_error(link, docs, tmp_path, capfd):
+    pytest.importorskip("furo")
+    (docs / "broken.md").write_text(f"# Broken\n\n{link}\n")
+    (docs / "tutorials" / "1_squares.py").unlink()
+    source = tmp_path / "source"
+    source.mkdir()
+    write_pages(docs, source)
+    with pytest.raises(CalledProcessError):
+        make_site(source, tmp_path / "site")
+    assert "gone" in capfd.readouterr().err
+
+
+def test_the_reference_has_every_public_name_and_every_flag():
+    page = module_page("transduce", "import transduce as td")
+    assert ".. autofunction:: transduce.load\n" in page
+    assert ".. autoclass:: transduce.Transformer\n   :members:" in page
+    assert "--length-ratio" in command_help("translate")  # --help-all shows it, and --help does not
+
+
+@pytest.mark.long
+def test_the_reference_has_no_path_of_this_machine():
+    told = command_help("train translation")
+    assert "(default: recipes/data/commands)" in told and str(DOCS.parent) not in told

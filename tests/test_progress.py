@@ -1,0 +1,60 @@
+"""A progress bar is one on a terminal, and does not fill a log file."""
+
+import io
+import sys
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+from tqdm import tqdm
+
+from transduce import progress
+from transduce.train.log import Log
+from transduce.train.state import Progress, Validation
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that a test passes."""
+    now = [1000.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_a_training_of_two_minutes_is_five_lines_of_progress_in_a_log_file(tmp_path, monkeypatch, clock):
+    """At most: one in 30 seconds, and one at the end; lines of the training stand alone, and none is overwritten."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    log = Log(tmp_path, 600)
+    monkeypatch.setattr("transduce.train.log.learning_curve", lambda *_: None)
+    log.open(Progress())
+    for update in range(1, 601):
+        clock[0] += 0.2
+        log.update(Progress(update=update), {"loss": 2.0}, norm=1.0, rate=0.1, n_tokens=7)
+        if update % 100 == 0:
+            log.validation(Progress(update=update), Validation({"loss": 2.5}, samples=[("a", "b", "c")] * 3))
+    log.close()
+    said = sys.stderr.getvalue()
+    lines = said.splitlines()
+    bars = [line for line in lines if "update/s" in line]
+    assert "\r" not in said and said.endswith("\n") and "" not in lines
+    *shown, last = [int(line.split("%|")[0]) for line in bars]
+    assert shown and last == 100 and all(b - a >= 25 for a, b in pairwise([0, *shown]))  # 25 % take 30 seconds
+    others = [line for line in lines if line not in bars]
+    assert len(others) == 6 * (1 + 3 * 3) and all(line.startswith(("update ", "  ")) for line in others)
+
+
+def test_on_a_terminal_it_is_tqdms(monkeypatch):
+    found = []
+    for kind in (progress.Bar, tqdm):
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        with kind(total=3, dynamic_ncols=True, bar_format="{n_fmt} of {total_fmt}", mininterval=0) as bar:
+            for _ in range(3):
+                bar.update()
+                kind.write("a line", file=sys.stderr)
+        found.append(sys.stderr.getvalue())
+    assert found[0] == found[1] and found[0].count("\r") > 6
