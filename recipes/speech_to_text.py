@@ -180,11 +180,12 @@ def run(x: Experiment) -> dict[str, float]:
         ex.make_feature_extractor(x.features, recordings, cache, x.workers, max_seconds=x.max_seconds), cache
     )
     config = ex.with_frames(x.model, reader.n_features, tokenizer.vocab_size)
+    _, spoken = ex.in_languages(tokenizer, tokenizer, x.decoding)
     pairs, held_out = (
         ex.SpeechPairs(
             split,
             reader,
-            tokenizer,
+            spoken,
             frames_per_batch=x.frames_per_batch,
             max_seconds=x.max_seconds,
             workers=x.workers,
@@ -214,13 +215,13 @@ def run(x: Experiment) -> dict[str, float]:
     if x.ctc_weight:
         (blank,) = tokenizer.required("pad_id")
         objective = ex.HybridCTC(model, ctc_weight=x.ctc_weight, label_smoothing=smoothing, blank_id=blank)
-    transcriber = td.Transcriber(model, tokenizer, reader.feature_extractor)
+    transcriber = td.Transcriber(model, spoken, reader.feature_extractor)
     ex.train(
         x,
         objective,
         data=pairs,
         validate=ex.speech_validator(transcriber, held_out, by=x.validate_by, search=x.decoding.greedy()),
-        target_tokenizer=tokenizer,
+        target_tokenizer=spoken,
         feature_extractor=reader.feature_extractor,
         fingerprint=ex.recordings_fingerprint(recordings, valid),
     )

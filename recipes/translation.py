@@ -120,11 +120,11 @@ def run(x: Experiment) -> dict[str, float]:
     source, target = ex.saved_tokenizers(
         x.run, x.start_from, x.tokenizer, x.symbols, needs=("bos_id", "eos_id")
     ) or ex.tokenizers(*text.sample(), vocab_size=x.vocab_size, joint=x.joint, symbols=x.symbols.split())
+    spoken = ex.in_languages(source, target, x.decoding)
     pairs, held_out = (
         ex.text_pairs(
             side,
-            source,
-            target,
+            *spoken,
             tokens_per_batch=x.tokens_per_batch,
             max_length=x.max_length,
             bpe_dropout=dropout,
@@ -144,9 +144,7 @@ def run(x: Experiment) -> dict[str, float]:
         x,
         ex.CrossEntropy(model, label_smoothing=x.training.label_smoothing),
         data=pairs,
-        validate=ex.translation_validator(
-            td.Translator(model, source, target), valid, held_out.epoch(0), by=x.validate_by
-        ),
+        validate=ex.translation_validator(td.Translator(model, *spoken), valid, held_out.epoch(0), by=x.validate_by),
         source_tokenizer=source,
         target_tokenizer=target,
         fingerprint=ex.fingerprint(text, valid),

@@ -9,6 +9,7 @@ a GPU replays as CUDA graphs and a CPU computes as they are.
     python scripts/bench_decoding.py --data multi30k_directory
     python scripts/bench_decoding.py --size base --batch-size 1 64 --beam-sizes 5 --only transduce CTranslate2
     python scripts/bench_decoding.py --device cuda --static --batch-size 1 16 64
+    python scripts/bench_decoding.py --profile --only "transduce float32" --batch-size 64 --beam-sizes 5 --threads 1
 """
 
 import argparse
@@ -30,6 +31,7 @@ import torch
 from memory import added_by
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.profiler import ProfilerActivity, profile
 from transformers import MarianConfig, MarianMTModel
 from transformers.utils import logging
 from turns import compare
@@ -99,11 +101,12 @@ def our_search(marian: Marian) -> Search:
     return search
 
 
-def engine_search(model: MarianMTModel, directory: Path, compute_type: str, threads: int) -> Search:
+def engine_search(marian: Marian, directory: Path, compute_type: str, threads: int) -> Search:
     """CTranslate2's translate_batch."""
     from ctranslate2_rival import translator
 
-    engine = translator(model, directory, compute_type, threads)
+    ids = {"bos_id": marian.bos_id, "eos_id": marian.eos_id}
+    engine = translator(marian.model, directory, compute_type, threads, **ids)
 
     def search(batch: Batch, beam_size: int, n_tokens: int) -> list[list[int]]:
         rows = zip(*(each.tolist() for each in batch), strict=True)
@@ -112,7 +115,7 @@ def engine_search(model: MarianMTModel, directory: Path, compute_type: str, thre
             lines, beam_size=beam_size, max_batch_size=0, min_decoding_length=n_tokens, max_decoding_length=n_tokens,
             length_penalty=0, max_input_length=0,
         )  # fmt: skip
-        return [[int(token[1:]) if token[1:].isdigit() else -1 for token in each.hypotheses[0]] for each in found]
+        return [[int(token[1:]) for token in each.hypotheses[0]] for each in found]
 
     return search
 
@@ -167,6 +170,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", default=[""], help="beginnings of the names of what is measured")
     parser.add_argument("--static", action="store_true", help="measure steps of fixed shape, too")
+    parser.add_argument(
+        "--profile", action="store_true", help="print where the CPU's time goes, and measure nothing else"
+    )
     parser.add_argument("--tiny", action="store_true", help="a model of seconds, to try the script")
     parser.add_argument("--peak", nargs=2, metavar=("SYSTEM", "DIRECTORY"), help="only measure memory (used by itself)")
     x = parser.parse_args()
@@ -199,7 +205,7 @@ def systems_of(theirs: MarianMTModel, directory: Path, x: argparse.Namespace) ->
         makers["transduce int8"] = lambda: loaded(torch.float32, int8=True)
     if on_cpu and find_spec("ctranslate2"):
         for kind in ("float32", "int8"):
-            makers[f"CTranslate2 {kind}"] = partial(engine_search, theirs, directory / kind, kind, x.threads)
+            makers[f"CTranslate2 {kind}"] = partial(engine_search, ours, directory / kind, kind, x.threads)
     return {name: make() for name, make in makers.items() if name.startswith(tuple(x.only))}
 
 
@@ -216,6 +222,26 @@ def latencies(search: Search, work: list[Batch], beam_size: int, n_tokens: int) 
         search(batch, beam_size, n_tokens)
         taken.append(1000 * (time.perf_counter() - start))
     return statistics.median(taken), statistics.quantiles(taken, n=20)[-1]
+
+
+KINDS = {
+    "linear maps": "addmm mm linear _linear_pointwise qlinear_pointwise _addmm_activation",
+    "attention": "bmm baddbmm _softmax softmax",
+    "norms": "native_layer_norm layer_norm",
+    "the choice of tokens": "topk sort argsort amax max logsumexp exp_ exp log_ sum gather scatter_ cumsum_ eq where masked_fill",
+    "copies": "copy_ index_select index_copy_ cat index _to_copy",
+}
+"""PyTorch's operators by what a search needs them for."""
+
+
+def shares(search: Search, work: list[Batch], beam_size: int, n_tokens: int) -> dict[str, float]:
+    """Shares of the CPU's time inside operators, by KINDS; the rest is "others"."""
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        answer(search, work, beam_size, n_tokens)
+    times = {event.key.split("::")[-1]: event.self_cpu_time_total for event in found.key_averages()}
+    total = sum(times.values())
+    parts = {kind: sum(times.get(name, 0.0) for name in names.split()) / total for kind, names in KINDS.items()}
+    return parts | {"others": 1 - sum(parts.values())}
 
 
 def main() -> None:
@@ -239,6 +265,11 @@ def main() -> None:
             for search in systems.values():
                 search(work[0], beam_size, x.tokens)  # warm-up
             title = f"beam {beam_size}  batch {len(work[0][0]):3}"
+            if x.profile:
+                for name, search in systems.items():
+                    parts = shares(search, work, beam_size, x.tokens).items()
+                    print(f"{title}  {name}: " + ", ".join(f"{kind} {share:.0%}" for kind, share in parts))
+                continue
             rates = compare(
                 title,
                 {name: partial(answer, search, work, beam_size, x.tokens) for name, search in systems.items()},
@@ -251,6 +282,8 @@ def main() -> None:
                 for name, search in systems.items():
                     median, late = latencies(search, work, beam_size, x.tokens)
                     print(f"{title}  {name:24} {median:9.1f} ms a sentence, 95 % within {late:.1f} ms")
+        if x.profile:
+            return
         print("\n".join(rows))
         for name in ("transformers", "transduce"):
             if not name.startswith(tuple(x.only)):

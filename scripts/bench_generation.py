@@ -69,7 +69,7 @@ def our_generate(model: Transformer) -> Generate:
     return generate
 
 
-def engine_generate(model: GPT2LMHeadModel, directory: Path, compute_type: str, threads: int) -> Generate:
+def engine_generate(model: Transformer, directory: Path, compute_type: str, threads: int) -> Generate:
     """CTranslate2's generate_batch."""
     from ctranslate2_rival import generator
 
@@ -122,7 +122,7 @@ def main() -> None:
             systems["transduce int8"] = our_generate(pack(deepcopy(ours), int8=True))
         if on_cpu and find_spec("ctranslate2"):
             for kind in ("float32", "int8"):
-                systems[f"CTranslate2 {kind}"] = engine_generate(theirs, folder / kind, kind, x.threads)
+                systems[f"CTranslate2 {kind}"] = engine_generate(ours, folder / kind, kind, x.threads)
     if x.static:
         for dtype in (torch.float32, torch.bfloat16):
             static = make_static(deepcopy(ours).to(x.device, dtype))

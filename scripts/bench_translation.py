@@ -1,14 +1,12 @@
 """Speed and BLEU of a trained run beside CTranslate2 with the same weights: real text, from file to file.
 
 Tokenizing counts, and so does everything else but loading. The systems take turns; median and range of `--repeats` rounds.
-A post-norm model with sinusoidal positions and one vocabulary, as `transformer_tiny` and `_base` are.
 
     python scripts/bench_translation.py RUN SOURCE REFERENCE
     python scripts/bench_translation.py RUN SOURCE REFERENCE --beam-size 1 --threads 1
 """
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -17,62 +15,35 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import sacrebleu
 import torch
-from transformers import MarianConfig, MarianMTModel
 
 import transduce as td
 from transduce.data.text.corpus import read_lines
-from transduce.interop.marian import residual_order, their_weights
-from transduce.model.transformer import Transformer
+from transduce.interop.ctranslate2 import export_ctranslate2, vocabulary_of
+from transduce.run import load_run
 
 System = Callable[[list[str]], list[str]]
 
 
-def as_marian(model: Transformer, bos_id: int, eos_id: int) -> MarianMTModel:
-    """The same model as transformers has it; its sentences begin with an embedding of their own, not with zeros."""
-    c, encoder, decoder = model.config, model.config.encoder, model.config.decoder
-    assert encoder and decoder and (c.norm_position, c.positions, c.tie) == ("post", "sinusoidal", "all")
-    config = MarianConfig(
-        vocab_size=model.vocab_size, d_model=c.d_model, encoder_layers=encoder.n_layers, decoder_layers=decoder.n_layers,
-        encoder_ffn_dim=c.d_ff, decoder_ffn_dim=c.d_ff, encoder_attention_heads=c.n_heads, forced_eos_token_id=None,
-        decoder_attention_heads=c.n_heads, activation_function=c.activation, scale_embedding=c.scale_embeddings,
-        max_position_embeddings=c.max_positions, pad_token_id=bos_id, eos_token_id=eos_id, decoder_start_token_id=bos_id,
-    )  # fmt: skip
-    theirs = MarianMTModel(config).eval()
-    own, back = dict(theirs.named_parameters(remove_duplicate=False)), residual_order(c.d_model).argsort()
-    with torch.no_grad():
-        for name, (weight, dimension) in their_weights(model).items():
-            target = own.get(name, own["model.shared.weight"])
-            target.copy_(weight if dimension is None else weight.index_select(dimension, back))
-    return theirs
-
-
-def engine(translator: td.Translator, directory: Path, kind: str, threads: int, beam_size: int, batch: int) -> System:
+def engine(run: Path, directory: Path, kind: str, threads: int, beam_size: int, batch: int) -> System:
     """CTranslate2 with the run's weights, tokenizers and length penalty, as near as it has one."""
     import ctranslate2
-    from ctranslate2_rival import AnyVocabulary, save
 
-    bos, eos = translator.tokenizer.required("bos_id", "eos_id")
-    spec = AnyVocabulary().get_model_spec(as_marian(translator.model, bos, eos))
-    spec.decoder.start_from_zero_embedding = False
-    names = [f"t{i}" for i in range(translator.model.vocab_size)]
-    for register in (spec.register_source_vocabulary, spec.register_target_vocabulary):
-        register(names)
-    spec.config.bos_token = spec.config.decoder_start_token = names[bos]
-    spec.config.eos_token, spec.config.unk_token, spec.config.add_source_eos = names[eos], names[bos], False
-    save(spec, directory)
+    source, tokenizer = (own := load_run(run)).source_tokenizer, own.target_tokenizer
+    assert source and tokenizer
+    export_ctranslate2(td.load_model(run), directory, source=source, target=tokenizer)
     loaded = ctranslate2.Translator(str(directory), compute_type=kind, intra_threads=threads)
-    suppressed = [[names[i]] for i in translator.tokenizer.suppressed if i != bos]
+    ids = {name: i for i, name in enumerate(vocabulary_of(tokenizer, tokenizer.vocab_size))}
+    never = [tokenizer.tokens([i]) for i in tokenizer.suppressed if i != tokenizer.unk_id]
+    settings: dict[str, Any] = {"beam_size": beam_size, "max_batch_size": batch, "max_input_length": 0}
+    settings |= {"suppress_sequences": never, "disable_unk": True, "min_decoding_length": 0}
+    settings["length_penalty"] = 1.0 if beam_size > 1 else 0.0
 
     def translate(lines: list[str]) -> list[str]:
-        rows = [[names[i] for i in ids] for ids in translator.sources(lines)]
-        settings: dict[str, Any] = {"beam_size": beam_size, "max_batch_size": batch, "suppress_sequences": suppressed}
-        settings |= {"length_penalty": 1.0 if beam_size > 1 else 0.0, "max_input_length": 0, "disable_unk": True}
+        rows = [source.tokens(row) for row in source.encode(lines)]
         found = loaded.translate_batch(rows, **settings)
-        return translator.tokenizer.decode([[int(token[1:]) for token in each.hypotheses[0]] for each in found])
+        return tokenizer.decode([[ids[token] for token in each.hypotheses[0]] for each in found])
 
     return translate
 
@@ -103,7 +74,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for kind in ("float32", "int8"):
             folder = Path(directory) / kind
-            systems[f"CTranslate2 {kind}"] = engine(plain, folder, kind, x.threads, x.beam_size, x.batch_size)
+            systems[f"CTranslate2 {kind}"] = engine(x.run, folder, kind, x.threads, x.beam_size, x.batch_size)
         taken: dict[str, list[float]] = {name: [] for name in systems}
         outputs: dict[str, list[str]] = {}
         for system in systems.values():

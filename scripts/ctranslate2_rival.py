@@ -1,53 +1,32 @@
-"""Models of transformers in CTranslate2, the fastest engine for translation and generation on CPUs, for the benchmarks."""
+"""Our models in CTranslate2, the fastest engine for translation and generation on CPUs, for the benchmarks."""
 
 from pathlib import Path
 from typing import Any
 
 import ctranslate2
-from ctranslate2.converters.transformers import GPT2Loader, MarianMTLoader
+
+from transduce.interop.ctranslate2 import write_ctranslate2
+from transduce.model.transformer import Transformer
 
 
-class AnyVocabulary(MarianMTLoader):  # type: ignore[misc]
-    """Marian's loader without its assumption that padding is the last id of the vocabulary."""
-
-    def _remove_pad_weights(self, spec: Any) -> None:
-        pass
-
-
-def names(n: int, **special: int) -> list[str]:
-    """What the ids are called: CTranslate2 takes and gives strings."""
-    found = [f"t{i}" for i in range(n)]
-    for name, i in special.items():
-        found[i] = f"<{name}>"
-    return found
+def translator(
+    model: Transformer, directory: Path, compute_type: str, threads: int, *, bos_id: int, eos_id: int
+) -> ctranslate2.Translator:
+    """A model with both halves and one vocabulary; token i is "ti", and nothing is added to a source."""
+    tokens = _tokens(model, bos_id, eos_id) | {"add_source_eos": False, "decoder_start_token": f"t{bos_id}"}
+    return ctranslate2.Translator(_write(model, directory, tokens), compute_type=compute_type, intra_threads=threads)
 
 
-def translator(model: Any, directory: Path, compute_type: str, threads: int) -> ctranslate2.Translator:
-    """A MarianMTModel; token i is "ti", and the end of a sentence "<eos>"."""
-    spec = AnyVocabulary().get_model_spec(model)
-    tokens = names(model.config.vocab_size, eos=model.config.eos_token_id, unk=model.config.vocab_size - 1)
-    for register in (spec.register_source_vocabulary, spec.register_target_vocabulary):
-        register(tokens)
-    spec.config.bos_token = spec.config.eos_token = spec.config.decoder_start_token = "<eos>"
-    spec.config.unk_token = "<unk>"
-    spec.config.add_source_eos = False
-    save(spec, directory)
-    return ctranslate2.Translator(str(directory), compute_type=compute_type, intra_threads=threads)
+def generator(model: Transformer, directory: Path, compute_type: str, threads: int) -> ctranslate2.Generator:
+    """A decoder alone; token i is "ti"."""
+    path = _write(model, directory, _tokens(model, 0, 0))
+    return ctranslate2.Generator(path, compute_type=compute_type, intra_threads=threads)
 
 
-def generator(model: Any, directory: Path, compute_type: str, threads: int) -> ctranslate2.Generator:
-    """A GPT2LMHeadModel; token i is "ti"."""
-    spec = GPT2Loader().get_model_spec(model)
-    spec.register_vocabulary(names(model.config.vocab_size, eos=0, unk=1))
-    spec.config.bos_token = spec.config.eos_token = "<eos>"
-    spec.config.unk_token = "<unk>"
-    save(spec, directory)
-    return ctranslate2.Generator(str(directory), compute_type=compute_type, intra_threads=threads)
+def _tokens(model: Transformer, bos_id: int, eos_id: int) -> dict[str, Any]:
+    return {"bos_token": f"t{bos_id}", "eos_token": f"t{eos_id}", "unk_token": f"t{model.vocab_size - 1}"}
 
 
-def save(spec: Any, directory: Path) -> None:
-    """Write a model as the converters do."""
-    spec.validate()
-    spec.optimize(quantization="float32")
-    directory.mkdir(parents=True, exist_ok=True)
-    spec.save(str(directory))
+def _write(model: Transformer, directory: Path, settings: dict[str, Any]) -> str:
+    write_ctranslate2(model, directory, [f"t{i}" for i in range(model.vocab_size)], settings=settings)
+    return str(directory)

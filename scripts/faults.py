@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -47,6 +48,7 @@ from transduce.config import to_dict
 from transduce.data.speech.manifest import Recording
 from transduce.exit import exit_code
 from transduce.experiment import run as training, validation
+from transduce.run import MODEL_CARD, REPORT
 from transduce.train import log
 from transduce.train.state import Store
 from transduce.train.trainer import Trainer
@@ -229,6 +231,9 @@ def _contents(run: Path) -> dict[str, object]:
             found[name] = [
                 {k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines
             ]
+        elif path.name in (MODEL_CARD, REPORT):  # the card's last line has a hash of it
+            clock = r"\b(seconds|tokens_per_second) [\w.+-]+|<time>[^<]*|wrote this card \(\w+\)"
+            found[name] = re.sub(clock, "", path.read_text())
         else:
             found[name] = path.read_bytes()
     return found

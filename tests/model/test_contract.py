@@ -40,11 +40,24 @@ VARIANTS = {
     "rms": {"norm": "rms"},
     "gated": {"gated": True, "activation": "silu"},
     "no-bias": {"bias": False},
+    "qkv-bias": {"bias": False, "qkv_bias": True},
+    "rotary-bands": {**ROTARY, "rotary_theta": 50.0, "rotary_factor": 4.0, "rotary_bands": (0.5, 2.0, 9)},
     "window": {"window": 5},
     "grouped-window": {"window": 5, "n_heads": 6, "n_kv_heads": 2, "head_width": 3},
+    "linear": {"attention": "linear"},
     "experts": {"n_experts": 5, "experts_per_token": 2},
+    "bart": {"embedding_norm": True, "output_bias": True},
+    "tensor2tensor": {"sinusoids": "tensor2tensor", "first_position": 2, "max_positions": 7},
+}
+# As Whisper has them, as Speech2Text has them, and more of them than a row of 23 frames has positions for.
+CONVOLUTIONS = {
+    "conv-1-2": {"conv_strides": (1, 2)},
+    "conv-2-2-gated": {"conv_strides": (2, 2), "conv_kernel": 5, "conv_channels": 11, "conv_activation": "glu"},
+    "conv-3-2-2-2": {"conv_strides": (3, 2, 2, 2), "conv_kernel": 7, "conv_activation": "relu"},
 }
 EVERYTHING = {name: value for fields in VARIANTS.values() for name, value in fields.items()} | ROTARY
+EVERYTHING["attention"] = "softmax"  # linear attention does not rotate
+VARIANTS["odd-width"] = {"d_model": 15, "n_heads": 3, "max_positions": 7}
 VARIANTS["everything"] = EVERYTHING | {"norm_position": "pre", "n_heads": 6, "n_kv_heads": 2}
 
 
@@ -64,7 +77,13 @@ def _cases() -> dict[str, TransformerConfig]:
         if shape == "frames-tokens":
             projected = replace(config.encoder, input=replace(config.encoder.input, project=True))
             cases[f"{shape}-projected-ctc"] = replace(config, encoder=projected, ctc=True)
+            for name, conv in CONVOLUTIONS.items():
+                convolved = replace(config.encoder, input=Frames(n_features=5, **conv))
+                cases[f"{shape}-{name}"] = replace(config, encoder=convolved, norm_position="pre")
         if shape == "tokens-tokens":
+            halves = {"encoder": replace(config.encoder, max_positions=5)}  # as in Whisper
+            halves["decoder"] = replace(DECODER, positions="learned", max_positions=31)
+            cases[f"{shape}-halves"] = replace(config, **halves, norm_position="pre")
             cases[f"{shape}-tie-all"] = replace(config, encoder=replace(DECODER, n_layers=2), tie="all")
         elif "frames" not in shape:
             cases[f"{shape}-tie-all"] = replace(config, tie="all")

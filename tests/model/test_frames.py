@@ -10,11 +10,15 @@ from torch import nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from transformers import Speech2TextConfig, Speech2TextForConditionalGeneration
+import torch.nn.functional as F
+from transformers import Speech2TextConfig, Speech2TextForConditionalGeneration, WhisperConfig
+from transformers.models.speech_to_text.modeling_speech_to_text import Conv1dSubsampler
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from transformers.utils import logging
 
 from transduce.experiment.run import with_frames
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.inputs import ConvolvedInput
 from transduce.model.presets import speech_tiny, transformer_tiny
 from transduce.model.transformer import Transformer
 
@@ -118,6 +122,44 @@ def test_a_model_of_text_is_no_model_of_speech():
     assert str(error.value).startswith("speech needs an encoder that takes Frames, but encoder=")
 
 
+@pytest.mark.parametrize("n", [1, 2, 7, 23])
+@pytest.mark.parametrize("kind", ["whisper", "speech2text"])
+def test_convolutions_are_those_of_whisper_and_of_speech2text(rng, kind, n):
+    """And what follows a shorter row, which theirs would hear, changes nothing."""
+    if kind == "whisper":
+        config = WhisperConfig(d_model=12, num_mel_bins=5, encoder_layers=1, encoder_attention_heads=2)
+        encoder = WhisperEncoder(config)
+        own = Frames(n_features=5, conv_strides=(1, 2))
+        theirs = [encoder.conv1, encoder.conv2]
+
+        def rival(x: torch.Tensor) -> torch.Tensor:
+            return F.gelu(encoder.conv2(F.gelu(encoder.conv1(x.mT)))).mT
+
+    else:
+        config = Speech2TextConfig(d_model=12, input_feat_per_channel=5, conv_channels=14, conv_kernel_sizes=(5, 5))
+        rival = Conv1dSubsampler(config)
+        own = Frames(n_features=5, conv_strides=(2, 2), conv_kernel=5, conv_channels=7, conv_activation="glu")
+        theirs = list(rival.conv_layers)
+    ours, frames = ConvolvedInput(own, 12), torch.randn(2, n + 6, 5, generator=rng) * 100
+    for convolution, other in zip(ours.convolutions, theirs, strict=True):
+        convolution.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        got, lengths = ours(frames, torch.tensor([n, n + 6]))
+        for row, length in enumerate((n, n + 6)):
+            want = rival(frames[row : row + 1, :length])[0]
+            assert lengths[row] == len(want) == own.out_lengths(length)
+            torch.testing.assert_close(got[row, : len(want)], want, rtol=1e-5, atol=1e-4)
+
+
+def test_convolutions_begin_as_maps_of_their_size():
+    """Xavier's bounds, sqrt(6 / (what comes in + what goes out)), and no bias; all smaller in GPT-2's way."""
+    for init, bound in (("xavier", (6 / (3 * 4 + 3 * 12)) ** 0.5), ("gpt2", 6 * 0.02)):
+        model = model_of(Frames(n_features=4, conv_strides=(2, 2)), init=init, positions="none")
+        first = model.source_input.convolutions[0]
+        assert bound / 3 < first.weight.abs().max() <= bound and not first.bias.any(), init
+    assert model.config.flow == "4 features, convolutions with strides 2 and 2: a position for 4 frames"
+
+
 def copy_encoder(rival: nn.Module, ours: nn.Module) -> None:
     """The rival's weights into our encoder stack, name by name."""
 
@@ -139,7 +181,7 @@ def copy_encoder(rival: nn.Module, ours: nn.Module) -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_the_encoder_is_that_of_speech2text(batch, rng, activation):
-    """Without its convolutions, which are not ours, and its positions, which are laid out differently."""
+    """Without its convolutions and its positions, which are laid out differently."""
     config = Speech2TextConfig(
         vocab_size=11, d_model=12, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=17, decoder_layers=1,
         decoder_attention_heads=2, decoder_ffn_dim=17, num_conv_layers=0, conv_kernel_sizes=[], input_feat_per_channel=12,

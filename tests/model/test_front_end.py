@@ -96,10 +96,14 @@ def test_what_batch_normalization_counted_is_saved_with_the_weights(trained, rng
         assert torch.equal(other.state_dict()[name], tensor), name
 
 
-@pytest.mark.parametrize("stack", [1, 3, 4])
-def test_frames_say_the_lengths_that_their_input_gives(stack):
+@pytest.mark.parametrize(
+    "frames",
+    [*(Frames(n_features=2, stack=stack) for stack in (1, 3, 4)), Frames(n_features=2, conv_strides=(2, 1, 3))],
+    ids=str,
+)
+def test_frames_say_the_lengths_that_their_input_gives(frames):
     """Of one number, an array and a tensor, as the encoder gets them."""
-    frames = Frames(n_features=2, stack=stack)
+    stack = frames.per_position
     config = TransformerConfig(encoder=StackConfig(input=frames, n_layers=1), d_model=2 * stack * 4, n_heads=1)
     lengths = torch.arange(1, 14)
     states, found = Transformer(config).eval().encode(torch.randn(13, 13, 2), lengths)

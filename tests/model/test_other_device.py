@@ -19,7 +19,7 @@ from transduce.train.loss import projected_cross_entropy
 FAKE = [
     "tokens-tokens-post-sinusoidal", "frames-tokens-pre-learned", "stacked-frames-tokens-post-none", "encoder-tie-all",
     "tokens-tokens-rotary", "tokens-tokens-grouped-window", "decoder-window", "frames-tokens-qk-norm",
-    "frames-tokens-projected-ctc",
+    "frames-tokens-projected-ctc", "decoder-linear",
 ]  # fmt: skip
 GPU = torch.device("cuda:0")
 

@@ -40,6 +40,20 @@ def test_sinusoidal_is_the_formula(start, stop):
     torch.testing.assert_close(sinusoidal(start, stop, 14), table(start, stop, 14), rtol=0, atol=1e-7)
 
 
+def test_sinusoids_of_an_odd_width_end_with_a_sine():
+    torch.testing.assert_close(sinusoidal(3, 9, 7), table(3, 9, 7), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("d_model", [2, 7, 14])
+def test_those_of_tensor2tensor_are_its_formula(d_model):
+    """n = d_model // 2 angles position * exp(-i ln(10000) / (n - 1)); an odd width has a 0 behind them."""
+    n = d_model // 2
+    angles = [[t * math.exp(-i * math.log(10000) / max(1, n - 1)) for i in range(n)] for t in range(5, 9)]
+    rows = [[f(a) for a in row for f in (math.sin, math.cos)] + [0.0] * (d_model % 2) for row in angles]
+    got = sinusoidal(5, 9, d_model, kind="tensor2tensor")
+    torch.testing.assert_close(got, torch.tensor(rows), rtol=0, atol=1e-7)
+
+
 @pytest.mark.parametrize(("start", "steps"), [(0, 5), (0, 7), (3, 4), (3, 5), (6, 1), (7, 1), (5, 13), (101, 2)])
 def test_sinusoidal_has_no_end(start, steps, rng):
     """Inside the table of seven rows, over its end, and beyond it."""

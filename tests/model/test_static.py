@@ -250,7 +250,7 @@ def test_compiled_it_is_compiled_once_for_every_bucket():
 # Where it is used
 
 
-@pytest.mark.parametrize("name", ["tokens-tokens-window", "decoder-experts", "encoder-pre-none"])
+@pytest.mark.parametrize("name", ["tokens-tokens-window", "decoder-experts", "decoder-linear", "encoder-pre-none"])
 def test_what_does_not_fit_is_left_as_it_is(name):
     assert type(make_static(Transformer(CASES[name]))) is Transformer
 

@@ -36,6 +36,7 @@ def test_logits_are_those_of_the_paper_in_loops(config, rng):
     model, example = random_model(config, rng), random_example(config, rng, rows=2)
     with torch.no_grad():
         got = example.logits(model).numpy()
+    conv = isinstance(config.encoder and config.encoder.input, Frames) and config.frames
     reference = Reference(
         n_heads=config.n_heads,
         pre_norm=config.norm_position == "pre",
@@ -46,9 +47,15 @@ def test_logits_are_those_of_the_paper_in_loops(config, rng):
         norm=config.norm,
         n_kv_heads=config.n_kv_heads,
         window=config.window,
+        attention=config.attention,
         rotary_theta=config.rotary_theta,
+        rotary_factor=config.rotary_factor,
+        rotary_bands=config.rotary_bands,
         gated=config.gated,
         experts_per_token=config.experts_per_token,
+        **({"conv_strides": conv.conv_strides, "conv_activation": conv.conv_activation} if conv else {}),
+        sinusoids=config.sinusoids,
+        first_position=config.first_position,
     )
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     for row in range(2):
@@ -283,6 +290,17 @@ TOKENS = StackConfig(input=Tokens(vocab_size=29))
         (lambda: Tokens(vocab_size=5, multiple=0), "multiple must be at least 1, but multiple=0"),
         (lambda: Frames(n_features=0), "n_features must be at least 1, but n_features=0"),
         (lambda: Frames(n_features=13, stack=-1), "stack must be at least 1, but stack=-1"),
+        (lambda: Frames(n_features=13, conv_strides=(2, 0)), "conv_strides must be at least 1, but conv_strides=0"),
+        (lambda: Frames(n_features=13, conv_channels=0), "conv_channels must be at least 1, but conv_channels=0"),
+        (
+            lambda: Frames(n_features=13, conv_kernel=4),
+            "conv_kernel must be odd, with a frame in its middle, but conv_kernel=4",
+        ),
+        (
+            lambda: Frames(n_features=13, conv_strides=(2, 2), stack=4),
+            "convolutions take frames one by one and give d_model numbers, but conv_strides=(2, 2), stack=4 and "
+            "project=False; use stack=1 and project=False",
+        ),
         (
             lambda: StackConfig(input=Tokens(vocab_size=29), n_layers=0),
             "n_layers must lie in [1, 10000], but n_layers=0",
@@ -306,13 +324,13 @@ TOKENS = StackConfig(input=Tokens(vocab_size=29))
             "n_heads must divide d_model, but n_heads=4 and d_model=14",
         ),
         (
-            lambda: TransformerConfig(decoder=TOKENS, d_model=7, n_heads=1),
-            "sinusoidal positions need an even d_model, but d_model=7",
+            lambda: TransformerConfig(decoder=TOKENS, first_position=-1),
+            "first_position must be at least 0, but first_position=-1",
         ),
         (lambda: TransformerConfig(), "a Transformer needs an encoder, a decoder or both, but both are None"),
         (
             lambda: TransformerConfig(decoder=StackConfig(input=Frames(n_features=13, stack=3))),
-            "a decoder takes Tokens, but decoder.input=Frames(n_features=13, stack=3, project=False)",
+            f"a decoder takes Tokens, but decoder.input={Frames(n_features=13, stack=3)}",
         ),
         (
             lambda: replace(TRANSLATION, tie="all"),

@@ -326,7 +326,7 @@ def test_a_configuration_from_before_the_variants_is_the_paper():
     """Files without the new fields load, and mean what they meant."""
     old = to_dict(TRANSLATION)
     new = set(EVERYTHING) - {"positions", "max_positions", "activation", "n_heads"}
-    for name in [*new, "rotary_theta", "balance_weight", "init", "recompute"]:
+    for name in {*new, "balance_weight", "init", "recompute"}:
         del old[name]
     assert from_dict(TransformerConfig, old, "config.json") == TRANSLATION
     everything = CASES["tokens-tokens-everything"]
@@ -345,6 +345,16 @@ def test_a_configuration_from_before_the_variants_is_the_paper():
             "rotary positions need heads of an even width, but theirs is 7; set head_width",
         ),
         ({"rotary_theta": 1.0}, "rotary_theta must lie in (1, inf), but rotary_theta=1.0"),
+        (
+            {"attention": "linear", "window": 5},
+            "linear attention sums over all that it sees, without a window and without rotation, but window=5 and "
+            "positions='sinusoidal'; use window=None and other positions, or attention='softmax'",
+        ),
+        (
+            {"attention": "linear", "head_width": 6, "decoder": replace(TOKENS, positions="rotary")},
+            "linear attention sums over all that it sees, without a window and without rotation, but window=None and "
+            "positions='rotary'; use window=None and other positions, or attention='softmax'",
+        ),
         ({"n_experts": -1}, "n_experts must lie in [0, 10000], but n_experts=-1"),
         ({"experts_per_token": 0}, "experts_per_token must be at least 1, but experts_per_token=0"),
         ({"n_experts": 1}, "experts_per_token must lie in [1, 1], but experts_per_token=2"),

@@ -47,8 +47,8 @@ def test_a_run_directory_is_whole_and_its_parts_agree(tmp_path, data, capsys):
     assert kept == {**scores, "tokens": len(cut) - 1}
     assert f"bigram {scores['bigram.loss']:.4f} nats per token" in out and scores["bigram.loss"] < scores["loss"]
     assert {path.name for path in (tmp_path / "run").glob("[!.]*")} == {
-        "config.json", "characters.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples",
-        "tensorboard", "checkpoints", "validation.json",
+        "MODEL_CARD.md", "config.json", "characters.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples",
+        "tensorboard", "checkpoints", "validation.json", "report.html",
     }  # fmt: skip
     valid = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in valid if line["kind"] == "valid"]
@@ -176,7 +176,7 @@ def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(ValueError) as error:
         load_tokenizer(tmp_path)
     assert str(error.value) == (
-        "a tokenizer is one of characters.json, tokenizer.json, tokenizer.model, or a folder with one, "
+        "a tokenizer is one of characters.json, tokenizer.json, tokenizer.model, tokenizer.imported.json, or a folder with one, "
         f"but {tmp_path} is neither"
     )
 

@@ -57,8 +57,8 @@ def test_a_run_directory_is_whole_and_its_parts_agree(tmp_path, data, capsys):
     out = capsys.readouterr().out
     kept = json.loads((tmp_path / "run" / "validation.json").read_text())
     assert {path.name for path in (tmp_path / "run").glob("[!.]*")} == {
-        "config.json", "characters.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples",
-        "tensorboard", "checkpoints", "validation.json",
+        "MODEL_CARD.md", "config.json", "characters.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples",
+        "tensorboard", "checkpoints", "validation.json", "report.html",
     }  # fmt: skip
     assert (
         f"  neighbours {scores['neighbours.loss']:.4f} nats per token, accuracy " in out

@@ -21,6 +21,7 @@ from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.manifest import Manifests, Recording, read_manifest
 from transduce.data.speech.vectors import VectorConfig
 from transduce.data.text.tokenizers import train_tokenizer
+from transduce.experiment.command import choose
 from transduce.experiment.run import with_frames
 from transduce.train import objectives
 from transduce.train.optim import OptimConfig
@@ -88,8 +89,8 @@ def test_a_run_directory_is_whole(straight, corpus):
     searches = ("greedy", "beam2", "beam2.ctc")
     assert set(scores) == {f"{measure}.{search}" for measure in ("wer", "cer") for search in searches}
     assert {path.name for path in directory.glob("[!.]*")} == {
-        "target.model", "config.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples",
-        "tensorboard", "checkpoints", "test.json", *(f"test.{search}.txt" for search in searches),
+        "MODEL_CARD.md", "target.model", "config.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples",
+        "tensorboard", "checkpoints", "test.json", "test.errors.txt", "report.html", *(f"test.{search}.txt" for search in searches),
     }  # fmt: skip
     assert {path.name for path in (directory / "samples").glob("[!.]*")} == {
         f"{update:08d}.{what}" for update in (6, 12) for what in ("tsv", "attention.png")
@@ -152,6 +153,9 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(straight, corpus, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         run(x)
     assert not (x.run / "model.safetensors").exists()
+    if update == 6:  # has been validated
+        (line,) = metrics(x.run, "valid")
+        assert f"update 6: {line['wer']:.4g}" in (x.run / "report.html").read_text()
     assert run(replace(x, cache=tmp_path / "another cache")) == straight[1]
     assert len(calls) == UPDATES
     for name in ("model.safetensors", "checkpoints/00000012/optimizer.safetensors"):
@@ -329,6 +333,25 @@ def test_vectors_flow_in_where_sound_did(tmp_path):
     )
     assert len(transcriber([tmp_path / "test0.npy", tmp_path / "test1.npy"], x.decoding)) == 2
     assert not x.cache.exists()
+
+
+def test_convolutions_before_the_encoder_are_one_flag(corpus, tmp_path, monkeypatch, capsys):
+    """They train, and the run hears a position for every four frames."""
+    flags = ["--model.encoder.input.stack", "1", "--model.encoder.input.conv-strides", "2", "2"]
+    monkeypatch.setattr("sys.argv", ["speech_to_text.py", "commands", *flags])
+    frames = choose(SETTINGS, default="commands", description=None).model.frames
+    assert frames == replace(SETTINGS["commands"][1].model.frames, stack=1, conv_strides=(2, 2))
+    model = replace(SPEECH, encoder=replace(SPEECH.encoder, input=replace(frames, n_features=10)))
+    x = small(tmp_path / "run", corpus, model=model)
+    brief = replace(x, corpus=replace(x.corpus, test=None), training=replace(x.training, max_updates=2))
+    run(brief)
+    assert "10 features, convolutions with strides 2 and 2: a position for 4 frames" in capsys.readouterr().out
+    transcriber = td.load_transcriber(tmp_path / "run")
+    (sound, *_) = read_manifest(corpus / "valid.tsv")
+    ((states,), seconds) = transcriber.encode([sound.audio]), transcriber.position_seconds
+    assert seconds == 4 * FEATURES.hop and len(states) == -(
+        -int((sound.seconds - FEATURES.frame) / FEATURES.hop + 1) // 4
+    )
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -15,10 +16,14 @@ from torch.nn.functional import cross_entropy
 import transduce as td
 from recipes.translation import COMMANDS, SETTINGS, run
 from tests.runs import library_tokenizer
+from transduce.cli.main import main
+from transduce.config import to_dict
 from transduce.data.text.corpus import Files, Folder
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.experiment.command import choose
 from transduce.experiment.run import with_vocabularies
 from transduce.experiment.start import saved_tokenizers
+from transduce.tasks.shortlist import FILE
 from transduce.train.config import LoRAConfig
 from transduce.train.trainer import Trainer
 
@@ -61,6 +66,18 @@ def copy(finished, tmp_path):
     return shutil.copytree(finished[0], tmp_path / "run")
 
 
+def test_the_card_of_a_run_has_its_scores_and_makes_it_again(finished, monkeypatch):
+    directory, _ = finished
+    card = (directory / "MODEL_CARD.md").read_text()
+    assert all(f": {each['score']}\n" in card for each in json.loads((directory / "test.json").read_text()))
+    (command,) = re.findall(r"^transduce train translation (.*)$", card, flags=re.MULTILINE)
+    monkeypatch.chdir(directory)
+    monkeypatch.setattr(sys, "argv", ["recipe", *command.split()])
+    again = choose(SETTINGS, default="commands", description=None)
+    experiment = json.loads((directory / "config.json").read_text())["experiment"]
+    assert to_dict(replace(again, run=directory)) | {"data": experiment["data"]} == experiment
+
+
 @pytest.mark.parametrize("joint", [True, False], ids=["joint", "one per side"])
 def test_a_run_directory_is_whole(tmp_path, corpus, joint, capsys):
     scores = run(small(tmp_path / "run", corpus, joint=joint))
@@ -69,7 +86,7 @@ def test_a_run_directory_is_whole(tmp_path, corpus, joint, capsys):
     tokenizers = {"tokenizer.model"} if joint else {"source.model", "target.model"}
     assert names == tokenizers | {
         "config.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples", "tensorboard",
-        "checkpoints", "test.greedy.txt", "test.beam5.txt", "test.json",
+        "MODEL_CARD.md", "checkpoints", "test.greedy.txt", "test.beam5.txt", "test.json", "test.errors.txt", "report.html",
     }  # fmt: skip
     assert all("|version:" in each["score"] for each in json.loads((tmp_path / "run" / "test.json").read_text()))
     valid = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -248,6 +265,26 @@ def test_json_of_the_library_tokenizers_in_place_of_sentencepiece(
         wanted = torch.tensor([*(target.encode(got.text).ids if target else before.encode([got.text])[0]), eos])
         logits = model(source=source, target_in=torch.tensor([[bos, *wanted[:-1]]]))[0]
         torch.testing.assert_close(score.log_probs, -cross_entropy(logits, wanted, reduction="none"))
+
+
+def test_the_recipe_learns_a_shortlist_of_what_it_trained_on(finished, copy, tmp_path, corpus, monkeypatch):
+    """The same table as the command makes of the same text, in the run directory, with which the run translates."""
+    monkeypatch.setattr("transduce.train.log.learning_curve", lambda metrics, path: None)  # pictures take time
+    monkeypatch.setattr("transduce.experiment.validation._aligned", lambda *_: {})
+    x = small(tmp_path / "with", corpus, shortlist=True, start_from=finished[0])
+    sides = [corpus / f"{split}.{language}" for split in ("valid", "test") for language in ("en", "de")]  # few lines
+    names = ("train_source", "train_target", "valid_source", "valid_target")
+    x = replace(x, corpus=Files(**dict(zip(names, sides, strict=True))))
+    training = replace(x.training, max_updates=1, validate_every=1, precision="fp32", keep_last=1)
+    assert run(replace(x, training=training)) == {}
+    assert main(["shortlist", str(copy), *map(str, sides[:2])]) == 0
+    got, want = (load_file(folder / FILE) for folder in (tmp_path / "with", copy))
+    assert got.keys() == want.keys() and all((got[name] == want[name]).all() for name in want)
+    assert not (finished[0] / FILE).exists()
+    translator, line = td.load(tmp_path / "with"), ["Open the letter."]
+    (source,) = translator.sources(line)
+    ((output,),) = translator.translate(line, shortlist=True, length_ratio=0.0, length_extra=9)
+    assert set(output.tokens) <= {*got["always"].tolist(), *got["table"][source].flatten().tolist()}
 
 
 def test_another_measure_decides(tmp_path, corpus):

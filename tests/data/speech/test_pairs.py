@@ -107,6 +107,23 @@ def test_silence_is_drawn_for_either_side_and_counts_in_the_budget(recordings, r
     assert min(added) <= 3 and max(added) >= 45 and max(added) <= 50  # twice 0 ... 25 frames
 
 
+@pytest.mark.parametrize("kind", ["kaldi", "whisper"])
+def test_what_is_reckoned_with_natural_log_mels_is_refused_for_others(recordings, reader, tokenizer, kind):
+    other = replace(reader, feature_extractor=FeatureExtractor(replace(FEATURES, log_mel=kind)))
+    for fields, told in (
+        ({"vtlp": 0.1}, f"vtlp=0.1 and log_mel='{kind}'; set vtlp=0.0"),
+        (
+            {"silence": 0.2, "lowest_snr": 9.0},
+            f"silence=0.2, lowest_snr=9.0 and log_mel='{kind}'; set silence=0.0, lowest_snr=None",
+        ),
+    ):
+        with pytest.raises(ValueError) as error:
+            SpeechPairs(recordings, other, tokenizer, frames_per_batch=200, augmentation=replace(PLAIN, **fields))
+        assert str(error.value) == f"vtlp, silence, lowest_snr are for natural log-mels, but {told}"
+    usual = replace(Augmentation(), vtlp=0.0)
+    assert SpeechPairs(recordings, other, tokenizer, frames_per_batch=200, augmentation=usual).recordings
+
+
 def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader, tokenizer):
     pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
     made = {s: {len(reader(r.audio, speed=s)): i for i, r in enumerate(recordings)} for s in (0.9, 1.1)}
