@@ -3,7 +3,8 @@
     python scripts/load_serve.py RUN lines.en --requests 2000
 
 The run translates the lines by itself, before and after, which is its capacity; in between it is served, and requests come
-at four times that rate, whether answers do or not. Prints statuses, wrong and lost answers, times, memory and throughput.
+at four times that rate, whether answers do or not. The run alone, and then the server, have one core, and the requests
+come from the others. Prints statuses, wrong and lost answers, times, memory and throughput.
 """
 
 import argparse
@@ -84,6 +85,9 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, default=60.0, help="of the server, in seconds")
     asked = parser.parse_args()
     translator = td.load_translator(asked.run)
+    cores = os.sched_getaffinity(0)
+    first = {min(cores)}
+    os.sched_setaffinity(0, first)
     lines = list(dict.fromkeys(filter(None, asked.file.read_text("utf-8").splitlines())))
     own = time.process_time()
     right, before = offline(translator, lines)
@@ -96,11 +100,13 @@ def main() -> None:
         assert found, "the server did not start"
         endless = cycle(lines)
         requests = [list(islice(endless, asked.lines)) for _ in range(asked.requests)]
+        os.sched_setaffinity(0, cores - first or cores)
         rate, computed = asked.times * before / asked.lines, computing(server.pid)
         answers, seconds, memory = asyncio.run(load(found[0], requests, rate, server.pid))
         computed = computing(server.pid) - computed
         server.terminate()
         server.stderr.read()
+    os.sched_setaffinity(0, first)
     own -= time.process_time()
     _, after = offline(translator, lines)
     own += time.process_time()
@@ -113,7 +119,8 @@ def main() -> None:
     print(f"{len(requests)} requests of {asked.lines} lines at {asked.times:g} x {before:.1f} lines/s: {dict(told)}")
     print(f"wrong {wrong} of {len(pairs)} lines, lost {told[0]}")
     print(f"seconds of accepted: median {np.median(accepted):.1f}, p99 {np.percentile(accepted, 99):.1f}")
-    print(f"MiB of the server: {memory[1]} after 5 %, {memory[len(memory) // 2]} after half, {memory[-1]} at the end")
+    told_memory = ", ".join(str(memory[round(part * (len(memory) - 1))]) for part in (0.05, 0.25, 0.5, 0.75, 1.0))
+    print(f"MiB of the server after 5, 25, 50, 75 and 100 % of the requests: {told_memory}")
     print(f"lines/s: served {rate:.1f}, alone {before:.1f} before and {after:.1f} after: {rate / alone:.0%}")
     served, alone = len(pairs) / computed, 2 * len(lines) / own
     print(f"lines a second of computing: served {served:.1f}, alone {alone:.1f}: {served / alone:.0%}")

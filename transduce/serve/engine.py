@@ -20,6 +20,9 @@ END = object()
 STREAMS = 4
 """Inputs that a model works on alone, each a piece at a time, in turn with the batch."""
 
+COUNTED = 0.1
+"""Seconds after which what waits is counted anew, as somebody may have left; in between, what comes and goes is added."""
+
 SURE = 0.7
 """Share of the deadline by which what is let in should be done, at the pace of the last batches."""
 
@@ -158,11 +161,15 @@ class Engine(threading.Thread):
         self._changed = threading.Condition()
         self._stopping = False
         self._pace = Pace()
+        self._cost, self._counted = 0, -math.inf
 
     @property
     def waiting(self) -> int:
         """The cost of what waits, in texts."""
-        return sum(ask.cost for queue in self._waiting.values() for ask in [*queue] if not ask.useless)
+        if monotonic() - self._counted > COUNTED:
+            self._cost = sum(ask.cost for queue in self._waiting.values() for ask in [*queue] if not ask.useless)
+            self._counted = monotonic()
+        return self._cost
 
     def check_room(self, cost: int = 1) -> None:
         """Raise Busy if so much more cannot wait, or not be done by the deadline; where nothing waits, anything can."""
@@ -187,6 +194,7 @@ class Engine(threading.Thread):
             for ask in asks:
                 ask.expires = expires
                 self._waiting[ask.alone].append(ask)
+                self._cost += ask.cost
             self._changed.notify()
 
     def stop(self) -> None:
@@ -219,6 +227,8 @@ class Engine(threading.Thread):
             batch = self._batch() if all(job.alone for job in self._jobs) else []
             room = max(0, STREAMS - sum(job.alone for job in self._jobs))
             streams = [self._waiting[True].popleft() for _ in range(min(room, len(self._waiting[True])))]
+            if batch or streams:
+                self._counted = -math.inf
         for asks in (batch, *([ask] for ask in streams)):
             if asks := [ask for ask in asks if not ask.useless]:
                 self.on_batch(len(asks))
