@@ -54,6 +54,9 @@ class Experiment:
     """Rows times the longest recording of a batch, padding included: what bounds memory."""
     ctc_weight: float = 0.5
     """Share of CTC in the loss; 0 = none."""
+    ctc_column: str = ""
+    """The column that CTC learns, if not the target column: to translate, what is said, --ctc-column text. Searches then
+    go without CTC."""
     model: td.TransformerConfig = field(default_factory=ex.speech_tiny)
     start_from: Path | None = None
     """Another run to go on from, with a schedule of its own: its weights where they fit; its model's sizes, features and
@@ -165,15 +168,18 @@ def run(x: Experiment) -> dict[str, float]:
     measures = ("bleu", "chrf") if translating else ("wer", "cer")
     run = x.run or Path("runs") / (f"{x.name}_{x.corpus.target_column}" if translating else x.name)
     x = replace(x, run=run, validate_by=x.validate_by or measures[0])
-    if not x.ctc_weight:  # its head learns nothing, so nobody should listen to it
+    if x.ctc_column and not x.ctc_weight:
+        raise ValueError("ctc_column is what CTC learns, but ctc_weight=0; leave one of them out")
+    if x.ctc_column or not x.ctc_weight:  # its head learns another text, or nothing, so no search should listen to it
         x = replace(x, decoding=replace(x.decoding, ctc_weight=0.0))
 
     # Data
     recordings, valid, test = x.corpus.read(x.training.seed)
     needs = ("bos_id", "eos_id", *["pad_id"] * bool(x.ctc_weight))  # padding is CTC's blank
     _, tokenizer = ex.saved_tokenizers(run, x.start_from, x.tokenizer or (), x.symbols, needs=needs) or (None, None)
+    heard = ex.cells(recordings, x.ctc_column) if x.ctc_column else []
     tokenizer = tokenizer or ex.SentencePieceTokenizer.train(
-        [r.text for r in recordings], vocab_size=x.vocab_size, symbols=x.symbols.split()
+        [*(r.text for r in recordings), *heard], vocab_size=x.vocab_size, symbols=x.symbols.split()
     )
     cache = ex.FeatureCache(x.cache)
     reader = ex.FrameReader(
@@ -190,6 +196,7 @@ def run(x: Experiment) -> dict[str, float]:
             max_seconds=x.max_seconds,
             workers=x.workers,
             seed=x.training.seed,
+            heard_column=x.ctc_column,
             **more,
         )
         for split, more in (
@@ -223,7 +230,7 @@ def run(x: Experiment) -> dict[str, float]:
         validate=ex.speech_validator(transcriber, held_out, by=x.validate_by, search=x.decoding.greedy()),
         target_tokenizer=spoken,
         feature_extractor=reader.feature_extractor,
-        fingerprint=ex.recordings_fingerprint(recordings, valid),
+        fingerprint=ex.recordings_fingerprint(recordings, valid, column=x.ctc_column),
     )
 
     # Decoding and score

@@ -186,6 +186,8 @@ class Rows:
     target_out: torch.Tensor
     target_lengths: torch.Tensor
     host_lengths: None = None
+    heard: None = None
+    heard_lengths: None = None
 
     @property
     def n_tokens(self) -> int:

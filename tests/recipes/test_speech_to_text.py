@@ -295,6 +295,25 @@ def test_another_column_makes_it_speech_translation(corpus, tmp_path):
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_ctc_may_learn_what_is_said_under_a_decoder_that_translates(corpus, tmp_path):
+    """The head serves training alone: a search with it would weigh one language by the other."""
+    german = Manifests(data=corpus, valid=Path("valid.tsv"), target_column="german")
+    x = small(tmp_path / "run", corpus, corpus=german, ctc_column="text")
+    x = replace(x, decoding=replace(x.decoding, ctc_weight=0.5))
+    assert {"bleu.greedy", "chrf.greedy"} <= set(run(x))
+    transcriber = td.load(x.run)
+    assert transcriber.decoding.ctc_weight == 0 and not transcriber.model.config.ctc
+    (sound, *_) = sorted(corpus.glob("test[0-9]*.wav"))
+    assert transcriber([sound])
+    with pytest.raises(ValueError, match="CTC head"):
+        transcriber([sound], ctc_weight=0.5)
+    with pytest.raises(ValueError, match="ctc_column is what CTC learns, but ctc_weight=0; leave one of them out"):
+        run(replace(x, ctc_weight=0.0))
+    with pytest.raises(ValueError, match=r"another column of the manifests, but it is 'english', and there are text"):
+        run(replace(x, run=tmp_path / "other", ctc_column="english"))
+
+
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
     ("named", "where"), [(None, "runs/speech_german"), (Path("runs/speech"), "runs/speech")], ids=["by itself", "named"]
 )

@@ -162,6 +162,24 @@ def test_value_and_gradients_are_those_of_torchs_two_losses(rng, weight, smoothi
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
+def test_ctc_learns_what_is_heard_where_that_is_another_text(rng):
+    model, examples = random_model(CONFIG, rng), batch(rng)
+    heard, lengths = pad([[9, 9, EOS], [4, 6, EOS], [5, EOS]], 0)
+    states = model.encode(examples.source, examples.source_lengths).states
+    want = F.ctc_loss(
+        F.linear(states, model.ctc.weight, model.ctc.bias).log_softmax(-1).transpose(0, 1),
+        torch.tensor([9, 9, 4, 6, 5]),
+        torch.tensor([11, 4, 7]),
+        torch.tensor([2, 2, 1]),
+        reduction="sum",
+    )
+    plain = HybridCTC(model, ctc_weight=0.3)(examples)
+    both = replace(examples, heard=heard, heard_lengths=lengths).to(torch.device("cpu"))
+    got = HybridCTC(model, ctc_weight=0.3)(both)
+    torch.testing.assert_close(got.parts["ctc"], want.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(got.parts["cross_entropy"], plain.parts["cross_entropy"], rtol=1e-12, atol=0)
+
+
 def test_the_source_is_encoded_once(rng):
     model, calls = random_model(CONFIG, rng), []
     model.encoder.register_forward_hook(lambda *_: calls.append(1))

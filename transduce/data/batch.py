@@ -32,6 +32,10 @@ class Batch:
     """Target tokens to predict, EOS included, padding not."""
     host_lengths: tuple[Int[Tensor, " B"] | None, Int[Tensor, " B"]] | None = None
     """source_lengths and target_lengths before `to` moved them, for what reads them on the host, such as CTC."""
+    heard: Int[Tensor, "B H"] | None = None
+    """What CTC learns where that is another text than the target: ids, each row with an EOS."""
+    heard_lengths: Int[Tensor, " B"] | None = None
+    """Of `heard`, with EOS; they stay on the host, where CTC reads them."""
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device.
@@ -40,7 +44,8 @@ class Batch:
         the trainer does.
         """
         pinned = device.type == "cuda"
-        tensors = {f.name: t for f in fields(self) if isinstance(t := getattr(self, f.name), torch.Tensor)}
+        names = [f.name for f in fields(self) if f.name != "heard_lengths"]
+        tensors = {name: t for name in names if isinstance(t := getattr(self, name), torch.Tensor)}
         moved: dict[str, Any] = {
             name: (t.pin_memory() if pinned and t.device.type == "cpu" else t).to(device, non_blocking=pinned)
             for name, t in tensors.items()

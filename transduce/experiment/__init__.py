@@ -15,7 +15,11 @@ if TYPE_CHECKING:
         VectorConfig as VectorConfig,
     )
     from transduce.data.speech.feature_cache import FeatureCache as FeatureCache
-    from transduce.data.speech.manifest import Manifests as Manifests, recordings_fingerprint as recordings_fingerprint
+    from transduce.data.speech.manifest import (
+        Manifests as Manifests,
+        cells as cells,
+        recordings_fingerprint as recordings_fingerprint,
+    )
     from transduce.data.speech.pairs import (
         FrameReader as FrameReader,
         SpeechPairs as SpeechPairs,

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -154,7 +155,10 @@ def _load(
     if run.target_tokenizer is None:
         raise ValueError(f"text needs a tokenizer to come out, but {directory} has none")
     int8 = dtype == torch.int8
-    model = pack(load_model(directory, device).to(torch.float32 if int8 else dtype), int8=int8)
+    model = load_model(directory, device).to(torch.float32 if int8 else dtype)
+    if run.experiment.get("ctc_column"):  # the head heard another text than the decoder writes
+        model.ctc, model.config = None, replace(model.config, ctc=False)
+    model = pack(model, int8=int8)
     if model.device.type == "cuda" and os.environ.get("TRANSDUCE_CUDA_GRAPHS") == "1":
         make_static(model)
     if run.model.encoder is None:

@@ -36,6 +36,8 @@ class Seq2SeqBatch(Protocol):
     target_lengths: Tensor
     n_tokens: int
     host_lengths: tuple[Tensor | None, Tensor] | None
+    heard: Tensor | None
+    heard_lengths: Tensor | None
 
 
 class Objective(nn.Module):
@@ -136,6 +138,8 @@ class CrossEntropy(Objective):
 class HybridCTC(CrossEntropy):
     """(1 - ctc_weight) * cross-entropy + ctc_weight * CTC: the encoder learns to align, and teaches the decoder.
 
+    CTC learns the target, or what a batch has as `heard`: in speech translation, what was said.
+
     Args:
         model: a Transformer with an encoder, a decoder and ctc=True. It encodes once for both losses.
         ctc_weight: the weight of CTC, in (0, 1]; without CTC the loss is CrossEntropy.
@@ -164,8 +168,12 @@ class HybridCTC(CrossEntropy):
         return (1 - self.ctc_weight) * entropy + self.ctc_weight * ctc, parts | {"ctc": ctc}
 
     def ctc(self, logits: Tensor, batch: Seq2SeqBatch) -> Tensor:
-        """CTC of the target, where these are the logits (B, S, V) of the model's CTC head."""
+        """CTC of what is heard, or else of the target, where these are the logits (B, S, V) of the model's CTC head."""
         source_lengths, target_lengths = batch.host_lengths or (batch.source_lengths, batch.target_lengths)
         if source_lengths is not None:
             source_lengths = self.model.config.encoder.input.out_lengths(source_lengths)
-        return ctc_loss(logits, source_lengths, batch.target_out, target_lengths, blank_id=self.blank_id)
+        labels = batch.target_out
+        if batch.heard is not None:
+            assert batch.heard_lengths is not None
+            labels, target_lengths = batch.heard, batch.heard_lengths
+        return ctc_loss(logits, source_lengths, labels, target_lengths, blank_id=self.blank_id)

@@ -59,6 +59,29 @@ def test_every_recording_comes_once_with_its_own_text(recordings, reader, tokeni
     assert want == {}
 
 
+def test_what_is_heard_may_be_another_text_and_alone_must_fit_the_sound(recordings, reader, tokenizer):
+    """Both rows of a recording go together; a target of any length goes with a short text that is heard."""
+    long = [replace(r, text=100 * "grün ", columns={"said": r.text}) for r in recordings[:2]]
+    both = [*long, *(replace(r, text=f"{r.text} {r.text}", columns={"said": r.text}) for r in recordings[2:])]
+    pairs = SpeechPairs(both, reader, tokenizer, frames_per_batch=200, heard_column="said")
+    want = Counter((r.text, r.columns["said"]) for r in both)
+    found = Counter[tuple[str, str]]()
+    for made in pairs.epoch(1):
+        found.update(
+            (tokenizer.decode([target[: n - 1]])[0].strip(), tokenizer.decode([heard[: m - 1]])[0].strip())
+            for target, n, heard, m in zip(
+                made.target_out.tolist(),
+                made.target_lengths.tolist(),
+                made.heard.tolist(),
+                made.heard_lengths.tolist(),
+                strict=True,
+            )
+        )
+    assert found == Counter({(text.strip(), said): n for (text, said), n in want.items()})
+    with pytest.raises(ValueError, match="another column of the manifests, but it is 'spoken', and there are said"):
+        SpeechPairs(both, reader, tokenizer, frames_per_batch=200, heard_column="spoken")
+
+
 def test_batches_are_a_function_of_seed_and_epoch(recordings, reader, tokenizer):
     def batches(seed: int, epoch: int) -> list[torch.Tensor]:
         pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=Augmentation(), seed=seed)

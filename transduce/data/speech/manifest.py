@@ -109,6 +109,21 @@ def _positive(cell: str, where: str) -> float:
     return seconds
 
 
+def cells(recordings: Sequence[Recording], column: str) -> list[str]:
+    """The cells of a column other than the target's.
+
+    Raises:
+        ValueError: there is no such column.
+    """
+    for r in recordings:
+        if column not in r.columns:
+            raise ValueError(
+                f"a text must be in another column of the manifests, but it is {column!r}, and there are "
+                f"{', '.join(r.columns) or 'no others'}; name one of them"
+            )
+    return [r.columns[column] for r in recordings]
+
+
 HoldOut = Literal["speakers", "recordings"]
 
 
@@ -212,6 +227,10 @@ class Manifests:
         return read_manifest(path, self.target_column)
 
 
-def recordings_fingerprint(*splits: Sequence[Recording]) -> str:
-    """SHA-256 of ids, lengths and texts, which does not depend on where the recordings are."""
-    return lines_fingerprint(f"{r.id}\t{r.seconds}\t{r.text}" for split in splits for r in split)
+def recordings_fingerprint(*splits: Sequence[Recording], column: str = "") -> str:
+    """SHA-256 of ids, lengths, texts and the cells of a column, which does not depend on where the recordings are."""
+    return lines_fingerprint(
+        f"{r.id}\t{r.seconds}\t{r.text}" + (f"\t{r.columns[column]}" if column else "")
+        for split in splits
+        for r in split
+    )

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from transduce.data.batch import Batch, Epoch, batch_of, pad_frames
+from transduce.data.batch import Batch, Epoch, batch_of, pad, pad_frames
 from transduce.data.speech.augment import (
     add_noise,
     add_silence,
@@ -27,7 +27,7 @@ from transduce.data.speech.augment import (
 from transduce.data.speech.config import Augmentation, FeatureConfig, VectorConfig
 from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureExtractor, statistics
-from transduce.data.speech.manifest import Recording
+from transduce.data.speech.manifest import Recording, cells
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.tokenizer import Tokenizer
 
@@ -136,9 +136,10 @@ class SpeechPairs:
         out_lengths: how many positions the encoder sees of so many frames, as the model's `Frames.out_lengths` says it.
             No text can have more tokens than positions.
         workers: threads that fill the cache of log-mels; 0: this one.
+        heard_column: the column that CTC learns, if it is not the target's.
 
     Raises:
-        ValueError: no recording is left, or the tokenizer has nothing that begins or ends a text, or the features are not
+        ValueError: no recording is left, a recording lacks that column, or the tokenizer has nothing that begins or ends a text, or the features are not
             those that the augmentation is for.
     """
 
@@ -154,6 +155,7 @@ class SpeechPairs:
         out_lengths: Callable[[np.ndarray], np.ndarray] = lambda n_frames: n_frames,
         workers: int = 0,
         seed: int = 0,
+        heard_column: str = "",
     ) -> None:
         self.reader, self.augmentation, self.frames_per_batch, self.seed = reader, augmentation, frames_per_batch, seed
         (self.bos_id,) = tokenizer.required("bos_id")
@@ -164,13 +166,15 @@ class SpeechPairs:
         speeds = reader.speeds(augmentation)
         usable, n_frames, self.skipped, told = _usable(recordings, reader, speeds, max_seconds, workers)
         target = tokenizer.with_eos(tokenizer.encode([r.text for r in usable]))
+        heard = tokenizer.with_eos(tokenizer.encode(cells(usable, heard_column))) if heard_column else target
         n_positions = out_lengths(n_frames.min(axis=0))
-        kept = [i for i, row in enumerate(target) if n_positions[i] >= positions_needed(row)]
+        kept = [i for i, row in enumerate(heard) if n_positions[i] >= positions_needed(row)]
         self.skipped["fewer positions than tokens"] = len(usable) - len(kept)
         if not kept:
             counts = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items())
             raise ValueError(f"training needs recordings, but of {len(recordings)} none is left: {counts}; {told}")
         self.recordings, self.target = [usable[i] for i in kept], [target[i] for i in kept]
+        self.heard = [heard[i] for i in kept] if heard_column else None
         self.n_frames = dict(zip(speeds, n_frames[:, kept], strict=True))
 
     def __str__(self) -> str:
@@ -200,6 +204,9 @@ class SpeechPairs:
             ]
             source, source_lengths = pad_frames(frames)
             batch = batch_of(source, source_lengths, [self.target[i] for i in rows], bos=self.bos_id)
+            if self.heard is not None:
+                heard, lengths = pad([self.heard[i] for i in rows], 0)
+                batch = replace(batch, heard=heard, heard_lengths=lengths)
             if share:
                 for ids, length, i in zip(batch.target_in, batch.target_lengths.tolist(), rows, strict=True):
                     rng = generator(self.seed + 2, n, i)
