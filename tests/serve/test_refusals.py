@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import socket
 import threading
 from contextlib import suppress
@@ -159,6 +160,35 @@ def test_too_many_wait_and_too_long(held):
     assert [each.status_code for each in answers] == [429, 503, 503]
     gate.set()
     assert client.post("/translate", json=ASKED).status_code == 200
+
+
+def test_nothing_is_done_for_who_has_left(held):
+    """One is worked on, and the client of the next one leaves: it waits no more, and is never worked on."""
+    client, gate = held
+    first = threading.Thread(target=lambda: client.post("/translate", json=ASKED))
+    first.start()
+    while 'transduce_batch_inputs_count{model="mt"} 1.0' not in client.get("/metrics").text:
+        pass
+    with pytest.raises(httpx.ReadTimeout):
+        client.post("/translate", json={**ASKED, "q": "Open it."}, timeout=0.3)
+    while 'transduce_requests_total{path="/translate",status="499"} 1.0' not in (told := client.get("/metrics").text):
+        assert first.is_alive(), told
+    while 'transduce_waiting{model="mt"} 0.0' not in client.get("/metrics").text:
+        assert first.is_alive()
+    gate.set()
+    first.join()
+    assert client.post("/translate", json=ASKED).status_code == 200
+    assert 'transduce_batch_inputs_count{model="mt"} 2.0' in client.get("/metrics").text
+
+
+def test_docs_need_no_network(http):
+    page = http.get("/docs").text
+    parts = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert len(parts) >= 2
+    for part in parts:
+        assert part.startswith("/"), part
+        assert http.get(part).status_code == 200
+    assert "https://" not in page
 
 
 def test_a_slow_upload_ends_and_holds_nobody_up(held):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transduce")
 
-NEEDED = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
+NEEDED = ("fastapi", "fastapi_offline", "uvicorn", "python_multipart", "prometheus_client")
 
 
 KEPT = 75

@@ -10,6 +10,7 @@ from time import monotonic
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as AnyHTTPException
@@ -17,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from transduce.serve import audio, completions, libretranslate, page
-from transduce.serve.body import Access, Bounds
+from transduce.serve.body import Access, Bounds, Leaving
 from transduce.serve.config import ServeConfig
 from transduce.serve.engine import Busy, Late
 from transduce.serve.errors import plain_error, told
@@ -61,12 +62,16 @@ def create_app(
         for each in served:
             await asyncio.to_thread(each.engine.join)
 
-    app = FastAPI(
-        title="transduce", lifespan=lifespan, description="Translation, speech to text, and text that goes on."
+    app = FastAPIOffline(  # /docs with its scripts, which FastAPI itself takes from elsewhere
+        redoc_url=None,
+        title="transduce",
+        lifespan=lifespan,
+        description="Translation, speech to text, and text that goes on.",
     )
     app.state.served, app.state.config, app.state.access = list(served), config, Access(token)
     app.state.decoders = asyncio.Semaphore(DECODERS)
     registry = _metrics(app, served)
+    app.add_middleware(Leaving)
     app.add_middleware(Bounds, config=config)
     if cors:
         app.add_middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=["*"])
@@ -110,7 +115,7 @@ class _Measured:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        began, status = monotonic(), 0
+        began, status = monotonic(), 499  # what nginx counts where a client has left before its answer
 
         async def sent(message: Message) -> None:
             nonlocal status

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from hmac import compare_digest
 from typing import Any, TypeVar
@@ -140,3 +141,46 @@ class Bounds:
             await send(message)
 
         await self.app(scope, bounded, closing)
+
+
+class Leaving:
+    """Ends the work for a client that leaves before its answer begins; a stream sees by itself that nobody reads it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        read, started = asyncio.Event(), False
+
+        async def reading() -> Message:
+            if read.is_set():
+                return await asyncio.shield(left)
+            message = await receive()
+            if not message.get("more_body", False):
+                read.set()
+            return message
+
+        async def leaving() -> Message:
+            await read.wait()
+            return await receive()
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        left = asyncio.ensure_future(leaving())
+        answer = asyncio.ensure_future(self.app(scope, reading, sending))
+        try:
+            await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+            if started or answer.done():
+                await answer
+        finally:
+            left.cancel()
+            answer.cancel()
+            with suppress(asyncio.CancelledError, Exception):  # it was told above, if anybody is there to hear it
+                await answer
