@@ -168,6 +168,34 @@ def test_the_languages_are_chosen_by_the_command(tmp_path, capsys):
     assert capsys.readouterr().err.strip().endswith(message)
 
 
+def test_given_texts_are_judged_in_the_languages_that_are_named(tmp_path, capsys):
+    theirs, tokenizer = rival(tmp_path / "theirs", 3, "nllb")
+    theirs.set_attn_implementation("eager")
+    assert main(["import", "m2m_100", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
+    for name, line in (("in", ENGLISH[0]), ("out", GERMAN[0])):
+        (tmp_path / name).write_text(line + "\n")
+    translator, found = td.load_translator(tmp_path / "run"), set()
+    for source, target in (("eng_Latn", "deu_Latn"), ("fra_Latn", "deu_Latn"), ("eng_Latn", "fra_Latn")):
+        tokenizer.src_lang, tokenizer.tgt_lang = source, target
+        labels = tokenizer(text_target=GERMAN[0], return_tensors="pt").input_ids
+        with torch.no_grad():
+            want = theirs(**tokenizer(ENGLISH[0], return_tensors="pt"), labels=labels, output_attentions=True)
+        log_probs = want.logits.log_softmax(-1).gather(-1, labels[..., None])[
+            0, 1:, 0
+        ]  # the first token is the language
+        capsys.readouterr()
+        words = ["score", "likelihood", str(tmp_path / "run"), str(tmp_path / "in"), str(tmp_path / "out")]
+        assert main([*words, "--source-language", source, "--target-language", target]) == 0
+        log_prob, n_tokens = capsys.readouterr().out.split()
+        assert (float(log_prob), int(n_tokens)) == (pytest.approx(log_probs.sum().item(), abs=1e-3), len(log_probs))
+        chosen = {"source_language": source, "target_language": target}
+        (look,) = translator.align([ENGLISH[0]], [GERMAN[0]], **chosen)
+        for ours, weights in zip(look.weights, want.cross_attentions, strict=True):
+            torch.testing.assert_close(ours, weights[0, :, 1:], atol=1e-5, rtol=1e-4)
+        found.add(log_prob)
+    assert len(found) == 3
+
+
 def test_a_model_of_many_languages_asks_for_one(tmp_path, capsys):
     rival(tmp_path / "theirs", 3, "nllb")
     settings = tmp_path / "theirs" / "tokenizer_config.json"

@@ -27,6 +27,8 @@ def score_likelihood(
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="[SRC] HYP", help_behavior_hint="(required)")]],
     *,
     format: Literal["text", "json"] = "text",
+    source_language: str = "",
+    target_language: str = "",
     output: OptionalFile = None,
     machine: Machine,
 ) -> None:
@@ -37,6 +39,8 @@ def score_likelihood(
             manifest (.tsv), or has names of files, one a line. A language model takes HYP alone.
         format: text: log-probability, a tab, number of tokens. json: an object per line, with the log-probability of
             every token.
+        source_language: Of SRC, in a model of many languages (eng_Latn, en, en_XX); where none is named, the run's.
+        target_language: Of HYP, in such a model.
         output: Where it goes; standard output if not given.
     """
     _check_stdin(files)
@@ -44,7 +48,10 @@ def score_likelihood(
         raise ValueError(f"likelihood takes SRC and HYP, or of a language model HYP alone, but got {len(files)} files")
     loaded = _loaded(run, machine, alone=len(files) == 1)
     texts = read_side(files[-1])
-    scores = loaded.score(*([_inputs(loaded, files[0])] if files[1:] else []), texts)
+    if len(files) == 1:
+        scores = loaded.score(texts)
+    else:
+        scores = loaded.score(_inputs(loaded, files[0]), texts, **_languages(source_language, target_language))
     with writing(output, unit="line", total=None) as (out, _):
         for each in scores:
             plain = {"log_prob": each.log_prob, "tokens": plain_tokens(each)}
@@ -60,6 +67,8 @@ def rerank(
     weight: float = 1.0,
     own_weight: float = 1.0,
     all: Annotated[bool, arg(help_behavior_hint="")] = False,
+    source_language: str = "",
+    target_language: str = "",
     output: OptionalFile = None,
     machine: Machine,
 ) -> None:
@@ -74,6 +83,8 @@ def rerank(
         weight: Of the run's score.
         own_weight: Of the score in the list.
         all: Write the whole list, best first, with its new scores, as another rerank can read it.
+        source_language: Of SRC, in a model of many languages (eng_Latn, en, en_XX); where none is named, the run's.
+        target_language: Of NBEST, in such a model.
         output: Where the texts go; standard output if not given.
     """
     from transduce.tasks.search import Output
@@ -88,9 +99,8 @@ def rerank(
             f"a list has equally many outputs for every input, but there are {len(rows)} lines in {side_name(lists)} and "
             f"{len(inputs)} in {side_name(source)}"
         )
-    found = loaded.rerank(
-        inputs, [rows[i : i + n] for i in range(0, len(rows), n)], weight=weight, own_weight=own_weight
-    )
+    told = {"weight": weight, "own_weight": own_weight, **_languages(source_language, target_language)}
+    found = loaded.rerank(inputs, [rows[i : i + n] for i in range(0, len(rows), n)], **told)
     with writing(output, unit="line", total=None) as (out, _):
         for ranked in found:
             out.writelines(
@@ -118,6 +128,11 @@ def _inputs(loaded: Any, source: Path) -> Sequence[Any]:
 
     sound = isinstance(loaded, Transcriber)
     return manifest_audio(source) if sound and source.suffix == ".tsv" else read_side(source)
+
+
+def _languages(source: str, target: str) -> dict[str, str]:
+    """Those that are named, as settings of a search."""
+    return {name: code for name, code in (("source_language", source), ("target_language", target)) if code}
 
 
 def _scored(line: str) -> tuple[float, str]:

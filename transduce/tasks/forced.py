@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -111,8 +111,12 @@ class ForcedDecoding(ABC, Generic[InputT]):
         """The time from one source position to the next, if the source is sound."""
         return None
 
+    def spoken(self, decoding: SearchConfig) -> "ForcedDecoding[InputT]":
+        """The same task in the languages that `decoding` names, of a model of many."""
+        return self
+
     @torch.no_grad()
-    def encode(self, inputs: Sequence[InputT]) -> list[Float[Tensor, "_ D"]]:
+    def encode(self, inputs: Sequence[InputT], **settings: Any) -> list[Float[Tensor, "_ D"]]:
         """The encoder's states, of shape (S, d_model), for every input: a row per source position, on the CPU.
 
         Text has a position per token and one for the end; sound, one per stack of frames.
@@ -121,19 +125,21 @@ class ForcedDecoding(ABC, Generic[InputT]):
             ValueError: an input cannot be used, or is longer than learned positions; or this is an ensemble.
         """
         self._check_alone("encode")
-        return encoder_states(self.model, self._checked(inputs), self.decoding.batch_tokens)
+        there = self.spoken(self.decoding.changed(**settings))
+        return encoder_states(self.model, there._checked(inputs), self.decoding.batch_tokens)
 
     @torch.no_grad()
-    def score(self, inputs: Sequence[InputT], texts: Sequence[str | Output]) -> list[TokenScores]:
+    def score(self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any) -> list[TokenScores]:
         """How likely each text is as the output for its input, by attention (a CTC head is not asked).
 
-        An output stands for the tokens that it was written in. In an ensemble, a token's log-probability is the mean of
-        those that the models give it.
+        An output stands for its tokens; in an ensemble, a log-probability is the mean of the models'. `settings` are fields
+        of SearchConfig, such as target_language="de".
 
         Raises:
             ValueError: there are not as many texts as inputs, or one of either cannot be used.
         """
-        return self._token_scores(self._checked(inputs), self._targets(inputs, texts))
+        there = self.spoken(self.decoding.changed(**settings))
+        return there._token_scores(there._checked(inputs), there._targets(inputs, texts))
 
     def _token_scores(
         self, sources: Sequence[Source], targets: Sequence[list[int]], decoding: SearchConfig | None = None
@@ -158,6 +164,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
         *,
         weight: float = 1.0,
         own_weight: float = 1.0,
+        **settings: Any,
     ) -> list[list[Output]]:
         """Outputs of every input, such as another run's n best, by their score times own_weight plus this run's times weight.
 
@@ -172,7 +179,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
         rows = [
             (row, given, output) for row, (given, each) in enumerate(zip(inputs, lists, strict=True)) for output in each
         ]
-        scores = self.score([given for _, given, _ in rows], [output.text for *_, output in rows])
+        scores = self.score([given for _, given, _ in rows], [output.text for *_, output in rows], **settings)
         found: list[list[Output]] = [[] for _ in inputs]
         for (row, _, output), each in zip(rows, scores, strict=True):
             own = each.log_prob / length_penalty(len(each.tokens), self.decoding.alpha, self.decoding.length_offset)
@@ -180,14 +187,15 @@ class ForcedDecoding(ABC, Generic[InputT]):
         return [sorted(outputs, key=lambda output: -output.score) for outputs in found]
 
     @torch.no_grad()
-    def align(self, inputs: Sequence[InputT], texts: Sequence[str | Output]) -> list[Alignment]:
+    def align(self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any) -> list[Alignment]:
         """Where the decoder looks in each input while it is made to write the text, or an output in its own tokens.
 
         Raises:
             ValueError: as for `score`; or this is an ensemble.
         """
         self._check_alone("align")
-        return self._align(self._checked(inputs), self._targets(inputs, texts))
+        there = self.spoken(self.decoding.changed(**settings))
+        return there._align(there._checked(inputs), there._targets(inputs, texts))
 
     def _align(
         self, sources: Sequence[Source], targets: Sequence[list[int]], decoding: SearchConfig | None = None
@@ -223,10 +231,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
     def with_alignments(
         self, sources: Sequence[Source], outputs: Sequence[list[Output]], decoding: SearchConfig | None = None
     ) -> list[list[Output]]:
-        """The same outputs, n of every source, each with the source words that its words were written from.
-
-        In an ensemble, they are those that its first model looks at.
-        """
+        """The same outputs, n of every source, each with the source words that its (first) model looked at for its words."""
         found = iter(self._align(*self._given(sources, outputs), decoding))
         return [[replace(each, alignment=next(found).words) for each in some] for some in outputs]
 

@@ -97,11 +97,7 @@ class Translator(ForcedDecoding[str]):
         check_list(lines, "translate takes a list of lines")
         config = (decoding or self.decoding).changed(**settings)
         if config.source_language or config.target_language:
-            there = copy(self)
-            if config.source_language:
-                there.source_tokenizer = self.source_tokenizer.with_language(config.source_language)
-            if config.target_language:
-                there.tokenizer = self.tokenizer.with_language(config.target_language)
+            there = self.spoken(config)
             asked: dict[str, Any] = {"token_scores": token_scores, "alignments": alignments, "first_line": first_line}
             asked |= {"prefix": prefix, "require": require, "source_language": "", "target_language": ""}
             yield from there.stream(lines, config, **asked)
@@ -143,6 +139,14 @@ class Translator(ForcedDecoding[str]):
             which = ", ".join(map(str, sorted(parted)[:5])) + ", ..." * (len(parted) > 5)
             told = "%d of %d lines, having more than %d tokens (split_length), were translated sentence by sentence: %s"
             logger.warning(told, len(parted), len(lines), config.split_length, which or "none")
+
+    def spoken(self, decoding: SearchConfig) -> "Translator":
+        there = copy(self)
+        if decoding.source_language:
+            there.source_tokenizer = self.source_tokenizer.with_language(decoding.source_language)
+        if decoding.target_language:
+            there.tokenizer = self.tokenizer.with_language(decoding.target_language)
+        return there
 
     def _shortlist(self, config: SearchConfig, phrases: bool) -> Shortlist | None:
         """The table, where it is to be used.
