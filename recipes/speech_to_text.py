@@ -54,9 +54,9 @@ class Experiment:
     """Rows times the longest recording of a batch, padding included: what bounds memory."""
     ctc_weight: float = 0.5
     """Share of CTC in the loss; 0 = none."""
-    ctc_column: str = ""
-    """The column that CTC learns, if not the target column: to translate, what is said, --ctc-column text. Searches then
-    go without CTC."""
+    ctc_column: str | None = None
+    """The column that CTC learns. By itself it is text, what is said, where the manifests have it; searches into another
+    target column then go without CTC."""
     model: td.TransformerConfig = field(default_factory=ex.speech_tiny)
     start_from: Path | None = None
     """Another run to go on from, with a schedule of its own: its weights where they fit; its model's sizes, features and
@@ -170,14 +170,18 @@ def run(x: Experiment) -> dict[str, float]:
     x = replace(x, run=run, validate_by=x.validate_by or measures[0])
     if x.ctc_column and not x.ctc_weight:
         raise ValueError("ctc_column is what CTC learns, but ctc_weight=0; leave one of them out")
-    if x.ctc_column or not x.ctc_weight:  # its head learns another text, or nothing, so no search should listen to it
-        x = replace(x, decoding=replace(x.decoding, ctc_weight=0.0))
 
     # Data
     recordings, valid, test = x.corpus.read(x.training.seed)
+    if x.ctc_column is None and x.ctc_weight:
+        said = all("text" in r.columns for r in [*recordings, *valid])
+        x = replace(x, ctc_column="text" if said else x.corpus.target_column)
+    heard_column = "" if x.ctc_column == x.corpus.target_column else x.ctc_column or ""
+    if heard_column or not x.ctc_weight:  # the head learns another text, or nothing, so no search should listen to it
+        x = replace(x, decoding=replace(x.decoding, ctc_weight=0.0))
     needs = ("bos_id", "eos_id", *["pad_id"] * bool(x.ctc_weight))  # padding is CTC's blank
     _, tokenizer = ex.saved_tokenizers(run, x.start_from, x.tokenizer or (), x.symbols, needs=needs) or (None, None)
-    heard = ex.cells(recordings, x.ctc_column) if x.ctc_column else []
+    heard = ex.cells(recordings, heard_column) if heard_column else []
     tokenizer = tokenizer or ex.SentencePieceTokenizer.train(
         [*(r.text for r in recordings), *heard], vocab_size=x.vocab_size, symbols=x.symbols.split()
     )
@@ -196,7 +200,7 @@ def run(x: Experiment) -> dict[str, float]:
             max_seconds=x.max_seconds,
             workers=x.workers,
             seed=x.training.seed,
-            heard_column=x.ctc_column,
+            heard_column=heard_column,
             **more,
         )
         for split, more in (
@@ -230,7 +234,7 @@ def run(x: Experiment) -> dict[str, float]:
         validate=ex.speech_validator(transcriber, held_out, by=x.validate_by, search=x.decoding.greedy()),
         target_tokenizer=spoken,
         feature_extractor=reader.feature_extractor,
-        fingerprint=ex.recordings_fingerprint(recordings, valid, column=x.ctc_column),
+        fingerprint=ex.recordings_fingerprint(recordings, valid, column=heard_column),
     )
 
     # Decoding and score

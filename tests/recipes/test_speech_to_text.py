@@ -298,7 +298,7 @@ def test_another_column_makes_it_speech_translation(corpus, tmp_path):
 def test_ctc_may_learn_what_is_said_under_a_decoder_that_translates(corpus, tmp_path):
     """The head serves training alone: a search with it would weigh one language by the other."""
     german = Manifests(data=corpus, valid=Path("valid.tsv"), target_column="german")
-    x = small(tmp_path / "run", corpus, corpus=german, ctc_column="text")
+    x = small(tmp_path / "run", corpus, corpus=german)  # the column text, by itself
     x = replace(x, decoding=replace(x.decoding, ctc_weight=0.5))
     assert {"bleu.greedy", "chrf.greedy"} <= set(run(x))
     transcriber = td.load(x.run)
@@ -308,7 +308,7 @@ def test_ctc_may_learn_what_is_said_under_a_decoder_that_translates(corpus, tmp_
     with pytest.raises(ValueError, match="CTC head"):
         transcriber([sound], ctc_weight=0.5)
     with pytest.raises(ValueError, match="ctc_column is what CTC learns, but ctc_weight=0; leave one of them out"):
-        run(replace(x, ctc_weight=0.0))
+        run(replace(x, ctc_column="text", ctc_weight=0.0))
     with pytest.raises(ValueError, match=r"another column of the manifests, but it is 'english', and there are text"):
         run(replace(x, run=tmp_path / "other", ctc_column="english"))
 

@@ -156,7 +156,8 @@ def _load(
         raise ValueError(f"text needs a tokenizer to come out, but {directory} has none")
     int8 = dtype == torch.int8
     model = load_model(directory, device).to(torch.float32 if int8 else dtype)
-    if run.experiment.get("ctc_column"):  # the head heard another text than the decoder writes
+    heard, written = run.experiment.get("ctc_column"), run.experiment.get("corpus", {}).get("target_column")
+    if heard and heard != written:  # the CTC head is of no use to a decoder of another text
         model.ctc, model.config = None, replace(model.config, ctc=False)
     model = pack(model, int8=int8)
     if model.device.type == "cuda" and os.environ.get("TRANSDUCE_CUDA_GRAPHS") == "1":
