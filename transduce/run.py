@@ -194,11 +194,11 @@ def _read_feature_extractor(plain: dict[str, Any], directory: Path) -> FeatureEx
         return VectorReader(from_dict(VectorConfig, plain, where))
     path = directory / STATISTICS
     config = from_dict(FeatureConfig, plain, where)
-    if config.normalize != "global":
+    if not config.has_statistics:
         return FeatureExtractor(config)
     if not path.is_file():
         raise ValueError(
-            f"normalize=global needs the training data's mean and std, but {directory} has no {STATISTICS}; copy the "
+            f"normalize={config.normalize} needs the training data's mean and std, but {directory} has no {STATISTICS}; copy the "
             "whole run directory"
         )
     statistics = read_weights(path)

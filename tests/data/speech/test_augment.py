@@ -10,6 +10,7 @@ import torch
 from transduce.data.speech.augment import (
     add_noise,
     add_silence,
+    change_level,
     change_speed,
     draw_speed,
     draw_vtlp,
@@ -275,3 +276,42 @@ def test_frames_of_noise_vary_as_those_of_white_noise_do(rng):
     want = extractor.log_mel(torch.randn(640_000, generator=rng)).std(dim=0)
     assert float((got / want).log().abs().max()) < 0.7  # within a factor of 2
     assert got[-1] < got[0]
+
+
+def test_another_level_is_what_a_filter_of_the_waveform_would_give(rng):
+    """Gain is what happens at 1 kHz, tilt what happens from there to 4 kHz; the filter has both at every frequency."""
+    extractor = FeatureExtractor(FeatureConfig(low=100.0))
+    noise = torch.randn(160_000, generator=rng, dtype=torch.float64)
+    before, spectrum = extractor.log_mel(noise.float()), torch.fft.rfft(noise)
+    hertz = torch.fft.rfftfreq(len(noise), 1 / 16000).clamp_min(1.0)
+    mels = 2595 * (1 + torch.tensor([100.0, 1000.0, 4000.0, 8000.0]) / 700).log10()
+    one, four = ((mels[1:3] - mels[0]) / (mels[3] - mels[0]) * 81 - 1).round().long().tolist()
+    gains, tilts = [], []
+    for seed in range(300):
+        how = {"low": 100.0, "high": 8000.0, "rng": torch.Generator().manual_seed(seed)}
+        got = (change_level(before, gain=12.0, tilt=3.0, **how) - before).double()
+        torch.testing.assert_close(got, got[:1].expand_as(got), atol=1e-4, rtol=0)
+        decibels = got[0] * 10 / math.log(10)
+        gains.append(float(decibels[one]))
+        tilts.append(float(decibels[four] - decibels[one]) / 2)
+        if seed < 3:
+            filtered = spectrum * 10 ** ((gains[-1] + tilts[-1] * (hertz / 1000).log2()) / 20)
+            want = extractor.log_mel(torch.fft.irfft(filtered, n=len(noise)).float()) - before
+            torch.testing.assert_close(got.mean(dim=0).float(), want.mean(dim=0), atol=0.1, rtol=0)
+    for drawn, most in ((gains, 12.0), (tilts, 3.0)):
+        assert max(map(abs, drawn)) < 1.05 * most and min(drawn) < -0.9 * most and max(drawn) > 0.9 * most
+        assert abs(np.mean(drawn)) < 4 * most / math.sqrt(3 * 300)
+    assert abs(np.corrcoef(gains, tilts)[0, 1]) < 0.2
+
+
+def test_a_level_is_lost_in_the_mean_of_an_utterance_and_not_in_that_of_the_corpus(rng):
+    log_mel = torch.randn(50, 80, generator=rng)
+    louder = change_level(log_mel, gain=12.0, tilt=3.0, low=20.0, high=8000.0, rng=rng)
+    statistics = {"mean": torch.zeros(20), "std": torch.full((20,), 2.0)}
+    for normalize, lost in (("utterance", True), ("mean", True), ("global", False)):
+        config = FeatureConfig(normalize=normalize, n_coefficients=20)
+        extractor = FeatureExtractor(config, **statistics if config.has_statistics else {})
+        assert torch.allclose(extractor.mfcc(log_mel), extractor.mfcc(louder), atol=1e-4) == lost
+    quieter = FeatureExtractor(FeatureConfig(normalize="mean", n_coefficients=20), **statistics)
+    plain = FeatureExtractor(FeatureConfig(normalize="none", n_coefficients=20)).mfcc(log_mel)
+    torch.testing.assert_close(quieter.mfcc(log_mel), (plain - plain.mean(dim=0)) / 2, atol=1e-4, rtol=1e-4)

@@ -274,7 +274,7 @@ def test_impossible_settings_are_refused(fields, told):
     ("field", "value", "told"),
     [
         ("deltas", 3, "deltas must be one of 0, 1, 2, but deltas=3"),
-        ("normalize", "all", "normalize must be one of utterance, global, none, but normalize='all'"),
+        ("normalize", "all", "normalize must be one of utterance, global, mean, none, but normalize='all'"),
     ],
 )
 def test_what_is_no_choice_is_refused(field, value, told):

@@ -1,5 +1,6 @@
 """Augmentation of speech: other speeds, other vocal tracts, masks. All random numbers come from a generator."""
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -100,9 +101,7 @@ def perturb_vocal_tract(
     Source: Jaitly and Hinton (2013), Vocal tract length perturbation; without their bend at the upper end.
     """
     n_mels = log_mel.size(1)
-    bottom, top = (_mel(torch.tensor(f, dtype=torch.float64)) for f in (low, high))
-    step = (top - bottom) / (n_mels + 1)
-    centres = 700 * (10 ** ((bottom + step * torch.arange(1, n_mels + 1, dtype=torch.float64)) / 2595) - 1)
+    centres, bottom, step = _centres(n_mels, low, high)
     origin = ((_mel(centres / factor) - bottom) / step - 1).clamp(0, n_mels - 1)
     # each band's weight in each new one: a product of matrices is faster than picking columns
     weights = (1 - (torch.arange(n_mels)[:, None] - origin).abs()).clamp_min_(0)
@@ -112,6 +111,23 @@ def perturb_vocal_tract(
 def draw_vtlp(vtlp: float, rng: Generator) -> float:
     """A factor, uniform in 1 - vtlp ... 1 + vtlp."""
     return 1 + vtlp * (2 * float(torch.rand((), generator=rng)) - 1)
+
+
+def change_level(
+    log_mel: Float[Tensor, "S M"], *, gain: float, tilt: float, low: float, high: float, rng: Generator
+) -> Float[Tensor, "S M"]:
+    """The utterance at another level and with another balance of high and low, as by another microphone or voice.
+
+    Args:
+        gain: in dB; the whole becomes louder by a number that is uniform in -gain ... gain.
+        tilt: in dB; so for every octave above 1 kHz, and less for those below.
+        low: Hz where the lowest band begins; bands are equally wide in mel.
+        high: Hz where the highest band ends.
+    """
+    louder, steeper = (2 * torch.rand(2, generator=rng, dtype=torch.float64) - 1).tolist()
+    octaves = (_centres(log_mel.size(1), low, high)[0] / 1000).log2()
+    decibels = gain * louder + tilt * steeper * octaves
+    return log_mel + (decibels * math.log(10) / 10).to(log_mel.dtype)
 
 
 def add_silence(log_mel: Float[Tensor, "S M"], before: int, after: int) -> Float[Tensor, "_ M"]:
@@ -141,6 +157,14 @@ def add_noise(
 def _mel(hertz: Tensor) -> Tensor:
     """Hertz to HTK's mels, the scale of torchaudio's filters, which has no public function for it."""
     return 2595 * torch.log10(1 + hertz / 700)
+
+
+def _centres(n_mels: int, low: float, high: float) -> tuple[Float[Tensor, " M"], Tensor, Tensor]:
+    """The middle of every band in Hz, and in mel where the first one begins and how far it is from one to the next."""
+    bottom, top = (_mel(torch.tensor(f, dtype=torch.float64)) for f in (low, high))
+    step = (top - bottom) / (n_mels + 1)
+    mels = bottom + step * torch.arange(1, n_mels + 1, dtype=torch.float64)
+    return 700 * (10 ** (mels / 2595) - 1), bottom, step
 
 
 def _spans(size: int, n: int, widest: int, rng: Generator) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from typing import Literal
 from transduce.config import at_least, check_choices, within
 
 LogMel = Literal["plain", "kaldi", "whisper"]
-Normalize = Literal["utterance", "global", "none"]
+Normalize = Literal["utterance", "global", "mean", "none"]
 
 SPEEDS = "[0.5, 2]"
 """The speeds at which speech is still speech."""
@@ -45,7 +45,8 @@ class FeatureConfig:
     pad_to: float = 0.0
     """Seconds: shorter sound gets so much silence behind it that it lasts as long; 0: none does."""
     normalize: Normalize = "utterance"
-    """Each feature gets mean 0 and variance 1 over the utterance, or over the training data (see `statistics`)."""
+    """Each feature gets mean 0 and variance 1 over the utterance, or over the training data (global; see `statistics`), or
+    mean 0 over the utterance and the variance of the training data (mean)."""
 
     def __post_init__(self) -> None:
         within("(0, 1]", frame=self.frame)
@@ -67,6 +68,11 @@ class FeatureConfig:
                 f"high={self.highest} Hz and sample_rate={self.sample_rate} Hz"
             )
         check_choices(self)
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether normalization takes numbers of the training data."""
+        return self.normalize in ("global", "mean")
 
     @property
     def n_features(self) -> int:
@@ -161,6 +167,11 @@ class Augmentation:
     matter how closely a recording is cut."""
     lowest_snr: float | None = None
     """White noise is added, at a signal-to-noise ratio drawn from lowest_snr ... 60 dB; none if not given."""
+    gain: float = 0.0
+    """The level changes by -gain ... gain dB; it matters where normalize is not utterance."""
+    tilt: float = 0.0
+    """The balance of high and low changes by -tilt ... tilt dB an octave, as by another microphone; it matters where
+    normalize is not utterance."""
 
     def __post_init__(self) -> None:
         if not self.speeds:
@@ -171,6 +182,7 @@ class Augmentation:
         at_least(0, n_frequency_masks=self.n_frequency_masks, frequency_mask_width=self.frequency_mask_width)
         within("[0, 1)", vtlp=self.vtlp, token_dropout=self.token_dropout)
         within("[0, 10]", silence=self.silence)
+        within("[0, 100]", gain=self.gain, tilt=self.tilt)
         if self.lowest_snr is not None:
             within(f"[0, {HIGHEST_SNR:g}]", lowest_snr=self.lowest_snr)
         within("[0, 1]", time_mask_proportion=self.time_mask_proportion)
@@ -179,9 +191,9 @@ class Augmentation:
         """Check that this can be done to these features.
 
         Raises:
-            ValueError: VTLP, silence or noise would be reckoned with log-mels as they are not.
+            ValueError: VTLP, silence, noise or another level would be reckoned with log-mels as they are not.
         """
-        off = {"vtlp": 0.0, "silence": 0.0, "lowest_snr": None}
+        off = {"vtlp": 0.0, "silence": 0.0, "lowest_snr": None, "gain": 0.0, "tilt": 0.0}
         wrong = {name: getattr(self, name) for name, value in off.items() if getattr(self, name) != value}
         if wrong and features.log_mel != "plain":
             found = ", ".join(f"{name}={value}" for name, value in wrong.items())

@@ -36,8 +36,8 @@ class FeatureExtractor:
     loudest or lower is set to that, and the result x becomes (x + 4) / 4.
 
     Args:
-        mean: mean of every feature; for normalize="global" only.
-        std: standard deviation of every feature; for normalize="global" only.
+        mean: mean of every feature in the training data; for normalize="global" and "mean" only.
+        std: standard deviation of every feature there; likewise.
 
     Raises:
         ValueError: a mel band is narrower than the steps of the DFT; or mean and std are missing, have another shape,
@@ -53,12 +53,12 @@ class FeatureExtractor:
         mean: Float[Tensor, " F"] | None = None,
         std: Float[Tensor, " F"] | None = None,
     ) -> None:
-        wanted = (config.n_features,) if config.normalize == "global" else None
+        wanted = (config.n_features,) if config.has_statistics else None
         found = [None if given is None else tuple(given.shape) for given in (mean, std)]
         if found != [wanted, wanted]:
             raise ValueError(
                 f"normalize={config.normalize} needs mean and std of shape {wanted}, but mean has {found[0]} and std "
-                f"has {found[1]}; `statistics` makes them for global, and no other has any"
+                f"has {found[1]}; `statistics` makes them for global and mean, and no other has any"
             )
         self.config, self.mean, self.std = config, mean, std
         self._window = torch.hann_window(config.frame_samples)
@@ -135,13 +135,14 @@ class FeatureExtractor:
         if self.config.normalize == "none":
             return frames
         if self.mean is not None and self.std is not None:
-            return normalized(frames, self.mean, self.std.square())
+            mean = self.mean if self.config.normalize == "global" else frames.mean(dim=0)
+            return normalized(frames, mean, self.std.square())
         epsilon = 1e-10 if self.config.log_mel == "kaldi" else EPSILON  # as in fairseq
         return normalized(frames, frames.mean(dim=0), frames.var(dim=0, correction=0), epsilon)
 
 
 def statistics(utterances: Iterable[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
-    """Mean and standard deviation of every feature over all frames, for normalize="global"; summed in float64.
+    """Mean and standard deviation of every feature over all frames, for normalize="global" and "mean"; summed in float64.
 
     The frames must not be normalized: make them with normalize="none".
 

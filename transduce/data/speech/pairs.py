@@ -16,6 +16,7 @@ from transduce.data.batch import Batch, Epoch, batch_of, pad, pad_frames
 from transduce.data.speech.augment import (
     add_noise,
     add_silence,
+    change_level,
     draw_speed,
     draw_vtlp,
     drop_tokens,
@@ -77,12 +78,15 @@ class FrameReader:
         rng = rng or generator(0, 0, 0)
         frames = self._unmasked(path, speed)
         if isinstance(self.feature_extractor, FeatureExtractor):
-            frames = add_silence(frames, *silence)
+            frames, config = add_silence(frames, *silence), self.feature_extractor.config
+            if augmentation.gain or augmentation.tilt:
+                how = {"gain": augmentation.gain, "tilt": augmentation.tilt}
+                frames = change_level(frames, **how, low=config.low, high=config.highest, rng=rng)
             if augmentation.lowest_snr is not None:
                 widths = self.feature_extractor.band_widths
                 frames = add_noise(frames, widths, lowest_snr=augmentation.lowest_snr, rng=rng)
             if augmentation.vtlp:
-                factor, config = draw_vtlp(augmentation.vtlp, rng), self.feature_extractor.config
+                factor = draw_vtlp(augmentation.vtlp, rng)
                 frames = perturb_vocal_tract(frames, factor, low=config.low, high=config.highest)
             frames = mask_frequency(
                 frames, spans=augmentation.n_frequency_masks, widest=augmentation.frequency_mask_width, rng=rng
@@ -139,8 +143,8 @@ class SpeechPairs:
         heard_column: the column that CTC learns, if it is not the target's.
 
     Raises:
-        ValueError: no recording is left, a recording lacks that column, or the tokenizer has nothing that begins or ends a text, or the features are not
-            those that the augmentation is for.
+        ValueError: no recording is left, a recording lacks that column, the tokenizer has nothing that begins or ends a
+            text, or the features are not those that the augmentation is for.
     """
 
     def __init__(
@@ -290,7 +294,7 @@ def make_feature_extractor(
     *,
     max_seconds: float = math.inf,
 ) -> FeatureExtractor | VectorReader:
-    """The feature extractor of a config. For normalize="global" it computes the statistics of the recordings.
+    """The feature extractor of a config. Where it needs statistics, they are those of the recordings.
 
     Args:
         max_seconds: longer recordings are left out of the statistics, as they are left out of training.
@@ -300,7 +304,7 @@ def make_feature_extractor(
     """
     if isinstance(config, VectorConfig):
         return VectorReader(config)
-    if config.normalize != "global":
+    if not config.has_statistics:
         return FeatureExtractor(config)
     plain = FeatureExtractor(replace(config, normalize="none"))
     paths = [r.audio for r in recordings if r.seconds <= max_seconds]
@@ -310,7 +314,7 @@ def make_feature_extractor(
             f"of {len(recordings)} recordings none lasts {max_seconds:g} s or less" if recordings else "there are none"
         )
         told = next(iter(bad.values()), none)
-        raise ValueError(f"normalize=global needs training data that can be used, but none can: {told}")
+        raise ValueError(f"normalize={config.normalize} needs training data that can be used, but none can: {told}")
     log_mels = (cache.get(path, plain) for path in paths if path not in bad)
     usable = (log_mel for log_mel in log_mels if config.seconds(len(log_mel)) <= max_seconds + ROUNDING)
     mean, std = statistics(plain.mfcc(log_mel) for log_mel in usable)
