@@ -306,12 +306,13 @@ def test_bands_too_narrow_for_the_dft_are_refused():
             torch.ones(13),
             "mean and std of shape (40,), but mean has (13,) and std has (13,)",
         ),
+        ("mean", None, None, "mean and std of shape (40,), but mean has None and std has None"),
         ("none", torch.zeros(40), torch.ones(40), "mean and std of shape None, but mean has (40,) and std has (40,)"),
     ],
 )
-def test_mean_and_std_belong_to_global(normalize, mean, std, found):
+def test_mean_and_std_belong_to_global_and_mean(normalize, mean, std, found):
     with pytest.raises(ValueError) as caught:
         FeatureExtractor(FeatureConfig(normalize=normalize), mean=mean, std=std)
     assert str(caught.value) == (
-        f"normalize={normalize} needs {found}; `statistics` makes them for global, and no other has any"
+        f"normalize={normalize} needs {found}; `statistics` makes them for global and mean, and no other has any"
     )
