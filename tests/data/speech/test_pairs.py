@@ -135,6 +135,7 @@ def test_what_is_reckoned_with_natural_log_mels_is_refused_for_others(recordings
     other = replace(reader, feature_extractor=FeatureExtractor(replace(FEATURES, log_mel=kind)))
     for fields, told in (
         ({"vtlp": 0.1}, f"vtlp=0.1 and log_mel='{kind}'; set vtlp=0.0"),
+        ({"tilt": 3.0}, f"tilt=3.0 and log_mel='{kind}'; set tilt=0.0"),
         (
             {"silence": 0.2, "lowest_snr": 9.0},
             f"silence=0.2, lowest_snr=9.0 and log_mel='{kind}'; set silence=0.0, lowest_snr=None",
@@ -142,7 +143,7 @@ def test_what_is_reckoned_with_natural_log_mels_is_refused_for_others(recordings
     ):
         with pytest.raises(ValueError) as error:
             SpeechPairs(recordings, other, tokenizer, frames_per_batch=200, augmentation=replace(PLAIN, **fields))
-        assert str(error.value) == f"vtlp, silence, lowest_snr are for natural log-mels, but {told}"
+        assert str(error.value) == f"vtlp, silence, lowest_snr, gain, tilt are for natural log-mels, but {told}"
     usual = replace(Augmentation(), vtlp=0.0)
     assert SpeechPairs(recordings, other, tokenizer, frames_per_batch=200, augmentation=usual).recordings
 
