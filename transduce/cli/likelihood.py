@@ -21,14 +21,16 @@ from transduce.cli.common import (
 from transduce.data.speech.manifest import manifest_audio
 from transduce.tasks.formats import plain_tokens
 
+Language = Annotated[str, arg(help_behavior_hint="")]
+
 
 def score_likelihood(
     run: Positional[Runs],
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="[SRC] HYP", help_behavior_hint="(required)")]],
     *,
     format: Literal["text", "json"] = "text",
-    source_language: str = "",
-    target_language: str = "",
+    source_language: Language = "",
+    target_language: Language = "",
     output: OptionalFile = None,
     machine: Machine,
 ) -> None:
@@ -39,7 +41,7 @@ def score_likelihood(
             manifest (.tsv), or has names of files, one a line. A language model takes HYP alone.
         format: text: log-probability, a tab, number of tokens. json: an object per line, with the log-probability of
             every token.
-        source_language: Of SRC, in a model of many languages (eng_Latn, en, en_XX); where none is named, the run's.
+        source_language: Of SRC, in a model of many languages: en, eng_Latn ...
         target_language: Of HYP, in such a model.
         output: Where it goes; standard output if not given.
     """
@@ -67,8 +69,8 @@ def rerank(
     weight: float = 1.0,
     own_weight: float = 1.0,
     all: Annotated[bool, arg(help_behavior_hint="")] = False,
-    source_language: str = "",
-    target_language: str = "",
+    source_language: Language = "",
+    target_language: Language = "",
     output: OptionalFile = None,
     machine: Machine,
 ) -> None:
@@ -82,8 +84,8 @@ def rerank(
         lists: As translate --n-best N --scores writes it: score, tab, text; N lines for each line of SRC.
         weight: Of the run's score.
         own_weight: Of the score in the list.
-        all: Write the whole list, best first, with its new scores, as another rerank can read it.
-        source_language: Of SRC, in a model of many languages (eng_Latn, en, en_XX); where none is named, the run's.
+        all: Write whole lists, best first, as rerank can read them.
+        source_language: Of SRC, in a model of many languages: en, eng_Latn ...
         target_language: Of NBEST, in such a model.
         output: Where the texts go; standard output if not given.
     """
