@@ -242,6 +242,23 @@ def test_one_translates_and_sees_where_the_decoder_looked(page, offline):
 
 
 @pytest.mark.long
+def test_what_one_types_is_translated_in_the_next_pause(page, offline):
+    """And again when one goes on; nothing is said aloud, as nobody has asked."""
+    page.get_by_role("tab", name="Translate").click()
+    text, found = page.get_by_label("Text, each line by itself"), page.locator("#translate .ranked")
+    text.press_sequentially("Print it")
+    expect(page.locator("#translate .source")).to_have_text("Print it")
+    expect(found.get_by_role("button").first).to_have_text(offline["mt"].translate(["Print it"], n_best=3)[0][0].text)
+    text.press_sequentially(" now.")
+    expect(page.locator("#translate .source")).to_have_text("Print it now.")
+    expect(found.get_by_role("button").first).to_have_text(
+        offline["mt"].translate(["Print it now."], n_best=3)[0][0].text
+    )
+    expect(said(page, "translate")).to_have_text("")
+    assert found.count() == 1
+
+
+@pytest.mark.long
 def test_one_drops_a_sound_and_hears_its_words(page, offline):
     page.get_by_role("tab", name="Transcribe").click()
     raw = wav("red blue")

@@ -3,6 +3,7 @@
 import { askJSON, fill, h, roving, sendByKey, worker } from "./ask.js";
 
 const AT_A_TIME = 4;
+const PAUSE = 500; // milliseconds without a key, after which what is typed is translated
 
 export function start(panel, runs) {
   const form = panel.querySelector("form");
@@ -11,14 +12,21 @@ export function start(panel, runs) {
   const { work } = worker(panel);
   fill(run, runs);
   sendByKey(form);
+  const send = (aloud) => work(async (signal, say) => {
+    clearTimeout(timer);
+    say(aloud ? "Translating ..." : "");
+    results.replaceChildren();
+    const found = await translated(run.value, text.value, Number(n.value), signal, results);
+    if (aloud) say(`Translated: ${found.join(" ")}`, "aloud");
+  });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    work(async (signal, say) => {
-      say("Translating ...");
-      results.replaceChildren();
-      const found = await translated(run.value, text.value, Number(n.value), signal, results);
-      say(`Translated: ${found.join(" ")}`, "aloud");
-    });
+    send(true);
+  });
+  let timer;
+  text.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => form.checkValidity() && send(false), PAUSE);
   });
 }
 

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Measures a figure of recipes/README.md again: trains by its command, and prints what comes out beside what is stated there.
+#
+#   bash scripts/reproduce.sh                       # the figures, and how long each takes
+#   bash scripts/reproduce.sh commands [OPTIONS]    # one of them, in runs/reproduced/commands; TRANSDUCE_DATA names the corpora
+#
+# OPTIONS go to the recipe, such as --training.seed 2. The same command again goes on where it was.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+SPEECH="beam5.ctc wer"
+# name; what is stated; the file in the run that has it, search and measure there; minutes on one core; the recipe's command
+figures="
+commands           96.11  test greedy bleu                  4  translation.py
+multi30k_en_de     40.38  test beam5 bleu.lowercase        94  translation.py multi30k --training.max-minutes 200
+multi30k_de_en     42.36  test beam5 bleu.lowercase        94  translation.py multi30k --training.max-minutes 200 --source de --target en --model.dropout 0.3
+speech              5.5   test $SPEECH                     14  speech_to_text.py
+speech_german      63.28  test beam5 bleu                  45  speech_to_text.py --target-column german --ctc-weight 0.3 --vocab-size 400 --training.max-updates 5000
+fsdd                2.00  test $SPEECH                      5  speech_to_text.py fsdd
+$(for name in george:43.2 jackson:27.2 lucas:53.8 nicolas:41.6 theo:10.0 yweweler:16.8; do
+  echo "fsdd_${name%:*} ${name#*:} test $SPEECH 5 speech_to_text.py fsdd --leave-out ${name%:*}"
+done)
+digits              0.39  test $SPEECH                     28  speech_to_text.py digits
+language            0.600 validation - loss                 2  language_model.py
+shakespeare         1.770 validation - loss                 5  language_model.py shakespeare_cpu
+shakespeare_muon    1.614 validation - loss                 5  language_model.py shakespeare_cpu --training.optim.optimizer muon
+masked_language     1.341 test - loss                       3  masked_language_model.py
+"
+
+if [ $# = 0 ]; then
+  echo "name stated measure minutes command" | cat - <(awk 'NF { $3 = $4 = ""; print }' <<<"$figures") |
+    awk '{ printf "%-18s %7s  %-15s %7s  ", $1, $2, $3, $4; for (i = 5; i <= NF; i++) printf "%s ", $i; print "" }'
+  exit
+fi
+name="$1" && shift
+read -r _ stated file search measure _ command < <(awk -v name="$name" '$1 == name' <<<"$figures") || {
+  echo "reproduce.sh: a figure must be one of those that bash scripts/reproduce.sh lists, but it is '$name'" >&2
+  exit 2
+}
+source scripts/setup.sh ""
+run="runs/reproduced/$name"
+# shellcheck disable=SC2086
+python recipes/$command --run "$run" "$@"
+python - "$run" "$stated" "$file" "$search" "$measure" <<'PYTHON'
+import json
+import sys
+from pathlib import Path
+
+run, stated, name, search, measure = sys.argv[1:]
+paths = [Path(run) / f"{name}.json"] if search != "-" else sorted(Path(run).glob(f"{name}*.json"))
+plain = json.loads(paths[0].read_text())
+if search == "-":
+    found = f"{plain[measure]:.3f}"
+else:
+    (row,) = (row for row in plain if (row["search"], row["measure"]) == (search, measure))
+    found = f"{row['value']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+print(f"{Path(run).name}, {measure}: stated {stated}, found {found}")
+PYTHON
