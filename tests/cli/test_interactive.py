@@ -81,7 +81,7 @@ def test_it_reads_and_prints_at_the_terminal_alone(run, language, capsys):
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
 from transduce.cli.main import main
 from transduce.tasks.translate import Translator
 
@@ -94,6 +94,7 @@ def translate(self, lines, *rest, **options):
     return whole(self, lines, *rest, **options)
 
 Translator.translate = translate
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore Ctrl-C
 sys.exit(main(sys.argv[1:]))
 """
 

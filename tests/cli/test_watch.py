@@ -2,6 +2,7 @@
 
 import _thread
 import json
+import signal
 import socket
 import threading
 import time
@@ -17,6 +18,14 @@ from transduce.tasks import page as pages
 @pytest.fixture
 def run(tmp_path):
     return random_run(tmp_path / "run", model=LITTLE)
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Ctrl-C ends what runs, though whoever runs the tests may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def free_port() -> int:
