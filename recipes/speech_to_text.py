@@ -173,9 +173,8 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Data
     recordings, valid, test = x.corpus.read(x.training.seed)
-    if x.ctc_column is None and x.ctc_weight:
-        said = all("text" in r.columns for r in [*recordings, *valid])
-        x = replace(x, ctc_column="text" if said else x.corpus.target_column)
+    if translating and x.ctc_column is None and x.ctc_weight and all("text" in r.columns for r in recordings + valid):
+        x = replace(x, ctc_column="text")
     heard_column = "" if x.ctc_column == x.corpus.target_column else x.ctc_column or ""
     if heard_column or not x.ctc_weight:  # the head learns another text, or nothing, so no search should listen to it
         x = replace(x, decoding=replace(x.decoding, ctc_weight=0.0))

@@ -175,14 +175,14 @@ def test_given_texts_are_judged_in_the_languages_that_are_named(tmp_path, capsys
     for name, line in (("in", ENGLISH[0]), ("out", GERMAN[0])):
         (tmp_path / name).write_text(line + "\n")
     translator, found = td.load_translator(tmp_path / "run"), set()
+    own = {"source_language": "fra_Latn", "target_language": "fra_Latn"}  # of the run: what is named goes before it
+    translator.decoding = translator.decoding.changed(**own)
     for source, target in (("eng_Latn", "deu_Latn"), ("fra_Latn", "deu_Latn"), ("eng_Latn", "fra_Latn")):
         tokenizer.src_lang, tokenizer.tgt_lang = source, target
         labels = tokenizer(text_target=GERMAN[0], return_tensors="pt").input_ids
         with torch.no_grad():
             want = theirs(**tokenizer(ENGLISH[0], return_tensors="pt"), labels=labels, output_attentions=True)
-        log_probs = want.logits.log_softmax(-1).gather(-1, labels[..., None])[
-            0, 1:, 0
-        ]  # the first token is the language
+        log_probs = want.logits.log_softmax(-1).gather(-1, labels[..., None])[0, 1:, 0]  # without the language
         capsys.readouterr()
         words = ["score", "likelihood", str(tmp_path / "run"), str(tmp_path / "in"), str(tmp_path / "out")]
         assert main([*words, "--source-language", source, "--target-language", target]) == 0

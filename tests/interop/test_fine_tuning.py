@@ -7,7 +7,8 @@ from tests.interop import test_fairseq, test_speech
 from tests.interop.test_speech import WORDS, quiet  # noqa: F401 - a fixture
 from tests.runs import ENGLISH, GERMAN
 from transduce.cli.main import main
-from transduce.experiment.start import in_languages, saved_tokenizers
+from transduce.experiment.start import saved_tokenizers
+from transduce.tasks.translate import in_languages
 
 SHORT = ["--training.max-updates", "2", "--training.validate-every", "2", "--training.optim.warmup-steps", "1"]
 

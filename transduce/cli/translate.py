@@ -175,7 +175,7 @@ class Translation(Job):
                 return logger.warning("there are pictures of the first %d lines alone", PICTURES)
             if line.strip():
                 try:
-                    (look,) = translator.spoken(self.decoding).align([line], outputs[:1])
+                    (look,) = translator.with_decoding(self.decoding).align([line], outputs[:1])
                 except ValueError as error:  # too long for learned positions
                     logger.warning("line %d has no picture: %s", number, error)
                 else:

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         with_frames as with_frames,
         with_vocabularies as with_vocabularies,
     )
-    from transduce.experiment.start import in_languages as in_languages, saved_tokenizers as saved_tokenizers
+    from transduce.experiment.start import saved_tokenizers as saved_tokenizers
     from transduce.experiment.validation import (
         Validator as Validator,
         language_validator as language_validator,
@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from transduce.score.measures import MEASURES as MEASURES
     from transduce.score.score import Measure as Measure
     from transduce.tasks.shortlist import learn_shortlist as learn_shortlist, save_shortlist as save_shortlist
+    from transduce.tasks.translate import in_languages as in_languages
     from transduce.train.config import (
         LoRAConfig as LoRAConfig,
         OptimConfig as OptimConfig,

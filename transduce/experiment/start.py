@@ -13,7 +13,6 @@ from transduce.files import weights_of
 from transduce.model.config import StackConfig, Tokens
 from transduce.model.transformer import Transformer
 from transduce.run import CONFIG, load_model, load_run
-from transduce.tasks.config import SearchConfig
 
 TABLES = {
     "source_input.weight": "source",
@@ -71,17 +70,6 @@ def saved_tokenizers(
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     return there[0], there[-1]
-
-
-def in_languages(source: Tokenizer, target: Tokenizer, decoding: SearchConfig) -> tuple[Tokenizer, Tokenizer]:
-    """The same tokenizers, of texts of the languages that `decoding` names: of a model of many languages, trained on.
-
-    Raises:
-        ValueError: a tokenizer does not know the language.
-    """
-    sides = ((source, decoding.source_language), (target, decoding.target_language))
-    spoken = [tokenizer.with_language(language) if language else tokenizer for tokenizer, language in sides]
-    return spoken[0], spoken[1]
 
 
 class Vocabularies(NamedTuple):

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -111,9 +112,11 @@ class ForcedDecoding(ABC, Generic[InputT]):
         """The time from one source position to the next, if the source is sound."""
         return None
 
-    def spoken(self, decoding: SearchConfig) -> "ForcedDecoding[InputT]":
-        """The same task in the languages that `decoding` names, of a model of many."""
-        return self
+    def with_decoding(self, decoding: SearchConfig) -> "ForcedDecoding[InputT]":
+        """The same task with another `decoding`, and in the languages that it names, of a model of many."""
+        there = copy(self)
+        there.decoding = decoding
+        return there
 
     @torch.no_grad()
     def encode(self, inputs: Sequence[InputT], **settings: Any) -> list[Float[Tensor, "_ D"]]:
@@ -125,7 +128,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
             ValueError: an input cannot be used, or is longer than learned positions; or this is an ensemble.
         """
         self._check_alone("encode")
-        there = self.spoken(self.decoding.changed(**settings))
+        there = self.with_decoding(self.decoding.changed(**settings))
         return encoder_states(self.model, there._checked(inputs), self.decoding.batch_tokens)
 
     @torch.no_grad()
@@ -138,7 +141,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
         Raises:
             ValueError: there are not as many texts as inputs, or one of either cannot be used.
         """
-        there = self.spoken(self.decoding.changed(**settings))
+        there = self.with_decoding(self.decoding.changed(**settings))
         return there._token_scores(there._checked(inputs), there._targets(inputs, texts))
 
     def _token_scores(
@@ -176,13 +179,12 @@ class ForcedDecoding(ABC, Generic[InputT]):
         Raises:
             ValueError: as for `score`.
         """
-        rows = [
-            (row, given, output) for row, (given, each) in enumerate(zip(inputs, lists, strict=True)) for output in each
-        ]
+        rows = [(row, given, out) for row, (given, each) in enumerate(zip(inputs, lists, strict=True)) for out in each]
+        decoding = self.decoding.changed(**settings)
         scores = self.score([given for _, given, _ in rows], [output.text for *_, output in rows], **settings)
         found: list[list[Output]] = [[] for _ in inputs]
         for (row, _, output), each in zip(rows, scores, strict=True):
-            own = each.log_prob / length_penalty(len(each.tokens), self.decoding.alpha, self.decoding.length_offset)
+            own = each.log_prob / length_penalty(len(each.tokens), decoding.alpha, decoding.length_offset)
             found[row].append(replace(output, score=own_weight * output.score + weight * own))
         return [sorted(outputs, key=lambda output: -output.score) for outputs in found]
 
@@ -194,7 +196,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
             ValueError: as for `score`; or this is an ensemble.
         """
         self._check_alone("align")
-        there = self.spoken(self.decoding.changed(**settings))
+        there = self.with_decoding(self.decoding.changed(**settings))
         return there._align(there._checked(inputs), there._targets(inputs, texts))
 
     def _align(

@@ -97,7 +97,7 @@ class Translator(ForcedDecoding[str]):
         check_list(lines, "translate takes a list of lines")
         config = (decoding or self.decoding).changed(**settings)
         if config.source_language or config.target_language:
-            there = self.spoken(config)
+            there = self.with_decoding(config)
             asked: dict[str, Any] = {"token_scores": token_scores, "alignments": alignments, "first_line": first_line}
             asked |= {"prefix": prefix, "require": require, "source_language": "", "target_language": ""}
             yield from there.stream(lines, config, **asked)
@@ -140,12 +140,10 @@ class Translator(ForcedDecoding[str]):
             told = "%d of %d lines, having more than %d tokens (split_length), were translated sentence by sentence: %s"
             logger.warning(told, len(parted), len(lines), config.split_length, which or "none")
 
-    def spoken(self, decoding: SearchConfig) -> "Translator":
+    def with_decoding(self, decoding: SearchConfig) -> "Translator":
         there = copy(self)
-        if decoding.source_language:
-            there.source_tokenizer = self.source_tokenizer.with_language(decoding.source_language)
-        if decoding.target_language:
-            there.tokenizer = self.tokenizer.with_language(decoding.target_language)
+        there.decoding = decoding
+        there.source_tokenizer, there.tokenizer = in_languages(self.source_tokenizer, self.tokenizer, decoding)
         return there
 
     def _shortlist(self, config: SearchConfig, phrases: bool) -> Shortlist | None:
@@ -207,6 +205,17 @@ class Translator(ForcedDecoding[str]):
                 logger.warning(told, first_line + i, len(ids), limit - 1)
             found[i] = [self.source_tokenizer.with_eos(ids[: limit - 1] for ids in way) for way in ways]
         return found
+
+
+def in_languages(source: Tokenizer, target: Tokenizer, decoding: SearchConfig) -> tuple[Tokenizer, Tokenizer]:
+    """The same tokenizers, of texts of the languages that `decoding` names: of a model of many languages.
+
+    Raises:
+        ValueError: a tokenizer does not know the language.
+    """
+    sides = ((source, decoding.source_language), (target, decoding.target_language))
+    spoken = [tokenizer.with_language(language) if language else tokenizer for tokenizer, language in sides]
+    return spoken[0], spoken[1]
 
 
 def likeliest(ways: list[list[list[Output]]], alpha: float, offset: float = 5.0) -> tuple[list[Output], int]:
