@@ -11,7 +11,7 @@ PACKAGE = ROOT / "transduce"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 
-SHARED = {"arguments", "config", "device", "exit", "files", "hub", "lazy", "plot", "progress", "threads"}
+SHARED = {"arguments", "config", "device", "exit", "files", "hub", "kernels", "lazy", "plot", "progress", "threads"}
 """What every room may know."""
 
 KNOWS = {

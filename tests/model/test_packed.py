@@ -7,11 +7,13 @@ import pytest
 import torch
 
 import transduce as td
-from tests.contract import random_example, random_model
+from tests.contract import output_lengths, random_example, random_model
+from tests.kernels import needs_cpp
 from tests.model.test_contract import CASES, every
 from tests.runs import random_run
 from transduce.model import packed as packing
 from transduce.model.config import TransformerConfig
+from transduce.model.kernel_weight import KernelInt8Weight
 from transduce.model.packed import SMALLEST, Int8Weight, PackedLinear, can_pack, largest_weight, pack
 from transduce.model.transformer import Transformer
 
@@ -25,10 +27,16 @@ def however_small(monkeypatch):
     monkeypatch.setattr(packing, "SMALLEST", 0)
 
 
-@pytest.fixture(params=[True, False], ids=["MKL", "oneDNN"])
+@pytest.fixture(params=[pytest.param(True, marks=needs_cpp), False], ids=["C++", "oneDNN"])
 def either(request, monkeypatch):
-    """Both kinds of float32 weights, of which a CPU has one."""
-    monkeypatch.setattr(packing, "suits_mkl", lambda: request.param)
+    """Both kinds of packed weights; without a compiler it is the second."""
+    if not request.param:
+        monkeypatch.setenv("TRANSDUCE_KERNELS", "0")
+
+
+@pytest.fixture
+def without_cpp(monkeypatch):
+    monkeypatch.setenv("TRANSDUCE_KERNELS", "0")
 
 
 def both(config: TransformerConfig, rng: torch.Generator, dtype: torch.dtype) -> tuple[Transformer, Transformer]:
@@ -52,7 +60,8 @@ def test_it_gives_the_plain_models_logits(config, rng):
         example = replace(example, source=example.source.float())
     with torch.inference_mode():
         want, got = example.logits(plain), example.logits(packed)
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+        for row, n in enumerate(output_lengths(config, example)):
+            torch.testing.assert_close(got[row, :n], want[row, :n], rtol=1e-5, atol=1e-5 * float(want.abs().max()))
         if config.ctc:
             memory = example.memory(plain).states
             torch.testing.assert_close(packed.ctc_logits(memory), plain.ctc_logits(memory), rtol=1e-5, atol=1e-4)
@@ -94,6 +103,7 @@ def test_where_the_kernels_are_not_nothing_changes(rng, monkeypatch):
     _, packed = both(CASES["decoder-pre-learned"], rng, torch.float64)
     assert type(packed) is Transformer and not packed_maps(packed)
     assert not can_pack(torch.device("cuda"), torch.float32)
+    monkeypatch.setenv("TRANSDUCE_KERNELS", "0")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     _, packed = both(CASES["decoder-pre-learned"], rng, torch.float32)
     assert type(packed) is Transformer and not packed_maps(packed)
@@ -108,6 +118,7 @@ def test_what_is_loaded_to_be_used_is_packed_and_what_is_loaded_to_be_trained_is
 
 
 @needs_kernels
+@pytest.mark.usefixtures("without_cpp")
 def test_a_small_weight_stays_as_it_is(monkeypatch, rng):
     monkeypatch.setattr(packing, "SMALLEST", SMALLEST)
     config = replace(CASES["decoder-pre-learned"], d_model=128, d_ff=1024)  # 128 x 1024 is the smallest to be packed
@@ -154,6 +165,7 @@ def test_int8_knows_nothing_of_the_batch(rng):
 
 
 @needs_int8
+@pytest.mark.usefixtures("either")
 @every
 def test_an_int8_model_is_near_the_plain_one(config, rng):
     plain = random_model(config, rng).float()
@@ -162,16 +174,20 @@ def test_an_int8_model_is_near_the_plain_one(config, rng):
     if example.source is not None and example.source.is_floating_point():
         example = replace(example, source=example.source.float())
     with torch.inference_mode():
-        want, got = example.logits(plain), example.logits(rounded)
+        want, got = (
+            torch.cat([row[:n] for row, n in zip(each, output_lengths(config, example), strict=True)])
+            for each in (example.logits(plain), example.logits(rounded))
+        )
     assert packed_maps(rounded) and not torch.equal(got, want)
-    assert (got - want).square().mean() <= 0.01 * want.var()
+    # rounding may choose another expert at some positions, but not at half of them
+    assert (got - want).square().mean(-1).median() <= 0.005 * want.var()
 
 
 @needs_int8
 def test_a_run_is_loaded_in_int8(tmp_path):
     run = random_run(tmp_path)
     translator = td.load(run, dtype=torch.int8)
-    assert isinstance(translator.model.logits, Int8Weight)
+    assert isinstance(translator.model.logits, (Int8Weight, KernelInt8Weight))
     assert (
         translator(["Print it."], beam_size=3, max_length=5)
         and next(translator.model.parameters()).dtype == torch.float32
@@ -193,5 +209,5 @@ def test_int8_is_refused_where_it_is_not(rng, monkeypatch):
     ):
         pack(deepcopy(plain), int8=True)
     monkeypatch.setattr(packing, "can_pack", lambda *_: False)
-    with pytest.raises(ValueError, match="kernels of oneDNN"):
+    with pytest.raises(ValueError, match=r"in C\+\+ or with kernels of oneDNN"):
         pack(plain.float(), int8=True)

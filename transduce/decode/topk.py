@@ -1,10 +1,13 @@
 """The likeliest tokens of many rows. On a CPU nothing is sorted, and no second table of the vocabulary's size is made."""
 
 import math
+from ctypes import CDLL
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from transduce.kernels import library
 
 GROUP = 64
 """Tokens that stand for each other by the largest of their scores."""
@@ -18,6 +21,10 @@ LEAST = -80.0
 
 def log_sum_exp(logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
     """log of the sum of exp(logits) of every row; log_softmax is the logits minus it."""
+    if (cpp := _in_cpp(logits)) is not None:
+        out = logits.new_empty(len(logits))
+        cpp.log_sum_exp(logits.data_ptr(), *logits.shape, out.data_ptr(), torch.get_num_threads())
+        return out
     if logits.device.type != "cpu" or logits.numel() <= ROWS * GROUP:
         return logits.logsumexp(-1)
     largest, total = logits.amax(-1, keepdim=True), logits.new_empty(len(logits))
@@ -45,6 +52,14 @@ def likeliest(
     if n == n_rows == 1:
         value, token = scores.max(-1, keepdim=True)  # the first of equal ones
         return value + offset, token, torch.zeros_like(token)
+    if (cpp := _in_cpp(scores)) is not None:
+        values = scores.new_empty(n_sentences, n)
+        tokens, rows = (torch.empty(n_sentences, n, dtype=torch.long) for _ in range(2))
+        found = (each.data_ptr() for each in (values, tokens, rows))
+        offset = offset.contiguous()
+        size = (n_sentences, n_rows, vocab_size, n)
+        cpp.likeliest(scores.data_ptr(), offset.data_ptr(), *size, *found, torch.get_num_threads())
+        return values, tokens, rows
     few = n_rows * vocab_size <= SMALL or n_rows * n_groups < 2 * n
     if few or scores.device.type != "cpu":
         total = (scores.view(n_sentences, n_rows, vocab_size) + offset[:, :, None]).flatten(1)
@@ -65,3 +80,9 @@ def likeliest(
     total = scores.flatten()[place] + offset.gather(1, row)[:, :, None]
     values, index = total.masked_fill_(token >= vocab_size, -math.inf).flatten(1).topk(n)
     return values, token.flatten(1).gather(1, index), row.gather(1, index // GROUP)
+
+
+def _in_cpp(scores: Tensor) -> CDLL | None:
+    """What computes in C++, if there are tables of this kind."""
+    suits = scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.is_contiguous()
+    return library() if suits else None

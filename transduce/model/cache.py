@@ -1,8 +1,12 @@
 """Keys and values of the positions decoded so far, or their sums, so that a step computes one position and not all of them."""
 
+import ctypes
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from transduce.kernels import library
 
 
 class LayerCache:
@@ -20,16 +24,24 @@ class LayerCache:
     ) -> tuple[Float[Tensor, "N H L E"], Float[Tensor, "N H L E"]]:
         """Write T new positions in place, and return all L positions."""
         end = self.length + key.size(2)
-        if not self.buffers or end > self.buffers[0].size(2):
-            grown = [new.new_empty(new.size(0), new.size(1), max(16, 2 * end), new.size(3)) for new in (key, value)]
-            for large, small in zip(grown, self.buffers, strict=False):
-                large[:, :, : self.length] = small[:, :, : self.length]
-            self.buffers = grown
+        if not self.buffers:
+            self.buffers = [
+                new.new_empty(new.size(0), new.size(1), max(16, 2 * end), new.size(3)) for new in (key, value)
+            ]
+        self.make_room(key.size(2))
         for buffer, new in zip(self.buffers, (key, value), strict=True):
             buffer[:, :, self.length : end] = new
         self.length = end
         keys, values = self.buffers
         return keys[:, :, :end], values[:, :, :end]
+
+    def make_room(self, n_positions: int) -> None:
+        """See to it that so many positions more fit into the buffers, which are there."""
+        end, small = self.length + n_positions, self.buffers
+        if end > small[0].size(2):
+            self.buffers = [old.new_empty(old.size(0), old.size(1), 2 * end, old.size(3)) for old in small]
+            for large, old in zip(self.buffers, small, strict=True):
+                large[:, :, : self.length] = old[:, :, : self.length]
 
     @property
     def state(self) -> Float[Tensor, "N H 1 E V"] | None:
@@ -67,24 +79,11 @@ class Cache:
     def __init__(self, n_layers: int) -> None:
         self.layers = [LayerCache() for _ in range(n_layers)]
         self.memory_lengths: Tensor | None = None
-        self._hidden: tuple[Tensor | None] | None = None
 
     @property
     def length(self) -> int:
         """Positions decoded so far."""
         return self.layers[0].length
-
-    def hidden(self) -> Float[Tensor, "BH 1 S"] | None:
-        """What hides the padding of the memory when it is added to scores: -inf there, 0 elsewhere, for every head of every
-        sentence; None where there is no padding. It is made once for the sentences that there are."""
-        if self._hidden is None:
-            lengths, memory, found = self.memory_lengths, self.layers[0].memory, None
-            if lengths is not None and memory is not None and int(lengths.min()) < memory[0].size(2):
-                padding = torch.arange(memory[0].size(2), device=lengths.device) >= lengths[:, None]
-                found = torch.zeros(padding.shape, dtype=memory[0].dtype, device=lengths.device)
-                found = found.masked_fill_(padding, -torch.inf).repeat_interleave(memory[0].size(1), dim=0)[:, None]
-            self._hidden = (found,)
-        return self._hidden[0]
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
         """Choose which rows continue. The memory stays, as it belongs to sentences and not to beams.
@@ -92,6 +91,8 @@ class Cache:
         On a CPU, rows that stay where they are are not copied.
         """
         if rows.device.type == "cpu" and self.layers[0].buffers and len(rows) == len(self.layers[0].buffers[0]):
+            if self._in_cpp(rows):
+                return
             moved = (rows != torch.arange(len(rows))).nonzero()[:, 0]
             for layer in self.layers:
                 layer.copy(rows[moved], moved)
@@ -99,10 +100,20 @@ class Cache:
         for layer in self.layers:
             layer.reorder(rows)
 
+    def _in_cpp(self, rows: Int[Tensor, " N"]) -> bool:
+        """Reorder as many rows as there are by kernels.cpp, if that can be done."""
+        buffers, found = [buffer for layer in self.layers for buffer in layer.buffers], library()
+        if found is None or any(buffer.dtype != torch.float32 or not buffer.is_contiguous() for buffer in buffers):
+            return False
+        n_rows, n_heads, room, width = buffers[0].shape
+        addresses = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
+        rows = rows.contiguous()
+        found.reorder_rows(addresses, len(buffers), rows.data_ptr(), n_rows, n_heads, room * width, self.length * width)
+        return True
+
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
         """Drop the memory of finished sentences."""
         for layer in self.layers:
             layer.keep(sentences)
         if self.memory_lengths is not None:
             self.memory_lengths = self.memory_lengths.index_select(0, sentences)
-        self._hidden = None

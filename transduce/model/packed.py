@@ -1,10 +1,8 @@
 """Weights packed once for the CPU's matrix kernels: inference is faster and gives the same numbers; int8 rounds them."""
 
 import logging
-import platform
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,15 +10,18 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transduce.kernels import library
+from transduce.model.inputs import TokenInput
+from transduce.model.kernel_step import KernelEncoder, KernelStack, KernelStep
+from transduce.model.kernel_weight import KernelInt8Weight, KernelWeight
 from transduce.model.layers import FeedForward
-from transduce.model.step import DecoderStep
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Memory, Transformer
 from transduce.threads import keep_memory
 
 logger = logging.getLogger("transduce")
 
 SMALLEST = 1 << 17
-"""Smallest number of elements for which packing pays: below it, calling the operator takes longer than the product."""
+"""Smallest number of elements for which int8 pays, and packing for oneDNN: below it, calling takes longer than the product."""
 
 
 class PackedWeight:
@@ -47,23 +48,6 @@ class PackedWeight:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PackedWeight":
         return self  # it never changes
-
-
-class TransposedWeight(PackedWeight):
-    """W of x W^T as W^T, for MKL on the CPUs that it was made for: as fast there for many rows, and faster for few."""
-
-    def __init__(self, weight: Float[Tensor, "O I"]) -> None:
-        self.packed = weight.detach().t().contiguous()
-
-    def __call__(
-        self, x: Float[Tensor, "*B I"], bias: Float[Tensor, " O"] | None = None, *, relu: bool = False
-    ) -> Float[Tensor, "*B O"]:
-        rows = x.reshape(-1, x.size(-1))
-        y = torch.mm(rows, self.packed) if bias is None else torch.addmm(bias, rows, self.packed)
-        return (y.relu_() if relu else y).view(*x.shape[:-1], y.size(1))
-
-    def dense(self) -> Float[Tensor, "O I"]:
-        return self.packed.t().contiguous()
 
 
 class Int8Weight(PackedWeight):
@@ -114,6 +98,12 @@ def largest_weight() -> int:
     return 127 if torch.equal(y, torch.full_like(y, 256.0 * 127 * 127)) else 64
 
 
+LONGEST = 512
+"""Positions of a source up to which the encoder is one call of C++; the attention of longer ones is quicker in blocks."""
+
+Product = PackedWeight | KernelWeight
+"""A packed matrix: it has `dense()`, and multiplies."""
+
 TINY = torch.finfo(torch.float32).tiny
 """The least scale: a row of zeros stays one."""
 
@@ -125,13 +115,13 @@ class PackedLinear(nn.Module):
         relu: zero what is below 0, in the same operator.
     """
 
-    def __init__(self, linear: nn.Linear, kind: type[PackedWeight] = PackedWeight, *, relu: bool = False) -> None:
+    def __init__(self, linear: nn.Linear, kind: type[Product] = PackedWeight, *, relu: bool = False) -> None:
         super().__init__()
         self.product, self.bias, self.relu = kind(linear.weight), linear.bias, relu
 
     @property
-    def weight(self) -> Float[Tensor, "O I"]:
-        """The packed weight."""
+    def weight(self) -> Tensor:
+        """The packed weight, of whatever shape."""
         return self.product.packed
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
@@ -145,15 +135,24 @@ class PackedLinear(nn.Module):
 class PackedTransformer(Transformer):
     """A Transformer with packed weights. Inference only; device and dtype are fixed. Its state_dict is unchanged."""
 
-    logits: PackedWeight | None
-    step: DecoderStep | None
+    logits: Product | None
+    step: KernelStep | None
+    whole: KernelEncoder | None
+
+    def encode(self, source: Tensor | None, source_lengths: Int[Tensor, " B"] | None = None, **known: Any) -> Memory:
+        """Ids (B, S) or frames (B, S, F) to memory, as in Transformer."""
+        if source is None or self.whole is None or self.whole.watched or source.size(1) > LONGEST:
+            return super().encode(source, source_lengths, **known)
+        assert self.source_input is not None
+        vectors, lengths = self.source_input(source, source_lengths)
+        return Memory(self.whole(vectors, lengths), lengths)
 
     def decoder_states(self, target_in: Int[Tensor, "N T"], **known: Any) -> Float[Tensor, "N T D"]:
         """The states that `decode` projects to logits, as in Transformer; one position more of a search is a quick step."""
-        cache: Any = known.get("cache")
-        one_more = cache is not None and cache.length and target_in.size(1) == 1
-        if one_more and self.step is not None and not self.step.watched:
-            return self.step(target_in, cache)
+        cache, memory = known.get("cache"), known.get("memory")
+        one_more = cache is not None and target_in.size(1) == 1 and self.step is not None and not self.step.watched
+        if one_more and (cache.length or memory is not None or self.encoder is None):
+            return self.step(target_in, cache, memory)
         return super().decoder_states(target_in, **known)
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
@@ -191,58 +190,64 @@ def pack(model: Transformer, *, int8: bool = False) -> Transformer:
     dtype = next(model.parameters()).dtype
     if int8 and not (dtype == torch.float32 and can_pack(model.device, torch.int8)):
         raise ValueError(
-            "int8 computes with float32 on a CPU, with kernels of oneDNN, but this is "
+            "int8 computes with float32 on a CPU, in C++ or with kernels of oneDNN, but this is "
             f"{dtype} on {model.device} with PyTorch {torch.__version__}; use fp32 or bf16"
         )
     if not can_pack(model.device, dtype):
         return model
     keep_memory()
-    exact = TransposedWeight if dtype == torch.float32 and suits_mkl() else PackedWeight
-    kind = Int8Weight if int8 else exact
+    in_cpp = dtype == torch.float32 and library() is not None
+    exact: type[Product] = KernelWeight if in_cpp else PackedWeight
+    rounding: type[Product] = KernelInt8Weight if in_cpp else Int8Weight
+    least = 0 if in_cpp else SMALLEST
+
+    def kind(n_elements: int) -> type[Product]:
+        return rounding if int8 and n_elements >= SMALLEST else exact
+
     model.eval().requires_grad_(False)
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if isinstance(child, nn.Linear) and child.weight.numel() >= SMALLEST:
+            if isinstance(child, nn.Linear) and child.weight.numel() >= least:
                 relu = name == "wide" and isinstance(module, FeedForward) and module.activation is F.relu
                 relu = relu and not module.gated
                 if relu:
                     assert isinstance(module, FeedForward)
                     module.activation = torch.positive  # the identity
                 large = name not in ("router", "ctc")  # what decides, and what is heard once
-                setattr(module, name, PackedLinear(child, kind if large else exact, relu=relu))
+                setattr(module, name, PackedLinear(child, kind(child.weight.numel()) if large else exact, relu=relu))
     logits = None
-    if model.output is not None and model.output.numel() >= SMALLEST:
-        logits = kind(model.output[: model.vocab_size])
-    if (
-        int8
-        and logits is None
-        and not any(isinstance(getattr(m, "product", None), Int8Weight) for m in model.modules())
-    ):
+    if model.output is not None and model.output.numel() >= least:
+        logits = kind(model.output.numel())(model.output[: model.vocab_size])
+    made = [logits, *(getattr(module, "product", None) for module in model.modules())]
+    if int8 and not any(isinstance(product, rounding) for product in made):
         logger.warning("int8 changes nothing: no matrix of this model has %s elements, where it pays", f"{SMALLEST:,}")
     model.__class__ = PackedTransformer
     assert isinstance(model, PackedTransformer)
     model.logits = logits
-    model.step = DecoderStep(model) if dtype == torch.float32 and DecoderStep.fits(model.config) else None
+    model.step = model.whole = None
+    config, heard, said = model.config, model.encoder, model.decoder
+    if in_cpp and heard is not None and KernelStack.fits(config, config.encoder):
+        model.whole = KernelEncoder(heard, config)
+    if (
+        in_cpp
+        and said is not None
+        and isinstance(model.target_input, TokenInput)
+        and KernelStack.fits(config, config.decoder)
+    ):
+        model.step = KernelStep(said, config, model.target_input)
     return model
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this PyTorch and this machine have the kernels for packed weights; int8: for such weights."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu":
+        return False
+    if library() is not None and dtype in (torch.float32, torch.int8):
+        return True
+    if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.int8:
         return all(hasattr(torch.ops.onednn, name) for name in ("qlinear_prepack", "qlinear_pointwise"))
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-@cache
-def suits_mkl() -> bool:
-    """Whether MKL computes here, on a CPU of Intel: on others it is far from its best."""
-    if not torch.backends.mkl.is_available():
-        return False
-    try:
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:  # not Linux
-        return "GenuineIntel" in platform.processor()

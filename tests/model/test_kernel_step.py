@@ -1,0 +1,209 @@
+"""Stacks in C++ compute what the layers compute, whatever is asked of them."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests import contract
+from tests.kernels import needs_cpp
+from tests.model.test_contract import CASES
+from transduce.model.config import Tokens
+from transduce.model.kernel_step import KernelEncoder, KernelStep
+from transduce.model.packed import pack
+from transduce.model.transformer import Memory
+
+pytestmark = needs_cpp
+
+FIT = {name: config for name, config in CASES.items() if KernelStep.fits(config, config.decoder)}
+HEARD = {name: config for name, config in CASES.items() if KernelStep.fits(config, config.encoder)}
+BEAMS = 5
+
+
+class Counting(KernelStep):
+    """A step that counts how often it was taken."""
+
+    taken = 0
+
+    def __call__(self, *arguments):
+        self.taken += 1
+        return super().__call__(*arguments)
+
+
+def both(config, rng):
+    """A model in float64, as its layers compute, and packed in float32, with a step that counts."""
+    plain = contract.random_model(config, rng)
+    packed = pack(deepcopy(plain).float())
+    if packed.step is not None:
+        packed.step = Counting(*packed.step.made_of)
+    return plain, packed
+
+
+def near(got, want):
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=2e-5 * float(want.abs().max()))
+
+
+def single(memory):
+    return None if memory is None else Memory(memory.states.float(), memory.lengths)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("config", FIT.values(), ids=FIT.keys())
+def test_a_position_is_that_of_the_whole(config, threads, rng):
+    plain, packed = both(config, rng)
+    example = contract.random_example(config, rng, rows=9)  # two threads take four rows each and more
+    memory, before = example.memory(plain), torch.get_num_threads()
+    want = plain(source=example.source, source_lengths=example.source_lengths, target_in=example.target)
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            for pieces in ((1,) * contract.TARGET, (5, 1, 11, 2), (18, 1)):
+                near(contract.in_pieces(packed, example.target, single(memory), pieces), want)
+    finally:
+        torch.set_num_threads(before)
+    assert packed.step.taken == contract.TARGET + 2
+
+
+@pytest.mark.parametrize("config", FIT.values(), ids=FIT.keys())
+def test_beams_that_change_places(config, rng):
+    """Rows multiply, change places and leave, sentences too: the same as decoding each row's tokens alone."""
+    plain, packed = both(config, rng)
+    example = contract.random_example(config, rng)
+    memory, n = example.memory(plain), len(example.target)
+    cache = packed.new_cache()
+    history, sentence = example.target[:, :1], torch.arange(n)
+    with torch.inference_mode():
+        states = packed.decoder_states(history, memory=single(memory), cache=cache)
+        rows = torch.arange(n).repeat_interleave(BEAMS)
+        for step in range(1, contract.TARGET):
+            cache.reorder(rows)
+            if step == 9:  # the second sentence is done
+                keep = torch.tensor([0, 2])
+                cache.keep(keep)
+            history, sentence = history[rows], sentence[rows]
+            new = torch.randint(config.decoder.input.vocab_size, (len(rows), 1), generator=rng)
+            history = torch.cat((history, new), dim=1)
+            states = packed.decoder_states(new, cache=cache)
+            own = None if memory is None else Memory(memory.states[sentence], memory.lengths[sentence])
+            near(packed.project(states)[:, 0].float(), plain.decode(history, memory=own)[:, -1])
+            left = sentence.unique_consecutive().numel()
+            rows = torch.arange(left)[:, None] * BEAMS + torch.randint(BEAMS, (left, BEAMS), generator=rng)
+            rows = (rows[[0, 2]] if step == 8 else rows).flatten()
+    assert packed.step.taken == contract.TARGET
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("config", HEARD.values(), ids=HEARD.keys())
+def test_an_encoder_is_that_of_the_layers(config, threads, rng):
+    plain, packed = both(config, rng)
+    assert isinstance(packed.whole, KernelEncoder)
+    example, before = contract.random_example(config, rng, rows=9), torch.get_num_threads()
+    source = example.source.float() if example.source.is_floating_point() else example.source
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            for lengths in (example.source_lengths, None):
+                want, got = plain.encode(example.source, lengths), packed.encode(source, lengths)
+                assert (got.lengths is None) == (lengths is None)
+                n_positions = [want.states.size(1)] * 9 if lengths is None else want.lengths.tolist()
+                for row, n in enumerate(n_positions):
+                    near(got.states[row, :n], want.states[row, :n])
+                    assert not got.states[row, n:].any()
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_row_knows_nothing_of_its_neighbours(int8, rng, monkeypatch):
+    """To the last bit, whichever rows share a tile or a thread."""
+    monkeypatch.setattr("transduce.model.packed.SMALLEST", 0)
+    config = next(config for config in FIT.values() if config.encoder and isinstance(config.encoder.input, Tokens))
+    model = pack(contract.random_model(config, rng).float(), int8=int8)
+    example = contract.random_example(config, rng, rows=11)
+    with torch.inference_mode():
+        memory = model.encode(example.source, example.source_lengths)
+        together = contract.in_pieces(model, example.target, memory, (1,) * contract.TARGET)
+        for row in (0, 3, 10):
+            length = example.source_lengths[row : row + 1]
+            alone = model.encode(example.source[row : row + 1, : int(length)], length)
+            assert torch.equal(alone.states[0], memory.states[row, : int(length)])
+            steps = contract.in_pieces(model, example.target[row : row + 1], alone, (1,) * contract.TARGET)
+            assert torch.equal(steps[0], together[row])
+
+
+def test_it_is_there_for_some_and_not_for_all():
+    others = [config for config in CASES.values() if config.decoder and not KernelStep.fits(config, config.decoder)]
+    assert len(FIT) >= 4 and any(c.encoder for c in FIT.values()) and not all(c.encoder for c in FIT.values())
+    assert len(HEARD) >= 4
+    assert {"rotary", "sinusoidal"} <= {config.positions for config in others}
+    assert {config.attention for config in FIT.values()} == {"softmax"}
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_every_activation_and_norm(activation, gated, norm, rng):
+    config = next(config for config in FIT.values() if config.encoder and isinstance(config.encoder.input, Tokens))
+    plain, packed = both(replace(config, activation=activation, gated=gated, norm=norm), rng)
+    example = contract.random_example(config, rng)
+    with torch.inference_mode():
+        near(packed.encode(example.source).states, plain.encode(example.source).states)
+        memory = example.memory(plain)
+        pieces = (1,) * contract.TARGET
+        near(contract.in_pieces(packed, example.target, single(memory), pieces), example.logits(plain))
+    assert packed.step.taken == contract.TARGET
+
+
+def test_whoever_watches_a_layer_still_sees_it(rng):
+    config = next(config for config in FIT.values() if config.encoder)
+    plain, model = both(config, rng)
+    example, seen = contract.random_example(config, rng), []
+    memory = single(example.memory(plain))
+    hook = model.decoder.layers[0].cross.register_forward_hook(lambda *_: seen.append(1))
+    contract.in_pieces(model, example.target, memory, (1,) * contract.TARGET)
+    assert len(seen) == contract.TARGET and not model.step.taken
+    hook.remove()
+    contract.in_pieces(model, example.target, memory, (1,) * contract.TARGET)
+    assert len(seen) == contract.TARGET and model.step.taken == contract.TARGET
+
+
+def test_a_copy_has_a_step_of_its_own(rng):
+    config = next(config for config in FIT.values() if config.encoder and isinstance(config.encoder.input, Tokens))
+    model = pack(contract.random_model(config, rng).float())
+    assert isinstance(model.step, KernelStep)
+    copied, seen = deepcopy(model), []
+    example = contract.random_example(config, rng)
+    copied.decoder.layers[0].cross.register_forward_hook(lambda *_: seen.append(1))
+    for each, times in ((model, 0), (copied, contract.TARGET)):
+        contract.in_pieces(each, example.target, example.memory(each), (1,) * contract.TARGET)
+        assert len(seen) == times
+
+
+def test_tokens_that_are_none_are_refused(rng):
+    config = next(config for config in FIT.values() if not config.encoder)
+    _, model = both(config, rng)
+    with pytest.raises(IndexError, match=r"tokens are 0 to \d+, but there is -1 or 99999"):
+        model.decode(torch.tensor([[-1], [99999]]), cache=model.new_cache())
+
+
+def test_two_searches_take_turns(rng):
+    """What a step adds belongs to a search, not to the model."""
+    config = next(config for config in FIT.values() if config.encoder)
+    plain, model = both(config, rng)
+    wide = single(contract.random_example(config, rng).memory(plain))
+    lengths = (wide.lengths - 1).clamp_min(1)
+    narrow = wide._replace(states=wide.states[:, : int(lengths.max())], lengths=lengths)
+    wide = wide._replace(lengths=lengths)
+    target = contract.random_example(config, rng).target
+
+    def step_by_step(*memories):
+        caches = [model.new_cache() for _ in memories]
+        for t in range(target.size(1)):
+            part = target[:, t : t + 1]
+            yield [model.decoder_states(part, memory=m, cache=c) for m, c in zip(memories, caches, strict=True)]
+
+    with torch.inference_mode():
+        alone = zip(*(step_by_step(memory) for memory in (wide, narrow)), strict=True)
+        for together, (one, other) in zip(step_by_step(wide, narrow), alone, strict=True):
+            torch.testing.assert_close(together, one + other)

@@ -1,0 +1,157 @@
+"""The kernels in C++: what they compute is PyTorch's, and where they cannot be had nothing is lost."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels import needs_cpp
+from transduce import kernels
+from transduce.decode.topk import likeliest, log_sum_exp
+from transduce.model.cache import Cache
+from transduce.model.kernel_weight import KernelInt8Weight, KernelWeight
+
+SHAPES = [(1, 1, 1), (1, 16, 24), (5, 7, 33), (6, 40, 24), (13, 1000, 96), (64, 256, 256), (200, 512, 1030), (0, 8, 8)]
+"""Rows, outputs and inputs; of most, none is a multiple of what a tile has."""
+
+
+@pytest.fixture(params=[1, 2], autouse=True)
+def threads(request):
+    """Everything is done by one thread and by two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@needs_cpp
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product_is_that_of_pytorch(shape, rng):
+    n, n_out, n_in = shape
+    x, weight, bias = (torch.randn(*size, generator=rng) for size in ((n, n_in), (n_out, n_in), (n_out,)))
+    product = KernelWeight(weight)
+    want = x.double() @ weight.double().T
+    for got, wanted in (
+        (product(x), want),
+        (product(x, bias), want + bias),
+        (product(x, bias, relu=True), (want + bias).relu()),
+    ):
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * math.sqrt(n_in))
+    assert torch.equal(product.dense(), weight)
+    folded = torch.randn(2, 3, n_in, generator=rng).transpose(0, 1)  # more dimensions, and not contiguous
+    assert torch.equal(product(folded), product(folded.reshape(6, n_in)).view(3, 2, n_out))
+
+
+def integers(*shape: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Rows of integers of -127 to 127 which each have that, and scales for them that are powers of two."""
+    rows = torch.randint(-127, 128, shape, generator=rng)
+    rows[..., 0] = rows[:1] = 127
+    return rows, 2.0 ** torch.randint(-9, 9, (*shape[:-1], 1), generator=rng)
+
+
+@needs_cpp
+@pytest.mark.parametrize("shape", SHAPES)
+def test_int8_is_the_product_of_integers(shape, rng):
+    n, n_out, n_in = shape
+    (x_int, x_scale), (w_int, w_scale) = integers(n, n_in, rng=rng), integers(n_out, n_in, rng=rng)
+    bias = torch.randn(n_out, generator=rng)
+    exact = (x_int.double() @ w_int.double().T) * x_scale * w_scale.T
+    product = KernelInt8Weight(w_int * w_scale)
+    x = x_int * x_scale
+    near = {"rtol": 1e-6, "atol": 1e-6 * float(exact.abs().max()) if n else 0.0}
+    for got, want in ((product(x), exact), (product(x, bias), exact + bias)):
+        torch.testing.assert_close(got.double(), want, **near)
+    assert torch.equal(product(x, bias, relu=True), product(x, bias).relu())
+    assert torch.equal(product(torch.zeros(2, n_in)), torch.zeros(2, n_out))
+    torch.testing.assert_close(product.dense(), w_int * w_scale, rtol=1e-6, atol=0)
+
+
+@needs_cpp
+@pytest.mark.parametrize("kind", [KernelWeight, KernelInt8Weight])
+def test_a_row_knows_nothing_of_the_others(kind, rng):
+    product = kind(torch.randn(50, 64, generator=rng))
+    x = torch.randn(200, 64, generator=rng) * torch.logspace(-3, 3, 200)[:, None]
+    whole = product(x)
+    assert all(torch.equal(product(x[i : i + n]), whole[i : i + n]) for n in (1, 3, 64) for i in range(0, 136, 17))
+
+
+@needs_cpp
+@pytest.mark.parametrize("vocab_size", [1, 3, 15, 16, 17, 1000, 8001])
+@pytest.mark.parametrize(("n_sentences", "n_rows", "n"), [(1, 1, 1), (3, 5, 10), (20, 4, 8), (2, 1, 7)])
+def test_the_likeliest_are_those_of_a_sort(vocab_size, n_sentences, n_rows, n, rng):
+    """Among equal ones the first comes first, as a stable sort has it."""
+    scores = torch.randint(-4, 4, (n_sentences * n_rows, vocab_size), generator=rng) / 4
+    scores[torch.rand(scores.shape, generator=rng) < 0.2] = -math.inf
+    offset = torch.randint(0, 3, (n_sentences, n_rows), generator=rng) / 2
+    total = (scores.view(n_sentences, n_rows, vocab_size) + offset[:, :, None]).flatten(1)
+    values, token, row = likeliest(scores, offset, n)
+    want, index = (each[:, :n] for each in total.sort(dim=1, descending=True, stable=True))
+    k, real = want.size(1), want > -math.inf
+    assert torch.equal(values[:, :k], want) and (values[:, k:] == -math.inf).all()
+    assert torch.equal((row * vocab_size + token)[:, :k][real], index[real])
+    assert ((token >= 0) & (token < vocab_size) & (row >= 0) & (row < n_rows)).all()
+
+
+@needs_cpp
+@pytest.mark.parametrize("shape", [(1, 5), (3, 700), (40, 9000), (2, 1), (0, 4)])
+@pytest.mark.parametrize("spread", [0.1, 30.0, 1000.0])
+def test_log_sum_exp(shape, spread, rng):
+    logits = spread * torch.randn(shape, generator=rng)
+    if shape[1] > 1:
+        logits[:, 1] = -math.inf
+    torch.testing.assert_close(log_sum_exp(logits).double(), logits.double().logsumexp(-1), rtol=2e-6, atol=2e-6)
+
+
+@needs_cpp
+@pytest.mark.parametrize("length", [1, 15, 40])
+def test_rows_change_places(length, rng):
+    """Permutations, copies, circles: what each row has is what it was told to have."""
+    n_rows, cache = 12, Cache(2)
+    past = [[torch.randn(n_rows, 3, length, 5, generator=rng) for _ in range(2)] for _ in range(2)]
+    for layer, (key, value) in zip(cache.layers, past, strict=True):
+        layer.append(key, value)
+    for _ in range(20):
+        rows = torch.randint(n_rows, (n_rows,), generator=rng)
+        rows = torch.randperm(n_rows, generator=rng) if _ % 3 == 0 else rows
+        cache.reorder(rows)
+        past = [[part[rows] for part in pair] for pair in past]
+        for layer, pair in zip(cache.layers, past, strict=True):
+            for buffer, want in zip(layer.buffers, pair, strict=True):
+                assert torch.equal(buffer[:, :, :length], want)
+
+
+@pytest.fixture
+def anew(monkeypatch, tmp_path):
+    """A user without anything compiled."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernels.loaded.cache_clear()
+    yield tmp_path / "transduce"
+    kernels.loaded.cache_clear()
+
+
+@needs_cpp
+def test_they_are_compiled_once(anew, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="transduce")
+    assert kernels.library() is not None and caplog.text.count("compiling kernels.cpp for this CPU, once") == 1
+    (made,) = anew.iterdir()
+    kernels.loaded.cache_clear()
+    assert kernels.library() is not None and caplog.text.count("compiling") == 1 and list(anew.iterdir()) == [made]
+
+
+def test_whoever_has_no_compiler_is_told_and_goes_on(anew, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="transduce")
+    monkeypatch.setattr(kernels.shutil, "which", lambda *_: None)
+    assert kernels.library() is None and "no C++ compiler" in caplog.text
+
+
+@needs_cpp
+def test_a_compiler_that_fails_is_quoted(anew, monkeypatch, caplog):
+    monkeypatch.setattr(kernels, "FLAGS", ("--no-such-flag",))
+    assert kernels.library() is None
+    assert "cannot be compiled" in caplog.text and "no-such-flag" in caplog.text
+
+
+def test_they_can_be_switched_off(anew, monkeypatch):
+    monkeypatch.setenv("TRANSDUCE_KERNELS", "0")
+    assert kernels.library() is None and not anew.exists()

@@ -1,0 +1,576 @@
+// The products and the decoder step of a search on a CPU; kernels.py compiles this for the machine it runs on.
+//
+// Matrices are packed once, in panels of WIDE outputs: a product reads them from one end to the other. A tile of ROWS
+// rows and WIDE outputs stays in registers while it runs along its panel. Rows are independent of one another.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, ROWS = 10;
+#else
+constexpr int LANES = 8, ROWS = 6;
+#endif
+constexpr int WIDE = 2 * LANES;
+
+typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+extern "C" {
+
+// A linear map x W^T + bias. Without `scale` the panels hold floats; with it, integers of 8 bits, of which each output
+// has the scale, and `sums`, the sum of its weights.
+struct Linear {
+    const void* panels;
+    const float* bias;
+    const float* scale;
+    const int32_t* sums;
+    int64_t inputs, outputs;
+};
+
+// LayerNorm, or RMSNorm where `rms` is set; none where weight is null.
+struct Norm {
+    const float *weight, *bias;
+    float eps;
+    int32_t rms;
+};
+
+struct Layer {
+    Linear qkv, output, cross_q, cross_output, wide, narrow;
+    Norm norm, cross_norm, feed_forward_norm;
+};
+
+struct Stack {
+    int64_t n_layers, d_model, n_heads, d_head;
+    int32_t pre, activation, gated, cross;
+    const Layer* layers;
+    Norm embedding_norm, norm;
+};
+
+// An embedding table of so many rows, and the factor of its vectors.
+struct Table {
+    const float* weight;
+    int64_t rows;
+    float scale;
+};
+
+// Keys and values of every layer, (N, H, room, E), of which `length` positions are there; of the memory (B, H, S, E).
+struct Past {
+    float *const *keys, *const *values;
+    const float *const *memory_keys, *const *memory_values;
+    const int64_t* memory_lengths;
+    int64_t length, room, n_sentences, memory_room;
+};
+}
+
+namespace {
+
+inline Floats load(const float* x) { return *reinterpret_cast<const Floats*>(x); }
+inline void store(float* x, Floats y) { *reinterpret_cast<Floats*>(x) = y; }
+
+inline Floats exponential(Floats x) {  // 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes), 2 ulp; 0 below -87
+    const Floats least = Floats{} - 87.0f, most = Floats{} + 88.0f;
+    Ints low = x < least;
+    x = low ? least : x;
+    x = x > most ? most : x;
+    Floats turns = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds
+    Ints n = reinterpret_cast<Ints>(turns) - 0x4B400000;
+    turns -= 12582912.0f;
+    x = x - turns * 0.693359375f + turns * 2.12194440e-4f;
+    Floats y = ((((1.9875691500e-4f * x + 1.3981999507e-3f) * x + 8.3334519073e-3f) * x + 4.1665795894e-2f) * x
+                + 1.6666665459e-1f) * x + 5.0000001201e-1f;
+    y = y * x * x + x + 1.0f;
+    y *= reinterpret_cast<Floats>((n + 127) << 23);
+    return low ? Floats{} : y;
+}
+
+inline float total(Floats x) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) sum += x[i];
+    return sum;
+}
+
+// The sum of `each` over n numbers: by vectors, and the rest one by one.
+template <class Each>
+inline float sum_of(int64_t n, Each each) {
+    auto many = [](const float* x, int64_t i) { return load(x + i); };
+    auto one = [](const float* x, int64_t i) { return x[i]; };
+    Floats sum = {}, other = {};
+    int64_t i = 0;
+    for (; i + WIDE <= n; i += WIDE) sum += each(i, many), other += each(i + LANES, many);
+    for (; i + LANES <= n; i += LANES) sum += each(i, many);
+    float result = total(sum + other);
+    for (; i < n; i++) result += each(i, one);
+    return result;
+}
+
+inline float dot(const float* x, const float* y, int64_t n) {
+    return sum_of(n, [&](int64_t i, auto at) { return at(x, i) * at(y, i); });
+}
+
+// A tile's sums leave the registers: bias, relu, and only the outputs that there are.
+inline void write(const Floats* sums, float* y, const float* bias, int64_t n, bool relu) {
+    alignas(64) float row[WIDE];
+    for (int half = 0; half < 2; half++) {
+        Floats sum = sums[half];
+        if (bias && n == WIDE) sum += load(bias + half * LANES);
+        if (relu && (n == WIDE || !bias)) sum = sum > 0.0f ? sum : Floats{};
+        store(n == WIDE ? y + half * LANES : row + half * LANES, sum);
+    }
+    if (n == WIDE) return;
+    for (int64_t i = 0; i < n; i++) {
+        float value = row[i] + (bias ? bias[i] : 0.0f);
+        y[i] = relu ? std::max(value, 0.0f) : value;
+    }
+}
+
+template <int R>
+void tile(const float* x, const float* panel, int64_t inputs, float* y, int64_t stride, const float* bias, int64_t n,
+          bool relu) {
+    Floats sums[R][2] = {};
+    for (int64_t k = 0; k < inputs; k++, panel += WIDE) {
+        Floats left = load(panel), right = load(panel + LANES);
+        for (int r = 0; r < R; r++) {
+            float value = x[r * inputs + k];
+            sums[r][0] += left * value;
+            sums[r][1] += right * value;
+        }
+    }
+    for (int r = 0; r < R; r++) write(sums[r], y + r * stride, bias, n, relu);
+}
+
+// Integers: rows come in chunks of 32 bits, as many inputs as one instruction multiplies and adds in 32 bits.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+typedef uint8_t Rounded;
+constexpr int PAIR = 4, OFFSET = 128;  // unsigned times signed
+inline Ints panel_at(const int8_t* panel) { return *reinterpret_cast<const Ints*>(panel); }
+inline Ints multiply(Ints sum, Ints weights, int32_t inputs) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(inputs), (__m512i)weights);
+#else
+    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, _mm256_set1_epi32(inputs), (__m256i)weights);
+#endif
+}
+#else
+typedef int16_t Rounded;
+constexpr int PAIR = 2, OFFSET = 0;
+inline Ints panel_at(const int8_t* panel) {
+#if defined(__AVX512BW__)
+    return (Ints)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel)));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(panel)));
+#else
+    int16_t wide[WIDE];
+    for (int i = 0; i < WIDE; i++) wide[i] = panel[i];
+    Ints result;
+    std::memcpy(&result, wide, sizeof result);
+    return result;
+#endif
+}
+inline Ints multiply(Ints sum, Ints weights, int32_t inputs) {
+#if defined(__AVX512BW__)
+    return sum + (Ints)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32(inputs));
+#elif defined(__AVX2__)
+    return sum + (Ints)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(inputs));
+#else
+    int16_t two[2], wide[WIDE];
+    std::memcpy(two, &inputs, sizeof two);
+    std::memcpy(wide, &weights, sizeof wide);
+    for (int i = 0; i < LANES; i++) sum[i] += wide[2 * i] * two[0] + wide[2 * i + 1] * two[1];
+    return sum;
+#endif
+}
+#endif
+
+int64_t padded(int64_t inputs) { return (inputs + PAIR - 1) / PAIR * PAIR; }
+
+template <int R>
+void tile(const Rounded* x, const float* row_scale, const int8_t* panel, int64_t inputs, float* y, int64_t stride,
+          const float* scale, const int32_t* weight_sums, const float* bias, int64_t n, bool relu) {
+    Ints sums[R][2] = {};
+    for (int64_t k = 0; k < inputs; k += PAIR, panel += WIDE * PAIR) {
+        Ints left = panel_at(panel), right = panel_at(panel + LANES * PAIR);
+        for (int r = 0; r < R; r++) {
+            int32_t chunk;
+            std::memcpy(&chunk, x + r * inputs + k, 4);
+            sums[r][0] = multiply(sums[r][0], left, chunk);
+            sums[r][1] = multiply(sums[r][1], right, chunk);
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        Floats scaled[2];
+        for (int half = 0; half < 2; half++) {
+            Ints sum = sums[r][half];
+            if (OFFSET) sum -= OFFSET * *reinterpret_cast<const Ints*>(weight_sums + half * LANES);
+            scaled[half] = __builtin_convertvector(sum, Floats) * load(scale + half * LANES) * row_scale[r];
+        }
+        write(scaled, y + r * stride, bias, n, relu);
+    }
+}
+
+// A row as integers of -127 ... 127, each times the result.
+float quantize(const float* x, int64_t inputs, Rounded* rounded) {
+    Floats high = {};
+    int64_t i = 0;
+    for (; i + LANES <= inputs; i += LANES) {
+        Floats value = load(x + i), size = value < 0.0f ? -value : value;
+        high = size > high ? size : high;
+    }
+    float largest = 0;
+    for (int lane = 0; lane < LANES; lane++) largest = std::max(largest, high[lane]);
+    for (; i < inputs; i++) largest = std::max(largest, std::fabs(x[i]));
+    float scale = std::max(largest, 1.17549435e-38f) / 127.0f, factor = 1.0f / scale;
+    if (!std::isfinite(factor)) factor = 0;
+    for (i = 0; i < inputs; i++) {
+        float turned = x[i] * factor + 12582912.0f;  // rounds to even
+        int32_t bits;
+        std::memcpy(&bits, &turned, 4);
+        rounded[i] = static_cast<Rounded>(bits - 0x4B400000 + OFFSET);
+    }
+    for (; i < padded(inputs); i++) rounded[i] = OFFSET;
+    return scale;
+}
+
+// The outputs of some panels for n rows, ROWS of them at a time, then the rest: up to 9 are 5 + 3 + 1.
+void some_panels(const Linear& map, const float* x, const Rounded* rounded, const float* row_scale, int64_t n, float* y,
+                 bool relu, int64_t first, int64_t last) {
+    const int64_t inputs = rounded ? padded(map.inputs) : map.inputs;
+    for (int64_t p = first; p < last; p++) {
+        const int64_t at = p * WIDE, width = std::min<int64_t>(WIDE, map.outputs - at);
+        const float* bias = map.bias ? map.bias + at : nullptr;
+        auto go = [&](auto rows, int64_t m) {
+            constexpr int R = decltype(rows)::value;
+            float* out = y + m * map.outputs + at;
+            if (rounded)
+                tile<R>(rounded + m * inputs, row_scale + m, static_cast<const int8_t*>(map.panels) + at * inputs, inputs,
+                        out, map.outputs, map.scale + at, map.sums + at, bias, width, relu);
+            else
+                tile<R>(x + m * inputs, static_cast<const float*>(map.panels) + at * inputs, inputs, out, map.outputs,
+                        bias, width, relu);
+        };
+        int64_t m = 0;
+        for (; m + ROWS <= n; m += ROWS) go(std::integral_constant<int, ROWS>{}, m);
+        if (m + 5 <= n) go(std::integral_constant<int, 5>{}, m), m += 5;
+        if (m + 3 <= n) go(std::integral_constant<int, 3>{}, m), m += 3;
+        if (m + 2 <= n) go(std::integral_constant<int, 2>{}, m), m += 2;
+        if (m < n) go(std::integral_constant<int, 1>{}, m);
+    }
+}
+
+// What one thread needs besides its results; it grows and stays.
+struct Room {
+    std::vector<float> states, x, y, wide, scores, scale;
+    std::vector<Rounded> rounded;
+};
+thread_local Room room;
+
+void linear(const Linear& map, const float* x, int64_t n, float* y, bool relu, int threads) {
+    const int64_t n_panels = (map.outputs + WIDE - 1) / WIDE;
+    const Rounded* rounded = nullptr;
+    const float* row_scale = nullptr;
+    if (map.scale) {
+        const int64_t inputs = padded(map.inputs);
+        room.rounded.resize(n * inputs);
+        room.scale.resize(n);
+        for (int64_t m = 0; m < n; m++) room.scale[m] = quantize(x + m * map.inputs, map.inputs, &room.rounded[m * inputs]);
+        rounded = room.rounded.data(), row_scale = room.scale.data();
+    }
+    if (n * map.inputs * map.outputs < (1 << 23)) threads = 1;  // a thread wakes up in the time of these products
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int t = 0; t < threads; t++)
+        some_panels(map, x, rounded, row_scale, n, y, relu, n_panels * t / threads, n_panels * (t + 1) / threads);
+}
+
+void normalize(const Norm& norm, const float* x, int64_t n, int64_t width, float* y) {
+    for (int64_t m = 0; m < n; m++, x += width, y += width) {
+        const float mean = norm.rms ? 0.0f : sum_of(width, [&](int64_t i, auto at) { return at(x, i); }) / width;
+        const float square = sum_of(width, [&](int64_t i, auto at) { return (at(x, i) - mean) * (at(x, i) - mean); });
+        const float factor = 1.0f / std::sqrt(square / width + norm.eps);
+        if (norm.bias)
+            for (int64_t i = 0; i < width; i++) y[i] = (x[i] - mean) * factor * norm.weight[i] + norm.bias[i];
+        else
+            for (int64_t i = 0; i < width; i++) y[i] = (x[i] - mean) * factor * norm.weight[i];
+    }
+}
+
+void activate(float* x, int64_t n, int32_t kind) {  // 1 gelu, 2 gelu_tanh, 3 silu, 4 relu, which products do by themselves
+    if (kind == 4)
+        for (int64_t i = 0; i < n; i++) x[i] = std::max(x[i], 0.0f);
+    if (kind == 1)
+        for (int64_t i = 0; i < n; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
+    if (kind != 2 && kind != 3) return;
+    auto through = [&](Floats v) {  // v times a sigmoid; tanh is one of twice its argument
+        Floats z = kind == 3 ? v : 1.5957691216f * (v + 0.044715f * v * v * v);
+        return v / (1.0f + exponential(-z));
+    };
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) store(x + i, through(load(x + i)));
+    if (i < n) {
+        float rest[LANES] = {};
+        std::memcpy(rest, x + i, (n - i) * sizeof(float));
+        store(rest, through(load(rest)));
+        std::memcpy(x + i, rest, (n - i) * sizeof(float));
+    }
+}
+
+// One query of one head over n keys and values of `width` numbers, each `stride` after the other: softmax(q k scale) v.
+void attend(const float* query, const float* keys, const float* values, int64_t n, int64_t width, int64_t stride, float scale,
+            float* out) {
+    if (static_cast<int64_t>(room.scores.size()) < n + LANES) room.scores.resize(2 * n + LANES);
+    float* scores = room.scores.data();
+    float largest = -INFINITY, sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        scores[i] = dot(query, keys + i * stride, width) * scale;
+        largest = std::max(largest, scores[i]);
+    }
+    for (int64_t i = n; i < n + LANES; i++) scores[i] = -INFINITY;
+    Floats sums = {};
+    for (int64_t i = 0; i < n; i += LANES) {
+        Floats e = exponential(load(scores + i) - largest);
+        store(scores + i, e);
+        sums += e;
+    }
+    sum = 1.0f / total(sums);
+    std::fill(out, out + width, 0.0f);
+    int64_t at = 0;
+    for (; at + 4 * LANES <= width; at += 4 * LANES) {
+        Floats all[4] = {};
+        for (int64_t i = 0; i < n; i++)
+            for (int j = 0; j < 4; j++) all[j] += load(values + i * stride + at + j * LANES) * scores[i];
+        for (int j = 0; j < 4; j++) store(out + at + j * LANES, all[j] * sum);
+    }
+    if (at == width) return;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = at; j < width; j++) out[j] += values[i * stride + j] * (scores[i] * sum);
+}
+
+// The layers of a stack over n rows. attention(layer, qkv, to) and memory(layer, queries, to) are what rows have of others.
+template <class Attention, class Memory>
+void layers(const Stack& stack, float* x, int64_t n, int threads, Attention attention, Memory memory) {
+    const int64_t width = stack.d_model, inner = stack.n_heads * stack.d_head;
+    int64_t widest = 3 * inner;
+    for (int64_t i = 0; i < stack.n_layers; i++) widest = std::max(widest, stack.layers[i].wide.outputs);
+    room.x.resize(n * std::max(width, inner));
+    room.y.resize(n * std::max(width, inner));
+    room.wide.resize(n * widest);
+    float *a = room.x.data(), *b = room.y.data(), *wide = room.wide.data();
+
+    // pre-norm is x += f(norm(x)), post-norm x = norm(x + f(x)); f reads what it is given, and writes `a`
+    auto around = [&](const Norm& norm, auto function) {
+        if (stack.pre) normalize(norm, x, n, width, a);
+        function(stack.pre ? a : x);
+        for (int64_t i = 0; i < n * width; i++) x[i] += a[i];
+        if (!stack.pre) normalize(norm, x, n, width, x);
+    };
+    if (stack.embedding_norm.weight) normalize(stack.embedding_norm, x, n, width, x);
+    for (int64_t i = 0; i < stack.n_layers; i++) {
+        const Layer& layer = stack.layers[i];
+        around(layer.norm, [&](const float* read) {
+            linear(layer.qkv, read, n, wide, false, threads);
+            attention(i, wide, b);
+            linear(layer.output, b, n, a, false, threads);
+        });
+        if (stack.cross)
+            around(layer.cross_norm, [&](const float* read) {
+                linear(layer.cross_q, read, n, wide, false, threads);
+                memory(i, wide, b);
+                linear(layer.cross_output, b, n, a, false, threads);
+            });
+        around(layer.feed_forward_norm, [&](const float* read) {
+            const int64_t hidden = layer.narrow.inputs;
+            linear(layer.wide, read, n, wide, stack.activation == 4 && !stack.gated, threads);
+            if (!stack.gated) activate(wide, n * hidden, stack.activation);
+            for (int64_t m = 0; stack.gated && m < n; m++) {  // the gate stands before the value
+                float *gate = wide + 2 * m * hidden, *value = gate + hidden, *to = wide + m * hidden;
+                activate(gate, hidden, stack.activation);
+                for (int64_t j = 0; j < hidden; j++) to[j] = gate[j] * value[j];
+            }
+            linear(layer.narrow, wide, n, a, false, threads);
+        });
+    }
+    if (stack.norm.weight) normalize(stack.norm, x, n, width, x);
+}
+
+// The step for the rows first ... last - 1, whose vectors are in x and whose states go there.
+void some_rows(const Stack& stack, const Past& past, float* x, int64_t n_rows, int64_t first, int64_t last) {
+    const int64_t n = last - first, heads = stack.n_heads, e = stack.d_head, inner = heads * e;
+    const int64_t per_sentence = past.n_sentences ? n_rows / past.n_sentences : 1;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(e));
+    auto attention = [&](int64_t i, const float* qkv, float* to) {
+        for (int64_t m = 0; m < n; m++)
+            for (int64_t h = 0; h < heads; h++) {
+                const int64_t at = ((first + m) * heads + h) * past.room * e;
+                float *keys = past.keys[i] + at, *values = past.values[i] + at;
+                const float* row = qkv + m * 3 * inner + h * e;
+                std::memcpy(keys + past.length * e, row + inner, e * sizeof(float));
+                std::memcpy(values + past.length * e, row + 2 * inner, e * sizeof(float));
+                attend(row, keys, values, past.length + 1, e, e, scale, to + m * inner + h * e);
+            }
+    };
+    auto memory = [&](int64_t i, const float* queries, float* to) {
+        for (int64_t m = 0; m < n; m++) {
+            const int64_t sentence = (first + m) / per_sentence;
+            const int64_t n_keys = past.memory_lengths ? past.memory_lengths[sentence] : past.memory_room;
+            for (int64_t h = 0; h < heads; h++) {
+                const int64_t at = (sentence * heads + h) * past.memory_room * e, own = m * inner + h * e;
+                attend(queries + own, past.memory_keys[i] + at, past.memory_values[i] + at, n_keys, e, e, scale, to + own);
+            }
+        }
+    };
+    layers(stack, x + first * stack.d_model, n, 1, attention, memory);
+}
+
+// The states of the sentences first ... last - 1 of x (B, S, D), without their padding, which becomes 0.
+void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t* lengths, int64_t first, int64_t last,
+                    int threads) {
+    const int64_t heads = stack.n_heads, e = stack.d_head, inner = heads * e, width = stack.d_model;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(e));
+    auto length_of = [&](int64_t b) { return lengths ? lengths[b] : length; };
+    room.states.clear();
+    for (int64_t b = first; b < last; b++)
+        room.states.insert(room.states.end(), x + b * length * width, x + (b * length + length_of(b)) * width);
+    auto attention = [&](int64_t, const float* qkv, float* to) {
+        for (int64_t b = first; b < last; b++) {
+            const int64_t n = length_of(b);
+            for (int64_t h = 0; h < heads; h++)
+                for (int64_t m = 0; m < n; m++)
+                    attend(qkv + m * 3 * inner + h * e, qkv + inner + h * e, qkv + 2 * inner + h * e, n, e, 3 * inner, scale,
+                           to + m * inner + h * e);
+            qkv += n * 3 * inner, to += n * inner;
+        }
+    };
+    const int64_t n_rows = static_cast<int64_t>(room.states.size()) / width;
+    layers(stack, room.states.data(), n_rows, threads, attention, [](int64_t, const float*, float*) {});
+    const float* from = room.states.data();
+    for (int64_t b = first; b < last; b++) {
+        const int64_t real = length_of(b) * width;
+        std::copy(from, from + real, x + b * length * width);
+        std::fill(x + b * length * width + real, x + (b + 1) * length * width, 0.0f);
+        from += real;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// How python lays out panels: outputs of one, and inputs of 8 bits that one instruction takes together.
+int32_t wide = WIDE, pair = PAIR;
+
+// y (N, outputs) = x (N, inputs) W^T + bias, and where `relu` is set, not below 0.
+void linear_map(const Linear* map, const float* bias, const float* x, int64_t n, float* y, int32_t relu, int32_t threads) {
+    Linear biased = *map;
+    biased.bias = bias;
+    linear(biased, x, n, y, relu, threads);
+}
+
+// The states (N, D) of one more position of N rows; keys and values are added to the past. False if a token is none.
+int32_t decoder_step(const Stack* stack, const Past* past, const Table* table, const int64_t* tokens, const float* position,
+                     float* x, int64_t n, int32_t threads) {
+    const int64_t width = stack->d_model;
+    for (int64_t m = 0; m < n; m++) {
+        if (tokens[m] < 0 || tokens[m] >= table->rows) return 0;
+        const float* vector = table->weight + tokens[m] * width;
+        for (int64_t i = 0; i < width; i++) x[m * width + i] = vector[i] * table->scale + position[i];
+    }
+    if (n < 4 * threads) threads = 1;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int t = 0; t < threads; t++) some_rows(*stack, *past, x, n, n * t / threads, n * (t + 1) / threads);
+    return 1;
+}
+
+// x (B, S, D), vectors of which each row has a length, or S where there are none, becomes the states.
+void encoder_states(const Stack* stack, float* x, int64_t n_sentences, int64_t length, const int64_t* lengths, int32_t threads) {
+    const int outer = n_sentences < 4 * threads ? 1 : threads;
+#pragma omp parallel for schedule(static, 1) num_threads(outer) if (outer > 1)
+    for (int t = 0; t < outer; t++) {
+        const int64_t first = n_sentences * t / outer, last = n_sentences * (t + 1) / outer;
+        some_sentences(*stack, x, length, lengths, first, last, outer == 1 ? threads : 1);
+    }
+}
+
+// Let row m of every buffer (N, H, room) go on from row rows[m], of which `used` numbers of each head are there.
+void reorder_rows(float* const* buffers, int64_t n_buffers, const int64_t* rows, int64_t n, int64_t heads, int64_t room_of_head,
+                  int64_t used) {
+    std::vector<char> changes(n);
+    std::vector<float> kept;
+    for (int64_t m = 0; m < n; m++) changes[m] = rows[m] != m;
+    auto copy = [&](const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+        for (int64_t h = 0; h < heads; h++)
+            std::memcpy(to + h * to_stride, from + h * from_stride, used * sizeof(float));
+    };
+    for (int64_t i = 0; i < n_buffers; i++) {
+        auto row = [&](int64_t m) { return buffers[i] + m * heads * room_of_head; };
+        kept.clear();
+        for (int64_t m = 0; m < n; m++)  // what others need and changes itself is set aside
+            if (changes[m] && changes[rows[m]]) {
+                kept.resize(kept.size() + heads * used);
+                copy(row(rows[m]), room_of_head, &*kept.end() - heads * used, used);
+            }
+        for (int64_t m = 0; m < n; m++)
+            if (changes[m] && !changes[rows[m]]) copy(row(rows[m]), room_of_head, row(m), room_of_head);
+        int64_t at = 0;
+        for (int64_t m = 0; m < n; m++)
+            if (changes[m] && changes[rows[m]]) copy(&kept[at], used, row(m), room_of_head), at += heads * used;
+    }
+}
+
+// log of the sum of exp of every row.
+void log_sum_exp(const float* logits, int64_t n, int64_t vocabulary, float* out, int32_t threads) {
+    if (n * vocabulary < (1 << 18)) threads = 1;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t m = 0; m < n; m++) {
+        const float* row = logits + m * vocabulary;
+        Floats high = Floats{} - INFINITY, sums = {};
+        int64_t i = 0;
+        for (; i + LANES <= vocabulary; i += LANES) high = load(row + i) > high ? load(row + i) : high;
+        float largest = -INFINITY, sum = 0;
+        for (int lane = 0; lane < LANES; lane++) largest = std::max(largest, high[lane]);
+        for (int64_t j = i; j < vocabulary; j++) largest = std::max(largest, row[j]);
+        for (i = 0; i + LANES <= vocabulary; i += LANES) sums += exponential(load(row + i) - largest);
+        for (; i < vocabulary; i++) sum += std::exp(row[i] - largest);
+        out[m] = std::log(total(sums) + sum) + largest;
+    }
+}
+
+// The n largest of scores (A * K, V) + offset (A, K) of every one of A sentences, largest first, and among equal ones the
+// first: values, tokens, and which of its K rows. Where there are fewer, the rest is -inf.
+void likeliest(const float* scores, const float* offset, int64_t n_sentences, int64_t n_rows, int64_t vocabulary, int64_t n,
+               float* values, int64_t* tokens, int64_t* rows, int32_t threads) {
+    if (n_sentences * n_rows * vocabulary < (1 << 18)) threads = 1;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t a = 0; a < n_sentences; a++) {
+        float* best = values + a * n;
+        int64_t *token = tokens + a * n, *row = rows + a * n;
+        for (int64_t i = 0; i < n; i++) best[i] = -INFINITY, token[i] = row[i] = 0;
+        for (int64_t k = 0; k < n_rows; k++) {
+            const float* x = scores + (a * n_rows + k) * vocabulary;
+            const float more = offset[a * n_rows + k];
+            auto offer = [&](int64_t v) {
+                const float value = x[v] + more;
+                if (!(value > best[n - 1])) return;
+                int64_t at = n - 1;
+                for (; at > 0 && value > best[at - 1]; at--)
+                    best[at] = best[at - 1], token[at] = token[at - 1], row[at] = row[at - 1];
+                best[at] = value, token[at] = v, row[at] = k;
+            };
+            int64_t v = 0;
+            for (; v + WIDE <= vocabulary; v += WIDE) {
+                Ints better = (load(x + v) + more > best[n - 1]) | (load(x + v + LANES) + more > best[n - 1]);
+                bool any = false;
+                for (int lane = 0; lane < LANES; lane++) any |= better[lane] != 0;
+                if (any)
+                    for (int64_t j = v; j < v + WIDE; j++) offer(j);
+            }
+            for (; v < vocabulary; v++) offer(v);
+        }
+    }
+}
+}
