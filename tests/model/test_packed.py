@@ -180,7 +180,8 @@ def test_an_int8_model_is_near_the_plain_one(config, rng):
         )
     assert packed_maps(rounded) and not torch.equal(got, want)
     # rounding may choose another expert at some positions, but not at half of them
-    assert (got - want).square().mean(-1).median() <= 0.005 * want.var()
+    coarse = 127 / largest_weight()  # where C++ does not compute, weights may have half as many steps
+    assert (got - want).square().mean(-1).median() <= 0.004 * coarse**2 * want.var()
 
 
 @needs_int8

@@ -149,10 +149,11 @@ class PackedTransformer(Transformer):
 
     def decoder_states(self, target_in: Int[Tensor, "N T"], **known: Any) -> Float[Tensor, "N T D"]:
         """The states that `decode` projects to logits, as in Transformer; one position more of a search is a quick step."""
-        cache, memory = known.get("cache"), known.get("memory")
-        one_more = cache is not None and target_in.size(1) == 1 and self.step is not None and not self.step.watched
-        if one_more and (cache.length or memory is not None or self.encoder is None):
-            return self.step(target_in, cache, memory)
+        step, cache, memory = self.step, known.get("cache"), known.get("memory")
+        if step is None or cache is None or target_in.size(1) > 1 or step.watched:
+            return super().decoder_states(target_in, **known)
+        if cache.length or memory is not None or self.encoder is None:
+            return step(target_in, cache, memory)
         return super().decoder_states(target_in, **known)
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
