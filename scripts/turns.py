@@ -18,7 +18,8 @@ def compare(
     Args:
         title: what every row begins with.
         systems: each to be called `repeats` times, for texts of `n_tokens` tokens.
-        exact: of a system's name: must its output be the first's?
+        exact: of a system's name: must its output be the first's? A hundredth of the texts may differ, as sums in another
+            order tip what is all but equal, and random weights make such.
 
     Returns:
         Tokens/s of every system in every turn.
@@ -39,6 +40,6 @@ def compare(
             f"{ratio:5.2f} x  same output {same:7.2%}",
             flush=True,
         )
-        if exact(name) and same < 1:
+        if exact(name) and same < 0.99:
             raise SystemExit(f"{name} must give the output of {first}, but {1 - same:.2%} of the texts differ")
     return rates

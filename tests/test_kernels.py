@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.kernels import needs_cpp
 from transduce import kernels
+from transduce.decode.beam import Beams, _settled
 from transduce.decode.topk import likeliest, log_sum_exp
 from transduce.model.cache import Cache
 from transduce.model.kernel_weight import KernelInt8Weight, KernelWeight
@@ -155,3 +156,22 @@ def test_a_compiler_that_fails_is_quoted(anew, monkeypatch, caplog):
 def test_they_can_be_switched_off(anew, monkeypatch):
     monkeypatch.setenv("TRANSDUCE_KERNELS", "0")
     assert kernels.library() is None and not anew.exists()
+
+
+@needs_cpp
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (7, 4), (64, 12)])
+def test_rows_settle_as_without(shape, rng, monkeypatch):
+    """As few as possible change places, and it is the order that PyTorch's operators find."""
+    n_sentences, beam_size = shape
+    for _ in range(20):
+        parent = torch.randint(beam_size, shape, generator=rng)
+        tokens = torch.arange(n_sentences * beam_size).view(*shape, 1)
+        live = Beams(tokens, torch.randn(shape, generator=rng), torch.randn(shape, generator=rng))
+        rows = parent + beam_size * torch.arange(n_sentences)[:, None]
+        got, got_parent = _settled(live, rows)
+        with monkeypatch.context() as without:
+            without.setenv("TRANSDUCE_KERNELS", "0")
+            want, want_parent = _settled(live, rows)
+        assert torch.equal(got.tokens, want.tokens) and torch.equal(got_parent, want_parent)
+        stay = (got_parent == torch.arange(n_sentences * beam_size).view(shape)).sum()
+        assert stay == sum(len(set(row)) for row in parent.tolist())

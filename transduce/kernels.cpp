@@ -522,6 +522,22 @@ void reorder_rows(float* const* buffers, int64_t n_buffers, const int64_t* rows,
     }
 }
 
+// The order of K hypotheses of every sentence in which the first of those that continue a row takes that row's place, and
+// the others what is free: parents (A, K) are rows of the sentence, or one for all.
+void settle(const int64_t* parents, int64_t n_sentences, int64_t n, int64_t* order) {
+    for (int64_t a = 0; a < n_sentences; a++, parents += n, order += n) {
+        std::fill(order, order + n, -1);
+        int64_t free = 0;
+        for (int64_t k = 0; k < n; k++)
+            if (order[parents[k]] < 0) order[parents[k]] = k;
+        for (int64_t k = 0; k < n; k++) {
+            if (order[parents[k]] == k) continue;
+            while (order[free] >= 0) free++;
+            order[free] = k;
+        }
+    }
+}
+
 // log of the sum of exp of every row.
 void log_sum_exp(const float* logits, int64_t n, int64_t vocabulary, float* out, int32_t threads) {
     if (n * vocabulary < (1 << 18)) threads = 1;

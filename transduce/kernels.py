@@ -84,6 +84,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
         "decoder_step": [pointer, pointer, pointer, pointer, pointer, pointer, size, flag],
         "encoder_states": [pointer, pointer, size, size, pointer, flag],
         "reorder_rows": [pointer, size, pointer, size, size, size, size],
+        "settle": [pointer, size, size, pointer],
         "log_sum_exp": [pointer, size, size, pointer, flag],
         "likeliest": [pointer, pointer, size, size, size, size, pointer, pointer, pointer, flag],
     }

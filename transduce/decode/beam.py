@@ -16,9 +16,10 @@ from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.phrases import Required, in_banks
 from transduce.decode.scorer import Scorer
 from transduce.decode.topk import likeliest
+from transduce.kernels import library
 
 MANY = 32
-"""Rows from which on it pays to leave as many of them as possible in their places."""
+"""Rows from which on it pays to leave as many of them as possible in their places, where that is not done in C++."""
 
 
 @dataclass
@@ -131,7 +132,7 @@ def beam_search(
             results.append(([running[i] for i in gone], kept.rows(out), live.rows(out)))
             running, max_lengths, parent = [running[i] for i in on], max_lengths[rest], parent[rest]
             live, kept = live.rows(rest), kept.rows(rest)
-        if groups == 1 and device.type == "cpu" and parent.numel() >= MANY:
+        if groups == 1 and device.type == "cpu" and (parent.numel() >= MANY or library() is not None):
             live, parent = _settled(live, parent)
         scorer.reorder(parent.flatten())
         if any(flags):
@@ -243,11 +244,15 @@ def _settled(live: Beams, parent: Int[Tensor, "A K"]) -> tuple[Beams, Int[Tensor
     takes its place. So of its caches only the rows that nothing continues are overwritten."""
     beam_size = parent.size(1)
     place = parent % beam_size  # of the parent among those of its sentence; one row per sentence before the first step
-    first = ~(place[:, :, None] == place[:, None, :]).tril(-1).any(-1)
-    taken = torch.zeros_like(place).scatter_(1, place, 1)
-    free = taken.argsort(dim=1, stable=True)
-    place = place.where(first, free.gather(1, (~first).cumsum(1).sub_(1).clamp_min_(0)))
-    order = place.argsort(dim=1)
+    order = torch.empty_like(place)
+    if (cpp := library()) is not None:
+        cpp.settle(place.data_ptr(), *place.shape, order.data_ptr())
+    else:
+        first = ~(place[:, :, None] == place[:, None, :]).tril(-1).any(-1)
+        taken = torch.zeros_like(place).scatter_(1, place, 1)
+        free = taken.argsort(dim=1, stable=True)
+        place = place.where(first, free.gather(1, (~first).cumsum(1).sub_(1).clamp_min_(0)))
+        order = place.argsort(dim=1)
     tokens = live.tokens.gather(1, order[:, :, None].expand_as(live.tokens))
     return Beams(tokens, live.log_prob.gather(1, order), live.score.gather(1, order)), parent.gather(1, order)
 
