@@ -245,6 +245,23 @@ def test_ctc_needs_padding_that_the_tokenizer_may_lack(corpus, tmp_path, ctc_wei
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_two_views_are_compared_where_they_have_a_weight(corpus, tmp_path, monkeypatch):
+    """In what the decoder gives, in what CTC gives, or in both; the views have other masks."""
+    monkeypatch.setattr("transduce.train.log.EVERY", 2)
+    for name, alpha, ctc_alpha in (("decoder", 0.5, 0.0), ("ctc", 0.0, 0.2)):
+        training = TrainingConfig(max_updates=2, validate_every=2, consistency=alpha)
+        x = small(tmp_path / name, corpus, training=training, ctc_consistency=ctc_alpha)
+        x = replace(x, model=replace(SPEECH, dropout=0.0), corpus=replace(x.corpus, test=None))
+        run(x)
+        (line,) = metrics(x.run, "train")
+        both = {"consistency": alpha, "ctc_consistency": ctc_alpha}
+        assert all((weight > 0) == (line.get(part, 0.0) > 1e-6) for part, weight in both.items())
+    with pytest.raises(ValueError) as error:
+        run(small(tmp_path / "other", corpus, ctc_weight=0.0, ctc_consistency=0.2))
+    assert str(error.value) == "ctc_consistency is for CTC, but ctc_weight=0; leave one of them out"
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_what_is_too_long_or_has_fewer_positions_than_tokens_is_left_out(corpus, tmp_path, capsys):
     """With 2 frames to a position; alone they would be enough."""
     recordings = Manifests(data=corpus, valid=Path("valid.tsv")).read(1)[0][:4]
