@@ -54,6 +54,8 @@ class Experiment:
     """Rows times the longest recording of a batch, padding included: what bounds memory."""
     ctc_weight: float = 0.5
     """Share of CTC in the loss; 0 = none."""
+    interctc_weight: float = 0.5
+    """Share of model.ctc_layers in CTC, where there are any; the rest is that of the encoder's last layer."""
     ctc_consistency: float = 0.0
     """Weight, beside CTC, of the divergence between what the CTC head gives for two passes of each batch with different
     dropout and masks (CR-CTC, Yao et al. 2024; theirs is 0.2, with 2.5 times as many and as wide time masks); 0 = one pass."""
@@ -77,7 +79,7 @@ class Experiment:
         ex.at_least(1, vocab_size=self.vocab_size, frames_per_batch=self.frames_per_batch)
         ex.at_least(0, workers=self.workers)
         ex.within("(0, inf)", max_seconds=self.max_seconds)
-        ex.within("[0, 1]", ctc_weight=self.ctc_weight)
+        ex.within("[0, 1]", ctc_weight=self.ctc_weight, interctc_weight=self.interctc_weight)
         ex.at_least(0, ctc_consistency=self.ctc_consistency)
 
 
@@ -175,6 +177,7 @@ def run(x: Experiment) -> dict[str, float]:
     for name, value in (
         ("ctc_column is what CTC learns", x.ctc_column),
         ("ctc_consistency is for CTC", x.ctc_consistency),
+        ("model.ctc_layers are for CTC", x.model.ctc_layers),
     ):
         if value and not x.ctc_weight:
             raise ValueError(f"{name}, but ctc_weight=0; leave one of them out")
@@ -184,6 +187,11 @@ def run(x: Experiment) -> dict[str, float]:
     if translating and x.ctc_column is None and x.ctc_weight and all("text" in r.columns for r in recordings + valid):
         x = replace(x, ctc_column="text")
     heard_column = "" if x.ctc_column == x.corpus.target_column else x.ctc_column or ""
+    if heard_column and x.model.ctc_conditioning:
+        raise ValueError(
+            f"ctc_conditioning takes CTC of what the decoder writes, {x.corpus.target_column}, but CTC learns {heard_column}; "
+            "use model.ctc_conditioning=False"
+        )
     if heard_column or not x.ctc_weight:  # the head learns another text, or nothing, so no search should listen to it
         x = replace(x, decoding=replace(x.decoding, ctc_weight=0.0))
     needs = ("bos_id", "eos_id", *["pad_id"] * bool(x.ctc_weight))  # padding is CTC's blank
@@ -239,8 +247,8 @@ def run(x: Experiment) -> dict[str, float]:
     objective = ex.CrossEntropy(model, **losses)
     if x.ctc_weight:
         (blank,) = tokenizer.required("pad_id")
-        losses |= {"ctc_weight": x.ctc_weight, "ctc_consistency": x.ctc_consistency}
-        objective = ex.HybridCTC(model, **losses, blank_id=blank)
+        losses |= {"ctc_weight": x.ctc_weight, "interctc_weight": x.interctc_weight, "blank_id": blank}
+        objective = ex.HybridCTC(model, **losses, ctc_consistency=x.ctc_consistency)
     transcriber = td.Transcriber(model, spoken, reader.feature_extractor)
     ex.train(
         x,

@@ -39,6 +39,7 @@ class Reference:
     conv_activation: str = "gelu"
     sinusoids: str = "paper"
     first_position: int = 0
+    conditioned_layers: tuple[int, ...] = ()
 
     def logits(self, weights: Weights, source: Array | None, target: Array | None) -> Array:
         """Figure 1, for one row: ids (S) or frames (S, F), and ids (T), to logits (T, V); without a target, (S, V)."""
@@ -77,8 +78,18 @@ class Reference:
         while f"{name}.layers.{layer}.attention.qkv.weight" in weights:
             x = self.layer(weights, f"{name}.layers.{layer}", x, memory, causal=causal)
             layer += 1
+            if name == "encoder" and layer in self.conditioned_layers:
+                x = self.conditioned(weights, x)
         assert layer > 0
         return self.normed(weights, f"{name}.norm", x) if self.pre_norm else x
+
+    def conditioned(self, weights: Weights, x: Array) -> Array:
+        """Nozaki and Komatsu (2021), self-conditioned CTC: a map of the probabilities of CTC is added to the states."""
+        rows = []
+        for x_t, state in zip(x, self.normed(weights, "encoder.norm", x) if self.pre_norm else x, strict=True):
+            exp = [math.exp(number) for number in linear(weights, "ctc", state)]
+            rows.append(x_t + linear(weights, "ctc_condition", np.array(exp) / sum(exp)))
+        return np.array(rows)
 
     def layer(self, weights: Weights, name: str, x: Array, memory: Array | None, *, causal: bool) -> Array:
         """Two sublayers in the encoder, three in the decoder."""

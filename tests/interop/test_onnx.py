@@ -32,6 +32,7 @@ BASE = replace(LITTLE, encoder=HALF, decoder=replace(HALF, n_layers=3), max_posi
         },
         {"norm": "rms", "gated": True, "activation": "silu", "positions": "rotary", "n_heads": 4, "n_kv_heads": 2},
         pytest.param({"positions": "learned", "qk_norm": True, "tie": "all"}, marks=pytest.mark.long),
+        {"ctc": True, "ctc_layers": (1,), "ctc_conditioning": True},
         {"encoder": None, "activation": "gelu_tanh", "n_kv_heads": 1, "head_width": 6},
     ],
     ids=lambda changes: next(iter(changes)),

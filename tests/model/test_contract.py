@@ -77,6 +77,9 @@ def _cases() -> dict[str, TransformerConfig]:
         if shape == "frames-tokens":
             projected = replace(config.encoder, input=replace(config.encoder.input, project=True))
             cases[f"{shape}-projected-ctc"] = replace(config, encoder=projected, ctc=True)
+            for norm in ("post", "pre"):
+                conditioned = {"ctc": True, "ctc_layers": (1,), "ctc_conditioning": True, "norm_position": norm}
+                cases[f"{shape}-self-conditioned-{norm}"] = replace(config, **conditioned)
             for name, conv in CONVOLUTIONS.items():
                 convolved = replace(config.encoder, input=Frames(n_features=5, **conv))
                 cases[f"{shape}-{name}"] = replace(config, encoder=convolved, norm_position="pre")

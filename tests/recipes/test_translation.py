@@ -291,7 +291,7 @@ def test_two_passes_of_a_batch_may_be_compared(tmp_path, corpus, monkeypatch):
     """Dropout makes their predictions differ, and the log has by how much."""
     monkeypatch.setattr("transduce.train.log.EVERY", 3)
     x = small(tmp_path / "run", corpus, decoding=td.SearchConfig(beam_size=1))
-    run(replace(x, training=replace(x.training, consistency=2.0)))
+    run(replace(x, training=replace(x.training, consistency=2.0, max_updates=3)))
     lines = [json.loads(line) for line in (x.run / "metrics.jsonl").read_text().splitlines()]
     for line in (line for line in lines if line["kind"] == "train"):
         assert line["consistency"] > 1e-6

@@ -119,7 +119,7 @@ def test_chunks_make_no_difference(rng, monkeypatch, n):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_the_mean_of_two_passes_and_alpha_times_the_mean_divergence(rng, smoothing):
-    """R-Drop, Liang et al. (2021), equations 3 and 4, with half their sum."""
+    """R-Drop, Liang et al. (2021), with half the sum of both losses."""
     model, examples, alpha = training(replace(CONFIG, ctc=False), rng), speech(rng), 0.7
     sources = (examples.source, examples.second_source)
     views = [

@@ -205,6 +205,12 @@ class TransformerConfig:
     """A bias on the logits, a number per token, as Marian's models have it."""
     ctc: bool = False
     """A linear map from the memory to the decoder's vocabulary, for a CTC loss beside cross-entropy."""
+    ctc_layers: tuple[int, ...] = ()
+    """Layers of the encoder, from 1 to the last but one, for whose states that map has a loss, too: intermediate CTC (Lee
+    and Watanabe 2021)."""
+    ctc_conditioning: bool = False
+    """After each of ctc_layers, a linear map adds the probabilities that CTC has there to the states: self-conditioned CTC
+    (Nozaki and Komatsu 2021)."""
     init: Init = "xavier"
     """xavier: uniform, scaled by the sizes of each matrix and by init_gain; gpt2: normal with deviation 0.02, in the
     maps that end a sublayer divided by sqrt(sublayers of the stack)."""
@@ -233,6 +239,7 @@ class TransformerConfig:
         check_choices(self)
         self._check_attention()
         self._check_halves()
+        self._check_ctc_layers()
         for stack in (self.encoder, self.decoder):
             self.of(stack)
 
@@ -271,6 +278,16 @@ class TransformerConfig:
                 "ctc=True maps the encoder's memory to the decoder's vocabulary and needs both, "
                 f"but encoder={self.encoder} and decoder={self.decoder}; use ctc=False"
             )
+
+    def _check_ctc_layers(self) -> None:
+        below = range(1, self.encoder.n_layers) if self.encoder and self.ctc else range(0)
+        if list(self.ctc_layers) != sorted({*self.ctc_layers} & {*below}):
+            raise ValueError(
+                "ctc_layers must be layers below the last one of an encoder with ctc=True, in order, but "
+                f"ctc_layers={self.ctc_layers}, ctc={self.ctc} and encoder={self.encoder}"
+            )
+        if self.ctc_conditioning and not self.ctc_layers:
+            raise ValueError("ctc_conditioning takes place after ctc_layers, but ctc_layers=(); name some")
 
     def of(self, stack: StackConfig | None) -> "TransformerConfig":
         """The same with the positions of one half as those of the model."""

@@ -26,6 +26,7 @@ def n_parameters(config: TransformerConfig) -> int:
             shapes = [(frames.width, d)]
         n += sum(_linear(config, *shape) for shape in shapes)
     n += config.vocab_size if config.output_bias else 0
+    n += _linear(config, config.vocab_size, d) if config.ctc_conditioning else 0
     return n + (_linear(config, d, config.vocab_size) if config.ctc else 0)
 
 

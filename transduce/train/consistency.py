@@ -41,7 +41,7 @@ def divergence(
         constant_target: the first distribution in KL(a || b) gets no gradient, so each view learns from the other as
             from a teacher.
 
-    Source: Liang et al. (2021), R-Drop: Regularized dropout for neural networks, equation 2, where both get a gradient;
+    Source: Liang et al. (2021), R-Drop: Regularized dropout for neural networks, where both get a gradient;
     Yao et al. (2024), CR-CTC: Consistency regularization on CTC for improved speech recognition, where one does.
     """
     dtype = torch.promote_types(first.dtype, torch.float32)

@@ -95,6 +95,8 @@ class CrossEntropy(Objective):
     ragged = staticmethod(projected_cross_entropy)
     """The loss where only some positions have targets. Graphs of it would each hold one loop of chunks, and be compiled
     anew for other numbers of them."""
+    hears = False
+    """Whether the loss reads the CTC head."""
 
     def __init__(self, model: Any, *, label_smoothing: float = 0.0, consistency: float = 0.0) -> None:
         super().__init__(model)
@@ -114,23 +116,31 @@ class CrossEntropy(Objective):
     def loss(self, batch: Seq2SeqBatch) -> Loss:
         """The loss of one pass; where views are compared, of a batch that holds both."""
         balance: list[Tensor] | None = [] if self.model.training else None
+        heard: list[Tensor] = []
         memory: Any = None
         if self.model.encoder is not None or batch.source is not None:
-            memory = self.model.encode(batch.source, batch.source_lengths, balance=balance)
+            more = {"heard": heard} if self.hears else {}
+            memory = self.model.encode(batch.source, batch.source_lengths, balance=balance, **more)
         if self.model.decoder is None:
             states = memory.states
         else:
             states = self.model.decoder_states(
                 batch.target_in, memory=memory, lengths=batch.target_lengths, balance=balance
             )
-        total, parts = self.terms(memory, states, batch)
+        total, parts = self.terms(memory, states, batch, heard)
         if balance:  # per token; only layers with experts have any
             parts["balance"] = batch.n_tokens * torch.stack(balance).sum()
             total = total + parts["balance"]
         return Loss(total, {name: part.detach() for name, part in parts.items()})
 
-    def terms(self, memory: Any, states: Tensor, batch: Seq2SeqBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of the encoder's output and of the states (B, T, D) that the model projects; and its parts."""
+    def terms(
+        self, memory: Any, states: Tensor, batch: Seq2SeqBatch, heard: list[Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of the encoder's output and of the states (B, T, D) that the model projects; and its parts.
+
+        Args:
+            heard: logits (B, S, V) of the CTC head inside the encoder.
+        """
         entropy = self.cross_entropy(states, batch)
         if not (self.compares and self.consistency):
             return entropy, {"cross_entropy": entropy}
@@ -172,17 +182,20 @@ class HybridCTC(CrossEntropy):
         model: a Transformer with an encoder, a decoder and ctc=True. It encodes once for both losses.
         ctc_weight: the weight of CTC, in (0, 1]; without CTC the loss is CrossEntropy.
         blank_id: an id that no target contains, such as that of the padding.
+        interctc_weight: where the model has ctc_layers, w in (1 - w) * CTC of the last layer + w * mean CTC of those.
         consistency: as in CrossEntropy, of what the decoder gives.
         ctc_consistency: the same weight for what the CTC head gives at every source position. There each view learns from
             the other as from a constant.
 
     Raises:
-        ValueError: ctc_weight is not in (0, 1], or another weight is negative.
-    Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition; Yao et al. (2024),
-    CR-CTC: Consistency regularization on CTC for improved speech recognition, whose alpha is 0.2.
+        ValueError: ctc_weight is not in (0, 1], interctc_weight not in [0, 1], or another weight is negative.
+    Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition; Lee and Watanabe
+    (2021), Intermediate loss regularization for CTC-based speech recognition, whose w is 0.3; Yao et al. (2024), CR-CTC:
+    Consistency regularization on CTC for improved speech recognition, whose alpha is 0.2.
     """
 
     eager = ("ragged", "disagreement", "ctc")
+    hears = True
 
     def __init__(
         self,
@@ -191,28 +204,36 @@ class HybridCTC(CrossEntropy):
         ctc_weight: float,
         label_smoothing: float = 0.0,
         blank_id: int = 0,
+        interctc_weight: float = 0.5,
         consistency: float = 0.0,
         ctc_consistency: float = 0.0,
     ) -> None:
         super().__init__(model, label_smoothing=label_smoothing, consistency=consistency)
         within("(0, 1]", ctc_weight=ctc_weight)
+        within("[0, 1]", interctc_weight=interctc_weight)
         at_least(0, ctc_consistency=ctc_consistency)
-        self.ctc_weight, self.blank_id, self.ctc_consistency = ctc_weight, blank_id, ctc_consistency
+        self.ctc_weight, self.blank_id, self.interctc_weight = ctc_weight, blank_id, interctc_weight
+        self.ctc_consistency = ctc_consistency
 
     @property
     def compares(self) -> bool:
         """Whether batches pass twice."""
         return self.model.training and max(self.consistency, self.ctc_consistency) > 0
 
-    def terms(self, memory: Any, states: Tensor, batch: Seq2SeqBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def terms(
+        self, memory: Any, states: Tensor, batch: Seq2SeqBatch, heard: list[Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Both losses, weighted.
 
         Raises:
             ValueError: the model has no CTC head.
         """
-        entropy, parts = super().terms(memory, states, batch)
+        entropy, parts = super().terms(memory, states, batch, heard)
         logits = self.model.ctc_logits(memory.states)
         parts["ctc"] = ctc = self.ctc(logits, batch)
+        if heard:
+            parts["interctc"] = inside = torch.stack([self.ctc(each, batch) for each in heard]).mean()
+            ctc = (1 - self.interctc_weight) * ctc + self.interctc_weight * inside
         if self.compares and self.ctc_consistency:
             parts["ctc_consistency"] = apart = self.ctc_disagreement(logits, memory.lengths)
             ctc = ctc + self.ctc_consistency * apart
