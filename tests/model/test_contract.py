@@ -55,6 +55,11 @@ CONVOLUTIONS = {
     "conv-2-2-gated": {"conv_strides": (2, 2), "conv_kernel": 5, "conv_channels": 11, "conv_activation": "glu"},
     "conv-3-2-2-2": {"conv_strides": (3, 2, 2, 2), "conv_kernel": 7, "conv_activation": "relu"},
 }
+# A kernel wider than the shortest row, and beside other settings that an encoder's layers have.
+CONFORMERS = {
+    "conformer": {"conformer_kernel": 5, "activation": "silu"},
+    "conformer-wide": {"conformer_kernel": 37, "bias": False, "norm": "rms", "gated": True, **ROTARY},
+}
 EVERYTHING = {name: value for fields in VARIANTS.values() for name, value in fields.items()} | ROTARY
 EVERYTHING["attention"] = "softmax"  # linear attention does not rotate
 VARIANTS["odd-width"] = {"d_model": 15, "n_heads": 3, "max_positions": 7}
@@ -83,6 +88,8 @@ def _cases() -> dict[str, TransformerConfig]:
             for name, conv in CONVOLUTIONS.items():
                 convolved = replace(config.encoder, input=Frames(n_features=5, **conv))
                 cases[f"{shape}-{name}"] = replace(config, encoder=convolved, norm_position="pre")
+            for name, fields in CONFORMERS.items():
+                cases[f"{shape}-{name}"] = replace(config, norm_position="pre", **fields)
         if shape == "tokens-tokens":
             halves = {"encoder": replace(config.encoder, max_positions=5)}  # as in Whisper
             halves["decoder"] = replace(DECODER, positions="learned", max_positions=31)

@@ -43,6 +43,8 @@ BASE = TransformerConfig(encoder=TEXT, decoder=TEXT, d_model=12, n_heads=2, d_ff
         {"norm": "rms", "n_kv_heads": 1, "head_width": 4, "qk_norm": True, "positions": "rotary"},
         {"bias": False, "qkv_bias": True},
         {"attention": "linear"},
+        {"conformer_kernel": 5, "norm_position": "pre", "decoder": OTHER},
+        {"conformer_kernel": 3, "norm_position": "pre", "decoder": None, "bias": False, "gated": True, "norm": "rms"},
         {"n_experts": 3, "gated": True, "bias": False, "ctc": True},
         {"output_bias": True, "embedding_norm": True, "decoder": OTHER},
     ],
@@ -67,6 +69,7 @@ def test_parameters_are_as_many_as_the_model_has(changes):
         {"positions": "sinusoidal", "max_positions": 10**15},
         {"positions": "rotary", "max_positions": 10**15},
         {"head_width": 10**15},
+        {"conformer_kernel": 10**15 + 1, "norm_position": "pre"},
     ],
     ids=str,
 )

@@ -423,6 +423,23 @@ def test_convolutions_before_the_encoder_are_one_flag(corpus, tmp_path, monkeypa
     )
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_an_encoder_of_conformer_layers_is_a_flag(corpus, tmp_path, monkeypatch):
+    """With rotary positions in this half alone; it trains, in bf16 too, and the run directory transcribes with it."""
+    flags = "--model.conformer-kernel 5 --model.activation silu --model.encoder.positions rotary"
+    monkeypatch.setattr("sys.argv", ["speech_to_text.py", "commands", *flags.split()])
+    model, plain = choose(SETTINGS, default="commands", description=None).model, SETTINGS["commands"][1].model
+    encoder = replace(plain.encoder, positions="rotary")
+    assert model == replace(plain, conformer_kernel=5, activation="silu", encoder=encoder)
+    model = replace(SPEECH, conformer_kernel=5, encoder=replace(SPEECH.encoder, positions="rotary"))
+    training = TrainingConfig(max_updates=2, validate_every=2, precision="bf16")
+    x = small(tmp_path / "run", corpus, model=model, training=training)
+    run(x)
+    kept = (x.run / "test.beam2.ctc.txt").read_text().split("\n")
+    paths = [corpus / f"test{i:02d}.wav" for i in range(4)]
+    assert [t.text for t in td.load(x.run).transcribe(paths)] == kept[:4]
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_describes_a_model_that_can_be_built(name):
     x = SETTINGS[name][1]

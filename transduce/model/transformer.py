@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transduce.device import without_cudnn_attention
 from transduce.model.cache import Cache, LayerCache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.conformer import ConformerLayer
 from transduce.model.init import initialize
 from transduce.model.inputs import ConvolvedInput, FrameInput, TokenInput
 from transduce.model.layers import Dropout, Layer, balance_loss, norm
@@ -37,7 +38,11 @@ class Stack(nn.Module):
         self.positions = Positions(config.of(stack))
         self.embedding_norm = norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
-        self.layers = nn.ModuleList(Layer(config, causal=causal, cross=cross) for _ in range(stack.n_layers))
+        plain = causal or not config.conformer_kernel
+        self.layers = nn.ModuleList(
+            Layer(config, causal=causal, cross=cross) if plain else ConformerLayer(config)
+            for _ in range(stack.n_layers)
+        )
         self.norm = norm(config) if config.norm_position == "pre" else None
 
     def forward(
