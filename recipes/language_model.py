@@ -180,12 +180,12 @@ def run(x: Experiment) -> dict[str, float]:
     # Training
     ex.train(
         x,
-        ex.CrossEntropy(model, label_smoothing=x.training.label_smoothing),
+        ex.CrossEntropy(model, label_smoothing=x.training.label_smoothing, consistency=x.training.consistency),
         data=windows,
         validate=ex.language_validator(td.Generator(model, tokenizer), language.valid, held_out, x.generation),
         target_tokenizer=tokenizer,
         fingerprint=language.fingerprints(),
-        flops_per_token=ex.flops_per_token(model),
+        flops_per_token=ex.flops_per_token(model) * (2 if x.training.consistency else 1),
     )
 
     # Score

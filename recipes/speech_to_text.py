@@ -54,6 +54,11 @@ class Experiment:
     """Rows times the longest recording of a batch, padding included: what bounds memory."""
     ctc_weight: float = 0.5
     """Share of CTC in the loss; 0 = none."""
+    interctc_weight: float = 0.5
+    """Share of model.ctc_layers in CTC, where there are any; the rest is that of the encoder's last layer."""
+    ctc_consistency: float = 0.0
+    """Weight, beside CTC, of the divergence between what the CTC head gives for two passes of each batch with different
+    dropout and masks (CR-CTC, Yao et al. 2024; theirs is 0.2, with 2.5 times as many and as wide time masks); 0 = one pass."""
     ctc_column: str | None = None
     """The column that CTC learns. By itself it is text, what is said, where the manifests have it; searches into another
     target column then go without CTC."""
@@ -74,7 +79,8 @@ class Experiment:
         ex.at_least(1, vocab_size=self.vocab_size, frames_per_batch=self.frames_per_batch)
         ex.at_least(0, workers=self.workers)
         ex.within("(0, inf)", max_seconds=self.max_seconds)
-        ex.within("[0, 1]", ctc_weight=self.ctc_weight)
+        ex.within("[0, 1]", ctc_weight=self.ctc_weight, interctc_weight=self.interctc_weight)
+        ex.at_least(0, ctc_consistency=self.ctc_consistency)
 
 
 BEYOND = 1.2
@@ -168,14 +174,24 @@ def run(x: Experiment) -> dict[str, float]:
     measures = ("bleu", "chrf") if translating else ("wer", "cer")
     run = x.run or Path("runs") / (f"{x.name}_{x.corpus.target_column}" if translating else x.name)
     x = replace(x, run=run, validate_by=x.validate_by or measures[0])
-    if x.ctc_column and not x.ctc_weight:
-        raise ValueError("ctc_column is what CTC learns, but ctc_weight=0; leave one of them out")
+    for name, value in (
+        ("ctc_column is what CTC learns", x.ctc_column),
+        ("ctc_consistency is for CTC", x.ctc_consistency),
+        ("model.ctc_layers are for CTC", x.model.ctc_layers),
+    ):
+        if value and not x.ctc_weight:
+            raise ValueError(f"{name}, but ctc_weight=0; leave one of them out")
 
     # Data
     recordings, valid, test = x.corpus.read(x.training.seed)
     if translating and x.ctc_column is None and x.ctc_weight and all("text" in r.columns for r in recordings + valid):
         x = replace(x, ctc_column="text")
     heard_column = "" if x.ctc_column == x.corpus.target_column else x.ctc_column or ""
+    if heard_column and x.model.ctc_conditioning:
+        raise ValueError(
+            f"ctc_conditioning takes CTC of what the decoder writes, {x.corpus.target_column}, but CTC learns {heard_column}; "
+            "use model.ctc_conditioning=False"
+        )
     if heard_column or not x.ctc_weight:  # the head learns another text, or nothing, so no search should listen to it
         x = replace(x, decoding=replace(x.decoding, ctc_weight=0.0))
     needs = ("bos_id", "eos_id", *["pad_id"] * bool(x.ctc_weight))  # padding is CTC's blank
@@ -203,7 +219,14 @@ def run(x: Experiment) -> dict[str, float]:
             **more,
         )
         for split, more in (
-            (recordings, {"augmentation": x.augmentation, "out_lengths": config.frames.out_lengths}),
+            (
+                recordings,
+                {
+                    "augmentation": x.augmentation,
+                    "out_lengths": config.frames.out_lengths,
+                    "two_views": max(x.training.consistency, x.ctc_consistency) > 0,
+                },
+            ),
             (valid, {}),
         )
     )
@@ -220,11 +243,12 @@ def run(x: Experiment) -> dict[str, float]:
     print(f"input: {config.flow}")
 
     # Training
-    smoothing = x.training.label_smoothing
-    objective = ex.CrossEntropy(model, label_smoothing=smoothing)
+    losses = {"label_smoothing": x.training.label_smoothing, "consistency": x.training.consistency}
+    objective = ex.CrossEntropy(model, **losses)
     if x.ctc_weight:
         (blank,) = tokenizer.required("pad_id")
-        objective = ex.HybridCTC(model, ctc_weight=x.ctc_weight, label_smoothing=smoothing, blank_id=blank)
+        losses |= {"ctc_weight": x.ctc_weight, "interctc_weight": x.interctc_weight, "blank_id": blank}
+        objective = ex.HybridCTC(model, **losses, ctc_consistency=x.ctc_consistency)
     transcriber = td.Transcriber(model, spoken, reader.feature_extractor)
     ex.train(
         x,

@@ -39,6 +39,7 @@ class Reference:
     conv_activation: str = "gelu"
     sinusoids: str = "paper"
     first_position: int = 0
+    conditioned_layers: tuple[int, ...] = ()
 
     def logits(self, weights: Weights, source: Array | None, target: Array | None) -> Array:
         """Figure 1, for one row: ids (S) or frames (S, F), and ids (T), to logits (T, V); without a target, (S, V)."""
@@ -77,11 +78,23 @@ class Reference:
         while f"{name}.layers.{layer}.attention.qkv.weight" in weights:
             x = self.layer(weights, f"{name}.layers.{layer}", x, memory, causal=causal)
             layer += 1
+            if name == "encoder" and layer in self.conditioned_layers:
+                x = self.conditioned(weights, x)
         assert layer > 0
         return self.normed(weights, f"{name}.norm", x) if self.pre_norm else x
 
+    def conditioned(self, weights: Weights, x: Array) -> Array:
+        """Nozaki and Komatsu (2021), self-conditioned CTC: a map of the probabilities of CTC is added to the states."""
+        rows = []
+        for x_t, state in zip(x, self.normed(weights, "encoder.norm", x) if self.pre_norm else x, strict=True):
+            exp = [math.exp(number) for number in linear(weights, "ctc", state)]
+            rows.append(x_t + linear(weights, "ctc_condition", np.array(exp) / sum(exp)))
+        return np.array(rows)
+
     def layer(self, weights: Weights, name: str, x: Array, memory: Array | None, *, causal: bool) -> Array:
         """Two sublayers in the encoder, three in the decoder."""
+        if f"{name}.convolution.depthwise.weight" in weights:
+            return self.conformer_layer(weights, name, x)
         x = self.sublayer(
             weights, f"{name}.attention_sublayer.norm", x, lambda y: self.self_attention(weights, name, y, causal)
         )
@@ -92,6 +105,36 @@ class Reference:
         return self.sublayer(
             weights, f"{name}.feed_forward_sublayer.norm", x, lambda y: self.feed_forward(weights, name, y)
         )
+
+    def conformer_layer(self, weights: Weights, name: str, x: Array) -> Array:
+        """Gulati et al. (2020), section 2.4, each with the norm before it."""
+        steps = {
+            "first_feed_forward": lambda y: np.array(
+                [self.two_maps(weights, f"{name}.first_feed_forward", y_t) / 2 for y_t in y]
+            ),
+            "attention": lambda y: self.self_attention(weights, name, y, causal=False),
+            "convolution": lambda y: self.convolution(weights, f"{name}.convolution", y),
+            "feed_forward": lambda y: self.feed_forward(weights, name, y) / 2,
+        }
+        for step, function in steps.items():
+            x = x + function(self.normed(weights, f"{name}.{step}_sublayer.norm", x))
+        return self.normed(weights, f"{name}.norm", x)
+
+    def convolution(self, weights: Weights, name: str, x: Array) -> Array:
+        """Figure 2: gates, a convolution of each channel alone, zeros outside, norm (not BatchNorm), Swish, and a map."""
+        kernel, d = weights[f"{name}.depthwise.weight"], x.shape[1]
+        reach, gated = kernel.shape[2] // 2, []
+        for x_t in x:
+            y = linear(weights, f"{name}.pointwise", x_t)
+            gated.append([a / (1 + math.exp(-b)) for a, b in zip(y[:d], y[d:], strict=True)])
+        found = np.zeros((len(x), d))
+        for t in range(len(x)):
+            for c in range(d):
+                heard = [k for k in range(-reach, reach + 1) if 0 <= t + k < len(x)]
+                found[t, c] = sum(kernel[c, 0, k + reach] * gated[t + k][c] for k in heard)
+            found[t] += weights.get(f"{name}.depthwise.bias", 0.0)
+        through = [[activate("silu", number) for number in row] for row in self.normed(weights, f"{name}.norm", found)]
+        return np.array([linear(weights, f"{name}.output", np.array(row)) for row in through])
 
     def sublayer(self, weights: Weights, norm: str, x: Array, function) -> Array:
         """LayerNorm(x + Sublayer(x)); with pre-norm, x + Sublayer(LayerNorm(x))."""

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import transduce as td
 from tests.runs import ENGLISH, GERMAN, random_run, random_speech_run, sentences
@@ -92,14 +91,16 @@ def test_each_side_keeps_its_own_pieces(tmp_path, capsys):
 
 
 def test_a_ctc_head_keeps_pieces_and_their_biases(tmp_path):
+    """And what is added to the states for each of them, in a column."""
     source = random_speech_run(tmp_path / "source")
-    with torch.no_grad():
-        weights = load_file(source / "model.safetensors")
-        weights["ctc.bias"].normal_()
     run = load_run(source)
+    run = replace(run, model=replace(run.model, ctc_layers=(1,), ctc_conditioning=True))
     model = Transformer(run.model)
-    model.load_state_dict(weights, strict=False)
+    with torch.no_grad():
+        model.ctc.bias.normal_()
+    save_run(source, run)
     save_weights(source / "model.safetensors", model)
+    weights = model.state_dict()
     after = SentencePieceTokenizer.train([*sentences(30), "yellow violet"], vocab_size=300)
     config = with_frames(run.model, 10, after.vocab_size)
     fresh = new_model(Tuning(tmp_path / "run"), config).state_dict()
@@ -107,6 +108,9 @@ def test_a_ctc_head_keeps_pieces_and_their_biases(tmp_path):
     tokens = [each.tokens(range(each.vocab_size)) for each in (after, run.target_tokenizer)]
     for name in ("ctc.weight", "ctc.bias", "output"):
         assert check_rows(found[name], weights[name], fresh[name], *tokens) > 260
+    columns = (each["ctc_condition.weight"].T for each in (found, weights, fresh))
+    assert check_rows(*columns, *tokens) > 260
+    assert torch.equal(found["ctc_condition.bias"], weights["ctc_condition.bias"])
 
 
 @pytest.mark.parametrize("multiple", [1, 64])

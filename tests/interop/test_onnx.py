@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import jaxtyping
 import numpy as np
 import onnxruntime
 import pytest
@@ -23,6 +24,12 @@ HALF = StackConfig(input=Tokens(vocab_size=37, multiple=8), n_layers=2)
 BASE = replace(LITTLE, encoder=HALF, decoder=replace(HALF, n_layers=3), max_positions=64, tie="output")
 
 
+@pytest.fixture(autouse=True)
+def sizes_may_be_tensors(shapes):
+    """As they are while a model is traced, so the shapes in signatures cannot be checked."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -32,6 +39,8 @@ BASE = replace(LITTLE, encoder=HALF, decoder=replace(HALF, n_layers=3), max_posi
         },
         {"norm": "rms", "gated": True, "activation": "silu", "positions": "rotary", "n_heads": 4, "n_kv_heads": 2},
         pytest.param({"positions": "learned", "qk_norm": True, "tie": "all"}, marks=pytest.mark.long),
+        {"conformer_kernel": 5, "norm_position": "pre"},
+        {"ctc": True, "ctc_layers": (1,), "ctc_conditioning": True},
         {"encoder": None, "activation": "gelu_tanh", "n_kv_heads": 1, "head_width": 6},
     ],
     ids=lambda changes: next(iter(changes)),

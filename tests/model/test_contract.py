@@ -55,6 +55,11 @@ CONVOLUTIONS = {
     "conv-2-2-gated": {"conv_strides": (2, 2), "conv_kernel": 5, "conv_channels": 11, "conv_activation": "glu"},
     "conv-3-2-2-2": {"conv_strides": (3, 2, 2, 2), "conv_kernel": 7, "conv_activation": "relu"},
 }
+# A kernel wider than the shortest row, and beside other settings that an encoder's layers have.
+CONFORMERS = {
+    "conformer": {"conformer_kernel": 5, "activation": "silu"},
+    "conformer-wide": {"conformer_kernel": 37, "bias": False, "norm": "rms", "gated": True, **ROTARY},
+}
 EVERYTHING = {name: value for fields in VARIANTS.values() for name, value in fields.items()} | ROTARY
 EVERYTHING["attention"] = "softmax"  # linear attention does not rotate
 VARIANTS["odd-width"] = {"d_model": 15, "n_heads": 3, "max_positions": 7}
@@ -77,9 +82,14 @@ def _cases() -> dict[str, TransformerConfig]:
         if shape == "frames-tokens":
             projected = replace(config.encoder, input=replace(config.encoder.input, project=True))
             cases[f"{shape}-projected-ctc"] = replace(config, encoder=projected, ctc=True)
+            for norm in ("post", "pre"):
+                conditioned = {"ctc": True, "ctc_layers": (1,), "ctc_conditioning": True, "norm_position": norm}
+                cases[f"{shape}-self-conditioned-{norm}"] = replace(config, **conditioned)
             for name, conv in CONVOLUTIONS.items():
                 convolved = replace(config.encoder, input=Frames(n_features=5, **conv))
                 cases[f"{shape}-{name}"] = replace(config, encoder=convolved, norm_position="pre")
+            for name, fields in CONFORMERS.items():
+                cases[f"{shape}-{name}"] = replace(config, norm_position="pre", **fields)
         if shape == "tokens-tokens":
             halves = {"encoder": replace(config.encoder, max_positions=5)}  # as in Whisper
             halves["decoder"] = replace(DECODER, positions="learned", max_positions=31)

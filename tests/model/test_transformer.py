@@ -56,6 +56,7 @@ def test_logits_are_those_of_the_paper_in_loops(config, rng):
         **({"conv_strides": conv.conv_strides, "conv_activation": conv.conv_activation} if conv else {}),
         sinusoids=config.sinusoids,
         first_position=config.first_position,
+        conditioned_layers=config.ctc_layers if config.ctc_conditioning else (),
     )
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     for row in range(2):

@@ -74,6 +74,18 @@ def test_a_run_directory_is_whole_and_its_parts_agree(tmp_path, data, capsys):
     assert capsys.readouterr().out == f"To be{want}\n" and len(want) == 6
 
 
+def test_two_passes_of_a_batch_may_be_compared(tmp_path, data, monkeypatch):
+    """Dropout makes their predictions differ, and the log has by how much."""
+    monkeypatch.setattr("transduce.train.log.EVERY", 4)
+    x = small(tmp_path / "run", data)
+    run(replace(x, training=replace(x.training, consistency=2.0)))
+    lines = [json.loads(line) for line in (x.run / "metrics.jsonl").read_text().splitlines()]
+    for line in (line for line in lines if line["kind"] == "train"):
+        assert line["consistency"] > 1e-6
+        assert line["loss"] == pytest.approx(line["cross_entropy"] + 2 * line["consistency"], rel=1e-4)
+    assert {line["kind"] for line in lines} == {"train", "valid"}
+
+
 def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, data, monkeypatch):
     straight = run(small(tmp_path / "straight", data))
     with monkeypatch.context() as patch:

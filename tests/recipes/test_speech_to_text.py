@@ -245,6 +245,48 @@ def test_ctc_needs_padding_that_the_tokenizer_may_lack(corpus, tmp_path, ctc_wei
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_two_views_are_compared_where_they_have_a_weight(corpus, tmp_path, monkeypatch):
+    """In what the decoder gives, in what CTC gives, or in both; the views have other masks."""
+    monkeypatch.setattr("transduce.train.log.EVERY", 2)
+    for name, alpha, ctc_alpha in (("decoder", 0.5, 0.0), ("ctc", 0.0, 0.2)):
+        training = TrainingConfig(max_updates=2, validate_every=2, consistency=alpha)
+        x = small(tmp_path / name, corpus, training=training, ctc_consistency=ctc_alpha)
+        x = replace(x, model=replace(SPEECH, dropout=0.0), corpus=replace(x.corpus, test=None))
+        run(x)
+        (line,) = metrics(x.run, "train")
+        both = {"consistency": alpha, "ctc_consistency": ctc_alpha}
+        assert all((weight > 0) == (line.get(part, 0.0) > 1e-6) for part, weight in both.items())
+    with pytest.raises(ValueError) as error:
+        run(small(tmp_path / "other", corpus, ctc_weight=0.0, ctc_consistency=0.2))
+    assert str(error.value) == "ctc_consistency is for CTC, but ctc_weight=0; leave one of them out"
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_ctc_inside_the_encoder_is_learned_and_conditions_what_is_transcribed(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("transduce.train.log.EVERY", 2)
+    monkeypatch.setattr(
+        "sys.argv",
+        ["speech_to_text.py", "commands", "--model.ctc-layers", "1", "3", "--model.ctc-conditioning"],
+    )
+    chosen = choose(SETTINGS, default="commands", description=None).model
+    assert chosen == replace(SETTINGS["commands"][1].model, ctc_layers=(1, 3), ctc_conditioning=True)
+    training = TrainingConfig(max_updates=2, validate_every=2)
+    model = replace(SPEECH, ctc_layers=(1,), ctc_conditioning=True, dropout=0.0)
+    x = small(tmp_path / "run", corpus, model=model, training=training, ctc_weight=0.4, interctc_weight=0.3)
+    run(x)
+    (line,) = metrics(x.run, "train")
+    ctc = 0.7 * line["ctc"] + 0.3 * line["interctc"]
+    assert line["loss"] == pytest.approx(0.6 * line["cross_entropy"] + 0.4 * ctc, rel=1e-5)
+    transcriber, paths = td.load(x.run), [corpus / f"test{i:02d}.wav" for i in range(4)]
+    assert transcriber.model.config.ctc_conditioning
+    kept = (x.run / "test.beam2.ctc.txt").read_text().split("\n")
+    assert [t.text for t in transcriber.transcribe(paths)] == kept[:4]
+    with pytest.raises(ValueError) as error:
+        run(replace(x, run=tmp_path / "other", ctc_weight=0.0))
+    assert str(error.value) == "model.ctc_layers are for CTC, but ctc_weight=0; leave one of them out"
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_what_is_too_long_or_has_fewer_positions_than_tokens_is_left_out(corpus, tmp_path, capsys):
     """With 2 frames to a position; alone they would be enough."""
     recordings = Manifests(data=corpus, valid=Path("valid.tsv")).read(1)[0][:4]
@@ -298,7 +340,8 @@ def test_another_column_makes_it_speech_translation(corpus, tmp_path):
 def test_ctc_may_learn_what_is_said_under_a_decoder_that_translates(corpus, tmp_path):
     """The head serves training alone: a search with it would weigh one language by the other."""
     german = Manifests(data=corpus, valid=Path("valid.tsv"), target_column="german")
-    x = small(tmp_path / "run", corpus, corpus=german)  # the column text, by itself
+    # the column text, by itself; inside the encoder, too
+    x = small(tmp_path / "run", corpus, corpus=german, model=replace(SPEECH, ctc_layers=(1,)))
     x = replace(x, decoding=replace(x.decoding, ctc_weight=0.5))
     assert {"bleu.greedy", "chrf.greedy"} <= set(run(x))
     transcriber = td.load(x.run)
@@ -309,6 +352,13 @@ def test_ctc_may_learn_what_is_said_under_a_decoder_that_translates(corpus, tmp_
         transcriber([sound], ctc_weight=0.5)
     with pytest.raises(ValueError, match="ctc_column is what CTC learns, but ctc_weight=0; leave one of them out"):
         run(replace(x, ctc_column="text", ctc_weight=0.0))
+    conditioned = replace(x, run=tmp_path / "other", model=replace(SPEECH, ctc_layers=(1,), ctc_conditioning=True))
+    with pytest.raises(ValueError) as error:
+        run(conditioned)
+    assert str(error.value) == (
+        "ctc_conditioning takes CTC of what the decoder writes, german, but CTC learns text; use "
+        "model.ctc_conditioning=False"
+    )
     with pytest.raises(ValueError, match=r"another column of the manifests, but it is 'english', and there are text"):
         run(replace(x, run=tmp_path / "other", ctc_column="english"))
 
@@ -371,6 +421,23 @@ def test_convolutions_before_the_encoder_are_one_flag(corpus, tmp_path, monkeypa
     assert seconds == 4 * FEATURES.hop and len(states) == -(
         -int((sound.seconds - FEATURES.frame) / FEATURES.hop + 1) // 4
     )
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_an_encoder_of_conformer_layers_is_a_flag(corpus, tmp_path, monkeypatch):
+    """With rotary positions in this half alone; it trains, in bf16 too, and the run directory transcribes with it."""
+    flags = "--model.conformer-kernel 5 --model.activation silu --model.encoder.positions rotary"
+    monkeypatch.setattr("sys.argv", ["speech_to_text.py", "commands", *flags.split()])
+    model, plain = choose(SETTINGS, default="commands", description=None).model, SETTINGS["commands"][1].model
+    encoder = replace(plain.encoder, positions="rotary")
+    assert model == replace(plain, conformer_kernel=5, activation="silu", encoder=encoder)
+    model = replace(SPEECH, conformer_kernel=5, encoder=replace(SPEECH.encoder, positions="rotary"))
+    training = TrainingConfig(max_updates=2, validate_every=2, precision="bf16")
+    x = small(tmp_path / "run", corpus, model=model, training=training)
+    run(x)
+    kept = (x.run / "test.beam2.ctc.txt").read_text().split("\n")
+    paths = [corpus / f"test{i:02d}.wav" for i in range(4)]
+    assert [t.text for t in td.load(x.run).transcribe(paths)] == kept[:4]
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -287,6 +287,18 @@ def test_the_recipe_learns_a_shortlist_of_what_it_trained_on(finished, copy, tmp
     assert set(output.tokens) <= {*got["always"].tolist(), *got["table"][source].flatten().tolist()}
 
 
+def test_two_passes_of_a_batch_may_be_compared(tmp_path, corpus, monkeypatch):
+    """Dropout makes their predictions differ, and the log has by how much."""
+    monkeypatch.setattr("transduce.train.log.EVERY", 3)
+    x = small(tmp_path / "run", corpus, decoding=td.SearchConfig(beam_size=1))
+    run(replace(x, training=replace(x.training, consistency=2.0, max_updates=3)))
+    lines = [json.loads(line) for line in (x.run / "metrics.jsonl").read_text().splitlines()]
+    for line in (line for line in lines if line["kind"] == "train"):
+        assert line["consistency"] > 1e-6
+        assert line["loss"] == pytest.approx(line["cross_entropy"] + 2 * line["consistency"], rel=1e-4)
+    assert {line["kind"] for line in lines} == {"train", "valid"}
+
+
 def test_another_measure_decides(tmp_path, corpus):
     run(small(tmp_path / "run", corpus, validate_by="chrf"))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

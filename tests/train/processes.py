@@ -16,6 +16,7 @@ import torch
 from tests.train import toy
 from transduce.model.transformer import Transformer
 from transduce.train import distributed
+from transduce.train.objectives import CrossEntropy, Objective
 from transduce.train.optim import OptimConfig
 from transduce.train.shard import gathered
 from transduce.train.trainer import Trainer
@@ -79,6 +80,7 @@ def train(
     directory: Path,
     *,
     model: Callable[[], Transformer] | None = None,
+    objective: Callable[[Transformer], Objective] = CrossEntropy,
     parts: Mapping[str, Any] = MappingProxyType({}),
     **changes: Any,
 ) -> Trained:
@@ -86,6 +88,7 @@ def train(
 
     Args:
         model: makes another model than the toy's.
+        objective: makes what is minimized. (As an object it would share its weights between the processes of a test.)
         parts: of the trainer, such as what validates.
         changes: of its configuration.
     """
@@ -97,7 +100,7 @@ def train(
         "optim": OptimConfig(peak_rate=3e-4, warmup_steps=50),
     }
     given = {
-        "objective": toy.CrossEntropy(model() if model else toy.model(dropout=0.3)),
+        "objective": objective(model() if model else toy.model(dropout=0.3)),
         "data": toy.Backwards(n=80, tokens_per_batch=64),
         "config": toy.config(**settings | changes),
     }

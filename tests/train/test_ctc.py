@@ -187,6 +187,40 @@ def test_the_source_is_encoded_once(rng):
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("conditioning", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_layers_inside_share_in_ctc(rng, conditioning, share):
+    """(1 - w) * CTC of the last layer + w * the mean of those inside (Lee and Watanabe 2021)."""
+    stack = replace(CONFIG.encoder, n_layers=4)
+    config = replace(CONFIG, encoder=stack, ctc_layers=(1, 3), ctc_conditioning=conditioning, norm_position="pre")
+    model, examples = random_model(config, rng), batch(rng)
+
+    def ctc(logits: Tensor) -> Tensor:
+        return F.ctc_loss(
+            logits.log_softmax(-1).transpose(0, 1),
+            torch.tensor([4, 5, 5, 6, 7, 8, 9, 10]),
+            torch.tensor([11, 4, 7]),
+            torch.tensor([4, 1, 3]),
+            reduction="sum",
+        )
+
+    heard: list[Tensor] = []
+    memory = model.encode(examples.source, examples.source_lengths, heard=heard)
+    logits = model.decode(examples.target_in, memory=memory).flatten(0, 1)
+    entropy = F.cross_entropy(logits, examples.target_out.flatten(), reduction="sum")
+    last = ctc(F.linear(memory.states, model.ctc.weight, model.ctc.bias))
+    inside = (ctc(heard[0]) + ctc(heard[1])) / 2
+    want = 0.6 * entropy + 0.4 * ((1 - share) * last + share * inside)
+    got, parts = HybridCTC(model, ctc_weight=0.4, interctc_weight=share)(examples)
+    assert parts.keys() == {"cross_entropy", "ctc", "interctc"}
+    torch.testing.assert_close(parts["ctc"], last.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(parts["interctc"], inside.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    parameters = list(model.parameters())
+    for ours, theirs in zip(torch.autograd.grad(got, parameters), torch.autograd.grad(want, parameters), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
 def test_under_autocast_ctc_stays_in_float32(rng):
     torch.manual_seed(0)
     model, examples = Transformer(CONFIG), batch(rng, torch.float32)
@@ -222,6 +256,12 @@ def test_a_weight_that_is_no_share_is_refused(rng, weight):
     with pytest.raises(ValueError) as caught:
         HybridCTC(random_model(CONFIG, rng), ctc_weight=weight)
     assert str(caught.value) == f"ctc_weight must lie in (0, 1], but ctc_weight={weight}"
+
+
+def test_a_share_inside_that_is_none_is_refused(rng):
+    with pytest.raises(ValueError) as caught:
+        HybridCTC(random_model(CONFIG, rng), ctc_weight=0.3, interctc_weight=1.1)
+    assert str(caught.value) == "interctc_weight must lie in [0, 1], but interctc_weight=1.1"
 
 
 def test_a_model_without_the_head_is_refused(rng):

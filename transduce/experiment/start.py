@@ -21,8 +21,12 @@ TABLES = {
     "output_bias": "target",
     "ctc.weight": "target",
     "ctc.bias": "target",
+    "ctc_condition.weight": "target",
 }
 """The weights with a row per token, and whose vocabulary that is."""
+
+COLUMNS = ("ctc_condition.weight",)
+"""Those of them with a column per token instead."""
 
 
 def saved_tokenizers(
@@ -118,6 +122,8 @@ def take_weights(
     with torch.no_grad():
         for name, tensor in own.items():
             weight, side = weights.get(name), sides.get(TABLES.get(name, ""))
+            if name in COLUMNS and weight is not None:
+                tensor, weight = tensor.T, weight.T  # views
             if weight is None or tensor.shape[1:] != weight.shape[1:]:
                 continue
             if side is not None and (side.changed or tensor.shape != weight.shape):

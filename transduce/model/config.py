@@ -1,107 +1,19 @@
 """The configuration of a Transformer: frozen dataclasses that check themselves."""
 
-import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal
 
 from transduce.config import at_least, check_choices, within
+from transduce.model.front_ends import Frames as Frames, Tokens as Tokens
 
 Attention = Literal["softmax", "linear"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-ConvActivation = Literal["relu", "gelu", "glu"]
 Norm = Literal["layer", "rms"]
 NormPosition = Literal["post", "pre"]
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Sinusoids = Literal["paper", "tensor2tensor"]
 Init = Literal["xavier", "gpt2"]
 Tie = Literal["all", "output", "none"]
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    LengthsT = TypeVar("LengthsT", int, np.ndarray, Tensor)
-else:  # torch takes seconds to import, and --help does without
-    LengthsT = TypeVar("LengthsT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tokens:
-    """The input is token ids; an embedding table turns them into vectors."""
-
-    vocab_size: int
-    """A recipe puts the size of its tokenizer here."""
-    multiple: int = 1
-    """The table is padded with rows until this divides their number. Padding rows stand for no token and change no
-    result, but a GPU multiplies matrices faster if their sizes are multiples of 64 or 128."""
-
-    def __post_init__(self) -> None:
-        at_least(1, vocab_size=self.vocab_size, multiple=self.multiple)
-
-    @property
-    def padded_size(self) -> int:
-        """Rows of the table: one per token, and padding rows."""
-        return -(-self.vocab_size // self.multiple) * self.multiple
-
-    def out_lengths(self, lengths: LengthsT) -> LengthsT:
-        """How many positions the encoder sees of so many ids: as many."""
-        return lengths
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frames:
-    """The input is vectors, `stack` consecutive ones per position, or what convolutions over time make of them.
-
-    Where n_features * stack == d_model they are the embeddings, without a weight in between. Otherwise one linear map
-    gives them the width d_model.
-    """
-
-    n_features: int
-    """Numbers per frame. A recipe puts those of its feature extractor here."""
-    stack: int = 1
-    """Consecutive frames that make one position."""
-    project: bool = False
-    """Whether there is a linear map even where none is needed."""
-    conv_strides: tuple[int, ...] = ()
-    """Convolutions over time instead, by their strides: after 2 2 a position stands for four frames. They take stack=1."""
-    conv_kernel: int = 3
-    """Frames under each convolution, an odd number."""
-    conv_channels: int | None = None
-    """Channels between two convolutions; None: d_model, as there are after the last."""
-    conv_activation: ConvActivation = "gelu"
-    """The nonlinearity after each convolution; glu: twice as many channels, of which one half gates the other."""
-
-    def __post_init__(self) -> None:
-        at_least(1, n_features=self.n_features, stack=self.stack, conv_channels=self.conv_channels)
-        at_least(1, conv_strides=min(self.conv_strides, default=None), conv_kernel=self.conv_kernel)
-        check_choices(self)
-        if self.conv_kernel % 2 == 0:
-            raise ValueError(f"conv_kernel must be odd, with a frame in its middle, but conv_kernel={self.conv_kernel}")
-        if self.conv_strides and (self.stack > 1 or self.project):
-            raise ValueError(
-                f"convolutions take frames one by one and give d_model numbers, but conv_strides={self.conv_strides}, "
-                f"stack={self.stack} and project={self.project}; use stack=1 and project=False"
-            )
-
-    @property
-    def width(self) -> int:
-        """Numbers per position, before convolutions."""
-        return self.n_features * self.stack
-
-    @property
-    def per_position(self) -> int:
-        """Frames that a position stands for."""
-        return self.stack * math.prod(self.conv_strides)
-
-    def conv_shapes(self, d_model: int) -> list[tuple[int, int]]:
-        """Channels that come into each convolution and go out of it, those of the gates included."""
-        between = [d_model if self.conv_channels is None else self.conv_channels] * (len(self.conv_strides) - 1)
-        after = [*between, d_model] if self.conv_strides else []
-        gates = 2 if self.conv_activation == "glu" else 1
-        return [(a, gates * b) for a, b in zip([self.n_features, *between], after, strict=False)]
-
-    def out_lengths(self, lengths: LengthsT) -> LengthsT:
-        """How many positions so many frames become: ceil(lengths / per_position), for one number, an array or a tensor."""
-        return -(-lengths // self.per_position)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,8 +115,17 @@ class TransformerConfig:
     """Which tables are shared: all (encoder, decoder and output), output (decoder and output), or none."""
     output_bias: bool = False
     """A bias on the logits, a number per token, as Marian's models have it."""
+    conformer_kernel: int = 0
+    """Positions under the convolution of Conformer layers, an odd number, of which the encoder then consists (Gulati et al.
+    2020; silu is their activation); 0: it has plain ones."""
     ctc: bool = False
     """A linear map from the memory to the decoder's vocabulary, for a CTC loss beside cross-entropy."""
+    ctc_layers: tuple[int, ...] = ()
+    """Layers of the encoder, from 1 to the last but one, for whose states that map has a loss, too: intermediate CTC (Lee
+    and Watanabe 2021)."""
+    ctc_conditioning: bool = False
+    """After each of ctc_layers, a linear map adds the probabilities that CTC has there to the states: self-conditioned CTC
+    (Nozaki and Komatsu 2021)."""
     init: Init = "xavier"
     """xavier: uniform, scaled by the sizes of each matrix and by init_gain; gpt2: normal with deviation 0.02, in the
     maps that end a sublayer divided by sqrt(sublayers of the stack)."""
@@ -219,7 +140,7 @@ class TransformerConfig:
         at_least(1, d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff, max_positions=self.max_positions)
         at_least(1, n_kv_heads=self.n_kv_heads, head_width=self.head_width, window=self.window)
         at_least(1, experts_per_token=self.experts_per_token)
-        at_least(0, first_position=self.first_position)
+        at_least(0, first_position=self.first_position, conformer_kernel=self.conformer_kernel)
         within("[0, 10000]", n_experts=self.n_experts)
         at_least(0, balance_weight=self.balance_weight)
         within("[0, 1)", dropout=self.dropout, attention_dropout=self.attention_dropout)
@@ -233,6 +154,8 @@ class TransformerConfig:
         check_choices(self)
         self._check_attention()
         self._check_halves()
+        self._check_ctc_layers()
+        self._check_conformer()
         for stack in (self.encoder, self.decoder):
             self.of(stack)
 
@@ -270,6 +193,25 @@ class TransformerConfig:
             raise ValueError(
                 "ctc=True maps the encoder's memory to the decoder's vocabulary and needs both, "
                 f"but encoder={self.encoder} and decoder={self.decoder}; use ctc=False"
+            )
+
+    def _check_ctc_layers(self) -> None:
+        below = range(1, self.encoder.n_layers) if self.encoder and self.ctc else range(0)
+        if list(self.ctc_layers) != sorted({*self.ctc_layers} & {*below}):
+            raise ValueError(
+                "ctc_layers must be layers below the last one of an encoder with ctc=True, in order, but "
+                f"ctc_layers={self.ctc_layers}, ctc={self.ctc} and encoder={self.encoder}"
+            )
+        if self.ctc_conditioning and not self.ctc_layers:
+            raise ValueError("ctc_conditioning takes place after ctc_layers, but ctc_layers=(); name some")
+
+    def _check_conformer(self) -> None:
+        fits = self.encoder is not None and self.norm_position == "pre" and not self.n_experts
+        if self.conformer_kernel and not (fits and self.conformer_kernel % 2):
+            raise ValueError(
+                "Conformer layers make an encoder, pre-norm and without experts, with an odd conformer_kernel, but "
+                f"encoder={self.encoder}, norm_position={self.norm_position!r}, n_experts={self.n_experts} and "
+                f"conformer_kernel={self.conformer_kernel}; use conformer_kernel=0"
             )
 
     def of(self, stack: StackConfig | None) -> "TransformerConfig":

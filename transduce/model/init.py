@@ -35,10 +35,14 @@ def initialize(module: nn.Module, config: TransformerConfig) -> None:
         return _as_gpt2(module, tables)
     query, key = config.n_heads * config.d_head, config.kv_heads * config.d_head
     fused = {"qkv": [query, key, key], "kv": [key, key], "wide": [config.d_ff] * (2 if config.gated else 1)}
+    fused["pointwise"] = [config.d_model] * 2
     for name, part in module.named_modules():
         if isinstance(part, nn.Linear):
             for matrix in part.weight.split(fused.get(name.split(".")[-1], [len(part.weight)])):
                 nn.init.xavier_uniform_(matrix, gain=config.init_gain if ".layers." in name else 1.0)
+        elif isinstance(part, nn.Conv1d) and part.groups > 1:  # as many numbers come into each channel as out of it
+            bound = (3 / part.kernel_size[0]) ** 0.5
+            nn.init.uniform_(part.weight, -bound, bound)
         elif isinstance(part, nn.Conv1d):
             nn.init.xavier_uniform_(part.weight)
         elif isinstance(part, Positions) and part.learned is not None:

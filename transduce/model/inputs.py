@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.model.config import ConvActivation, Frames, Tokens
+from transduce.model.front_ends import ConvActivation, Frames, Tokens
 
 ACTIVATIONS: dict[ConvActivation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -51,7 +51,7 @@ class FrameInput(nn.Module):
         self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None
     ) -> tuple[Float[Tensor, "N U D"], Int[Tensor, " N"] | None]:
         """The vectors, U = frames.out_lengths(T) per row, and their lengths."""
-        frames = _silenced(frames, lengths)
+        frames = silenced(frames, lengths)
         lengths = None if lengths is None else self.frames.out_lengths(lengths)
         frames = F.pad(frames, (0, 0, 0, -frames.size(1) % self.frames.stack))
         vectors = frames.reshape(frames.size(0), -1, self.frames.width)
@@ -81,13 +81,13 @@ class ConvolvedInput(nn.Module):
     ) -> tuple[Float[Tensor, "N U D"], Int[Tensor, " N"] | None]:
         """The vectors, U = frames.out_lengths(T) per row, and their lengths."""
         for convolution, stride in zip(self.convolutions, self.frames.conv_strides, strict=True):
-            channels = _silenced(frames, lengths).transpose(1, 2)
+            channels = silenced(frames, lengths).transpose(1, 2)
             frames = self.activation(convolution(channels)).transpose(1, 2)
             lengths = None if lengths is None else -(-lengths // stride)
         return frames, lengths
 
 
-def _silenced(frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None) -> Float[Tensor, "N T F"]:
+def silenced(frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None) -> Float[Tensor, "N T F"]:
     """Zeros beyond the length of each row."""
     if lengths is None:
         return frames

@@ -26,6 +26,7 @@ def n_parameters(config: TransformerConfig) -> int:
             shapes = [(frames.width, d)]
         n += sum(_linear(config, *shape) for shape in shapes)
     n += config.vocab_size if config.output_bias else 0
+    n += _linear(config, config.vocab_size, d) if config.ctc_conditioning else 0
     return n + (_linear(config, d, config.vocab_size) if config.ctc else 0)
 
 
@@ -41,6 +42,10 @@ def _stack(config: TransformerConfig, stack: StackConfig, *, cross: bool) -> int
     if config.n_experts:
         feed_forward = config.n_experts * (feed_forward + d)  # and a row of the router for each
     layer = (attention + norm) * (2 if cross else 1) + feed_forward + norm
+    if config.conformer_kernel and stack is config.encoder:
+        depthwise = d * (config.conformer_kernel + config.bias)
+        convolution = _linear(config, d, 2 * d) + depthwise + norm + _linear(config, d, d)
+        layer += feed_forward + norm + convolution + norm + norm
     told = config.of(stack)
     learned = told.max_positions * d if told.positions == "learned" else 0
     return stack.n_layers * layer + learned + norm * ((config.norm_position == "pre") + config.embedding_norm)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transduce.device import without_cudnn_attention
 from transduce.model.cache import Cache, LayerCache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.conformer import ConformerLayer
 from transduce.model.init import initialize
 from transduce.model.inputs import ConvolvedInput, FrameInput, TokenInput
 from transduce.model.layers import Dropout, Layer, balance_loss, norm
@@ -37,7 +38,11 @@ class Stack(nn.Module):
         self.positions = Positions(config.of(stack))
         self.embedding_norm = norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
-        self.layers = nn.ModuleList(Layer(config, causal=causal, cross=cross) for _ in range(stack.n_layers))
+        plain = causal or not config.conformer_kernel
+        self.layers = nn.ModuleList(
+            Layer(config, causal=causal, cross=cross) if plain else ConformerLayer(config)
+            for _ in range(stack.n_layers)
+        )
         self.norm = norm(config) if config.norm_position == "pre" else None
 
     def forward(
@@ -48,6 +53,7 @@ class Stack(nn.Module):
         memory: Memory | None = None,
         cache: Cache | None = None,
         balance: list[Tensor] | None = None,
+        between: Callable[[int, Tensor], Tensor] | None = None,
     ) -> Float[Tensor, "N T D"]:
         """Vectors to states. With a cache, `x` is only what follows the cached positions.
 
@@ -56,6 +62,7 @@ class Stack(nn.Module):
             memory: what cross-attention attends to.
             cache: keys and values of the positions before `x`, to which those of `x` are added.
             balance: the weighted balance loss of every layer with experts is appended to it.
+            between: given the number of a layer, from 1, and its states, it gives what comes into the next one.
         """
         states, memory_lengths = memory if memory is not None else (None, None)
         if cache is not None and cache.memory_lengths is not None:
@@ -83,6 +90,12 @@ class Stack(nn.Module):
                 x, routing = run(layer, x, cache.layers[i] if cache else None)
                 if balance is not None:
                     balance += [self.balance_weight * balance_loss(y, self.experts_per_token, lengths) for y in routing]
+                if between is not None:
+                    x = between(i + 1, x)
+        return self.normed(x)
+
+    def normed(self, x: Float[Tensor, "N T D"]) -> Float[Tensor, "N T D"]:
+        """The states of a layer as what stands above the stack reads them: in pre-norm, after the last norm."""
         return x if self.norm is None else self.norm(x)
 
 
@@ -95,8 +108,8 @@ class Transformer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder = self.decoder = self.source_input = self.target_input = self.ctc = None
-        self.output = self.output_bias = None
+        self.encoder = self.decoder = self.source_input = self.target_input = None
+        self.ctc = self.ctc_condition = self.output = self.output_bias = None
         if config.encoder is not None:
             self.source_input = self._input(config.encoder)
             self.encoder = Stack(config, config.encoder, causal=False, cross=False)
@@ -112,6 +125,8 @@ class Transformer(nn.Module):
             self.output_bias = nn.Parameter(torch.empty(self.vocab_size))
         if config.ctc and self.output is not None:
             self.ctc = nn.Linear(config.d_model, self.vocab_size, bias=config.bias)
+        if config.ctc_conditioning:
+            self.ctc_condition = nn.Linear(self.vocab_size, config.d_model, bias=config.bias)
         initialize(self, config)
 
     def _input(self, stack: StackConfig) -> TokenInput | FrameInput | ConvolvedInput:
@@ -149,12 +164,14 @@ class Transformer(nn.Module):
         source_lengths: Int[Tensor, " B"] | None = None,
         *,
         balance: list[Tensor] | None = None,
+        heard: list[Tensor] | None = None,
     ) -> Memory:
         """Ids (B, S) or frames (B, S, F) to memory. Without lengths there is no padding.
 
         Args:
             balance: the weighted balance losses of layers with experts are appended to it. They are in nats per token,
                 and training adds them to its loss.
+            heard: the logits (B, S, V) of the CTC head for each of the config's ctc_layers are appended to it.
 
         Raises:
             ValueError: there is no source, or this model has no encoder.
@@ -164,7 +181,19 @@ class Transformer(nn.Module):
         if source is None:
             raise ValueError("this model has an encoder, so it needs a source, but source=None")
         vectors, lengths = self.source_input(source, source_lengths)
-        return Memory(self.encoder(vectors, lengths=lengths, balance=balance), lengths)
+        reads = self.ctc_condition is not None or (heard is not None and self.config.ctc_layers)
+        between = partial(self._between, heard) if reads else None
+        return Memory(self.encoder(vectors, lengths=lengths, balance=balance, between=between), lengths)
+
+    def _between(self, heard: list[Tensor] | None, layer: int, states: Tensor) -> Tensor:
+        """What the encoder's next layer gets, where the CTC head reads the states of this one."""
+        if layer not in self.config.ctc_layers:
+            return states
+        assert self.encoder is not None
+        logits = self.ctc_logits(self.encoder.normed(states))
+        if heard is not None:
+            heard.append(logits)
+        return states if self.ctc_condition is None else states + self.ctc_condition(logits.softmax(-1))
 
     def decode(
         self, target_in: Int[Tensor, "N T"], *, memory: Memory | None = None, cache: Cache | None = None

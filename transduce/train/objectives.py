@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transduce.config import within
+from transduce.config import at_least, within
+from transduce.train.consistency import divergence, projected_divergence, two_views
 from transduce.train.ctc import ctc_loss
-from transduce.train.loss import projected_cross_entropy
+from transduce.train.loss import IGNORE, projected_cross_entropy
 
 
 class Loss(NamedTuple):
@@ -38,6 +39,7 @@ class Seq2SeqBatch(Protocol):
     host_lengths: tuple[Tensor | None, Tensor] | None
     heard: Tensor | None
     heard_lengths: Tensor | None
+    second_source: Tensor | None
 
 
 class Objective(nn.Module):
@@ -82,39 +84,75 @@ class CrossEntropy(Objective):
     Args:
         model: a Transformer (model/transformer.py).
         label_smoothing: the share of a target's probability that is spread evenly over the vocabulary.
+        consistency: alpha in (L1 + L2) / 2 + alpha (KL(P1 || P2) + KL(P2 || P1)) / 2: in training, every batch passes twice,
+            with other dropout (and masks, where it has a second source), and the distributions P1 and P2 at its targets
+            should agree. L1 and L2 are the losses of the two passes, so their scale is that of one. 0: one pass.
+
+    Source: Liang et al. (2021), R-Drop. They add L1 and L2, so their alpha, 5 for translation, is twice this one.
     """
 
-    eager: tuple[str, ...] = ("ragged",)
+    eager: tuple[str, ...] = ("ragged", "disagreement")
     ragged = staticmethod(projected_cross_entropy)
     """The loss where only some positions have targets. Graphs of it would each hold one loop of chunks, and be compiled
     anew for other numbers of them."""
+    hears = False
+    """Whether the loss reads the CTC head."""
 
-    def __init__(self, model: Any, *, label_smoothing: float = 0.0) -> None:
+    def __init__(self, model: Any, *, label_smoothing: float = 0.0, consistency: float = 0.0) -> None:
         super().__init__(model)
-        self.label_smoothing = label_smoothing
+        at_least(0, consistency=consistency)
+        self.label_smoothing, self.consistency = label_smoothing, consistency
+
+    @property
+    def compares(self) -> bool:
+        """Whether batches pass twice."""
+        return self.model.training and self.consistency > 0
 
     def forward(self, batch: Seq2SeqBatch) -> Loss:
         """The loss of a batch that has what the model reads."""
+        # each view has its loss and what it differs from the other by, which both count; so half of all that
+        return self.loss(two_views(batch)).times(0.5) if self.compares else self.loss(batch)
+
+    def loss(self, batch: Seq2SeqBatch) -> Loss:
+        """The loss of one pass; where views are compared, of a batch that holds both."""
         balance: list[Tensor] | None = [] if self.model.training else None
+        heard: list[Tensor] = []
         memory: Any = None
         if self.model.encoder is not None or batch.source is not None:
-            memory = self.model.encode(batch.source, batch.source_lengths, balance=balance)
+            more = {"heard": heard} if self.hears else {}
+            memory = self.model.encode(batch.source, batch.source_lengths, balance=balance, **more)
         if self.model.decoder is None:
             states = memory.states
         else:
             states = self.model.decoder_states(
                 batch.target_in, memory=memory, lengths=batch.target_lengths, balance=balance
             )
-        total, parts = self.terms(memory, states, batch)
+        total, parts = self.terms(memory, states, batch, heard)
         if balance:  # per token; only layers with experts have any
             parts["balance"] = batch.n_tokens * torch.stack(balance).sum()
             total = total + parts["balance"]
         return Loss(total, {name: part.detach() for name, part in parts.items()})
 
-    def terms(self, memory: Any, states: Tensor, batch: Seq2SeqBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of the encoder's output and of the states (B, T, D) that the model projects; and its parts."""
+    def terms(
+        self, memory: Any, states: Tensor, batch: Seq2SeqBatch, heard: list[Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of the encoder's output and of the states (B, T, D) that the model projects; and its parts.
+
+        Args:
+            heard: logits (B, S, V) of the CTC head inside the encoder.
+        """
         entropy = self.cross_entropy(states, batch)
-        return entropy, {"cross_entropy": entropy}
+        if not (self.compares and self.consistency):
+            return entropy, {"cross_entropy": entropy}
+        apart = self.disagreement(states, batch)
+        return entropy + self.consistency * apart, {"cross_entropy": entropy, "consistency": apart}
+
+    def disagreement(self, states: Tensor, batch: Seq2SeqBatch) -> Tensor:
+        """KL(P1 || P2) + KL(P2 || P1), summed over the targets, of two views, whose states (2 B, T, D) the model projects."""
+        first, second = (half.flatten(0, 1) for half in states.chunk(2))
+        targets = batch.target_out.chunk(2)[0].flatten()
+        real = torch.nonzero_static(targets != IGNORE, size=batch.n_tokens // 2)[:, 0]
+        return projected_divergence(first[real], second[real], self.model.project)
 
     def cross_entropy(self, states: Tensor, batch: Seq2SeqBatch) -> Tensor:
         """Cross-entropy of target_out, where the model projects these states (B, T, D) to its vocabulary."""
@@ -144,28 +182,70 @@ class HybridCTC(CrossEntropy):
         model: a Transformer with an encoder, a decoder and ctc=True. It encodes once for both losses.
         ctc_weight: the weight of CTC, in (0, 1]; without CTC the loss is CrossEntropy.
         blank_id: an id that no target contains, such as that of the padding.
+        interctc_weight: where the model has ctc_layers, w in (1 - w) * CTC of the last layer + w * mean CTC of those.
+        consistency: as in CrossEntropy, of what the decoder gives.
+        ctc_consistency: the same weight for what the CTC head gives at every source position. There each view learns from
+            the other as from a constant.
 
     Raises:
-        ValueError: ctc_weight is not in (0, 1].
-    Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition.
+        ValueError: ctc_weight is not in (0, 1], interctc_weight not in [0, 1], or another weight is negative.
+    Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition; Lee and Watanabe
+    (2021), Intermediate loss regularization for CTC-based speech recognition, whose w is 0.3; Yao et al. (2024), CR-CTC:
+    Consistency regularization on CTC for improved speech recognition, whose alpha is 0.2.
     """
 
-    eager = ("ragged", "ctc")
+    eager = ("ragged", "disagreement", "ctc")
+    hears = True
 
-    def __init__(self, model: Any, *, ctc_weight: float, label_smoothing: float = 0.0, blank_id: int = 0) -> None:
-        super().__init__(model, label_smoothing=label_smoothing)
+    def __init__(
+        self,
+        model: Any,
+        *,
+        ctc_weight: float,
+        label_smoothing: float = 0.0,
+        blank_id: int = 0,
+        interctc_weight: float = 0.5,
+        consistency: float = 0.0,
+        ctc_consistency: float = 0.0,
+    ) -> None:
+        super().__init__(model, label_smoothing=label_smoothing, consistency=consistency)
         within("(0, 1]", ctc_weight=ctc_weight)
-        self.ctc_weight, self.blank_id = ctc_weight, blank_id
+        within("[0, 1]", interctc_weight=interctc_weight)
+        at_least(0, ctc_consistency=ctc_consistency)
+        self.ctc_weight, self.blank_id, self.interctc_weight = ctc_weight, blank_id, interctc_weight
+        self.ctc_consistency = ctc_consistency
 
-    def terms(self, memory: Any, states: Tensor, batch: Seq2SeqBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    @property
+    def compares(self) -> bool:
+        """Whether batches pass twice."""
+        return self.model.training and max(self.consistency, self.ctc_consistency) > 0
+
+    def terms(
+        self, memory: Any, states: Tensor, batch: Seq2SeqBatch, heard: list[Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Both losses, weighted.
 
         Raises:
             ValueError: the model has no CTC head.
         """
-        entropy, parts = super().terms(memory, states, batch)
-        ctc = self.ctc(self.model.ctc_logits(memory.states), batch)
-        return (1 - self.ctc_weight) * entropy + self.ctc_weight * ctc, parts | {"ctc": ctc}
+        entropy, parts = super().terms(memory, states, batch, heard)
+        logits = self.model.ctc_logits(memory.states)
+        parts["ctc"] = ctc = self.ctc(logits, batch)
+        if heard:
+            parts["interctc"] = inside = torch.stack([self.ctc(each, batch) for each in heard]).mean()
+            ctc = (1 - self.interctc_weight) * ctc + self.interctc_weight * inside
+        if self.compares and self.ctc_consistency:
+            parts["ctc_consistency"] = apart = self.ctc_disagreement(logits, memory.lengths)
+            ctc = ctc + self.ctc_consistency * apart
+        return (1 - self.ctc_weight) * entropy + self.ctc_weight * ctc, parts
+
+    def ctc_disagreement(self, logits: Tensor, lengths: Tensor | None) -> Tensor:
+        """KL(P1 || P2) + KL(P2 || P1), summed over the real positions of a source, of two views with logits (2 B, S, V)."""
+        apart = divergence(*logits.chunk(2), constant_target=True)
+        if lengths is not None:
+            beyond = torch.arange(apart.size(1), device=apart.device) >= lengths.chunk(2)[0][:, None]
+            apart = apart.masked_fill(beyond, 0.0)
+        return apart.sum()
 
     def ctc(self, logits: Tensor, batch: Seq2SeqBatch) -> Tensor:
         """CTC of what is heard, or else of the target, where these are the logits (B, S, V) of the model's CTC head."""

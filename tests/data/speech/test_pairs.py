@@ -95,6 +95,37 @@ def test_batches_are_a_function_of_seed_and_epoch(recordings, reader, tokenizer)
     assert not same(first, batches(1, 4)) and not same(first, batches(2, 3))
 
 
+def test_two_views_differ_in_their_masks_alone(recordings, reader, tokenizer):
+    """The frames are those of one view; the second has the same speed, silence, noise and vocal tract, at other masks."""
+    noisy = Augmentation(
+        speeds=(0.9, 1.1), n_frequency_masks=0, n_time_masks=1, time_mask_width=0.1, silence=0.1, lowest_snr=10
+    )
+    some = {"frames_per_batch": 400, "augmentation": noisy}
+    one, two = (SpeechPairs(recordings, reader, tokenizer, **some, two_views=on) for on in (False, True))
+    other = shared = n_frames = 0
+    for plain, both in zip(one.epoch(3), two.epoch(3), strict=True):
+        assert plain.second_source is None and torch.equal(plain.source, both.source)
+        assert plain.source.shape == both.second_source.shape
+        for first, second, n in zip(both.source, both.second_source, both.source_lengths.tolist(), strict=True):
+            differ = (first[:n] != second[:n]).any(dim=1)
+            assert not second[n:].any() and differ.sum() <= 2 * 10  # at most ten frames are masked in either
+            other, shared, n_frames = other + int(differ.any()), shared + int((~differ).sum()), n_frames + n
+    assert other > 15 and shared > 0.5 * n_frames  # of 20 recordings; the mask may have no width
+    again = SpeechPairs(recordings, reader, tokenizer, **some, two_views=True)
+    assert all(torch.equal(a.second_source, b.second_source) for a, b in zip(two.epoch(3), again.epoch(3), strict=True))
+    assert not all(
+        torch.equal(a.second_source, b.second_source) for a, b in zip(two.epoch(3), two.epoch(4), strict=False)
+    )
+
+
+def test_mel_bands_are_masked_differently_too_and_without_masks_views_are_alike(recordings, reader, tokenizer):
+    for masks, alike in ((2, False), (0, True)):
+        augmentation = Augmentation(n_time_masks=0, n_frequency_masks=masks)
+        some = {"frames_per_batch": 400, "augmentation": augmentation}
+        pairs = SpeechPairs(recordings, reader, tokenizer, **some, two_views=True)
+        assert all(torch.equal(b.source, b.second_source) == alike for b in pairs.epoch(1))
+
+
 def test_the_first_epoch_goes_from_short_to_long_and_no_other(recordings, reader, tokenizer):
     pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
     longest = [[int(batch.source_lengths.max()) for batch in pairs.epoch(n)] for n in range(4)]

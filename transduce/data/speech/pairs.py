@@ -64,6 +64,7 @@ class FrameReader:
         rng: Generator | None = None,
         speed: float = 1.0,
         silence: tuple[int, int] = (0, 0),
+        masks: Generator | None = None,
     ) -> Float[Tensor, "S F"]:
         """Frames at one speed. Mel bands are masked before the DCT, spans of time after normalization.
 
@@ -71,6 +72,7 @@ class FrameReader:
 
         Args:
             silence: frames of silence before and after the utterance.
+            masks: what draws the masks; None: `rng`, which draws all else.
 
         Raises:
             ValueError: the file cannot be used; the message names it.
@@ -89,7 +91,7 @@ class FrameReader:
                 factor = draw_vtlp(augmentation.vtlp, rng)
                 frames = perturb_vocal_tract(frames, factor, low=config.low, high=config.highest)
             frames = mask_frequency(
-                frames, spans=augmentation.n_frequency_masks, widest=augmentation.frequency_mask_width, rng=rng
+                frames, spans=augmentation.n_frequency_masks, widest=augmentation.frequency_mask_width, rng=masks or rng
             )
             frames = self.feature_extractor.mfcc(frames)
         return mask_time(
@@ -98,7 +100,7 @@ class FrameReader:
             widest=augmentation.time_mask_width,
             hop=self.feature_extractor.config.hop,
             share=augmentation.time_mask_proportion,
-            rng=rng,
+            rng=masks or rng,
         )
 
     def speeds(self, augmentation: Augmentation) -> tuple[float, ...]:
@@ -141,6 +143,7 @@ class SpeechPairs:
             No text can have more tokens than positions.
         workers: threads that fill the cache of log-mels; 0: this one.
         heard_column: the column that CTC learns, if it is not the target's.
+        two_views: whether batches have a `second_source`, which differs from the source in its masks alone.
 
     Raises:
         ValueError: no recording is left, a recording lacks that column, the tokenizer has nothing that begins or ends a
@@ -160,7 +163,9 @@ class SpeechPairs:
         workers: int = 0,
         seed: int = 0,
         heard_column: str = "",
+        two_views: bool = False,
     ) -> None:
+        self.two_views = two_views
         self.reader, self.augmentation, self.frames_per_batch, self.seed = reader, augmentation, frames_per_batch, seed
         (self.bos_id,) = tokenizer.required("bos_id")
         self.hidden_id = self.bos_id if tokenizer.unk_id is None else tokenizer.unk_id
@@ -200,14 +205,15 @@ class SpeechPairs:
         share = self.augmentation.token_dropout
 
         def make(rows: list[int]) -> Batch:
-            frames = [
-                self.reader(
-                    self.recordings[i].audio, self.augmentation, generator(self.seed + 1, n, i), drawn[i], silence[i]
-                )
-                for i in rows
-            ]
-            source, source_lengths = pad_frames(frames)
+            def read(i: int, masks: Generator | None = None) -> Float[Tensor, "S F"]:
+                rng = generator(self.seed + 1, n, i)
+                return self.reader(self.recordings[i].audio, self.augmentation, rng, drawn[i], silence[i], masks)
+
+            source, source_lengths = pad_frames([read(i) for i in rows])
             batch = batch_of(source, source_lengths, [self.target[i] for i in rows], bos=self.bos_id)
+            if self.two_views:
+                second, _ = pad_frames([read(i, generator(self.seed + 4, n, i)) for i in rows])
+                batch = replace(batch, second_source=second)
             if self.heard is not None:
                 heard, lengths = pad([self.heard[i] for i in rows], 0)
                 batch = replace(batch, heard=heard, heard_lengths=lengths)

@@ -1,0 +1,326 @@
+"""Consistency of two views: against torch's own losses on whole logits of two passes, and in small trainings."""
+
+import json
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.contract import GARBAGE, random_model
+from tests.train import toy
+from tests.train.processes import together, train
+from tests.train.test_ctc import CONFIG, batch
+from transduce.data.batch import IGNORE, Batch, batch_of
+from transduce.experiment.validation import held_out_loss
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.transformer import Transformer
+from transduce.train.consistency import divergence, projected_divergence, two_views
+from transduce.train.ctc import ctc_loss
+from transduce.train.objectives import CrossEntropy, HybridCTC
+
+
+def training(config: TransformerConfig, rng: torch.Generator) -> Transformer:
+    """A float64 model in training, of weights so large that another source makes another output."""
+    model = random_model(config, rng).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    return model
+
+
+def speech(rng: torch.Generator) -> Batch:
+    """Three utterances, each with a second view of the same length."""
+    examples = batch(rng)
+    return replace(examples, second_source=torch.randn(examples.source.shape, generator=rng, dtype=torch.float64))
+
+
+def both_ways(first: Tensor, second: Tensor, *, constant: bool) -> Tensor:
+    """The sum of both divergences of logits (n, V), by torch.nn.functional.kl_div on probabilities."""
+    p, q = first.softmax(-1), second.softmax(-1)
+    p_target, q_target = (p.detach(), q.detach()) if constant else (p, q)
+    return F.kl_div(q.log(), p_target, reduction="sum") + F.kl_div(p.log(), q_target, reduction="sum")
+
+
+def check_gradients(model: Transformer, got: Tensor, want: Tensor) -> None:
+    parameters = list(model.parameters())
+    ours, theirs = (torch.autograd.grad(x, parameters, allow_unused=True, retain_graph=True) for x in (got, want))
+    assert any(gradient is not None and gradient.count_nonzero() for gradient in ours)
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+
+
+# The divergence of logits
+
+
+def test_it_is_the_sum_over_the_vocabulary_written_out(rng):
+    first, second = (torch.randn(2, 3, 7, generator=rng, dtype=torch.float64) for _ in range(2))
+    found = divergence(first, second)
+    for row in range(2):
+        for t in range(3):
+            p, q = (
+                [math.exp(x) / sum(map(math.exp, logits[row, t].tolist())) for x in logits[row, t].tolist()]
+                for logits in (first, second)
+            )
+            want = sum(a * math.log(a / b) + b * math.log(b / a) for a, b in zip(p, q, strict=True))
+            assert found[row, t].item() == pytest.approx(want, rel=1e-12)
+    torch.testing.assert_close(divergence(first, second, constant_target=True), found, rtol=0, atol=0)
+
+
+def test_the_gradient_is_the_slope(rng):
+    first, second = (torch.randn(4, 5, generator=rng, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(divergence, (first, second))
+
+
+def test_with_constant_targets_each_view_moves_towards_the_other(rng):
+    """The slope of KL(q || softmax(x)) is p - q where q is constant."""
+    first, second = (torch.randn(4, 5, generator=rng, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    found = torch.autograd.grad(divergence(first, second, constant_target=True).sum(), (first, second))
+    p, q = first.detach().softmax(-1), second.detach().softmax(-1)
+    torch.testing.assert_close(found[0], p - q, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(found[1], q - p, rtol=1e-12, atol=1e-14)
+
+
+def test_half_precision_logits_are_compared_in_float32(rng):
+    first, second = (torch.randn(4, 5, generator=rng).bfloat16() for _ in range(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = divergence(first, second)
+    assert found.dtype == torch.float32 and torch.equal(found, divergence(first.float(), second.float()))
+
+
+@pytest.mark.parametrize("n", [1, 4, 11])
+def test_chunks_make_no_difference(rng, monkeypatch, n):
+    """Neither to the sum nor to any gradient; the logits of a chunk are made twice, once for the gradient."""
+    monkeypatch.setattr("transduce.train.consistency.CHUNK", {"cpu": 4})
+    first, second = (torch.randn(n, 3, generator=rng, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    weight = torch.randn(6, 3, generator=rng, dtype=torch.float64, requires_grad=True)
+    rows = []
+
+    def project(states: Tensor) -> Tensor:
+        rows.append(len(states))
+        return states @ weight.T
+
+    got = projected_divergence(first, second, project)
+    want = both_ways(first @ weight.T, second @ weight.T, constant=False)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    given = (first, second, weight)
+    for ours, theirs in zip(torch.autograd.grad(got, given), torch.autograd.grad(want, given), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    assert max(rows) <= 4 and sum(rows) == 4 * n
+
+
+# The objectives
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_the_mean_of_two_passes_and_alpha_times_the_mean_divergence(rng, smoothing):
+    """R-Drop, Liang et al. (2021), with half the sum of both losses."""
+    model, examples, alpha = training(replace(CONFIG, ctc=False), rng), speech(rng), 0.7
+    sources = (examples.source, examples.second_source)
+    views = [
+        model(source=s, source_lengths=examples.source_lengths, target_in=examples.target_in).flatten(0, 1)
+        for s in sources
+    ]
+    targets = examples.target_out.flatten()
+    entropy = sum(F.cross_entropy(v, targets, label_smoothing=smoothing, reduction="sum") for v in views) / 2
+    apart = both_ways(*(v[targets != IGNORE] for v in views), constant=False) / 2
+    got, parts = CrossEntropy(model, label_smoothing=smoothing, consistency=alpha)(examples)
+    assert list(parts) == ["cross_entropy", "consistency"] and not any(part.requires_grad for part in parts.values())
+    torch.testing.assert_close(parts["cross_entropy"], entropy.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(parts["consistency"], apart.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(got, entropy + alpha * apart, rtol=1e-12, atol=0)
+    check_gradients(model, got, entropy + alpha * apart)
+
+
+@pytest.mark.parametrize(("alpha", "ctc_alpha"), [(0.0, 0.2), (0.7, 0.2), (0.7, 0.0)])
+def test_ctc_has_a_weight_of_its_own(rng, alpha, ctc_alpha):
+    """CR-CTC, Yao et al. (2024): half the sum of both CTC losses, and alpha times half the sum of both divergences."""
+    model, examples, weight = training(CONFIG, rng), speech(rng), 0.3
+    positions, targets = torch.tensor([11, 4, 7]), examples.target_out.flatten()  # frames are stacked in twos
+    entropy, ctc, heads, outputs = 0.0, 0.0, [], []
+    for source in (examples.source, examples.second_source):
+        memory = model.encode(source, examples.source_lengths)
+        outputs.append(model.decode(examples.target_in, memory=memory).flatten(0, 1))
+        entropy += F.cross_entropy(outputs[-1], targets, reduction="sum") / 2
+        logits = F.linear(memory.states, model.ctc.weight, model.ctc.bias)
+        ctc += ctc_loss(logits, positions, examples.target_out, examples.target_lengths) / 2
+        heads.append(torch.cat([row[:n] for row, n in zip(logits, positions, strict=True)]))
+    apart = both_ways(*(v[targets != IGNORE] for v in outputs), constant=False) / 2
+    ctc_apart = both_ways(*heads, constant=True) / 2
+    want = (1 - weight) * (entropy + alpha * apart) + weight * (ctc + ctc_alpha * ctc_apart)
+    got, parts = HybridCTC(model, ctc_weight=weight, consistency=alpha, ctc_consistency=ctc_alpha)(examples)
+    named = {"cross_entropy": entropy, "ctc": ctc}
+    named |= {"consistency": apart} if alpha else {}
+    named |= {"ctc_consistency": ctc_apart} if ctc_alpha else {}
+    assert parts.keys() == named.keys()
+    for name, part in named.items():
+        torch.testing.assert_close(parts[name], part.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    check_gradients(model, got, want)
+
+
+def test_what_is_heard_goes_with_both_views(rng):
+    model, examples = training(CONFIG, rng), speech(rng)
+    heard, lengths = torch.tensor([[9, 9, 2], [4, 6, 2], [5, 2, 0]]), torch.tensor([3, 3, 2])
+    both = replace(examples, heard=heard, heard_lengths=lengths).to(torch.device("cpu"))
+    ctc = 0.0
+    for source in (examples.source, examples.second_source):
+        logits = model.ctc_logits(model.encode(source, examples.source_lengths).states)
+        ctc += ctc_loss(logits, torch.tensor([11, 4, 7]), heard, lengths) / 2
+    found = HybridCTC(model, ctc_weight=0.3, ctc_consistency=0.2)(both)
+    torch.testing.assert_close(found.parts["ctc"], ctc.detach(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("n_experts", [0, 3])
+def test_views_that_are_alike_leave_the_plain_loss(rng, n_experts):
+    """Without dropout and other masks, also with the balance of experts, and with its gradients."""
+    model = training(replace(CONFIG, n_experts=n_experts), rng)
+    examples, weights = batch(rng), {"ctc_weight": 0.3, "label_smoothing": 0.1}
+    want = HybridCTC(model, **weights)(examples)
+    got = HybridCTC(model, **weights, consistency=3.0, ctc_consistency=0.5)(examples)
+    assert max(got.parts["consistency"], got.parts["ctc_consistency"]) < 1e-20  # rows of one product round differently
+    for name, part in want.parts.items():
+        torch.testing.assert_close(got.parts[name], part, rtol=1e-12, atol=0)
+    torch.testing.assert_close(got.total, want.total, rtol=1e-12, atol=0)
+    check_gradients(model, got.total, want.total)
+
+
+def test_the_views_differ_in_dropout(rng):
+    """One pass over all rows twice: nothing but dropout tells the halves apart."""
+    config = replace(toy.model(dropout=0.4).config, attention_dropout=0.2)
+    model, examples = training(config, rng), toy.Backwards(n=9).epoch(0)[0]
+    objective = CrossEntropy(model, consistency=1.0)
+    torch.manual_seed(5)
+    got = objective(examples)
+    torch.manual_seed(5)
+    logits = model(
+        source=examples.source.repeat(2, 1),
+        source_lengths=examples.source_lengths.repeat(2),
+        target_in=examples.target_in.repeat(2, 1),
+    )
+    real = examples.target_out != IGNORE
+    first, second = (half[real] for half in logits.chunk(2))
+    assert not torch.allclose(first, second)
+    apart = both_ways(first, second, constant=False) / 2
+    entropy = sum(F.cross_entropy(half, examples.target_out[real], reduction="sum") for half in (first, second)) / 2
+    torch.testing.assert_close(got.parts["consistency"], apart.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(got.total, entropy + apart, rtol=1e-12, atol=0)
+
+
+def test_a_language_model_and_an_encoder_alone_are_compared_at_their_targets(rng):
+    stack = StackConfig(input=Tokens(vocab_size=11), n_layers=1)
+    ids = torch.randint(11, (3, 7), generator=rng)
+    chosen = torch.where(torch.rand(3, 7, generator=rng) < 0.4, ids, IGNORE)
+    masked = Batch(
+        source=ids, source_lengths=torch.tensor([7, 7, 7]), target_in=ids, target_out=chosen,
+        target_lengths=torch.tensor([7, 7, 7]), n_tokens=int((chosen != IGNORE).sum()),
+    )  # fmt: skip
+    for halves, examples in (
+        ({"decoder": stack}, batch_of(None, None, ids.tolist(), bos=1)),
+        ({"encoder": stack}, masked),
+    ):
+        config = TransformerConfig(**halves, d_model=12, n_heads=2, d_ff=17, dropout=0.3)
+        model = training(config, rng)
+        torch.manual_seed(5)
+        got = CrossEntropy(model, consistency=1.0)(examples)
+        torch.manual_seed(5)
+        both = two_views(examples)
+        given = {"source": both.source, "source_lengths": both.source_lengths} if model.encoder else {}
+        given |= {"target_in": both.target_in} if model.decoder else {}
+        first, second = (half[examples.target_out != IGNORE] for half in model(**given).chunk(2))
+        torch.testing.assert_close(
+            got.parts["consistency"], both_ways(first, second, constant=False).detach() / 2, rtol=1e-12, atol=0
+        )
+
+
+def test_neither_padding_nor_neighbours_have_a_say(rng):
+    model, examples = training(CONFIG, rng), speech(rng)
+    objective = HybridCTC(model, ctc_weight=0.3, consistency=0.7, ctc_consistency=0.2)
+    want = objective(examples)
+    beyond = (torch.arange(21) >= examples.source_lengths[:, None])[:, :, None]
+    garbage = {
+        name: F.pad(getattr(examples, name).masked_fill(beyond, GARBAGE), (0, 0, 0, 3), value=GARBAGE)
+        for name in ("source", "second_source")
+    }
+    padded = objective(replace(examples, **garbage, target_in=F.pad(examples.target_in, (0, 2), value=7),
+                               target_out=F.pad(examples.target_out, (0, 2), value=IGNORE)))  # fmt: skip
+    alone = []
+    for row in range(3):
+        s, t = int(examples.source_lengths[row]), int(examples.target_lengths[row])
+        cut = {name: getattr(examples, name)[row : row + 1, :s] for name in ("source", "second_source")}
+        cut |= {name: getattr(examples, name)[row : row + 1, :t] for name in ("target_in", "target_out")}
+        cut |= {name: getattr(examples, name)[row : row + 1] for name in ("source_lengths", "target_lengths")}
+        alone.append(objective(Batch(**cut, n_tokens=t)))
+    for name, part in want.parts.items():
+        torch.testing.assert_close(padded.parts[name], part, rtol=1e-12, atol=0)
+        torch.testing.assert_close(sum(loss.parts[name] for loss in alone), part, rtol=1e-12, atol=0)
+    torch.testing.assert_close(sum(loss.total for loss in alone), want.total, rtol=1e-12, atol=0)
+
+
+def test_a_validation_has_one_pass(rng):
+    model, examples = training(replace(CONFIG, dropout=0.3), rng), speech(rng)
+    objective = HybridCTC(model, ctc_weight=0.3, consistency=0.7, ctc_consistency=0.2).eval()
+    plain = HybridCTC(model, ctc_weight=0.3).eval()
+    assert objective(examples).parts.keys() == {"cross_entropy", "ctc"}
+    assert torch.equal(objective(examples).total, plain(examples).total)
+    entropy = objective(examples).parts["cross_entropy"].item()
+    assert held_out_loss(model, [examples]) == pytest.approx(entropy / examples.n_tokens, rel=1e-12)
+
+
+def test_under_autocast_the_loss_is_close_to_that_of_float32(rng):
+    model, examples = Transformer(CONFIG).train(), batch(rng, torch.float32)
+    examples = replace(examples, second_source=torch.randn(examples.source.shape, generator=rng))
+    objective = HybridCTC(model, ctc_weight=0.3, consistency=5.0, ctc_consistency=5.0)
+    want = objective(examples)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = objective(examples)
+    got.total.backward()
+    for name, part in want.parts.items():
+        assert got.parts[name].dtype == torch.float32
+        torch.testing.assert_close(got.parts[name], part, rtol=0.05, atol=0)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["consistency", "ctc_consistency"])
+@pytest.mark.parametrize("value", [-0.1, math.inf])
+def test_a_weight_that_is_none_is_refused(rng, name, value):
+    with pytest.raises(ValueError) as caught:
+        HybridCTC(random_model(CONFIG, rng), ctc_weight=0.3, **{name: value})
+    finite = " and finite" if value > 0 else ""
+    assert str(caught.value) == f"{name} must be at least 0{finite}, but {name}={value}"
+
+
+# Trainings
+
+
+def test_a_training_logs_it_and_makes_predictions_depend_less_on_dropout(tmp_path, monkeypatch):
+    """Validated without it, and resumed with the same bits."""
+    monkeypatch.setattr("transduce.train.log.EVERY", 10)
+    monkeypatch.setattr("transduce.train.log.learning_curve", lambda metrics, path: None)
+    last = {}
+    for name, alpha, parts in (("plain", 1e-9, [60]), ("alpha", 3.0, [60]), ("resumed", 3.0, [30, 60])):
+        for max_updates in parts:
+            given = {"objective": CrossEntropy(toy.model(dropout=0.3), consistency=alpha)}
+            trainer = toy.trainer(tmp_path / name, **given, config=toy.config(max_updates=max_updates))
+            trainer.run()
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        last[name] = [line for line in lines if line["kind"] == "train"][-1], toy.weights(trainer.model)
+        assert all("consistency" not in line for line in lines if line["kind"] == "valid")
+    plain, line = last["plain"][0], last["alpha"][0]
+    assert line["consistency"] < 0.5 * plain["consistency"]
+    assert line["loss"] == pytest.approx(line["cross_entropy"] + 3.0 * line["consistency"], rel=1e-5)
+    assert toy.same(last["alpha"][1], last["resumed"][1]) and not toy.same(last["alpha"][1], last["plain"][1])
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_several_processes_learn_what_one_learns(tmp_path, shard):
+    settings = {"max_updates": 6, "validate_every": 6, "objective": partial(CrossEntropy, consistency=2.0)}
+    want = train(tmp_path / "one", **settings)
+    for found in together(2, train, tmp_path / "two", **settings, shard=shard):
+        assert not isinstance(found, str), found
+        torch.testing.assert_close(found.losses, want.losses, rtol=0, atol=1e-5)

@@ -1,0 +1,70 @@
+"""The Conformer layer: self-attention with a convolution behind it, between two feed-forwards that count half."""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transduce.model.cache import LayerCache
+from transduce.model.config import TransformerConfig
+from transduce.model.inputs import silenced
+from transduce.model.layers import FeedForward, Layer, Sublayer, norm
+
+
+class ConvolutionModule(nn.Module):
+    """A gated map of each position, a convolution over time for each channel alone, norm, Swish, and another map.
+
+    The norm is that of the other sublayers, over the channels of one position, and not the paper's BatchNorm. So an
+    utterance gets the same result whatever its batch, and training and decoding compute the same. Padding is set to zero
+    before the convolution, which looks to its right.
+
+    Source: Gulati et al. (2020), section 2.2.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        d, kernel = config.d_model, config.conformer_kernel
+        self.pointwise = nn.Linear(d, 2 * d, bias=config.bias)
+        self.depthwise = nn.Conv1d(d, d, kernel, padding=kernel // 2, groups=d, bias=config.bias)
+        self.norm = norm(config)
+        self.output = nn.Linear(d, d, bias=config.bias)
+
+    def forward(self, x: Float[Tensor, "N T D"], lengths: Int[Tensor, " N"] | None = None) -> Float[Tensor, "N T D"]:
+        """The same number of positions, each having seen conformer_kernel // 2 on either side."""
+        channels = silenced(F.glu(self.pointwise(x)), lengths).transpose(1, 2)
+        return self.output(F.silu(self.norm(self.depthwise(channels).transpose(1, 2))))
+
+
+class ConformerLayer(Layer):
+    """Half a feed-forward, self-attention, convolution, half a feed-forward, norm; each but the norm with its residual.
+
+    Positions are told as in the other layers: rotary ones are relative, as the paper's are.
+
+    Source: Gulati et al. (2020), Conformer: Convolution-augmented Transformer for speech recognition.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config, causal=False, cross=False)
+        self.first_feed_forward = FeedForward(config)
+        self.first_feed_forward_sublayer = Sublayer(config)
+        self.convolution = ConvolutionModule(config)
+        self.convolution_sublayer = Sublayer(config)
+        self.norm = norm(config)
+
+    def forward(
+        self,
+        x: Float[Tensor, "N T D"],
+        *,
+        lengths: Int[Tensor, " N"] | None = None,
+        memory: Float[Tensor, "B S D"] | None = None,
+        memory_lengths: Int[Tensor, " B"] | None = None,
+        cache: LayerCache | None = None,
+        rotation: Float[Tensor, "2 T P"] | None = None,
+        routing: Callable[[Tensor], None] | None = None,
+    ) -> Float[Tensor, "N T D"]:
+        """One layer of an encoder, which has neither memory nor cache; the arguments are those of `Layer`."""
+        x = self.first_feed_forward_sublayer(x, lambda y: self.first_feed_forward(y) / 2)
+        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, cache, rotation))
+        x = self.convolution_sublayer(x, lambda y: self.convolution(y, lengths))
+        return self.norm(self.feed_forward_sublayer(x, lambda y: self.feed_forward(y) / 2))

@@ -1,0 +1,96 @@
+"""The configuration of what flows into a half of the Transformer: token ids, or vectors such as frames of sound."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from transduce.config import at_least, check_choices
+
+ConvActivation = Literal["relu", "gelu", "glu"]
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    LengthsT = TypeVar("LengthsT", int, np.ndarray, Tensor)
+else:  # torch takes seconds to import, and --help does without
+    LengthsT = TypeVar("LengthsT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """The input is token ids; an embedding table turns them into vectors."""
+
+    vocab_size: int
+    """A recipe puts the size of its tokenizer here."""
+    multiple: int = 1
+    """The table is padded with rows until this divides their number. Padding rows stand for no token and change no
+    result, but a GPU multiplies matrices faster if their sizes are multiples of 64 or 128."""
+
+    def __post_init__(self) -> None:
+        at_least(1, vocab_size=self.vocab_size, multiple=self.multiple)
+
+    @property
+    def padded_size(self) -> int:
+        """Rows of the table: one per token, and padding rows."""
+        return -(-self.vocab_size // self.multiple) * self.multiple
+
+    def out_lengths(self, lengths: LengthsT) -> LengthsT:
+        """How many positions the encoder sees of so many ids: as many."""
+        return lengths
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frames:
+    """The input is vectors, `stack` consecutive ones per position, or what convolutions over time make of them.
+
+    Where n_features * stack == d_model they are the embeddings, without a weight in between. Otherwise one linear map
+    gives them the width d_model.
+    """
+
+    n_features: int
+    """Numbers per frame. A recipe puts those of its feature extractor here."""
+    stack: int = 1
+    """Consecutive frames that make one position."""
+    project: bool = False
+    """Whether there is a linear map even where none is needed."""
+    conv_strides: tuple[int, ...] = ()
+    """Convolutions over time instead, by their strides: after 2 2 a position stands for four frames. They take stack=1."""
+    conv_kernel: int = 3
+    """Frames under each convolution, an odd number."""
+    conv_channels: int | None = None
+    """Channels between two convolutions; None: d_model, as there are after the last."""
+    conv_activation: ConvActivation = "gelu"
+    """The nonlinearity after each convolution; glu: twice as many channels, of which one half gates the other."""
+
+    def __post_init__(self) -> None:
+        at_least(1, n_features=self.n_features, stack=self.stack, conv_channels=self.conv_channels)
+        at_least(1, conv_strides=min(self.conv_strides, default=None), conv_kernel=self.conv_kernel)
+        check_choices(self)
+        if self.conv_kernel % 2 == 0:
+            raise ValueError(f"conv_kernel must be odd, with a frame in its middle, but conv_kernel={self.conv_kernel}")
+        if self.conv_strides and (self.stack > 1 or self.project):
+            raise ValueError(
+                f"convolutions take frames one by one and give d_model numbers, but conv_strides={self.conv_strides}, "
+                f"stack={self.stack} and project={self.project}; use stack=1 and project=False"
+            )
+
+    @property
+    def width(self) -> int:
+        """Numbers per position, before convolutions."""
+        return self.n_features * self.stack
+
+    @property
+    def per_position(self) -> int:
+        """Frames that a position stands for."""
+        return self.stack * math.prod(self.conv_strides)
+
+    def conv_shapes(self, d_model: int) -> list[tuple[int, int]]:
+        """Channels that come into each convolution and go out of it, those of the gates included."""
+        between = [d_model if self.conv_channels is None else self.conv_channels] * (len(self.conv_strides) - 1)
+        after = [*between, d_model] if self.conv_strides else []
+        gates = 2 if self.conv_activation == "glu" else 1
+        return [(a, gates * b) for a, b in zip([self.n_features, *between], after, strict=False)]
+
+    def out_lengths(self, lengths: LengthsT) -> LengthsT:
+        """How many positions so many frames become: ceil(lengths / per_position), for one number, an array or a tensor."""
+        return -(-lengths // self.per_position)
