@@ -17,7 +17,7 @@ from transduce.model.transformer import Memory
 pytestmark = needs_cpp
 
 FIT = {name: config for name, config in CASES.items() if KernelStep.fits(config, config.decoder)}
-HEARD = {name: config for name, config in CASES.items() if KernelStep.fits(config, config.encoder)}
+HEARD = {name: config for name, config in CASES.items() if KernelEncoder.fits(config, config.encoder)}
 BEAMS = 5
 
 

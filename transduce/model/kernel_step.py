@@ -90,6 +90,11 @@ class KernelStack:
 class KernelEncoder(KernelStack):
     """What the encoder's stack makes of vectors, without the work for their padding."""
 
+    @staticmethod
+    def fits(config: TransformerConfig, stack: StackConfig | None) -> bool:
+        """Whether its layers are plain ones, and nothing happens between them."""
+        return KernelStack.fits(config, stack) and not config.conformer_kernel and not config.ctc_conditioning
+
     def __call__(self, vectors: Float[Tensor, "B S D"], lengths: Int[Tensor, " B"] | None) -> Float[Tensor, "B S D"]:
         """The states; 0 at padding."""
         x = self.positions(vectors).clone(memory_format=torch.contiguous_format)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transduce.kernels import library
 from transduce.model.inputs import TokenInput
-from transduce.model.kernel_step import KernelEncoder, KernelStack, KernelStep
+from transduce.model.kernel_step import KernelEncoder, KernelStep
 from transduce.model.kernel_weight import KernelInt8Weight, KernelWeight
 from transduce.model.layers import FeedForward
 from transduce.model.transformer import Memory, Transformer
@@ -141,11 +141,18 @@ class PackedTransformer(Transformer):
 
     def encode(self, source: Tensor | None, source_lengths: Int[Tensor, " B"] | None = None, **known: Any) -> Memory:
         """Ids (B, S) or frames (B, S, F) to memory, as in Transformer."""
-        if source is None or self.whole is None or self.whole.watched or source.size(1) > LONGEST:
+        whole = self.whole
+        if (
+            source is None
+            or whole is None
+            or whole.watched
+            or source.size(1) > LONGEST
+            or known.get("heard") is not None
+        ):
             return super().encode(source, source_lengths, **known)
         assert self.source_input is not None
         vectors, lengths = self.source_input(source, source_lengths)
-        return Memory(self.whole(vectors, lengths), lengths)
+        return Memory(whole(vectors, lengths), lengths)
 
     def decoder_states(self, target_in: Int[Tensor, "N T"], **known: Any) -> Float[Tensor, "N T D"]:
         """The states that `decode` projects to logits, as in Transformer; one position more of a search is a quick step."""
@@ -227,13 +234,13 @@ def pack(model: Transformer, *, int8: bool = False) -> Transformer:
     model.logits = logits
     model.step = model.whole = None
     config, heard, said = model.config, model.encoder, model.decoder
-    if in_cpp and heard is not None and KernelStack.fits(config, config.encoder):
+    if in_cpp and heard is not None and KernelEncoder.fits(config, config.encoder):
         model.whole = KernelEncoder(heard, config)
     if (
         in_cpp
         and said is not None
         and isinstance(model.target_input, TokenInput)
-        and KernelStack.fits(config, config.decoder)
+        and KernelStep.fits(config, config.decoder)
     ):
         model.step = KernelStep(said, config, model.target_input)
     return model
