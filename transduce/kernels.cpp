@@ -282,7 +282,8 @@ void linear(const Linear& map, const float* x, int64_t n, float* y, bool relu, i
         for (int64_t m = 0; m < n; m++) room.scale[m] = quantize(x + m * map.inputs, map.inputs, &room.rounded[m * inputs]);
         rounded = room.rounded.data(), row_scale = room.scale.data();
     }
-    if (n * map.inputs * map.outputs < (1 << 23)) threads = 1;  // a thread wakes up in the time of these products
+    // of few rows, reading the matrix takes the time; what is small is done before another thread wakes up
+    if (std::max<int64_t>(n, 6) * map.inputs * map.outputs < (1 << 23)) threads = 1;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int t = 0; t < threads; t++)
         some_panels(map, x, rounded, row_scale, n, y, relu, n_panels * t / threads, n_panels * (t + 1) / threads);
@@ -399,7 +400,7 @@ void layers(const Stack& stack, float* x, int64_t n, int threads, Attention atte
 }
 
 // The step for the rows first ... last - 1, whose vectors are in x and whose states go there.
-void some_rows(const Stack& stack, const Past& past, float* x, int64_t n_rows, int64_t first, int64_t last) {
+void some_rows(const Stack& stack, const Past& past, float* x, int64_t n_rows, int64_t first, int64_t last, int threads) {
     const int64_t n = last - first, heads = stack.n_heads, e = stack.d_head, inner = heads * e;
     const int64_t per_sentence = past.n_sentences ? n_rows / past.n_sentences : 1;
     const float scale = 1.0f / std::sqrt(static_cast<float>(e));
@@ -424,7 +425,7 @@ void some_rows(const Stack& stack, const Past& past, float* x, int64_t n_rows, i
             }
         }
     };
-    layers(stack, x + first * stack.d_model, n, 1, attention, memory);
+    layers(stack, x + first * stack.d_model, n, threads, attention, memory);
 }
 
 // The states of the sentences first ... last - 1 of x (B, S, D), without their padding, which becomes 0.
@@ -480,9 +481,10 @@ int32_t decoder_step(const Stack* stack, const Past* past, const Table* table, c
         const float* vector = table->weight + tokens[m] * width;
         for (int64_t i = 0; i < width; i++) x[m * width + i] = vector[i] * table->scale + position[i];
     }
-    if (n < 4 * threads) threads = 1;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int t = 0; t < threads; t++) some_rows(*stack, *past, x, n, n * t / threads, n * (t + 1) / threads);
+    const int outer = n < 4 * threads ? 1 : threads;  // threads share rows, or the outputs of each product
+#pragma omp parallel for schedule(static) num_threads(outer) if (outer > 1)
+    for (int t = 0; t < outer; t++)
+        some_rows(*stack, *past, x, n, n * t / outer, n * (t + 1) / outer, outer == 1 ? threads : 1);
     return 1;
 }
 
