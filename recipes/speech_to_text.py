@@ -108,14 +108,17 @@ FSDD = replace(
     # the mean of a single digit tells much of which one it is, so statistics are those of the corpus
     features=replace(MFCC, sample_rate=8000, n_mels=40, normalize="global"),
     # the shortest digit lasts 0.14 s, and there are 40 bands, not 80: masks that do not hide a whole digit
-    augmentation=replace(COMMANDS.augmentation, time_mask_width=0.08, frequency_mask_width=8),
+    # five voices are few to learn from: other levels, tilts of the spectrum and noise make more of them
+    augmentation=replace(
+        COMMANDS.augmentation, time_mask_width=0.08, frequency_mask_width=8, gain=12.0, tilt=3.0, lowest_snr=10.0
+    ),
     training=replace(COMMANDS.training, max_updates=1800, validate_every=300, keep_last=3),
 )
 DIGITS = replace(
     FSDD,
     name="digits",
     corpus=ex.Manifests(data=ex.corpus_folder("digits"), valid=Path("valid.tsv")),
-    augmentation=replace(FSDD.augmentation, n_time_masks=4),
+    augmentation=replace(COMMANDS.augmentation, time_mask_width=0.08, frequency_mask_width=8, n_time_masks=4),
     frames_per_batch=8000,
     training=replace(FSDD.training, max_updates=8000, validate_every=500),
     # a digit is one token and lasts at least three positions of 0.04 s; room for spelling is left

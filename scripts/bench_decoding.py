@@ -19,11 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -42,6 +44,7 @@ from transduce.decode.constraints import Constraints
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.marian import Marian, import_marian
+from transduce.kernels import library
 from transduce.model.packed import can_pack, pack
 from transduce.model.static import make_static
 
@@ -234,14 +237,42 @@ KINDS = {
 """PyTorch's operators by what a search needs them for."""
 
 
+IN_CPP = {
+    "linear_map": "linear maps",
+    "decoder_step": "decoder steps",
+    "encoder_states": "the encoder",
+    "log_sum_exp": "the choice of tokens",
+    "likeliest": "the choice of tokens",
+    "settle": "copies",
+    "reorder_rows": "copies",
+}
+"""What transduce does in C++, by the same; a decoder step has linear maps, attention and norms in one."""
+
+
 def shares(search: Search, work: list[Batch], beam_size: int, n_tokens: int) -> dict[str, float]:
-    """Shares of the CPU's time inside operators, by KINDS; the rest is "others"."""
+    """Shares of the time by KINDS and IN_CPP; the rest, Python among it, is "others"."""
+    parts: dict[str, float] = defaultdict(float)
+    cpp = library()
+    known = {} if cpp is None else {name: getattr(cpp, name) for name in IN_CPP}
+
+    def timed(name: str, *arguments: Any) -> Any:
+        start = time.perf_counter()
+        result = known[name](*arguments)
+        parts[IN_CPP[name]] += time.perf_counter() - start
+        return result
+
+    for name in known:
+        setattr(cpp, name, partial(timed, name))
     with profile(activities=[ProfilerActivity.CPU]) as found:
+        start = time.perf_counter()
         answer(search, work, beam_size, n_tokens)
-    times = {event.key.split("::")[-1]: event.self_cpu_time_total for event in found.key_averages()}
-    total = sum(times.values())
-    parts = {kind: sum(times.get(name, 0.0) for name in names.split()) / total for kind, names in KINDS.items()}
-    return parts | {"others": 1 - sum(parts.values())}
+        total = time.perf_counter() - start
+    for name, function in known.items():
+        setattr(cpp, name, function)
+    times = {event.key.split("::")[-1]: event.self_cpu_time_total * 1e-6 for event in found.key_averages()}
+    for kind, names in KINDS.items():
+        parts[kind] += sum(times.get(name, 0.0) for name in names.split())
+    return {kind: took / total for kind, took in parts.items()} | {"others": 1 - sum(parts.values()) / total}
 
 
 def main() -> None:

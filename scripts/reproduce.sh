@@ -16,8 +16,8 @@ multi30k_en_de     40.38  test beam5 bleu.lowercase        94  translation.py mu
 multi30k_de_en     42.36  test beam5 bleu.lowercase        94  translation.py multi30k --training.max-minutes 200 --source de --target en --model.dropout 0.3
 speech              5.5   test $SPEECH                     14  speech_to_text.py
 speech_german      63.28  test beam5 bleu                  45  speech_to_text.py --target-column german --ctc-weight 0.3 --vocab-size 400 --training.max-updates 5000
-fsdd                2.00  test $SPEECH                      5  speech_to_text.py fsdd
-$(for name in george:43.2 jackson:27.2 lucas:53.8 nicolas:41.6 theo:10.0 yweweler:16.8; do
+fsdd                0.67  test $SPEECH                      5  speech_to_text.py fsdd
+$(for name in george:37.2 jackson:28.0 lucas:40.6 nicolas:23.2 theo:6.2 yweweler:13.4; do
   echo "fsdd_${name%:*} ${name#*:} test $SPEECH 5 speech_to_text.py fsdd --leave-out ${name%:*}"
 done)
 digits              0.39  test $SPEECH                     28  speech_to_text.py digits
