@@ -35,7 +35,7 @@ def loaded() -> ctypes.CDLL | None:
         return None
     try:
         return _declared(ctypes.CDLL(str(_compiled(compiler))))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: a user without a home
         told = getattr(error, "stderr", None) or str(error)
         logger.warning("the C++ kernels cannot be compiled, so PyTorch's operators decode:\n%s", told[-2000:])
         return None

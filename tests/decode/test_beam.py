@@ -286,3 +286,31 @@ def test_every_bound_must_be_at_least_one():
     assert str(caught.value) == (
         "max_lengths must be at least 1, but the least is 0; leave empty sentences out of the batch"
     )
+
+
+class WholeNumbers(LanguageScorer):
+    """What tokens add to a hypothesis is a whole number, so that many hypotheses are equally likely."""
+
+    additive = True
+
+    def step(self, tokens: Tensor) -> Tensor:
+        return super().step(tokens).div(4).round().float()
+
+
+@pytest.mark.parametrize("beam_size", [3, 4])
+def test_equally_likely_hypotheses_come_alone_as_among_others(beam_size):
+    ties = 0
+    for seed in range(20):
+        language, sentences = Language(seed, vocab_size=6), list(range(9))
+
+        def found(some: list[int], language: Language = language) -> list[list[tuple[list[int], float]]]:
+            scorer, constraints = WholeNumbers(language, some), constrained([7] * len(some))
+            outputs = beam_search(
+                scorer, starts(len(some)), constraints, beam_size=beam_size, n_best=beam_size, alpha=0.0
+            )
+            return [[(h.tokens, h.score) for h in each] for each in outputs]
+
+        together = found(sentences)
+        ties += sum(len({score for _, score in each}) < beam_size for each in together)
+        assert [found([i])[0] for i in sentences] == together
+    assert ties > 20

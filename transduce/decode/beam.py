@@ -18,9 +18,6 @@ from transduce.decode.scorer import Scorer
 from transduce.decode.topk import likeliest
 from transduce.kernels import library
 
-MANY = 32
-"""Rows from which on it pays to leave as many of them as possible in their places, where that is not done in C++."""
-
 
 @dataclass
 class Beams:
@@ -132,7 +129,7 @@ def beam_search(
             results.append(([running[i] for i in gone], kept.rows(out), live.rows(out)))
             running, max_lengths, parent = [running[i] for i in on], max_lengths[rest], parent[rest]
             live, kept = live.rows(rest), kept.rows(rest)
-        if groups == 1 and device.type == "cpu" and (parent.numel() >= MANY or library() is not None):
+        if step > 1 and groups == 1 and device.type == "cpu":
             live, parent = _settled(live, parent)
         scorer.reorder(parent.flatten())
         if any(flags):
@@ -243,7 +240,7 @@ def _settled(live: Beams, parent: Int[Tensor, "A K"]) -> tuple[Beams, Int[Tensor
     """The same hypotheses of every sentence in another order, and their parents: the first of those that continue a row
     takes its place. So of its caches only the rows that nothing continues are overwritten."""
     beam_size = parent.size(1)
-    place = parent % beam_size  # of the parent among those of its sentence; one row per sentence before the first step
+    place = parent % beam_size  # of the parent among those of its sentence
     order = torch.empty_like(place)
     if (cpp := library()) is not None:
         cpp.settle(place.data_ptr(), *place.shape, order.data_ptr())
