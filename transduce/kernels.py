@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -28,7 +29,12 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def loaded() -> ctypes.CDLL | None:
-    """The kernels, compiled if need be."""
+    """The kernels, compiled if need be.
+
+    They are for Linux on x86-64: there they have been measured, and PyTorch has libraries of Apple's and Arm's elsewhere.
+    """
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return None
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
     if compiler is None:
         logger.info("no C++ compiler, so PyTorch's operators decode; with g++ a search is up to several times as fast")
@@ -61,13 +67,8 @@ def _compiled(compiler: str) -> Path:
 
 def _cpu() -> str:
     """What CPU this is: a home may be shared by machines, and code of one is none of another."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:  # not Linux
-        return f"{platform.machine()} {platform.processor()}"
-    return "\n".join(
-        sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
-    )
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
 
 
 def required() -> ctypes.CDLL:

@@ -187,6 +187,39 @@ def test_tokens_that_are_none_are_refused(rng):
         model.decode(torch.tensor([[-1], [99999]]), cache=model.new_cache())
 
 
+def test_what_c_would_read_wrongly_is_refused(rng):
+    config = next(config for config in FIT.values() if config.encoder and isinstance(config.encoder.input, Tokens))
+    plain, model = both(config, rng)
+    memory, cache = single(contract.random_example(config, rng).memory(plain)), model.new_cache()
+    model.decode(torch.tensor([[1], [2], [3]]), memory=memory, cache=cache)
+    with pytest.raises(
+        ValueError, match=r"rows must be those of the cache, 3, and as many for each of 3 sentences, .* are 2"
+    ):
+        model.decode(torch.tensor([[1], [2]]), cache=cache)
+    with pytest.raises(ValueError, match=r"x must be float32 \(\.\.\., \d+\), but it is torch\.float64 \(3, 23, \d+\)"):
+        model.decode(
+            torch.tensor([[1], [2], [3]]),
+            memory=memory._replace(states=memory.states.double()),
+            cache=model.new_cache(),
+        )
+    with pytest.raises(ValueError, match=r"vectors must be float32, as the weights are, but they are torch\.float64"):
+        model.whole(memory.states.double(), None)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@torch.inference_mode()
+def test_ids_and_lengths_of_either_type_and_lengths_beyond(dtype, rng):
+    """What PyTorch's layers take: 32 bits, and lengths that are longer than the memory."""
+    config = next(config for config in FIT.values() if config.encoder and isinstance(config.encoder.input, Tokens))
+    plain, model = both(config, rng)
+    example = contract.random_example(config, rng)
+    memory = Memory(example.memory(plain).states, torch.tensor([99, 21, 19]))
+    want = plain.decode(example.target, memory=memory)
+    told, target = single(memory)._replace(lengths=memory.lengths.to(dtype)), example.target.to(dtype)
+    for pieces in ((1,) * contract.TARGET, (2,) + (1,) * (contract.TARGET - 2)):
+        near(contract.in_pieces(model, target, told, pieces), want)
+
+
 def test_two_searches_take_turns(rng):
     """What a step adds belongs to a search, not to the model."""
     config = next(config for config in FIT.values() if config.encoder)

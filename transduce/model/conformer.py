@@ -1,12 +1,11 @@
 """The Conformer layer: self-attention with a convolution behind it, between two feed-forwards that count half."""
 
-from collections.abc import Callable
+from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.model.cache import LayerCache
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import silenced
 from transduce.model.layers import FeedForward, Layer, Sublayer, norm
@@ -57,14 +56,11 @@ class ConformerLayer(Layer):
         x: Float[Tensor, "N T D"],
         *,
         lengths: Int[Tensor, " N"] | None = None,
-        memory: Float[Tensor, "B S D"] | None = None,
-        memory_lengths: Int[Tensor, " B"] | None = None,
-        cache: LayerCache | None = None,
         rotation: Float[Tensor, "2 T P"] | None = None,
-        routing: Callable[[Tensor], None] | None = None,
+        **_: Any,
     ) -> Float[Tensor, "N T D"]:
-        """One layer of an encoder, which has neither memory nor cache; the arguments are those of `Layer`."""
+        """One layer of an encoder; the arguments are those of `Layer`, of which it has no memory, cache and experts."""
         x = self.first_feed_forward_sublayer(x, lambda y: self.first_feed_forward(y) / 2)
-        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, cache, rotation))
+        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, None, rotation))
         x = self.convolution_sublayer(x, lambda y: self.convolution(y, lengths))
         return self.norm(self.feed_forward_sublayer(x, lambda y: self.feed_forward(y) / 2))

@@ -96,7 +96,13 @@ class KernelEncoder(KernelStack):
         return KernelStack.fits(config, stack) and not config.conformer_kernel and not config.ctc_conditioning
 
     def __call__(self, vectors: Float[Tensor, "B S D"], lengths: Int[Tensor, " B"] | None) -> Float[Tensor, "B S D"]:
-        """The states; 0 at padding."""
+        """The states; 0 at padding.
+
+        Raises:
+            ValueError: the vectors are not of float32.
+        """
+        if vectors.dtype != torch.float32:
+            raise ValueError(f"vectors must be float32, as the weights are, but they are {vectors.dtype}")
         x = self.positions(vectors).clone(memory_format=torch.contiguous_format)
         lengths = None if lengths is None else lengths.long().clamp(0, x.size(1)).contiguous()
         pointer = None if lengths is None else lengths.data_ptr()
@@ -122,8 +128,9 @@ class KernelStep(KernelStack):
 
         Raises:
             IndexError: a token is not in the vocabulary.
+            ValueError: there are other rows than in the cache, or not as many for each sentence of the memory.
         """
-        first, tokens = cache.layers[0], target_in.contiguous()
+        first, tokens = cache.layers[0], target_in.long().contiguous()
         x = self.weight.new_empty(len(tokens), 1, self.stack.d_model)
         position = self.added.get(first.length)
         if position is None:
@@ -137,7 +144,13 @@ class KernelStep(KernelStack):
             kept = [_addresses(layer.memory[i] for layer in cache.layers if layer.memory) for i in (0, 1)]
             past.memory_keys, past.memory_values = map(ctypes.addressof, kept)
             if cache.memory_lengths is not None:
+                cache.memory_lengths = cache.memory_lengths.long().contiguous()  # as they are, but for the first time
                 past.memory_lengths = cache.memory_lengths.data_ptr()
+        if len(x) != len(first.buffers[0]) or (past.n_sentences and len(x) % past.n_sentences):
+            raise ValueError(
+                f"rows must be those of the cache, {len(first.buffers[0])}, and as many for each of "
+                f"{past.n_sentences} sentences, but there are {len(x)}"
+            )
         for layer in cache.layers:
             layer.make_room(1)
         kept += [_addresses(layer.buffers[i] for layer in cache.layers) for i in (0, 1)]
@@ -161,7 +174,7 @@ class KernelStep(KernelStack):
             if cross is not None and memory is not None:
                 layer.memory = cross.project(memory.states)
         if memory is not None and memory.lengths is not None:
-            cache.memory_lengths = memory.lengths.long()
+            cache.memory_lengths = memory.lengths
 
 
 def _addresses(tensors: Iterable[Tensor]) -> Any:

@@ -37,7 +37,13 @@ class KernelWeight:
     def __call__(
         self, x: Float[Tensor, "*B I"], bias: Float[Tensor, " O"] | None = None, *, relu: bool = False
     ) -> Float[Tensor, "*B O"]:
-        """x W^T + bias, and where `relu` is set, not below 0."""
+        """x W^T + bias, and where `relu` is set, not below 0.
+
+        Raises:
+            ValueError: x is not of float32 and this width: in C++ nobody would notice.
+        """
+        if x.dtype != torch.float32 or x.size(-1) != self.map.inputs:
+            raise ValueError(f"x must be float32 (..., {self.map.inputs}), but it is {x.dtype} {tuple(x.shape)}")
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], self.map.outputs)
         n_rows, added = x.numel() // self.map.inputs, None if bias is None else bias.data_ptr()
