@@ -76,7 +76,12 @@ if TYPE_CHECKING:
         speech_validator as speech_validator,
         translation_validator as translation_validator,
     )
-    from transduce.model.presets import gpt2 as gpt2, speech_small as speech_small, speech_tiny as speech_tiny
+    from transduce.model.presets import (
+        conformer_small as conformer_small,
+        conformer_tiny as conformer_tiny,
+        gpt2 as gpt2,
+        speech_tiny as speech_tiny,
+    )
     from transduce.score.measures import MEASURES as MEASURES
     from transduce.score.score import Measure as Measure
     from transduce.tasks.shortlist import learn_shortlist as learn_shortlist, save_shortlist as save_shortlist

@@ -61,9 +61,37 @@ def speech_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_layer
     )
 
 
-def speech_small(n_features: int = 40, stack: int = 4, target: int = 500) -> TransformerConfig:
-    """For hours of speech: as speech_tiny, with a deeper and wider encoder."""
-    return replace(speech_tiny(n_features, stack, target, n_layers=6), d_ff=640, init_gain=0.5)
+def conformer_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_layers: int = 4) -> TransformerConfig:
+    """As speech_tiny, with Conformer layers, which see their neighbours, and CTC in the middle of the encoder, which what
+    comes after it knows.
+
+    Args:
+        target: size of the target vocabulary.
+        n_layers: layers of the encoder; the decoder has two.
+
+    Source: Gulati et al. (2020), Conformer; Nozaki and Komatsu (2021), Relaxing the conditional independence assumption of
+    CTC-based ASR by conditioning on intermediate predictions.
+    """
+    tiny = speech_tiny(n_features, stack, target, n_layers)
+    return replace(
+        tiny,
+        encoder=replace(tiny.encoder, positions="rotary"),
+        d_ff=160,  # there are two feed-forwards in a layer
+        activation="silu",
+        init_gain=0.5,
+        conformer_kernel=15,
+        ctc_layers=(n_layers // 2,),
+        ctc_conditioning=True,
+    )
+
+
+def conformer_small(n_features: int = 40, stack: int = 6, target: int = 500) -> TransformerConfig:
+    """For hours of speech: as conformer_tiny, with a deeper and wider encoder. Positions are 60 ms apart, and their
+    240 numbers go through a linear map to d_model."""
+    tiny = conformer_tiny(n_features, stack, target, n_layers=6)
+    return replace(
+        tiny, encoder=replace(tiny.encoder, input=Frames(n_features=n_features, stack=stack, project=True)), d_ff=320
+    )
 
 
 def gpt2(vocab_size: int = 50257, multiple: int = 1, n_layers: int = 12) -> TransformerConfig:
