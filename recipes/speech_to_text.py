@@ -97,7 +97,7 @@ COMMANDS = Experiment(
     training=ex.TrainingConfig(
         optim=ex.OptimConfig(optimizer="muon", peak_rate=5e-3, warmup_steps=100, schedule="cosine", clip_norm=5.0),
         precision="auto",
-        max_updates=1200,
+        max_updates=800,
         validate_every=200,
         keep_last=3,
     ),
