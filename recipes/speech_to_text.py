@@ -149,7 +149,7 @@ SPEECHOCEAN = replace(
         validate_every=400,
         keep_last=5,
     ),
-    decoding=replace(COMMANDS.decoding, beam_size=10),
+    decoding=replace(COMMANDS.decoding, beam_size=10, ctc_weight=0.2),
 )
 SETTINGS = {
     "commands": ("The spoken commands that ship; minutes on two cores.", COMMANDS),
