@@ -72,10 +72,9 @@ def conformer_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_la
     Source: Gulati et al. (2020), Conformer; Nozaki and Komatsu (2021), Relaxing the conditional independence assumption of
     CTC-based ASR by conditioning on intermediate predictions.
     """
-    tiny = speech_tiny(n_features, stack, target, n_layers)
     return replace(
-        tiny,
-        encoder=replace(tiny.encoder, positions="rotary"),
+        speech_tiny(n_features, stack, target),
+        encoder=StackConfig(input=Frames(n_features=n_features, stack=stack), n_layers=n_layers, positions="rotary"),
         d_ff=160,  # there are two feed-forwards in a layer
         activation="silu",
         init_gain=0.5,
@@ -88,9 +87,11 @@ def conformer_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_la
 def conformer_small(n_features: int = 40, stack: int = 6, target: int = 500) -> TransformerConfig:
     """For hours of speech: as conformer_tiny, with a deeper and wider encoder. Positions are 60 ms apart, and their
     240 numbers go through a linear map to d_model."""
-    tiny = conformer_tiny(n_features, stack, target, n_layers=6)
+    frames = Frames(n_features=n_features, stack=stack, project=True)
     return replace(
-        tiny, encoder=replace(tiny.encoder, input=Frames(n_features=n_features, stack=stack, project=True)), d_ff=320
+        conformer_tiny(n_features, stack, target, n_layers=6),
+        encoder=StackConfig(input=frames, n_layers=6, positions="rotary"),
+        d_ff=320,
     )
 
 
