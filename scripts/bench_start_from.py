@@ -65,9 +65,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where manifests and runs go")
     parser.add_argument("--n", type=int, default=200, help="sentences with the new words")
-    parser.add_argument("--first-updates", type=int, default=2800, help="of the run that never hears them")
-    parser.add_argument("--updates", type=int, default=600, help="of the runs that start from it")
-    parser.add_argument("--scratch-updates", type=int, default=2800, help="of the run from scratch")
+    parser.add_argument("--first-updates", type=int, default=800, help="of the run that never hears them")
+    parser.add_argument("--updates", type=int, default=200, help="of the runs that start from it")
+    parser.add_argument("--scratch-updates", type=int, default=800, help="of the run from scratch")
     parser.add_argument("--rate", default="1e-3", help="peak rate of the runs that start from it")
     parser.add_argument("--lora-rate", default="5e-3", help="the same with low-rank changes")
     parser.add_argument("--tiny", action="store_true", help="few recordings and updates, to see that it runs")
@@ -76,7 +76,8 @@ def main() -> None:
     small: list[str] = []
     if asked.tiny:
         n, first, updates, scratch = 12, 4, 2, 3
-        small = ["--model.encoder.n-layers", "1", "--decoding.beam-size", "2", "--device", "cpu", "--workers", "0"]
+        small = ["--model.encoder.n-layers", "2", "--model.ctc-layers", "1", "--decoding.beam-size", "2"]
+        small += ["--device", "cpu", "--workers", "0"]
     split(asked.folder, n, 12 if asked.tiny else None)
     start = ["--start-from", str(asked.folder / "first"), "--training.optim.peak-rate"]
     lora = ["--training.lora.rank", "8", "--training.lora.maps", "q", "v", "wide", "narrow"]
