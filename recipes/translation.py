@@ -2,6 +2,7 @@
 
     python recipes/translation.py                        the spoken commands that ship, English to German
     python recipes/translation.py multi30k --data DIR    image captions (Elliott et al. 2016)
+    python recipes/translation.py multilingual --data DIR --languages en de fr    one model between all of them
     python recipes/translation.py files --train-source a.en --train-target a.de --valid-source b.en --valid-target b.de
 
 Every field can be set from the command line (see NAME --help). The same command again resumes.
@@ -24,7 +25,7 @@ class Experiment:
 
     run: Path
     """The run directory: everything that comes out, and all one needs to translate with it."""
-    corpus: Annotated[ex.Folder | ex.Files, tyro.conf.arg(name="")]
+    corpus: Annotated[ex.Folder | ex.Files | ex.Directions, tyro.conf.arg(name="")]
     vocab_size: int = 8000
     """Tokens of the BPE vocabulary, 260 special ones and bytes included; per side if not joint."""
     tokenizer: tuple[Path, ...] = ()
@@ -91,6 +92,18 @@ MULTI30K = Experiment(
 SETTINGS = {
     "commands": ("The spoken commands that ship; minutes on two cores.", COMMANDS),
     "multi30k": ("Image captions, 29,000 pairs; an hour on two cores.", MULTI30K),
+    "multilingual": (
+        "Image captions in four languages, one model for all directions; hours on two cores.",
+        replace(
+            MULTI30K,
+            run=Path("runs/multilingual"),
+            corpus=ex.Directions(
+                data=ex.corpus_folder("multi30k"), languages=("cs", "de", "en", "fr"), test="test_2016_flickr"
+            ),
+            vocab_size=12_000,
+            training=replace(MULTI30K.training, max_updates=40_000, max_minutes=None, validate_every=1000),
+        ),
+    ),
     "files": (
         "Any parallel text, the small model; until ten validations bring nothing better.",
         replace(
@@ -117,9 +130,10 @@ def run(x: Experiment) -> dict[str, float]:
     """Train, then translate and score the test split; returns its scores."""
     # Data
     text, valid, test = x.corpus.splits(x.training.seed, x.cache)
+    symbols = " ".join((*x.corpus.symbols, x.symbols))
     source, target = ex.saved_tokenizers(
-        x.run, x.start_from, x.tokenizer, x.symbols, needs=("bos_id", "eos_id")
-    ) or ex.tokenizers(*text.sample(), vocab_size=x.vocab_size, joint=x.joint, symbols=x.symbols.split())
+        x.run, x.start_from, x.tokenizer, symbols, needs=("bos_id", "eos_id")
+    ) or ex.tokenizers(*text.sample(), vocab_size=x.vocab_size, joint=x.joint, symbols=symbols.split())
     spoken = ex.in_languages(source, target, x.decoding)
     pairs, held_out = (
         ex.text_pairs(
@@ -158,7 +172,8 @@ def run(x: Experiment) -> dict[str, float]:
         return {}
     translator, pairs = td.load(x.run, x.device), list(zip(test.source, test.target, strict=True))
     measures = ["bleu", "bleu.lowercase", "chrf"]
-    return ex.search_report(x.run, lambda how: translator(test.source, how), pairs, x.decoding, measures)
+    groups = x.corpus.test_groups()
+    return ex.search_report(x.run, lambda how: translator(test.source, how), pairs, x.decoding, measures, groups=groups)
 
 
 if __name__ == "__main__":

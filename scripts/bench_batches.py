@@ -21,7 +21,8 @@ from bench_decoding import SIZES, rival
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from transduce.data.text.corpus import corpus_folder, read_lines
+from transduce.data.text.corpus import corpus_folder
+from transduce.data.text.lines import read_lines
 from transduce.decode.beam import beam_search
 from transduce.decode.constraints import Constraints
 from transduce.decode.sample import Sampler, Sampling

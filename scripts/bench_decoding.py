@@ -38,7 +38,8 @@ from transformers import MarianConfig, MarianMTModel
 from transformers.utils import logging
 from turns import compare
 
-from transduce.data.text.corpus import corpus_folder, read_lines
+from transduce.data.text.corpus import corpus_folder
+from transduce.data.text.lines import read_lines
 from transduce.decode.beam import beam_search
 from transduce.decode.constraints import Constraints
 from transduce.decode.sample import Sampler, Sampling

@@ -15,7 +15,7 @@ import numpy as np
 import soundfile
 
 from transduce.data.speech.manifest import NEEDED, Recording
-from transduce.data.text.corpus import read_lines
+from transduce.data.text.lines import read_lines
 from transduce.files import write_file
 
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]

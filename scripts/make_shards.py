@@ -26,8 +26,8 @@ from typing import get_args
 
 from tqdm import tqdm
 
-from transduce.data.text.corpus import check_text, decode_lines
 from transduce.data.text.language import CUT, encode_text, read_text
+from transduce.data.text.lines import check_text, decode_lines
 from transduce.data.text.shards import read_header, write_shard
 from transduce.data.text.tokenizers import (
     FILES,

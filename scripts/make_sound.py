@@ -33,7 +33,7 @@ from make_manifest import write_manifest
 from torchaudio.functional import resample
 
 from transduce.data.speech.manifest import Recording
-from transduce.data.text.corpus import read_lines
+from transduce.data.text.lines import read_lines
 
 TEXT = Path(__file__).resolve().parents[1] / "recipes" / "data" / "commands"
 SEED = 2017

@@ -19,6 +19,7 @@ from tests.runs import library_tokenizer
 from transduce.cli.main import main
 from transduce.config import to_dict
 from transduce.data.text.corpus import Files, Folder
+from transduce.data.text.directions import Directions
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.experiment.command import choose
 from transduce.experiment.run import with_vocabularies
@@ -321,3 +322,49 @@ def test_every_setting_describes_a_model_that_can_be_built(name):
     config = with_vocabularies(SETTINGS[name][1].model, 300, 320, joint=False)
     assert config.tie == "output"
     td.Transformer(replace(config, d_model=32, d_ff=8))
+
+
+def test_one_model_for_all_directions(tmp_path, corpus, capsys):
+    """Lines begin with a tag, or the tag is put there; either way the outputs are the same, and words are the line's own."""
+    corpus = shutil.copytree(corpus, tmp_path / "corpus")
+    for split in ("train", "valid", "test"):
+        lines = (corpus / f"{split}.en").read_text().splitlines()
+        (corpus / f"{split}.up").write_text("".join(line.upper() + "\n" for line in lines))
+    trained = ("en-de", "de-en", "en-up", "up-en")
+    languages = Directions(
+        data=corpus, languages=("en", "de", "up"), directions=trained, test_directions=("up-de", "en-up"), valid="valid",
+        valid_pairs=3,
+    )  # fmt: skip
+    scores = run(replace(small(tmp_path / "run", corpus), corpus=languages))
+    assert {name for name in scores if name.startswith("bleu.greedy")} == {
+        "bleu.greedy", "bleu.greedy.up-de", "bleu.greedy.en-up",
+    }  # fmt: skip
+    printed = capsys.readouterr().out
+    for each in json.loads((tmp_path / "run" / "test.json").read_text()):
+        assert f"  {each['score']}\n" in printed
+        assert each["score"].startswith(f"{each.get('group', 'BLEU')}") or "group" not in each
+    kept = (tmp_path / "run" / "test.beam5.txt").read_text().removesuffix("\n").split("\n")
+
+    translator = td.load(tmp_path / "run")
+    lines = [(corpus / f"test.{language}").read_text().splitlines() for language in ("up", "en")]
+    assert [*translator(lines[0], target_language="de"), *translator(lines[1], target_language="up")] == kept
+    assert translator([f"<2de> {line}" for line in lines[0]]) == kept[:9]
+    assert translator(lines[0], source_language="up", target_language="de") == kept[:9]
+    told = translator.score([f"<2de> {line}" for line in lines[0]], kept[:9])
+    for here, there in zip(translator.score(lines[0], kept[:9], target_language="de"), told, strict=True):
+        torch.testing.assert_close(here.log_probs, there.log_probs)
+    (found,) = translator.align(["OPEN THE FILE"], ["Datei"], target_language="de")
+    assert [*found.words.source] == ["OPEN", "THE", "FILE"]
+
+    main(["translate", str(tmp_path / "run"), str(corpus / "test.up"), "--target-language", "de"])
+    assert capsys.readouterr().out.removesuffix("\n").split("\n") == kept[:9]
+    with pytest.raises(ValueError) as caught:
+        translator(["<2de> HERE", "", "THERE"])
+    assert str(caught.value).startswith("a model that writes several languages (")
+    assert str(caught.value).endswith(
+        "name one with --target-language, or begin every line with a tag such as <2de>, but line 3 has none: 'THERE'"
+    )
+    with pytest.raises(ValueError, match="line 1 has the tag <2en> although a language is named: '<2en> HERE'"):
+        translator(["<2en> HERE"], target_language="de")
+    with pytest.raises(ValueError, match="a language must be one that the model writes"):
+        translator(["HERE"], target_language="fr")

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 from tyro.conf import Fixed, Suppress, arg
 
-from transduce.data.text.corpus import decode_line, raw_lines
+from transduce.data.text.lines import decode_line, raw_lines
 from transduce.data.text.parallel import blocks
 from transduce.hub import PREFIX
 from transduce.tasks.config import NOT_GREEDY, RULES, SearchConfig

@@ -27,7 +27,7 @@ from transduce.cli.common import (
 from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.workers import Progress, Rows, Work
-from transduce.data.text.corpus import lines_fingerprint
+from transduce.data.text.lines import lines_fingerprint
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.formats import plain_output
 

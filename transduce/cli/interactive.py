@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
 
-from transduce.data.text.corpus import decode_line
+from transduce.data.text.lines import decode_line
 
 PROMPT = "> "
 

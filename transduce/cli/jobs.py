@@ -27,7 +27,7 @@ from transduce.cli.parts import (
 )
 from transduce.cli.workers import Chunk, Rows, Work, results
 from transduce.config import at_least, differences, to_dict
-from transduce.data.text.corpus import lines_fingerprint
+from transduce.data.text.lines import lines_fingerprint
 
 logger = logging.getLogger("transduce")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import STDIN, OptionalFile, read_side, side_name
-from transduce.data.text.corpus import split_table
+from transduce.data.text.lines import split_table
 from transduce.score.alignment import error_report
 from transduce.score.bleu import TranslationMeasure, bleu, chrf, ter
 from transduce.score.comet import comet

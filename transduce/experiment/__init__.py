@@ -26,12 +26,8 @@ if TYPE_CHECKING:
         make_feature_extractor as make_feature_extractor,
     )
     from transduce.data.text.config import MaskingConfig as MaskingConfig
-    from transduce.data.text.corpus import (
-        Files as Files,
-        Folder as Folder,
-        corpus_folder as corpus_folder,
-        read_lines as read_lines,
-    )
+    from transduce.data.text.corpus import Files as Files, Folder as Folder, corpus_folder as corpus_folder
+    from transduce.data.text.directions import Directions as Directions
     from transduce.data.text.language import (
         OneText as OneText,
         Shards as Shards,
@@ -39,6 +35,7 @@ if TYPE_CHECKING:
         encode_text as encode_text,
         read_text as read_text,
     )
+    from transduce.data.text.lines import read_lines as read_lines
     from transduce.data.text.masking import (
         MaskedBatches as MaskedBatches,
         MaskedWindows as MaskedWindows,

@@ -24,7 +24,15 @@ from transduce.threads import wait_politely
 OFTEN = (
     *("run", "corpus.data", "corpus.train_source", "corpus.train_target", "corpus.train_tsv", "corpus.source"),
     *("corpus.target", "corpus.train", "corpus.valid_source", "corpus.valid_target", "corpus.valid"),
-    *("corpus.hold_out", "corpus.test_source", "corpus.test_target", "corpus.test", "corpus.target_column"),
+    *(
+        "corpus.languages",
+        "corpus.directions",
+        "corpus.hold_out",
+        "corpus.test_source",
+        "corpus.test_target",
+        "corpus.test",
+        "corpus.target_column",
+    ),
     *("start_from", "device", "training.max_updates", "training.max_minutes", "vocab_size"),
     *("tokens_per_batch", "frames_per_batch", "batch_size", "features.n_features", "max_seconds"),
     *("training.optim.peak_rate", "tokenizer", "validate_by", "model.d_model", "model.dropout", "training.patience"),

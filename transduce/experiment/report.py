@@ -81,6 +81,7 @@ def search_report(
     *,
     sound: tuple[float, float] | None = None,
     speakers: Sequence[str] = (),
+    groups: Sequence[str] = (),
 ) -> dict[str, float]:
     """Decode test data greedily and as `search` says; print every score with its signature, and keep test.* in the run.
 
@@ -90,9 +91,10 @@ def search_report(
         measures: their names, such as "bleu".
         sound: where sound went in, the seconds it lasts, and the seconds that reading it took before every search.
         speakers: where sound went in, who speaks, for a table of their error rates.
+        groups: the group of every pair, such as its direction; each group has scores of its own, beside that of all.
 
     Returns:
-        Scores by name, for example "bleu.lowercase.beam5".
+        Scores by name, for example "bleu.lowercase.beam5", and "bleu.lowercase.beam5.en-de" of a group.
     """
     values: dict[str, float] = {}
     kept: list[dict[str, object]] = []
@@ -107,18 +109,25 @@ def search_report(
         if lasts is not None:
             told = f" recordings in {seconds:.1f} s, real-time factor {seconds / lasts:.4f}"
         print(f"test, {name}: {len(outputs)}{told}")
-        for measure in map(get_measure, measures):
-            score = measure(outputs, [reference for _, reference in pairs])
-            print(f"  {score}")
-            values[f"{measure.name}.{name}"] = score.value
-            interval = {"low": score.low, "high": score.high}
-            kept.append(
-                {"search": name, "measure": measure.name, "value": score.value, **interval, "score": str(score)}
-            )
+        for group in [*dict.fromkeys(groups), ""]:
+            chosen = [i for i in range(len(pairs)) if not group or groups[i] == group]
+            for measure in map(get_measure, measures):
+                score = measure([outputs[i] for i in chosen], [pairs[i][1] for i in chosen])
+                told = f"{group}: {score}" if group else f"{score}"
+                print(f"  {told}")
+                values[".".join(filter(None, (measure.name, name, group)))] = score.value
+                found = {
+                    "search": name,
+                    "measure": measure.name,
+                    "value": score.value,
+                    "low": score.low,
+                    "high": score.high,
+                }
+                kept.append({**found, **({"group": group} if group else {}), "score": told})
     for (source, reference), output in list(zip(pairs, outputs, strict=True))[:5]:
         print(f"  {source}\n    should be  {reference}\n    is         {output}")
-    found = _errors(name, pairs, outputs, speakers) if "wer" in measures else _worst(name, pairs, outputs)
-    write_file(directory / ERRORS, found)
+    errors = _errors(name, pairs, outputs, speakers) if "wer" in measures else _worst(name, pairs, outputs)
+    write_file(directory / ERRORS, errors)
     write_file(directory / "test.json", json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
     write_reports(directory)
     return values

@@ -67,7 +67,7 @@ class SearchConfig(RulesConfig):
     source_language: str = ""
     """The language of the lines, as a model of many languages calls it (eng_Latn, en, en_XX); where none is named, the run's."""
     target_language: str = ""
-    """The language to write in such a model."""
+    """The language to write in such a model, or in one that was trained on several (recipes/translation.py multilingual)."""
     shortlist: bool = False
     """Translate with the tokens that the run's table has for the source's, which is faster; `transduce shortlist` makes
     the table."""

@@ -11,7 +11,7 @@ import torch
 
 from transduce.config import from_dict
 from transduce.data.speech.features import FeatureExtractor
-from transduce.data.text.corpus import each_line
+from transduce.data.text.lines import each_line
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.data.text.tokenizers import same_tokens
 from transduce.decode.joint import combined

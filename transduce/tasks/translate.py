@@ -9,7 +9,7 @@ from typing import Any
 
 from transduce.data.batch import pad
 from transduce.data.text.sentences import sentences
-from transduce.data.text.tokenizer import Tokenizer
+from transduce.data.text.tokenizer import TAG, Tokenizer, tag_of
 from transduce.decode.hypothesis import length_penalty
 from transduce.decode.shortlist import Shortlist
 from transduce.model.transformer import Transformer
@@ -171,12 +171,14 @@ class Translator(ForcedDecoding[str]):
     def sources(self, inputs: Sequence[str]) -> list[Source]:
         """Ids of every line, with its end; nothing is cut."""
         check_list(inputs, "encode, score and align take a list of lines")
+        check_tags(inputs, self.source_tokenizer)
         return [*self.source_tokenizer.with_eos(self.source_tokenizer.encode(inputs))]
 
     def source_words(self, source: Source) -> list[tuple[str, int, int]]:
         """The words of a line, with their tokens; its end is none of them."""
         assert isinstance(source, list)
-        return word_spans(self.source_tokenizer, source[:-1])
+        n = len(self.source_tokenizer.opening)  # it is none of the line's words
+        return [(word, n + a, n + b) for word, a, b in word_spans(self.source_tokenizer, source[n:-1])]
 
     def source_tokens(self, source: Source) -> list[str]:
         """The tokens of a line, its end last."""
@@ -193,6 +195,7 @@ class Translator(ForcedDecoding[str]):
         all of their text. A text that is still too long is cut, with a warning.
         """
         limit = min(config.max_source_length, last_position(*self.models, source=True))
+        check_tags(lines, self.source_tokenizer, first_line)
         spoken = [i for i, line in enumerate(lines) if line.strip()]
         found = {}
         for i, ids in zip(spoken, self.source_tokenizer.encode([lines[i] for i in spoken]), strict=True):
@@ -207,12 +210,37 @@ class Translator(ForcedDecoding[str]):
         return found
 
 
+def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> None:
+    """Check that it is said, once, in which language each line shall be written, where a model has tags for that.
+
+    Raises:
+        ValueError: a line has no tag and no language was named, or both are there.
+    """
+    known = {tag_of(language) for language in source.tagged_languages}
+    if not known:
+        return
+    named = bool(source.opening)
+    for number, line in enumerate(lines, start=first_line):
+        tags = [tag for tag in map(tag_of, TAG.findall(line)) if tag in known]
+        if line.strip() and bool(tags) == named:
+            there = ", ".join(source.tagged_languages)
+            raise ValueError(
+                f"a model that writes several languages ({there}) must be told which: name one with --target-language, or begin "
+                f"every line with a tag such as {min(known)}, but line {number} has "
+                + (f"the tag {tags[0]} although a language is named" if named else "none")
+                + f": {line[:60]!r}"
+            )
+
+
 def in_languages(source: Tokenizer, target: Tokenizer, decoding: SearchConfig) -> tuple[Tokenizer, Tokenizer]:
-    """The same tokenizers, of texts of the languages that `decoding` names: of a model of many languages.
+    """The same tokenizers, of texts of the languages that `decoding` names: of a model of many languages. Where tags in front of
+    the source say what to write, the source tokenizer puts them there, and the source's own language is not asked for.
 
     Raises:
         ValueError: a tokenizer does not know the language.
     """
+    if source.tagged_languages:  # one of our own, which sees by itself what language a line is in
+        return source.with_tag(decoding.target_language) if decoding.target_language else source, target
     sides = ((source, decoding.source_language), (target, decoding.target_language))
     spoken = [tokenizer.with_language(language) if language else tokenizer for tokenizer, language in sides]
     return spoken[0], spoken[1]

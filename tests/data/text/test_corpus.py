@@ -6,15 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.text.corpus import (
-    Files,
-    Folder,
-    PairFiles,
-    corpus_folder,
-    decode_lines,
-    read_lines,
-    split_table,
-)
+from transduce.data.text.corpus import Files, Folder, PairFiles, corpus_folder
+from transduce.data.text.lines import decode_lines, read_lines, split_table
 from transduce.data.text.parallel import ParallelText
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from transduce.config import within
-from transduce.data.text.corpus import lines_fingerprint, read_lines, split_table
+from transduce.data.text.lines import lines_fingerprint, read_lines, split_table
 
 NEEDED = ("id", "audio", "seconds", "speaker")
 """Columns of every manifest. The target column is needed as well, and there may be others."""

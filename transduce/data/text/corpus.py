@@ -1,16 +1,14 @@
-"""Text from files, line by line. Lines of parallel files stay aligned, and nothing is left out silently."""
+"""Parallel text from files. Their lines stay aligned, and nothing is left out silently."""
 
-import gzip
-import hashlib
 import os
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Literal
 
 from transduce.config import at_least
+from transduce.data.text.lines import check_row, each_line
 from transduce.data.text.parallel import POOL, LargeText, ParallelText, has_text, survey
 from transduce.data.text.tables import each_cell_row, table_files
 
@@ -18,109 +16,6 @@ CACHE = Path("runs/text")
 """Where large corpora are prepared unless something else is said."""
 
 Split = Literal["train", "valid", "test"]
-
-
-def check_text(path: Path) -> None:
-    """Raise ValueError if `path` is a directory or does not exist."""
-    if path.is_dir() or not path.exists():
-        raise ValueError(
-            f"a text must be a file, plain or .gz, but {path} {'is a directory' if path.is_dir() else 'does not exist'}"
-        )
-
-
-def read_lines(path: Path | str) -> list[str]:
-    """The lines of a UTF-8 file, plain or .gz. A line ends at \\n alone (a \\r before it goes too).
-
-    `str.splitlines` would also split at form feeds and U+2028, and shift one side of a corpus against the other.
-
-    Raises:
-        ValueError: there is no such file, or it is not UTF-8; by file and line.
-    """
-    return list(each_line(Path(path)))
-
-
-def each_line(path: Path) -> Iterator[str]:
-    """The lines of `read_lines`, one after the other, so that a file may be larger than memory."""
-    return decode_lines(raw_lines(path), str(path))
-
-
-def raw_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a text, plain or .gz, as they are, one after the other.
-
-    Raises:
-        ValueError: there is no such file, or it is damaged.
-    """
-    check_text(path)
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        try:
-            yield from file
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path} is not a whole gzip file: {error}; unpack it or fetch it again") from error
-
-
-def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
-    """Lines of bytes as in `read_lines`, such as those of a file; `name` is what an error calls it."""
-    for number, line in enumerate(lines, start=1):
-        yield decode_line(line.removesuffix(b"\n"), name, number)
-
-
-def decode_line(line: bytes, name: str, number: int) -> str:
-    """One line without its \\n.
-
-    Raises:
-        ValueError: the line is not UTF-8.
-    """
-    try:
-        text = line.removesuffix(b"\r").decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"text must be UTF-8, but {name}, line {number}, byte {error.start + 1} is {line[error.start]:#04x}; "
-            "convert the file, for example with iconv -f latin1 -t utf-8"
-        ) from error
-    return text.removeprefix("\ufeff") if number == 1 else text  # a byte order mark belongs to the file
-
-
-def lines_fingerprint(lines: Iterable[str]) -> str:
-    """SHA-256 of lines, each with its \\n."""
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(line.encode() + b"\n")
-    return digest.hexdigest()
-
-
-def split_table(
-    lines: Sequence[str], name: str, header: Sequence[str] | None = None
-) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns, and the cells of every row, of a table whose cells are separated by tabs.
-
-    Args:
-        name: what an error calls the table.
-        header: the names of the columns; None: the first line has them.
-
-    Raises:
-        ValueError: there is no line to name the columns, one is named twice, or a row has more or fewer cells.
-    """
-    rows = [line.split("\t") for line in lines]
-    first = 1
-    if header is None:
-        if not rows:
-            raise ValueError(f"a table must begin with a line that names its columns, but {name} is empty")
-        header, *rows = rows
-        first = 2
-    if len(set(header)) < len(header):
-        there = ", ".join(header)
-        raise ValueError(f"a table must name every column once, but {name} has {there}; rename one of them")
-    for number, row in enumerate(rows, start=first):
-        _check_row(row, header, name, number)
-    return list(header), rows
-
-
-def _check_row(row: Sequence[str], header: Sequence[str], name: str, number: int) -> None:
-    if len(row) != len(header):
-        raise ValueError(
-            f"a line must have a cell for every column, but {name}, line {number}, has {len(row)} cells for "
-            f"{len(header)} columns ({', '.join(header)}); tabs separate cells"
-        )
 
 
 @dataclass(frozen=True)
@@ -186,7 +81,7 @@ def each_row_pair(path: Path) -> Iterator[tuple[str, str]]:
     """
     for number, line in enumerate(each_line(path), start=1):
         row = line.split("\t")
-        _check_row(row, ("source", "target"), str(path), number)
+        check_row(row, ("source", "target"), str(path), number)
         yield row[0], row[1]
 
 
@@ -208,8 +103,48 @@ def corpus_folder(name: str) -> Path | None:
     return Path(root) / name if root else None
 
 
+class Corpus:
+    """What every parallel corpus has."""
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """What is one token wherever it stands, such as the tags of languages."""
+        return ()
+
+    def test_groups(self) -> list[str]:
+        """Of every test pair, the group whose score is told by itself; none if there is one score for all."""
+        return []
+
+
+def find_text(folder: Path | None, name: str) -> Path | None:
+    """The file of this name in a folder, plain or .gz; None if there is none.
+
+    Raises:
+        ValueError: no folder is named.
+    """
+    if folder is None:
+        raise ValueError("a folder of parallel text must be named: use --data DIR, or set TRANSDUCE_DATA")
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def text_in(folder: Path | None, name: str) -> Path:
+    """The same of a file that must be there.
+
+    Raises:
+        ValueError: no folder is named, or it lacks the file.
+    """
+    path = find_text(folder, name)
+    if path is None:
+        assert folder is not None
+        there = "no such folder"
+        if folder.is_dir():
+            there = "it holds " + (", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing")
+        raise ValueError(f"the folder {folder} must hold {name} or {name}.gz, but {there}")
+    return path
+
+
 @dataclass(frozen=True, kw_only=True)
-class Folder:
+class Folder(Corpus):
     """Parallel text as SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz in one folder, the layout of Multi30k."""
 
     data: Path | None = None
@@ -241,22 +176,12 @@ class Folder:
 
     def _files(self, split: Split) -> PairFiles:
         name = getattr(self, split)
-        return PairFiles((self._file(f"{name}.{self.source}"), self._file(f"{name}.{self.target}")))
-
-    def _file(self, name: str) -> Path:
-        if self.data is None:
-            raise ValueError("a folder of parallel text must be named: use --data DIR, or set TRANSDUCE_DATA")
-        for path in (self.data / name, self.data / f"{name}.gz"):
-            if path.is_file():
-                return path
-        there = "no such folder"
-        if self.data.is_dir():
-            there = "it holds " + (", ".join(sorted(path.name for path in self.data.iterdir())[:8]) or "nothing")
-        raise ValueError(f"the folder {self.data} must hold {name} or {name}.gz, but {there}")
+        source, target = (text_in(self.data, f"{name}.{language}") for language in (self.source, self.target))
+        return PairFiles((source, target))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
+class Files(Corpus):
     """Parallel text in files of any name: two per split, one TSV of source, tab, target, or Parquet and Arrow files."""
 
     train_source: Path | None = None

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from transduce.config import within
-from transduce.data.text.corpus import read_lines
+from transduce.data.text.lines import read_lines
 from transduce.data.text.shards import Stream, open_shards, smallest_type
 from transduce.data.text.tokenizers import KINDS, Tokenizer, TokenizerKind, load_tokenizer, train_tokenizer
 

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from transduce.data.batch import Epoch, Row, pair_epoch
-from transduce.data.text.corpus import lines_fingerprint
+from transduce.data.text.lines import lines_fingerprint
 from transduce.data.text.parallel import LargeText, ParallelText
 from transduce.data.text.tokenizer import Tokenizer
 

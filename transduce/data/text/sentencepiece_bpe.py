@@ -6,13 +6,14 @@ Models that were learned elsewhere are taken too, BPE or unigram (Kudo 2018), wh
 import io
 import random
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any
 
 import sentencepiece
 
-from transduce.data.text.tokenizer import Tokenizer, say_if_smaller
+from transduce.data.text.tokenizer import TAG, Tokenizer, say_if_smaller, tag_of
 
 PAD, UNK, BOS, EOS = range(4)
 SPECIAL = ("pad", "unk", "bos", "eos")
@@ -47,6 +48,7 @@ class SentencePieceTokenizer(Tokenizer):
             ) from error
         self._ids = {self._processor.id_to_piece(i): i for i in range(self.vocab_size)}
         """The id of every piece; a merge learned earlier has the smaller id."""
+        self._opening: tuple[int, ...] = ()
         ids = [getattr(self._processor, f"{name}_id")() for name in SPECIAL]
         if ids != [PAD, UNK, BOS, EOS]:
             raise ValueError(f"pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them {ids}")
@@ -133,6 +135,21 @@ class SentencePieceTokenizer(Tokenizer):
                 proto.pieces.add(piece=symbol, score=0.0, type=USER_DEFINED)
         proto.trainer_spec.vocab_size = len(proto.pieces)
         return SentencePieceTokenizer(proto.SerializeToString())
+
+    @cached_property
+    def tagged_languages(self) -> tuple[str, ...]:
+        return tuple(tag[1] for tag in map(TAG.fullmatch, self._ids) if tag)
+
+    def with_tag(self, language: str) -> "SentencePieceTokenizer":
+        if language not in self.tagged_languages:
+            return super().with_tag(language)
+        there = copy(self)
+        (there._opening,) = map(tuple, self.encode([tag_of(language)]))
+        return there
+
+    @property
+    def opening(self) -> tuple[int, ...]:
+        return self._opening
 
     @cached_property
     def _whole(self) -> set[int]:

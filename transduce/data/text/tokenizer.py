@@ -19,7 +19,14 @@ SPECIAL = {
 """What special tokens are called in vocabularies that do not say which one is which."""
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 """How vocabularies with byte fallback call a byte."""
+TAG = re.compile(r"<2([^<>\s]+)>")
+"""What a source begins with where a model of many languages shall write in one of them: <2de>."""
 logger = logging.getLogger("transduce")
+
+
+def tag_of(language: str) -> str:
+    """The tag of this language."""
+    return f"<2{language}>"
 
 
 class Tokenizer(ABC):
@@ -73,6 +80,11 @@ class Tokenizer(ABC):
     @property
     def opening(self) -> tuple[int, ...]:
         """What every text begins with behind bos_id: the tag of its language, say."""
+        return ()
+
+    @property
+    def tagged_languages(self) -> tuple[str, ...]:
+        """The languages that a tag in front of a source asks for, of a model that was trained on such sources."""
         return ()
 
     @property
@@ -144,6 +156,15 @@ class Tokenizer(ABC):
             f"a language is chosen in an imported model of many languages, but this has a {type(self).__name__}; leave out "
             f"{language!r}"
         )
+
+    def with_tag(self: AnyKind, language: str) -> AnyKind:
+        """The same tokenizer for sources that shall be written in this language, which begin with its tag.
+
+        Raises:
+            ValueError: there is no such tag.
+        """
+        there = ", ".join(self.tagged_languages) or "none"
+        raise ValueError(f"a language must be one that the model writes ({there}), but it is {language!r}")
 
     def with_symbols(self: AnyKind, symbols: Sequence[str]) -> AnyKind:
         """The same tokenizer, in which each of these symbols, such as <2de>, is one token wherever a text has it.

@@ -1,0 +1,123 @@
+"""Parallel text of several languages, for one model that translates between all of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+
+from transduce.config import at_least
+from transduce.data.text.corpus import CACHE, Corpus, PairFiles, Split, find_text, text_in
+from transduce.data.text.parallel import ParallelText
+from transduce.data.text.tokenizer import tag_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directions(Corpus):
+    """Parallel text of several languages in one folder; every source begins with a tag of the language to write, <2de>.
+
+    Files are SPLIT.LANGUAGE, whose lines i mean the same in all languages, or, where two languages have text of their own,
+    SPLIT.SOURCE-TARGET.LANGUAGE; plain or .gz.
+
+    Source: Johnson et al. (2017), Google's multilingual neural machine translation system, for the tags; Arivazhagan et al.
+    (2019), Massively multilingual neural machine translation in the wild, section 4.2, for the temperature.
+    """
+
+    data: Path | None = None
+    """The folder."""
+    languages: tuple[str, ...] = ()
+    """The endings of the files, such as en de fr."""
+    directions: tuple[str, ...] = ()
+    """What is trained and validated, such as en-de de-en; if none is named, from each language to each other one."""
+    test_directions: tuple[str, ...] = ()
+    """What is tested, if it is something else: translation between two languages whose pairs were never trained on is
+    called zero-shot."""
+    train: str = "train"
+    """The name of the training files without their ending."""
+    valid: str = "val"
+    """The name of the validation files."""
+    test: str = "test"
+    """The name of the test files, which only the finished model sees."""
+    temperature: float = 1.0
+    """A direction of n pairs is drawn in proportion to n^(1 / temperature): 1, every pair once an epoch; 5, small corpora
+    more often than that."""
+    valid_pairs: int = 100
+    """Validation takes so many pairs of every direction, evenly spread over the file."""
+
+    def __post_init__(self) -> None:
+        at_least(1, temperature=self.temperature, valid_pairs=self.valid_pairs)
+        for name in (*self.directions, *self.test_directions):
+            source, _, target = name.partition("-")
+            if not {source, target} <= {*self.languages} or source == target:
+                raise ValueError(
+                    f"a direction is two of the languages ({', '.join(self.languages) or 'none'}) with - between them, "
+                    f"but there is {name!r}; name others with --languages"
+                )
+        if len({*self.languages}) < 2:
+            raise ValueError(
+                f"directions need two languages or more, but languages={self.languages}; try --languages en de"
+            )
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The tags, one token each."""
+        return tuple(map(tag_of, self.languages))
+
+    def splits(self, seed: int, cache: Path = CACHE) -> tuple[ParallelText, ParallelText, ParallelText]:
+        """Training, validation and test text, every source with its tag.
+
+        Raises:
+            ValueError: no folder is named, or it lacks a file.
+        """
+        train = [text for _, text in self.read("train")]
+        most = max(map(len, train))
+        wanted = [round(most * (len(text) / most) ** (1 / self.temperature)) for text in train]
+        rng = np.random.default_rng(seed)
+        train = [_repeated(text, n, rng) for text, n in zip(train, wanted, strict=True)]
+        valid = [_spread(text, self.valid_pairs) for _, text in self.read("valid")]
+        return _together(train), _together(valid), _together([text for _, text in self.read("test")])
+
+    def test_groups(self) -> list[str]:
+        return [name for name, text in self.read("test") for _ in range(len(text))]
+
+    def read(self, split: Split) -> Iterator[tuple[str, ParallelText]]:
+        """The directions of a split, one after the other, with the text of each.
+
+        Raises:
+            ValueError: no folder is named, or it lacks a file.
+        """
+        all_of_them = ["-".join(pair) for pair in permutations(self.languages, 2)]
+        names = (self.test_directions if split == "test" else ()) or self.directions or all_of_them
+        for name in names:
+            text = self._files(getattr(self, split), name).read()
+            tag = tag_of(name.partition("-")[2])
+            yield name, ParallelText([f"{tag} {line}" for line in text.source], text.target, text.n_blank)
+
+    def _files(self, split: str, direction: str) -> PairFiles:
+        pair = direction.split("-")
+        own = (f"{split}.{name}" for name in (direction, "-".join(reversed(pair))))
+        name = next((name for name in own if find_text(self.data, f"{name}.{pair[0]}")), split)
+        source, target = (text_in(self.data, f"{name}.{language}") for language in pair)
+        return PairFiles((source, target))
+
+
+def _repeated(text: ParallelText, n: int, rng: np.random.Generator) -> ParallelText:
+    """So many pairs of a text, no fewer than it has: all of them as often as that goes, and some once more."""
+    whole, rest = divmod(n, len(text))
+    places = [*range(len(text))] * whole + sorted(rng.permutation(len(text))[:rest].tolist())
+    return ParallelText([text.source[i] for i in places], [text.target[i] for i in places], text.n_blank)
+
+
+def _spread(text: ParallelText, n: int) -> ParallelText:
+    """n pairs, or all where there are no more, evenly spread."""
+    places = [i * len(text) // n for i in range(n)] if n < len(text) else range(len(text))
+    return ParallelText([text.source[i] for i in places], [text.target[i] for i in places], text.n_blank)
+
+
+def _together(texts: list[ParallelText]) -> ParallelText:
+    return ParallelText(
+        [line for text in texts for line in text.source],
+        [line for text in texts for line in text.target],
+        sum(text.n_blank for text in texts),
+    )

@@ -1,0 +1,111 @@
+"""The lines of texts and tables, in files that are plain or .gz."""
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+
+def check_text(path: Path) -> None:
+    """Raise ValueError if `path` is a directory or does not exist."""
+    if path.is_dir() or not path.exists():
+        raise ValueError(
+            f"a text must be a file, plain or .gz, but {path} {'is a directory' if path.is_dir() else 'does not exist'}"
+        )
+
+
+def read_lines(path: Path | str) -> list[str]:
+    """The lines of a UTF-8 file, plain or .gz. A line ends at \\n alone (a \\r before it goes too).
+
+    `str.splitlines` would also split at form feeds and U+2028, and shift one side of a corpus against the other.
+
+    Raises:
+        ValueError: there is no such file, or it is not UTF-8; by file and line.
+    """
+    return list(each_line(Path(path)))
+
+
+def each_line(path: Path) -> Iterator[str]:
+    """The lines of `read_lines`, one after the other, so that a file may be larger than memory."""
+    return decode_lines(raw_lines(path), str(path))
+
+
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a text, plain or .gz, as they are, one after the other.
+
+    Raises:
+        ValueError: there is no such file, or it is damaged.
+    """
+    check_text(path)
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        try:
+            yield from file
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path} is not a whole gzip file: {error}; unpack it or fetch it again") from error
+
+
+def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    """Lines of bytes as in `read_lines`, such as those of a file; `name` is what an error calls it."""
+    for number, line in enumerate(lines, start=1):
+        yield decode_line(line.removesuffix(b"\n"), name, number)
+
+
+def decode_line(line: bytes, name: str, number: int) -> str:
+    """One line without its \\n.
+
+    Raises:
+        ValueError: the line is not UTF-8.
+    """
+    try:
+        text = line.removesuffix(b"\r").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"text must be UTF-8, but {name}, line {number}, byte {error.start + 1} is {line[error.start]:#04x}; "
+            "convert the file, for example with iconv -f latin1 -t utf-8"
+        ) from error
+    return text.removeprefix("\ufeff") if number == 1 else text  # a byte order mark belongs to the file
+
+
+def lines_fingerprint(lines: Iterable[str]) -> str:
+    """SHA-256 of lines, each with its \\n."""
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def split_table(
+    lines: Sequence[str], name: str, header: Sequence[str] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """The names of the columns, and the cells of every row, of a table whose cells are separated by tabs.
+
+    Args:
+        name: what an error calls the table.
+        header: the names of the columns; None: the first line has them.
+
+    Raises:
+        ValueError: there is no line to name the columns, one is named twice, or a row has more or fewer cells.
+    """
+    rows = [line.split("\t") for line in lines]
+    first = 1
+    if header is None:
+        if not rows:
+            raise ValueError(f"a table must begin with a line that names its columns, but {name} is empty")
+        header, *rows = rows
+        first = 2
+    if len(set(header)) < len(header):
+        there = ", ".join(header)
+        raise ValueError(f"a table must name every column once, but {name} has {there}; rename one of them")
+    for number, row in enumerate(rows, start=first):
+        check_row(row, header, name, number)
+    return list(header), rows
+
+
+def check_row(row: Sequence[str], header: Sequence[str], name: str, number: int) -> None:
+    """Raise ValueError if a row of a table has more or fewer cells than its header."""
+    if len(row) != len(header):
+        raise ValueError(
+            f"a line must have a cell for every column, but {name}, line {number}, has {len(row)} cells for "
+            f"{len(header)} columns ({', '.join(header)}); tabs separate cells"
+        )
