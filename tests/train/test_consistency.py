@@ -18,7 +18,7 @@ from transduce.data.batch import IGNORE, Batch, batch_of
 from transduce.experiment.validation import held_out_loss
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.train.consistency import divergence, projected_divergence, two_views
+from transduce.train.consistency import divergence, projected_consistency, two_views
 from transduce.train.ctc import ctc_loss
 from transduce.train.objectives import CrossEntropy, HybridCTC
 
@@ -93,25 +93,27 @@ def test_half_precision_logits_are_compared_in_float32(rng):
     assert found.dtype == torch.float32 and torch.equal(found, divergence(first.float(), second.float()))
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("n", [1, 4, 11])
-def test_chunks_make_no_difference(rng, monkeypatch, n):
-    """Neither to the sum nor to any gradient; the logits of a chunk are made twice, once for the gradient."""
+def test_chunks_make_no_difference(rng, monkeypatch, n, smoothing):
+    """Neither to the sums nor to any gradient; and rows of the table beyond the classes are no classes."""
     monkeypatch.setattr("transduce.train.consistency.CHUNK", {"cpu": 4})
-    first, second = (torch.randn(n, 3, generator=rng, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    states = torch.randn(2, n, 3, generator=rng, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(6, 3, generator=rng, dtype=torch.float64, requires_grad=True)
-    rows = []
-
-    def project(states: Tensor) -> Tensor:
-        rows.append(len(states))
-        return states @ weight.T
-
-    got = projected_divergence(first, second, project)
-    want = both_ways(first @ weight.T, second @ weight.T, constant=False)
-    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
-    given = (first, second, weight)
-    for ours, theirs in zip(torch.autograd.grad(got, given), torch.autograd.grad(want, given), strict=True):
+    targets = torch.randint(5, (n,), generator=rng)
+    padded = torch.nn.functional.pad(states, (0, 0, 1, 1), value=GARBAGE)
+    told = {"n_targets": 2 * n, "alpha": 0.7, "n_classes": 5, "label_smoothing": smoothing}
+    got, apart = projected_consistency(padded, weight, F.pad(targets, (1, 1), value=IGNORE).expand(2, -1), **told)
+    first, second = states @ weight[:5].T
+    want = both_ways(first, second, constant=False)
+    torch.testing.assert_close(apart, want.detach(), rtol=1e-12, atol=0)
+    assert not apart.requires_grad
+    for logits in (first, second):
+        want = want + F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum") / 0.7
+    torch.testing.assert_close(got, 0.7 * want, rtol=1e-12, atol=0)
+    given = (states, weight)
+    for ours, theirs in zip(torch.autograd.grad(got, given), torch.autograd.grad(0.7 * want, given), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-    assert max(rows) <= 4 and sum(rows) == 4 * n
 
 
 # The objectives

@@ -1,16 +1,15 @@
 """Consistency of two views: a batch passes twice, with other dropout and other masks, and the outputs should agree."""
 
-from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
-from transduce.train.loss import CHUNK
+from transduce.train.loss import CHUNK, IGNORE
 
 BatchT = TypeVar("BatchT")
 
@@ -52,22 +51,85 @@ def divergence(
         return torch.stack([way.sum(-1) for way in ways]).sum(0)
 
 
-def projected_divergence(
-    first: Float[Tensor, "n D"],
-    second: Float[Tensor, "n D"],
-    project: Callable[[Float[Tensor, "m D"]], Float[Tensor, "m V"]],
-) -> Float[Tensor, ""]:
-    """The sum of `divergence` over n pairs of states, which `project` maps to logits.
+class _ConsistentCrossEntropy(torch.autograd.Function):
+    """Label-smoothed cross-entropy of two views of n states, and alpha times KL(p || q) + KL(q || p) of what they give.
 
-    It works in chunks and computes their logits again for the gradient, so (n, V) logits never exist as a whole.
+    As in `projected_cross_entropy`, the logits are made once, chunk by chunk, and with them all gradients: of the
+    cross-entropy p - y; of the divergence, with respect to the logits of p, p (log p - log q - KL(p || q)) + p - q.
     """
 
-    def part(a: Tensor, b: Tensor) -> Tensor:
-        return divergence(project(a), project(b)).sum()
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        n_classes: int,
+        smoothing: float,
+        alpha: float,
+        with_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(states.dtype, torch.float32)
+        entropy, divergent = states.new_zeros((), dtype=dtype), states.new_zeros((), dtype=dtype)
+        grad_states = torch.empty_like(states)
+        grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        for start in range(0, states.size(1), chunk := CHUNK.get(states.device.type, 256)):
+            rows, wanted = states[:, start : start + chunk], targets[start : start + chunk, None].expand(2, -1, 1)
+            log_p = (rows @ weight.T)[..., :n_classes].to(dtype).log_softmax(-1)
+            p, ratio = log_p.exp(), log_p - log_p.flip(0)
+            apart = (p * ratio).sum(-1, keepdim=True)
+            divergent += apart.sum()
+            entropy -= (1 - smoothing) * log_p.gather(-1, wanted).sum()
+            if smoothing:
+                entropy -= smoothing / n_classes * log_p.sum()
+            if with_gradient:
+                grad = ratio.sub_(apart).mul_(p).add_(p).sub_(p.flip(0)).mul_(alpha).add_(p)
+                if smoothing:
+                    grad -= smoothing / n_classes
+                grad.scatter_add_(-1, wanted, grad.new_full(wanted.shape, smoothing - 1))
+                flat = F.pad(grad, (0, len(weight) - n_classes)).to(states.dtype).flatten(0, 1)
+                grad_states[:, start : start + chunk] = (flat @ weight).unflatten(0, (2, -1))
+                grad_weight += flat.T @ rows.flatten(0, 1)
+        ctx.save_for_backward(grad_states, grad_weight)
+        ctx.weight_dtype = weight.dtype
+        ctx.mark_non_differentiable(divergent)
+        return entropy + alpha * divergent, divergent
 
-    size = CHUNK.get(first.device.type, 256)
-    parts = [
-        checkpoint(part, a, b, use_reentrant=False, preserve_rng_state=False)
-        for a, b in zip(first.split(size), second.split(size), strict=True)
-    ]
-    return torch.stack(parts).sum()
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        grad_states, grad_weight = ctx.saved_tensors
+        return grad_total * grad_states, (grad_total * grad_weight).to(ctx.weight_dtype), *[None] * 5
+
+
+def projected_consistency(
+    states: Float[Tensor, "B2 T D"],
+    weight: Float[Tensor, "rows D"],
+    targets: Int[Tensor, "B2 T"],
+    *,
+    n_targets: int,
+    alpha: float,
+    n_classes: int | None = None,
+    label_smoothing: float = 0.0,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Cross-entropy of two views plus alpha times `divergence` between them, and that divergence, summed over all targets.
+
+    Args:
+        states: of the first view, B rows, and then of the second; so too the targets.
+        n_targets: how many of `targets` are not IGNORE, both views together.
+        n_classes, label_smoothing: as in `projected_cross_entropy`.
+
+    Returns:
+        The loss, and the divergence without a gradient.
+    """
+    n_classes, size = len(weight) if n_classes is None else n_classes, n_targets // 2
+    own = targets.chunk(2)[0].flatten()
+    real = torch.nonzero_static(own != IGNORE, size=size)[:, 0]
+    views = states.unflatten(0, (2, -1)).flatten(1, 2)[:, real]
+    device = states.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+    with torch.autocast(device, enabled=False):
+        total, apart = _ConsistentCrossEntropy.apply(
+            views.to(dtype), weight.to(dtype), own[real], n_classes, label_smoothing, alpha, torch.is_grad_enabled()
+        )
+    return total, apart

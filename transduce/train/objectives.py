@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transduce.config import at_least, within
-from transduce.train.consistency import divergence, projected_divergence, two_views
+from transduce.train.consistency import divergence, projected_consistency, two_views
 from transduce.train.ctc import ctc_loss
-from transduce.train.loss import IGNORE, projected_cross_entropy
+from transduce.train.loss import projected_cross_entropy
 
 
 class Loss(NamedTuple):
@@ -91,10 +91,12 @@ class CrossEntropy(Objective):
     Source: Liang et al. (2021), R-Drop. They add L1 and L2, so their alpha, 5 for translation, is twice this one.
     """
 
-    eager: tuple[str, ...] = ("ragged", "disagreement")
+    eager: tuple[str, ...] = ("ragged", "consistent")
     ragged = staticmethod(projected_cross_entropy)
     """The loss where only some positions have targets. Graphs of it would each hold one loop of chunks, and be compiled
     anew for other numbers of them."""
+    consistent = staticmethod(projected_consistency)
+    """The same of two views, and what they differ by."""
     hears = False
     """Whether the loss reads the CTC head."""
 
@@ -141,36 +143,20 @@ class CrossEntropy(Objective):
         Args:
             heard: logits (B, S, V) of the CTC head inside the encoder.
         """
-        entropy = self.cross_entropy(states, batch)
-        if not (self.compares and self.consistency):
-            return entropy, {"cross_entropy": entropy}
-        apart = self.disagreement(states, batch)
-        return entropy + self.consistency * apart, {"cross_entropy": entropy, "consistency": apart}
-
-    def disagreement(self, states: Tensor, batch: Seq2SeqBatch) -> Tensor:
-        """KL(P1 || P2) + KL(P2 || P1), summed over the targets, of two views, whose states (2 B, T, D) the model projects."""
-        first, second = (half.flatten(0, 1) for half in states.chunk(2))
-        targets = batch.target_out.chunk(2)[0].flatten()
-        real = torch.nonzero_static(targets != IGNORE, size=batch.n_tokens // 2)[:, 0]
-        return projected_divergence(first[real], second[real], self.model.project)
-
-    def cross_entropy(self, states: Tensor, batch: Seq2SeqBatch) -> Tensor:
-        """Cross-entropy of target_out, where the model projects these states (B, T, D) to its vocabulary."""
         # windows of a text have no padding; if pairs have none it is chance, and compiled code would branch on it
         windows = batch.source is None and batch.n_tokens == batch.target_out.numel()
         weight, bias = self.model.output, self.model.output_bias
         if bias is not None:  # [states 1] [weight bias]^T
             states = F.pad(states, (0, 1), value=1.0)
             weight = torch.cat((weight, F.pad(bias, (0, len(weight) - len(bias)))[:, None]), dim=1)
+        how: dict[str, Any] = {"n_classes": self.model.vocab_size, "label_smoothing": self.label_smoothing}
+        if self.compares and self.consistency:
+            alpha, n_targets = self.consistency, batch.n_tokens
+            total, apart = self.consistent(states, weight, batch.target_out, n_targets=n_targets, alpha=alpha, **how)
+            return total, {"cross_entropy": total - alpha * apart, "consistency": apart}
         loss = projected_cross_entropy if windows else self.ragged
-        return loss(
-            states,
-            weight,
-            batch.target_out,
-            n_classes=self.model.vocab_size,
-            label_smoothing=self.label_smoothing,
-            n_targets=None if windows else batch.n_tokens,
-        )
+        entropy = loss(states, weight, batch.target_out, n_targets=None if windows else batch.n_tokens, **how)
+        return entropy, {"cross_entropy": entropy}
 
 
 class HybridCTC(CrossEntropy):
@@ -194,7 +180,7 @@ class HybridCTC(CrossEntropy):
     Consistency regularization on CTC for improved speech recognition, whose alpha is 0.2.
     """
 
-    eager = ("ragged", "disagreement", "ctc")
+    eager = ("ragged", "consistent", "ctc")
     hears = True
 
     def __init__(
