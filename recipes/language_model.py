@@ -77,6 +77,12 @@ def decoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout:
     )
 
 
+def with_swiglu(config: td.TransformerConfig) -> td.TransformerConfig:
+    """The same with rotary positions and, of as many parameters, SwiGLU, as Llama has them."""
+    width = round(config.d_ff * 2 / 3 / 8) * 8
+    return replace(config, positions="rotary", activation="silu", gated=True, d_ff=width)
+
+
 OPTIM = ex.OptimConfig(
     peak_rate=1e-3, final_rate=1e-4, warmup_steps=100, schedule="cosine", betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1
 )
@@ -84,9 +90,9 @@ SHAKESPEARE_CPU = Experiment(
     run=Path("runs/shakespeare_cpu"),
     corpus=ex.OneText(data=ex.corpus_folder("tinyshakespeare")),
     batch_size=12,
-    model=decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0),
+    model=with_swiglu(decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0)),
     training=ex.TrainingConfig(
-        optim=replace(OPTIM, peak_rate=3e-3, final_rate=0.0),
+        optim=replace(OPTIM, optimizer="muon", peak_rate=3e-3, final_rate=0.0),
         max_updates=2000,
         label_smoothing=0.0,
         static_shapes=True,
@@ -99,8 +105,10 @@ SHAKESPEARE = replace(
     SHAKESPEARE_CPU,
     run=Path("runs/shakespeare"),
     batch_size=64,
-    model=decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.2),
-    training=replace(SHAKESPEARE_CPU.training, optim=OPTIM, max_updates=5000, precision="auto"),
+    model=with_swiglu(decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.2)),
+    training=replace(
+        SHAKESPEARE_CPU.training, optim=replace(OPTIM, optimizer="muon"), max_updates=5000, precision="auto"
+    ),
 )
 COMMANDS = replace(
     SHAKESPEARE_CPU,
@@ -110,6 +118,7 @@ COMMANDS = replace(
         valid=(Path(__file__).parent / "data" / "commands" / "valid.en",),
     ),
     batch_size=24,
+    model=decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0),
     training=replace(
         SHAKESPEARE_CPU.training, optim=replace(OPTIM, peak_rate=2e-3), max_updates=1500, precision="auto"
     ),
@@ -119,6 +128,7 @@ TEXT = replace(
     run=Path("runs/text"),
     corpus=ex.TextFiles(),
     tokenizer="byte_bpe",
+    model=decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.2),
     training=replace(
         SHAKESPEARE.training,
         optim=replace(OPTIM, schedule="inverse_sqrt", final_rate=0.0, warmup_steps=500, betas=(0.9, 0.98)),
@@ -150,8 +160,8 @@ GPT2 = Experiment(
 )
 SETTINGS = {
     "commands": ("English of the spoken commands that ship; minutes on two cores.", COMMANDS),
-    "shakespeare": ("Characters, nanoGPT's setting of 10.7M parameters; wants a GPU.", SHAKESPEARE),
-    "shakespeare_cpu": ("Characters, nanoGPT's setting for a CPU.", SHAKESPEARE_CPU),
+    "shakespeare": ("Characters, nanoGPT's size of 10.7M parameters; wants a GPU.", SHAKESPEARE),
+    "shakespeare_cpu": ("Characters, nanoGPT's size for a CPU.", SHAKESPEARE_CPU),
     "text": ("Any text, byte-level BPE; until ten validations bring nothing better.", TEXT),
     "gpt2": ("GPT-2 124M on shards, ten billion tokens; wants a GPU.", GPT2),
 }

@@ -110,8 +110,9 @@ part_precision() { # the same 500 updates in fp32, in bf16, and compiled
   shakespeare compiled --training.compile --training.max-updates 500
   run python scripts/compare_runs.py "$RUNS/compiled" "$RUNS/bf16" ${tiny:+--within 1}
 }
-part_muon() { # the same updates as part_shakespeare, and with a moving average of the weights
-  shakespeare muon --training.optim.optimizer muon --training.max-minutes 8
+part_nanogpt() { # the same updates with nanoGPT's own layers and AdamW, and ours with a moving average of the weights
+  shakespeare nanogpt --model.positions learned --model.activation gelu --model.no-gated --model.d-ff 1536 \
+    --training.optim.optimizer adamw --training.max-minutes 8
   shakespeare ema --training.ema 0.999 --training.max-minutes 8
 }
 part_scaling() { # what an exchange costs beside an update that is measured here

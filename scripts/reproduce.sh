@@ -21,8 +21,8 @@ done)
 fsdd                0.33  test $SPEECH                      9  speech_to_text.py fsdd
 digits              0.39  test $SPEECH                     28  speech_to_text.py digits
 language            0.600 validation - loss                 2  language_model.py
-shakespeare         1.770 validation - loss                 5  language_model.py shakespeare_cpu
-shakespeare_muon    1.614 validation - loss                 5  language_model.py shakespeare_cpu --training.optim.optimizer muon
+shakespeare         1.566 validation - loss                11  language_model.py shakespeare_cpu
+shakespeare_gpt2    1.770 validation - loss                 5  language_model.py shakespeare_cpu --model.positions learned --model.activation gelu --model.no-gated --model.d-ff 512 --training.optim.optimizer adamw
 masked_language     1.341 test - loss                       3  masked_language_model.py
 "
 

@@ -11,7 +11,7 @@ from make_shards import write_shard
 from safetensors.numpy import load_file
 
 import transduce as td
-from recipes.language_model import GPT2, SETTINGS, SHAKESPEARE_CPU, run
+from recipes.language_model import COMMANDS, GPT2, SETTINGS, SHAKESPEARE, SHAKESPEARE_CPU, decoder, run
 from tests.recipes.interrupt import interrupt
 from transduce.cli.common import Machine
 from transduce.cli.generate import generate, score_perplexity
@@ -32,7 +32,7 @@ def data(tmp_path):
 
 def small(run, data, **fields):
     training = replace(SHAKESPEARE_CPU.training, max_updates=8, validate_every=4)
-    model = replace(SHAKESPEARE_CPU.model, d_model=16, d_ff=32, n_heads=2, max_positions=11, dropout=0.2)
+    model = replace(COMMANDS.model, d_model=16, d_ff=32, n_heads=2, max_positions=11, dropout=0.2)
     generation = td.GenerationConfig(max_length=7)
     changes = {"corpus": OneText(data=data, valid_share=0.3), "training": training} | fields
     return replace(SHAKESPEARE_CPU, run=run, batch_size=4, model=model, generation=generation, device="cpu", **changes)
@@ -196,8 +196,24 @@ def test_what_is_missing_is_named(tmp_path):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_describes_a_model_that_can_be_built(name):
     config = with_vocabularies(SETTINGS[name][1].model, 300, 300, joint=True)
-    assert config.encoder is None and config.positions == "learned" and config.norm_position == "pre"
+    assert config.encoder is None and config.norm_position == "pre"
+    assert config.positions == ("rotary" if name.startswith("shakespeare") else "learned")
     td.Transformer(replace(config, d_model=48, d_ff=8))
+
+
+@pytest.mark.parametrize(
+    ("setting", "n_layers", "d_model", "n_heads", "context"),
+    [(SHAKESPEARE, 6, 384, 6, 256), (SHAKESPEARE_CPU, 4, 128, 4, 64)],
+)
+def test_characters_are_learned_by_models_of_nanogpts_sizes(setting, n_layers, d_model, n_heads, context):
+    """Without its table of positions, and with a gate in the feed-forward, as many parameters but for a percent."""
+    nanogpt = decoder(n_layers=n_layers, d_model=d_model, n_heads=n_heads, context=context, dropout=0.0)
+    ours, theirs = (
+        sum(p.numel() for p in td.Transformer(with_vocabularies(config, 65, 65, joint=True)).parameters())
+        for config in (setting.model, nanogpt)
+    )
+    assert theirs == 65 * d_model + context * d_model + n_layers * (12 * d_model**2 + 2 * d_model) + d_model
+    assert ours == pytest.approx(theirs - context * d_model, rel=0.01)
 
 
 def test_gpt2_has_the_size_of_its_paper_and_47_rows_that_make_its_table_a_multiple_of_128():
