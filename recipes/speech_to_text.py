@@ -123,13 +123,8 @@ DIGITS = replace(
     corpus=ex.Manifests(data=ex.corpus_folder("digits"), valid=Path("valid.tsv")),
     augmentation=replace(COMMANDS.augmentation, time_mask_width=0.08, frequency_mask_width=8, n_time_masks=4),
     frames_per_batch=8000,
-    model=replace(ex.speech_tiny(), dropout=0.15),
-    training=replace(
-        FSDD.training,
-        optim=replace(FSDD.training.optim, optimizer="adamw", peak_rate=3e-3),
-        max_updates=8000,
-        validate_every=500,
-    ),
+    model=replace(ex.conformer_tiny(), dropout=0.1),
+    training=replace(FSDD.training, max_updates=1200, validate_every=200),
     # a digit is one token and lasts at least three positions of 0.04 s; room for spelling is left
     decoding=replace(COMMANDS.decoding, length_ratio=0.5),
 )

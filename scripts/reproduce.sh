@@ -19,7 +19,7 @@ $(for name in george:27.0 jackson:21.6 lucas:20.2 nicolas:12.0 theo:6.4 yweweler
   echo "fsdd_${name%:*} ${name#*:} test $SPEECH 9 speech_to_text.py fsdd --leave-out ${name%:*}"
 done)
 fsdd                0.33  test $SPEECH                      9  speech_to_text.py fsdd
-digits              0.39  test $SPEECH                     28  speech_to_text.py digits
+digits              0.12  test $SPEECH                     31  speech_to_text.py digits
 language            0.600 validation - loss                 2  language_model.py
 shakespeare         1.566 validation - loss                11  language_model.py shakespeare_cpu
 shakespeare_gpt2    1.770 validation - loss                 5  language_model.py shakespeare_cpu --model.positions learned --model.activation gelu --model.no-gated --model.d-ff 512 --training.optim.optimizer adamw
