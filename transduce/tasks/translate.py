@@ -211,25 +211,32 @@ class Translator(ForcedDecoding[str]):
 
 
 def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> None:
-    """Check that it is said, once, in which language each line shall be written, where a model has tags for that.
+    """Check that it is said, once, in which language each line shall be written, where a model has tags for several.
+
+    A line for which it is not said gets a warning: the model guesses.
 
     Raises:
-        ValueError: a line has no tag and no language was named, or both are there.
+        ValueError: a line has a tag although a language was named.
     """
     known = {tag_of(language) for language in source.tagged_languages}
-    if not known:
+    if len(known) < 2:
         return
-    named = bool(source.opening)
+    untagged = []
     for number, line in enumerate(lines, start=first_line):
         tags = [tag for tag in map(tag_of, TAG.findall(line)) if tag in known]
-        if line.strip() and bool(tags) == named:
-            there = ", ".join(source.tagged_languages)
+        if tags and source.opening:
             raise ValueError(
-                f"a model that writes several languages ({there}) must be told which: name one with --target-language, or begin "
-                f"every line with a tag such as {min(known)}, but line {number} has "
-                + (f"the tag {tags[0]} although a language is named" if named else "none")
-                + f": {line[:60]!r}"
+                f"what to write is said once, but a language is named and line {number} has the tag {tags[0]}: {line[:60]!r}; "
+                "leave one of them out"
             )
+        if line.strip() and not tags and not source.opening:
+            untagged.append(number)
+    if untagged:
+        told = (
+            "this model writes several languages (%s), and %d lines, the first of them line %d, do not say which: it "
+        )
+        told += "guesses; name one with --target-language, or begin every line with a tag such as %s"
+        logger.warning(told, ", ".join(source.tagged_languages), len(untagged), untagged[0], min(known))
 
 
 def in_languages(source: Tokenizer, target: Tokenizer, decoding: SearchConfig) -> tuple[Tokenizer, Tokenizer]:
