@@ -77,7 +77,7 @@ def decoder(*, n_layers: int, d_model: int, n_heads: int, context: int, dropout:
     )
 
 
-def with_swiglu(config: td.TransformerConfig) -> td.TransformerConfig:
+def rotary_swiglu(config: td.TransformerConfig) -> td.TransformerConfig:
     """The same with rotary positions and, of as many parameters, SwiGLU, as Llama has them."""
     width = round(config.d_ff * 2 / 3 / 8) * 8
     return replace(config, positions="rotary", activation="silu", gated=True, d_ff=width)
@@ -90,7 +90,7 @@ SHAKESPEARE_CPU = Experiment(
     run=Path("runs/shakespeare_cpu"),
     corpus=ex.OneText(data=ex.corpus_folder("tinyshakespeare")),
     batch_size=12,
-    model=with_swiglu(decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0)),
+    model=rotary_swiglu(decoder(n_layers=4, d_model=128, n_heads=4, context=64, dropout=0.0)),
     training=ex.TrainingConfig(
         optim=replace(OPTIM, optimizer="muon", peak_rate=3e-3, final_rate=0.0),
         max_updates=2000,
@@ -105,7 +105,7 @@ SHAKESPEARE = replace(
     SHAKESPEARE_CPU,
     run=Path("runs/shakespeare"),
     batch_size=64,
-    model=with_swiglu(decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.2)),
+    model=rotary_swiglu(decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.2)),
     training=replace(
         SHAKESPEARE_CPU.training, optim=replace(OPTIM, optimizer="muon"), max_updates=5000, precision="auto"
     ),

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import sacrebleu
 import sentencepiece
 import torch
 from safetensors.numpy import load_file
@@ -340,10 +341,16 @@ def test_one_model_for_all_directions(tmp_path, corpus, capsys, caplog):
         "bleu.greedy", "bleu.greedy.up-de", "bleu.greedy.en-up",
     }  # fmt: skip
     printed = capsys.readouterr().out
-    for each in json.loads((tmp_path / "run" / "test.json").read_text()):
-        assert f"  {each['score']}\n" in printed
-        assert each["score"].startswith(f"{each.get('group', 'BLEU')}") or "group" not in each
     kept = (tmp_path / "run" / "test.beam5.txt").read_text().removesuffix("\n").split("\n")
+    references = [*(corpus / "test.de").read_text().splitlines(), *(corpus / "test.up").read_text().splitlines()]
+    places = {None: slice(18), "up-de": slice(9), "en-up": slice(9, 18)}
+    rows = json.loads((tmp_path / "run" / "test.json").read_text())
+    assert all(f"  {row['score']}\n" in printed for row in rows)
+    found = {row.get("group"): row for row in rows if (row["search"], row["measure"]) == ("beam5", "chrf")}
+    assert found.keys() == places.keys()
+    for group, own in places.items():
+        assert found[group]["value"] == pytest.approx(sacrebleu.corpus_chrf(kept[own], [references[own]]).score)
+        assert found[group]["score"].startswith(f"{group}: chrF") or group is None
 
     translator = td.load(tmp_path / "run")
     lines = [(corpus / f"test.{language}").read_text().splitlines() for language in ("up", "en")]
@@ -362,8 +369,8 @@ def test_one_model_for_all_directions(tmp_path, corpus, capsys, caplog):
     assert len(translator(["<2de> HERE", "", "THERE"])) == 3
     (record,) = caplog.records
     assert record.getMessage().endswith(
-        "and 1 lines, the first of them line 3, do not say which: it guesses; name one with --target-language, or "
-        "begin every line with a tag such as <2de>"
+        "and 1 of 3 lines do not say which, the first of them line 3: it guesses; name one with --target-language, or begin "
+        "every line with a tag such as <2de>"
     )
     with pytest.raises(ValueError, match="a language is named and line 1 has the tag <2en>: '<2en> HERE'; leave one"):
         translator(["<2en> HERE"], target_language="de")

@@ -101,7 +101,7 @@ def test_chunks_make_no_difference(rng, monkeypatch, n, smoothing):
     states = torch.randn(2, n, 3, generator=rng, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(6, 3, generator=rng, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(5, (n,), generator=rng)
-    padded = torch.nn.functional.pad(states, (0, 0, 1, 1), value=GARBAGE)
+    padded = F.pad(states, (0, 0, 1, 1), value=GARBAGE)
     told = {"n_targets": 2 * n, "alpha": 0.7, "n_classes": 5, "label_smoothing": smoothing}
     got, apart = projected_consistency(padded, weight, F.pad(targets, (1, 1), value=IGNORE).expand(2, -1), **told)
     first, second = states @ weight[:5].T

@@ -232,11 +232,10 @@ def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> 
         if line.strip() and not tags and not source.opening:
             untagged.append(number)
     if untagged:
-        told = (
-            "this model writes several languages (%s), and %d lines, the first of them line %d, do not say which: it "
-        )
-        told += "guesses; name one with --target-language, or begin every line with a tag such as %s"
-        logger.warning(told, ", ".join(source.tagged_languages), len(untagged), untagged[0], min(known))
+        told = "this model writes several languages (%s), and %s, the first of them line %d: it guesses; name one with "
+        told += "--target-language, or begin every line with a tag such as %s"
+        lacking = f"{len(untagged)} of {len(lines)} lines do not say which"
+        logger.warning(told, ", ".join(source.tagged_languages), lacking, untagged[0], min(known))
 
 
 def in_languages(source: Tokenizer, target: Tokenizer, decoding: SearchConfig) -> tuple[Tokenizer, Tokenizer]:

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from transduce.train.loss import CHUNK, IGNORE
+from transduce.train.loss import CHUNK, IGNORE, ProjectedLoss, apply_projected
 
 BatchT = TypeVar("BatchT")
 
@@ -51,7 +50,7 @@ def divergence(
         return torch.stack([way.sum(-1) for way in ways]).sum(0)
 
 
-class _ConsistentCrossEntropy(torch.autograd.Function):
+class _ConsistentCrossEntropy(ProjectedLoss):
     """Label-smoothed cross-entropy of two views of n states, and alpha times KL(p || q) + KL(q || p) of what they give.
 
     As in `projected_cross_entropy`, the logits are made once, chunk by chunk, and with them all gradients: of the
@@ -95,12 +94,6 @@ class _ConsistentCrossEntropy(torch.autograd.Function):
         ctx.mark_non_differentiable(divergent)
         return entropy + alpha * divergent, divergent
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        grad_states, grad_weight = ctx.saved_tensors
-        return grad_total * grad_states, (grad_total * grad_weight).to(ctx.weight_dtype), *[None] * 5
-
 
 def projected_consistency(
     states: Float[Tensor, "B2 T D"],
@@ -126,10 +119,4 @@ def projected_consistency(
     own = targets.chunk(2)[0].flatten()
     real = torch.nonzero_static(own != IGNORE, size=size)[:, 0]
     views = states.unflatten(0, (2, -1)).flatten(1, 2)[:, real]
-    device = states.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
-    with torch.autocast(device, enabled=False):
-        total, apart = _ConsistentCrossEntropy.apply(
-            views.to(dtype), weight.to(dtype), own[real], n_classes, label_smoothing, alpha, torch.is_grad_enabled()
-        )
-    return total, apart
+    return apply_projected(_ConsistentCrossEntropy, views, weight, own[real], n_classes, label_smoothing, alpha)

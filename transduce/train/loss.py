@@ -14,7 +14,27 @@ CHUNK = {"cpu": 256, "cuda": 4096}
 """Rows of logits that exist at once, by device: few enough for a CPU's caches, enough to fill a GPU."""
 
 
-class _ProjectedCrossEntropy(torch.autograd.Function):
+class ProjectedLoss(torch.autograd.Function):
+    """A loss of states (n, D) that are projected, whose gradients its forward pass makes. It leaves those of the states and of
+    the weight in `saved_tensors`, and the type of the weight in `weight_dtype`."""
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        grad_states, grad_weight = ctx.saved_tensors
+        others = [None] * (len(ctx.needs_input_grad) - 2)
+        return grad_total * grad_states, (grad_total * grad_weight).to(ctx.weight_dtype), *others
+
+
+def apply_projected(loss: type[ProjectedLoss], states: Tensor, weight: Tensor, *how: object) -> Any:
+    """Apply the loss in autocast's type where autocast is on; how it is computed, and last whether gradients are wanted."""
+    device = states.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+    with torch.autocast(device, enabled=False):
+        return loss.apply(states.to(dtype), weight.to(dtype), *how, torch.is_grad_enabled())
+
+
+class _ProjectedCrossEntropy(ProjectedLoss):
     """sum of -sum_v y_v log softmax(states @ weight.T)_v, with y = (1 - smoothing) onehot + smoothing / V.
 
     The gradient with respect to the logits is p - y, known as soon as p is. So both gradients are made in the forward
@@ -63,12 +83,6 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         ctx.weight_dtype = weight.dtype
         return total
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
-        grad_states, grad_weight = ctx.saved_tensors
-        return grad_total * grad_states, (grad_total * grad_weight).to(ctx.weight_dtype), None, None, None, None
-
 
 def projected_cross_entropy(
     states: Float[Tensor, "*B D"],
@@ -98,9 +112,4 @@ def projected_cross_entropy(
     if n_targets is not None:  # for nonzero() a GPU must be waited for, as it alone knows the size of the result
         real = torch.nonzero_static(targets != IGNORE, size=n_targets)[:, 0]
         states, targets = states[real], targets[real]
-    device = states.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
-    with torch.autocast(device, enabled=False):
-        return _ProjectedCrossEntropy.apply(
-            states.to(dtype), weight.to(dtype), targets, n_classes, label_smoothing, torch.is_grad_enabled()
-        )
+    return apply_projected(_ProjectedCrossEntropy, states, weight, targets, n_classes, label_smoothing)

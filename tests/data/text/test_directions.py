@@ -62,6 +62,17 @@ def test_two_languages_may_have_text_of_their_own(folder, name):
     assert len(train) == 42
 
 
+def test_the_name_of_a_language_may_have_a_hyphen(folder):
+    for split in ("train", "val", "test"):
+        (folder / f"{split}.pt-BR").write_text(line(split, "pt-BR", 0) + "\n")
+        (folder / f"{split}.en-pt-BR.en").write_text(line(split, "en", 0) + "\n")
+        (folder / f"{split}.en-pt-BR.pt-BR").write_text(line(split, "pt-BR", 0) + "\n")
+    corpus = Directions(data=folder, languages=("pt-BR", "en"), directions=("pt-BR-en",), test_directions=("en-pt-BR",))
+    train, _, test = corpus.splits(seed=1)
+    assert pairs(train) == [("<2en> train pt-BR 0", "train en 0")]
+    assert pairs(test) == [("<2pt-BR> test en 0", "test pt-BR 0")]
+
+
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
 def test_small_corpora_are_drawn_more_often_where_the_temperature_is_high(folder, temperature):
     sizes = {"de": 160, "cs": 10}

@@ -1,7 +1,7 @@
 """Parallel text of several languages, for one model that translates between all of them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 
@@ -18,7 +18,7 @@ class Directions(Corpus):
     """Parallel text of several languages in one folder; every source begins with a tag of the language to write, <2de>.
 
     Files are SPLIT.LANGUAGE, whose lines i mean the same in all languages, or, where two languages have text of their own,
-    SPLIT.SOURCE-TARGET.LANGUAGE; plain or .gz.
+    SPLIT.SOURCE-TARGET.LANGUAGE; plain or .gz. All text is kept in memory.
 
     Source: Johnson et al. (2017), Google's multilingual neural machine translation system, for the tags; Arivazhagan et al.
     (2019), Massively multilingual neural machine translation in the wild, section 4.2, for the temperature.
@@ -48,8 +48,7 @@ class Directions(Corpus):
     def __post_init__(self) -> None:
         at_least(1, temperature=self.temperature, valid_pairs=self.valid_pairs)
         for name in (*self.directions, *self.test_directions):
-            source, _, target = name.partition("-")
-            if not {source, target} <= {*self.languages} or source == target:
+            if name not in self.pairs:
                 raise ValueError(
                     f"a direction is two of the languages ({', '.join(self.languages) or 'none'}) with - between them, "
                     f"but there is {name!r}; name others with --languages"
@@ -58,6 +57,13 @@ class Directions(Corpus):
             raise ValueError(
                 f"directions need two languages or more, but languages={self.languages}; try --languages en de"
             )
+
+    @property
+    def pairs(self) -> dict[str, tuple[str, str]]:
+        """Source and target language by the name of the direction: from each language to each other one."""
+        return {
+            f"{source}-{target}": (source, target) for source, target in permutations(dict.fromkeys(self.languages), 2)
+        }
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -87,32 +93,27 @@ class Directions(Corpus):
         Raises:
             ValueError: no folder is named, or it lacks a file.
         """
-        all_of_them = ["-".join(pair) for pair in permutations(self.languages, 2)]
-        names = (self.test_directions if split == "test" else ()) or self.directions or all_of_them
-        for name in names:
-            text = self._files(getattr(self, split), name).read()
-            tag = tag_of(name.partition("-")[2])
-            yield name, ParallelText([f"{tag} {line}" for line in text.source], text.target, text.n_blank)
+        for name in (self.test_directions if split == "test" else ()) or self.directions or self.pairs:
+            source, target = self.pairs[name]
+            text = self._files(getattr(self, split), source, target).read()
+            yield name, replace(text, source=[f"{tag_of(target)} {line}" for line in text.source])
 
-    def _files(self, split: str, direction: str) -> PairFiles:
-        pair = direction.split("-")
-        own = (f"{split}.{name}" for name in (direction, "-".join(reversed(pair))))
-        name = next((name for name in own if find_text(self.data, f"{name}.{pair[0]}")), split)
-        source, target = (text_in(self.data, f"{name}.{language}") for language in pair)
-        return PairFiles((source, target))
+    def _files(self, split: str, source: str, target: str) -> PairFiles:
+        own = (f"{split}.{source}-{target}", f"{split}.{target}-{source}")
+        name = next((name for name in own if find_text(self.data, f"{name}.{source}")), split)
+        return PairFiles((text_in(self.data, f"{name}.{source}"), text_in(self.data, f"{name}.{target}")))
 
 
 def _repeated(text: ParallelText, n: int, rng: np.random.Generator) -> ParallelText:
     """So many pairs of a text, no fewer than it has: all of them as often as that goes, and some once more."""
     whole, rest = divmod(n, len(text))
     places = [*range(len(text))] * whole + sorted(rng.permutation(len(text))[:rest].tolist())
-    return ParallelText([text.source[i] for i in places], [text.target[i] for i in places], text.n_blank)
+    return text.select(places)
 
 
 def _spread(text: ParallelText, n: int) -> ParallelText:
     """n pairs, or all where there are no more, evenly spread."""
-    places = [i * len(text) // n for i in range(n)] if n < len(text) else range(len(text))
-    return ParallelText([text.source[i] for i in places], [text.target[i] for i in places], text.n_blank)
+    return text.select([i * len(text) // n for i in range(n)]) if n < len(text) else text
 
 
 def _together(texts: list[ParallelText]) -> ParallelText:

@@ -95,7 +95,7 @@ class TextPairs(Pairs[ParallelText]):
         if not kept:
             shortest = min(max(len(s), len(t)) for s, t in zip(source, target, strict=True))
             raise all_too_long(max_length, len(text), shortest)
-        self.text = ParallelText([text.source[i] for i in kept], [text.target[i] for i in kept], text.n_blank)
+        self.text = text.select(kept)
         self.source, self.target = [source[i] for i in kept], [target[i] for i in kept]
         self.n_long = len(text) - len(kept)
 

@@ -39,6 +39,11 @@ class ParallelText:
     def __len__(self) -> int:
         return len(self.source)
 
+    def select(self, places: Iterable[int]) -> "ParallelText":
+        """The pairs at these places."""
+        places = list(places)
+        return replace(self, source=[self.source[i] for i in places], target=[self.target[i] for i in places])
+
     def hold_out(self, n: int, seed: int) -> tuple["ParallelText", "ParallelText"]:
         """Most pairs for training, and n that validation takes; both keep their order.
 
