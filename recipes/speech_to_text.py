@@ -62,6 +62,9 @@ class Experiment:
     ctc_column: str | None = None
     """The column that CTC learns. By itself it is text, what is said, where the manifests have it; searches into another
     target column then go without CTC."""
+    interctc_column: str | None = None
+    """The column that CTC in the middle of the encoder (model.ctc_layers) learns instead: labels with spaces between them,
+    such as phones from a dictionary (scripts/add_phones.py). Each label is one token, <AH> for AH, beside vocab_size others."""
     model: td.TransformerConfig = field(default_factory=ex.speech_tiny)
     start_from: Path | None = None
     """Another run to go on from, with a schedule of its own: its weights where they fit; its model's sizes, features and
@@ -185,6 +188,7 @@ def run(x: Experiment) -> dict[str, float]:
     x = replace(x, run=run, validate_by=x.validate_by or measures[0])
     for name, value in (
         ("ctc_column is what CTC learns", x.ctc_column),
+        ("interctc_column is what CTC learns", x.interctc_column),
         ("ctc_consistency is for CTC", x.ctc_consistency),
     ):
         if value and not x.ctc_weight:
@@ -198,12 +202,24 @@ def run(x: Experiment) -> dict[str, float]:
     if heard_column or not x.ctc_weight:  # the head learns another text, or nothing: of no use to what decodes
         model = replace(x.model, ctc_conditioning=False, ctc_layers=x.model.ctc_layers if x.ctc_weight else ())
         x = replace(x, decoding=replace(x.decoding, ctc_weight=0.0), model=model)
+    if x.interctc_column and (heard_column or not x.model.ctc_layers):
+        told = f"ctc_column={x.ctc_column}" if heard_column else "model.ctc_layers=()"
+        raise ValueError(
+            f"interctc_column is what CTC in the middle of the encoder learns, with the text at its end, but {told}; leave "
+            "one of them out"
+        )
     needs = ("bos_id", "eos_id", *["pad_id"] * bool(x.ctc_weight))  # padding is CTC's blank
     _, tokenizer = ex.saved_tokenizers(run, x.start_from, x.tokenizer or (), x.symbols, needs=needs) or (None, None)
     heard = ex.cells(recordings, heard_column) if heard_column else []
+    labels = ex.label_symbols(ex.cells(recordings, x.interctc_column)) if x.interctc_column else []
     tokenizer = tokenizer or ex.SentencePieceTokenizer.train(
-        [*(r.text for r in recordings), *heard], vocab_size=x.vocab_size, symbols=x.symbols.split()
+        [*(r.text for r in recordings), *heard],
+        vocab_size=x.vocab_size + len(labels),
+        symbols=[*x.symbols.split(), *labels],
     )
+    if labels:  # they are heard, and never written
+        silent = (*x.decoding.suppress, *(tokenizer.tokens(range(tokenizer.vocab_size)).index(label) for label in labels))
+        x = replace(x, decoding=replace(x.decoding, suppress=silent))
     cache = ex.FeatureCache(x.cache)
     reader = ex.FrameReader(
         ex.make_feature_extractor(x.features, recordings, cache, x.workers, max_seconds=x.max_seconds), cache
@@ -219,7 +235,8 @@ def run(x: Experiment) -> dict[str, float]:
             max_seconds=x.max_seconds,
             workers=x.workers,
             seed=x.training.seed,
-            heard_column=heard_column,
+            heard_column=x.interctc_column or heard_column,
+            labels=x.interctc_column is not None,
             **more,
         )
         for split, more in (
@@ -252,7 +269,8 @@ def run(x: Experiment) -> dict[str, float]:
     if x.ctc_weight:
         (blank,) = tokenizer.required("pad_id")
         losses |= {"ctc_weight": x.ctc_weight, "interctc_weight": x.interctc_weight, "blank_id": blank}
-        objective = ex.HybridCTC(model, **losses, ctc_consistency=x.ctc_consistency)
+        losses |= {"heard_inside": x.interctc_column is not None, "ctc_consistency": x.ctc_consistency}
+        objective = ex.HybridCTC(model, **losses)
     transcriber = td.Transcriber(model, spoken, reader.feature_extractor)
     ex.train(
         x,
@@ -261,7 +279,7 @@ def run(x: Experiment) -> dict[str, float]:
         validate=ex.speech_validator(transcriber, held_out, by=x.validate_by, search=x.decoding.greedy()),
         target_tokenizer=spoken,
         feature_extractor=reader.feature_extractor,
-        fingerprint=ex.recordings_fingerprint(recordings, valid, column=heard_column),
+        fingerprint=ex.recordings_fingerprint(recordings, valid, column=x.interctc_column or heard_column),
     )
 
     # Decoding and score

@@ -288,6 +288,49 @@ def test_ctc_inside_the_encoder_is_learned_and_conditions_what_is_transcribed(co
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_ctc_inside_the_encoder_may_learn_phones(corpus, tmp_path):
+    """Each is one token that is heard and never written; how sure the model may be of it makes no difference."""
+    manifests = Manifests(data=corpus, valid=Path("valid.tsv"))
+    said = {}
+    for split, recordings in zip(("train", "valid", "test"), manifests.read(1), strict=True):
+        with_phones = [
+            replace(r, columns={**r.columns, "phones": " ".join(r.text.replace(" ", "").upper())}) for r in recordings
+        ]
+        said |= {r.id: r.columns["phones"] for r in with_phones}
+        write_manifest(tmp_path / f"{split}.tsv", with_phones)
+    x = small(
+        tmp_path / "run",
+        tmp_path,
+        corpus=Manifests(data=tmp_path, valid=Path("valid.tsv")),
+        model=replace(SPEECH, ctc_layers=(1,)),
+        interctc_column="phones",
+        augmentation=Augmentation(speeds=(1.0,)),
+    )
+    run(x)
+    transcriber = td.load(x.run)
+    tokenizer, letters = transcriber.tokenizer, sorted({*"".join(said.values())} - {" "})
+    symbols = [tokenizer.encode([f"<{letter}>"])[0][-1] for letter in letters]
+    assert tokenizer.tokens(symbols) == [f"<{letter}>" for letter in letters]
+    assert tokenizer.vocab_size == x.vocab_size + len(letters)
+    assert transcriber.decoding.suppress == tuple(symbols)
+    with torch.no_grad():
+        for weight in (transcriber.model.output, transcriber.model.ctc.weight):
+            weight[symbols] = 1e3 * weight[symbols].abs()
+    out = transcriber([corpus / f"test{i:02d}.wav" for i in range(4)])
+    assert not any("<" in text for text in out)
+    named = replace(x, run=tmp_path / "other")
+    with pytest.raises(ValueError, match=r"with the text at its end, but model\.ctc_layers=\(\); leave one of them out"):
+        run(replace(named, model=SPEECH))
+    with pytest.raises(ValueError, match="with the text at its end, but ctc_column=german; leave one of them out"):
+        run(replace(named, ctc_column="german"))
+    with pytest.raises(ValueError, match="interctc_column is what CTC learns, but ctc_weight=0; leave one of them out"):
+        run(replace(named, ctc_weight=0.0))
+    (tmp_path / "valid.tsv").write_text((tmp_path / "valid.tsv").read_text().replace(" E", " X"))
+    with pytest.raises(ValueError, match="there is none for 'X'; name it with --symbols '<X>', or correct the column"):
+        run(named)
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_what_is_too_long_or_has_fewer_positions_than_tokens_is_left_out(corpus, tmp_path, capsys):
     """With 2 frames to a position; alone they would be enough."""
     recordings = Manifests(data=corpus, valid=Path("valid.tsv")).read(1)[0][:4]

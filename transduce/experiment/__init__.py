@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         VectorConfig as VectorConfig,
     )
     from transduce.data.speech.feature_cache import FeatureCache as FeatureCache
+    from transduce.data.speech.labels import label_symbols as label_symbols
     from transduce.data.speech.manifest import (
         Manifests as Manifests,
         cells as cells,

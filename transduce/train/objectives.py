@@ -162,13 +162,15 @@ class CrossEntropy(Objective):
 class HybridCTC(CrossEntropy):
     """(1 - ctc_weight) * cross-entropy + ctc_weight * CTC: the encoder learns to align, and teaches the decoder.
 
-    CTC learns the target, or what a batch has as `heard`: in speech translation, what was said.
+    CTC learns the target, or what a batch has as `heard`: in speech translation, what was said. With `heard_inside`, CTC in the
+    middle of the encoder learns that, such as phones, and after the last layer the target.
 
     Args:
         model: a Transformer with an encoder, a decoder and ctc=True. It encodes once for both losses.
         ctc_weight: the weight of CTC, in (0, 1]; without CTC the loss is CrossEntropy.
         blank_id: an id that no target contains, such as that of the padding.
         interctc_weight: where the model has ctc_layers, w in (1 - w) * CTC of the last layer + w * mean CTC of those.
+        heard_inside: see above, for a model with ctc_layers.
         consistency: as in CrossEntropy, of what the decoder gives.
         ctc_consistency: the same weight for what the CTC head gives at every source position. There each view learns from
             the other as from a constant.
@@ -176,8 +178,9 @@ class HybridCTC(CrossEntropy):
     Raises:
         ValueError: ctc_weight is not in (0, 1], interctc_weight not in [0, 1], or another weight is negative.
     Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition; Lee and Watanabe
-    (2021), Intermediate loss regularization for CTC-based speech recognition, whose w is 0.3; Yao et al. (2024), CR-CTC:
-    Consistency regularization on CTC for improved speech recognition, whose alpha is 0.2.
+    (2021), Intermediate loss regularization for CTC-based speech recognition, whose w is 0.3; Higuchi et al. (2022),
+    Hierarchical conditional end-to-end ASR, for smaller units inside; Yao et al. (2024), CR-CTC: Consistency regularization
+    on CTC for improved speech recognition, whose alpha is 0.2.
     """
 
     eager = ("ragged", "consistent", "ctc")
@@ -191,6 +194,7 @@ class HybridCTC(CrossEntropy):
         label_smoothing: float = 0.0,
         blank_id: int = 0,
         interctc_weight: float = 0.5,
+        heard_inside: bool = False,
         consistency: float = 0.0,
         ctc_consistency: float = 0.0,
     ) -> None:
@@ -199,7 +203,7 @@ class HybridCTC(CrossEntropy):
         within("[0, 1]", interctc_weight=interctc_weight)
         at_least(0, ctc_consistency=ctc_consistency)
         self.ctc_weight, self.blank_id, self.interctc_weight = ctc_weight, blank_id, interctc_weight
-        self.ctc_consistency = ctc_consistency
+        self.heard_inside, self.ctc_consistency = heard_inside, ctc_consistency
 
     @property
     def compares(self) -> bool:
@@ -216,9 +220,9 @@ class HybridCTC(CrossEntropy):
         """
         entropy, parts = super().terms(memory, states, batch, heard)
         logits = self.model.ctc_logits(memory.states)
-        parts["ctc"] = ctc = self.ctc(logits, batch)
+        parts["ctc"] = ctc = self.ctc(logits, batch, heard=not self.heard_inside)
         if heard:
-            parts["interctc"] = inside = torch.stack([self.ctc(each, batch) for each in heard]).mean()
+            parts["interctc"] = inside = torch.stack([self.ctc(each, batch, heard=True) for each in heard]).mean()
             ctc = (1 - self.interctc_weight) * ctc + self.interctc_weight * inside
         if self.compares and self.ctc_consistency:
             parts["ctc_consistency"] = apart = self.ctc_disagreement(logits, memory.lengths)
@@ -233,13 +237,13 @@ class HybridCTC(CrossEntropy):
             apart = apart.masked_fill(beyond, 0.0)
         return apart.sum()
 
-    def ctc(self, logits: Tensor, batch: Seq2SeqBatch) -> Tensor:
-        """CTC of what is heard, or else of the target, where these are the logits (B, S, V) of the model's CTC head."""
+    def ctc(self, logits: Tensor, batch: Seq2SeqBatch, *, heard: bool) -> Tensor:
+        """CTC of what is heard, or of the target, where these are the logits (B, S, V) of the model's CTC head."""
         source_lengths, target_lengths = batch.host_lengths or (batch.source_lengths, batch.target_lengths)
         if source_lengths is not None:
             source_lengths = self.model.config.encoder.input.out_lengths(source_lengths)
         labels = batch.target_out
-        if batch.heard is not None:
+        if heard and batch.heard is not None:
             assert batch.heard_lengths is not None
             labels, target_lengths = batch.heard, batch.heard_lengths
         return ctc_loss(logits, source_lengths, labels, target_lengths, blank_id=self.blank_id)

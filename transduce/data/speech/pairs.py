@@ -28,6 +28,7 @@ from transduce.data.speech.augment import (
 from transduce.data.speech.config import Augmentation, FeatureConfig, VectorConfig
 from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureExtractor, statistics
+from transduce.data.speech.labels import encode_labels
 from transduce.data.speech.manifest import Recording, cells
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.tokenizer import Tokenizer
@@ -142,7 +143,8 @@ class SpeechPairs:
         out_lengths: how many positions the encoder sees of so many frames, as the model's `Frames.out_lengths` says it.
             No text can have more tokens than positions.
         workers: threads that fill the cache of log-mels; 0: this one.
-        heard_column: the column that CTC learns, if it is not the target's.
+        heard_column: the column that CTC learns, or that CTC inside the encoder learns, if it is not the target's.
+        labels: whether that column holds labels such as phones, one token each (see data/speech/labels.py).
         two_views: whether batches have a `second_source`, which differs from the source in its masks alone.
 
     Raises:
@@ -163,6 +165,7 @@ class SpeechPairs:
         workers: int = 0,
         seed: int = 0,
         heard_column: str = "",
+        labels: bool = False,
         two_views: bool = False,
     ) -> None:
         self.two_views = two_views
@@ -175,7 +178,10 @@ class SpeechPairs:
         speeds = reader.speeds(augmentation)
         usable, n_frames, self.skipped, told = _usable(recordings, reader, speeds, max_seconds, workers)
         target = tokenizer.with_eos(tokenizer.encode([r.text for r in usable]))
-        heard = tokenizer.with_eos(tokenizer.encode(cells(usable, heard_column))) if heard_column else target
+        heard = target
+        if heard_column:
+            column = cells(usable, heard_column)
+            heard = tokenizer.with_eos(encode_labels(tokenizer, column) if labels else tokenizer.encode(column))
         n_positions = out_lengths(n_frames.min(axis=0))
         kept = [i for i, row in enumerate(heard) if n_positions[i] >= positions_needed(row)]
         self.skipped["fewer positions than tokens"] = len(usable) - len(kept)
