@@ -104,6 +104,8 @@ COMMANDS = Experiment(
         validate_every=200,
         keep_last=3,
     ),
+    # all that is said in these corpora is said in their training, or nearly all
+    decoding=td.SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5, words="known"),
 )
 FSDD = replace(
     COMMANDS,
@@ -165,6 +167,7 @@ SETTINGS = {
             augmentation=replace(SPEECHOCEAN.augmentation, silence=0.3),
             vocab_size=500,
             frames_per_batch=16_000,
+            decoding=replace(SPEECHOCEAN.decoding, words="any"),
             training=replace(
                 SPEECHOCEAN.training,
                 optim=replace(SPEECHOCEAN.training.optim, schedule="inverse_sqrt", warmup_steps=500),
@@ -218,7 +221,10 @@ def run(x: Experiment) -> dict[str, float]:
         symbols=[*x.symbols.split(), *labels],
     )
     if labels:  # they are heard, and never written
-        silent = (*x.decoding.suppress, *(tokenizer.tokens(range(tokenizer.vocab_size)).index(label) for label in labels))
+        silent = (
+            *x.decoding.suppress,
+            *(tokenizer.tokens(range(tokenizer.vocab_size)).index(label) for label in labels),
+        )
         x = replace(x, decoding=replace(x.decoding, suppress=silent))
     cache = ex.FeatureCache(x.cache)
     reader = ex.FrameReader(
@@ -271,7 +277,8 @@ def run(x: Experiment) -> dict[str, float]:
         losses |= {"ctc_weight": x.ctc_weight, "interctc_weight": x.interctc_weight, "blank_id": blank}
         losses |= {"heard_inside": x.interctc_column is not None, "ctc_consistency": x.ctc_consistency}
         objective = ex.HybridCTC(model, **losses)
-    transcriber = td.Transcriber(model, spoken, reader.feature_extractor)
+    words = sorted({word for r in recordings for word in r.text.split()})
+    transcriber = td.Transcriber(model, spoken, reader.feature_extractor, lexicon=words)
     ex.train(
         x,
         objective,
@@ -279,6 +286,7 @@ def run(x: Experiment) -> dict[str, float]:
         validate=ex.speech_validator(transcriber, held_out, by=x.validate_by, search=x.decoding.greedy()),
         target_tokenizer=spoken,
         feature_extractor=reader.feature_extractor,
+        lexicon=words,
         fingerprint=ex.recordings_fingerprint(recordings, valid, column=x.interctc_column or heard_column),
     )
 

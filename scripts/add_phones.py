@@ -25,7 +25,7 @@ from transduce.exit import exit_code
 UNKNOWN = "SPN"
 OTHER = re.compile(r".*\(\d+\)")
 """How the dictionary writes a word when it is there again, with another pronunciation."""
-MARKS = ".,;:!?\"()[]…“”„«»¿¡"  # around words; an apostrophe belongs to one
+MARKS = '.,;:!?"()[]…“”„«»¿¡'  # around words; an apostrophe belongs to one
 
 
 def read_dictionary(path: Path, *, keep_stress: bool = False) -> dict[str, str]:

@@ -39,9 +39,9 @@ from transduce.model.transformer import Transformer
 CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
 STATISTICS, METRICS, STATE = "features.safetensors", "metrics.jsonl", "state.json"
 SAMPLES, SHORTLIST, MODEL_CARD = "samples", "shortlist.safetensors", "MODEL_CARD.md"
-ERRORS, REPORT = "test.errors.txt", "report.html"
+ERRORS, REPORT, LEXICON = "test.errors.txt", "report.html", "lexicon.txt"
 PUBLISHED = (
-    *(CONFIG, WEIGHTS, STATISTICS, SHORTLIST, *FILES, *side_files("source"), *side_files("target")),
+    *(CONFIG, WEIGHTS, STATISTICS, SHORTLIST, LEXICON, *FILES, *side_files("source"), *side_files("target")),
     *(METRICS, "test.json", "validation.json", CARD),
 )
 """The names of what a run has on the hub: all that it is used with, its scores and its card."""

@@ -259,7 +259,7 @@ def test_options_replace_what_the_run_says_and_nothing_else():
 @pytest.mark.parametrize(
     ("command", "config", "without"),
     [
-        ("translate", td.SearchConfig, {"ctc_weight", "max_seconds", "min_seconds", "margin", "timestamps"}),
+        ("translate", td.SearchConfig, {"ctc_weight", "max_seconds", "min_seconds", "margin", "timestamps", "words"}),
         (
             "transcribe",
             td.SearchConfig,

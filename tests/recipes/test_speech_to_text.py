@@ -90,8 +90,11 @@ def test_a_run_directory_is_whole(straight, corpus):
     assert set(scores) == {f"{measure}.{search}" for measure in ("wer", "cer") for search in searches}
     assert {path.name for path in directory.glob("[!.]*")} == {
         "MODEL_CARD.md", "target.model", "config.json", "model.safetensors", "metrics.jsonl", "learning_curve.png", "samples",
-        "tensorboard", "checkpoints", "test.json", "test.errors.txt", "report.html", *(f"test.{search}.txt" for search in searches),
+        "tensorboard", "checkpoints", "test.json", "test.errors.txt", "report.html", "lexicon.txt",
+        *(f"test.{search}.txt" for search in searches),
     }  # fmt: skip
+    said = {word for r in read_manifest(corpus / "train.tsv") for word in r.text.split()}
+    assert (directory / "lexicon.txt").read_text().splitlines() == sorted(said)
     assert {path.name for path in (directory / "samples").glob("[!.]*")} == {
         f"{update:08d}.{what}" for update in (6, 12) for what in ("tsv", "attention.png")
     }  # fmt: skip
@@ -319,7 +322,9 @@ def test_ctc_inside_the_encoder_may_learn_phones(corpus, tmp_path):
     out = transcriber([corpus / f"test{i:02d}.wav" for i in range(4)])
     assert not any("<" in text for text in out)
     named = replace(x, run=tmp_path / "other")
-    with pytest.raises(ValueError, match=r"with the text at its end, but model\.ctc_layers=\(\); leave one of them out"):
+    with pytest.raises(
+        ValueError, match=r"with the text at its end, but model\.ctc_layers=\(\); leave one of them out"
+    ):
         run(replace(named, model=SPEECH))
     with pytest.raises(ValueError, match="with the text at its end, but ctc_column=german; leave one of them out"):
         run(replace(named, ctc_column="german"))

@@ -11,6 +11,7 @@ import transduce as td
 from tests.runs import ENGLISH, library_tokenizer, random_run, random_speech_run
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.tasks.lexicon import load_lexicon, save_lexicon
 from transduce.tasks.search import GREEDY, Output
 from transduce.tasks.translate import likeliest
 
@@ -208,3 +209,11 @@ def test_load_says_what_a_directory_lacks(tmp_path):
     with pytest.raises(ValueError) as error:
         td.load(run)
     assert str(error.value) == f"text needs a tokenizer to come out, but {run} has none"
+
+
+def test_known_words_that_somebody_added_stay(tmp_path):
+    save_lexicon(tmp_path, ["red", "blue"])
+    with (tmp_path / "lexicon.txt").open("a") as file:
+        file.write("green\n")
+    save_lexicon(tmp_path, ["red", "blue"])
+    assert load_lexicon(tmp_path) == ("red", "blue", "green")

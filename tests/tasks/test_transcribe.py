@@ -347,6 +347,27 @@ def test_lost_statistics_are_told(tmp_path):
     )
 
 
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_known_words_alone_come_out(tmp_path, recordings, beam_size):
+    """Of the run's lexicon.txt, which anybody may write."""
+    run = random_speech_run(tmp_path / "run")
+    (run / "lexicon.txt").write_text("red\ngreen  blue\n\n")
+    transcriber, paths = td.load(run), [r.audio for r in recordings]
+    how = {"length_ratio": 0.0, "length_extra": 30, "beam_size": beam_size}
+    plain, out = transcriber(paths, **how), transcriber(paths, words="known", **how)
+    assert not any({*text.split()} <= {"red", "green", "blue"} for text in plain if text)
+    assert any(out)
+    for text in out:
+        *whole, last = text.split(" ")
+        assert {*whole} - {""} <= {"red", "green", "blue"}
+        assert any(word.startswith(last) for word in ("red", "green", "blue")), "the last one may be cut"
+    (run / "lexicon.txt").unlink()
+    with pytest.raises(
+        ValueError, match=r"^words=known needs the lexicon of a run of speech to text, but this run has none"
+    ):
+        td.load(run)(paths, words="known")
+
+
 def test_load_gives_what_was_trained(tmp_path):
     speech, text = random_speech_run(tmp_path / "speech"), random_run(tmp_path / "text")
     assert isinstance(td.load(speech), td.Transcriber) and isinstance(load_as(td.Transcriber, speech), td.Transcriber)

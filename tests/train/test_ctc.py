@@ -230,7 +230,9 @@ def test_layers_inside_may_learn_something_else(rng):
     logits: list[Tensor] = []
     memory = model.encode(examples.source, examples.source_lengths, heard=logits)
     probabilities = logits[0].log_softmax(-1).transpose(0, 1)
-    inside = F.ctc_loss(probabilities, torch.tensor([9, 4, 5, 10, 11, 6]), torch.tensor([11, 4, 7]), lengths, reduction="sum")
+    inside = F.ctc_loss(
+        probabilities, torch.tensor([9, 4, 5, 10, 11, 6]), torch.tensor([11, 4, 7]), lengths, reduction="sum"
+    )
     last = ctc_loss(model.ctc_logits(memory.states), memory.lengths, examples.target_out, examples.target_lengths)
     _, parts = HybridCTC(model, ctc_weight=0.4, heard_inside=True)(examples)
     torch.testing.assert_close(parts["interctc"], inside.detach(), rtol=1e-12, atol=0)

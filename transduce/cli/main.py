@@ -53,7 +53,7 @@ OFTEN: dict[str, tuple[str, ...]] = {
         *EVERYWHERE,
     ),
     "transcribe": (
-        *("--format", "--word-times", "--stream", "--microphone", "--ctc-weight", "--max-seconds", "--alpha"),
+        *("--format", "--word-times", "--stream", "--microphone", "--ctc-weight", "--max-seconds", "--words"),
         *SEARCH,
         *EVERYWHERE,
     ),

@@ -43,7 +43,7 @@ logger = logging.getLogger("transduce")
 PICTURES = 100
 """Lines that have a picture, where they are asked for: each takes a third of a second."""
 
-Search = search_options(without=("ctc_weight", "max_seconds", "min_seconds", "margin", "timestamps"))
+Search = search_options(without=("ctc_weight", "max_seconds", "min_seconds", "margin", "timestamps", "words"))
 
 
 def translate(

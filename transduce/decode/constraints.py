@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decode.config import RulesConfig
+from transduce.decode.lexicon import Lexicon
 from transduce.decode.phrases import Forbidden, Prefix, Required
 from transduce.decode.scorer import Scorer, at_least_float32
 from transduce.decode.timestamps import Timestamps
@@ -36,6 +37,7 @@ class Constraints:
         prefixes: what each sentence begins with, if it does; no other rule stands against it.
         required: what each sentence must hold, which beam search sees to.
         timestamps: times that come between texts.
+        lexicon: the only words that come out, but in a sentence that begins with or must hold something.
 
     Raises:
         ValueError: a bound is below 1.
@@ -53,6 +55,7 @@ class Constraints:
         prefixes: Sequence[Prefix | None] = (),
         required: Required | None = None,
         timestamps: Timestamps | None = None,
+        lexicon: Lexicon | None = None,
     ) -> None:
         if len(max_lengths) and int(max_lengths.min()) < 1:
             raise ValueError(
@@ -61,7 +64,7 @@ class Constraints:
             )
         self.max_lengths, self.eos_id, self.rules, self.prompts = max_lengths, eos_id, rules, prompts
         self.forbidden, self.prefixes, self.required = forbidden, prefixes, required
-        self.timestamps = timestamps
+        self.timestamps, self.lexicon = timestamps, lexicon
         self.longest_prefix = max((prefix.longest for prefix in prefixes if prefix), default=0)
         self.suppressed_ids = ids_tensor([*suppressed, *rules.suppress], max_lengths.device)
 
@@ -104,7 +107,8 @@ class Constraints:
         eos, rules = self.eos_id, self.rules
         too_short = eos is not None and tokens.size(1) < rules.min_length
         first = rules.suppress_first if tokens.size(1) == 0 else ()
-        narrow = too_short or rules.no_repeat_ngram or rules.suppress or self.forbidden or first or self.timestamps
+        own = first or self.timestamps or self.lexicon
+        narrow = too_short or rules.no_repeat_ngram or rules.suppress or self.forbidden or own
         free = scores.clone() if tokens.size(1) < self.longest_prefix else None
         ending = scores[:, eos].clone() if narrow and eos is not None else None
         scores.index_fill_(1, self.suppressed_ids, -math.inf)
@@ -119,10 +123,28 @@ class Constraints:
             scores.masked_fill_(ruled_out.to(scores.device), -math.inf)
         if self.timestamps:
             self.timestamps.rule_out(scores, tokens)
+        if self.lexicon:
+            self._keep_to_words(self.lexicon, scores, tokens, sentences)
         if narrow:
             self._let_end(scores, ending, tokens.size(1), len(sentences))
         if free is not None:
             self._force(scores, free, tokens, sentences)
+
+    def _keep_to_words(self, lexicon: Lexicon, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> None:
+        """Rule out what leads to no word of the lexicon, in the sentences of which nothing else is wanted."""
+        n_rows = len(tokens) // max(1, len(sentences))
+        rows = [
+            n_rows * i + row
+            for i, sentence in enumerate(sentences)
+            for row in range(n_rows)
+            if not (self.prefixes and self.prefixes[sentence])
+            and not (self.required and self.required.totals[sentence])
+        ]
+        if rows:
+            which = ids_tensor(rows, scores.device)
+            ruled_out = torch.zeros_like(scores, dtype=torch.bool)
+            ruled_out[which] = lexicon.ruled_out(tokens[which].tolist()).to(scores.device)
+            scores.masked_fill_(ruled_out, -math.inf)
 
     def _force(self, scores: Tensor, free: Tensor, tokens: Tensor, sentences: Sequence[int]) -> None:
         """Leave the rows that are in their prefix nothing else; `free` has the scores without any rule."""

@@ -1,6 +1,6 @@
 """What every recipe needs besides its data: a model for it, and the training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.size import INFERENCE, TRAINING, check_fits
 from transduce.model.transformer import Transformer
 from transduce.run import WEIGHTS, Run, average, checkpoint_weights, checkpoints, load_run, open_run, serialize
+from transduce.tasks.lexicon import save_lexicon
 from transduce.tasks.page import write_reports
 from transduce.train.adapt import merge, merged
 from transduce.train.distributed import world
@@ -92,12 +93,14 @@ def train(
     source_tokenizer: Tokenizer | None = None,
     target_tokenizer: Tokenizer | None = None,
     feature_extractor: FeatureExtractor | VectorReader | None = None,
+    lexicon: Sequence[str] = (),
     flops_per_token: float | None = None,
 ) -> None:
     """Train in the experiment's directory, or go on there, and leave the finished model behind.
 
     Args:
         fingerprint: what the training and validation data is, wherever it lies; another one is another experiment.
+        lexicon: the words of the training's texts.
         flops_per_token: floating-point operations of training on one token, for the progress bar's MFU.
 
     Raises:
@@ -107,6 +110,8 @@ def train(
     plain = {**to_dict(x), "data": fingerprint}
     run = Run(objective.model.config, plain, source_tokenizer, target_tokenizer, feature_extractor)
     with open_run(x.run, run) if world().first else nullcontext():  # the first process alone writes there
+        if world().first:
+            save_lexicon(x.run, lexicon)
         world().prepared()
         _say_if_longer(x.run, x.training)
         trainer = Trainer(

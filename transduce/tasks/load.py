@@ -23,6 +23,7 @@ from transduce.run import CONFIG, Run, load_model, load_run, on_disk
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
+from transduce.tasks.lexicon import load_lexicon
 from transduce.tasks.search import LanguageModel, last_position
 from transduce.tasks.shortlist import load_shortlist
 from transduce.tasks.transcribe import Transcriber
@@ -169,7 +170,7 @@ def _load(
     _check_ends(directory, run)
     decoding = own_decoding(directory, run)
     if run.feature_extractor is not None:
-        return Transcriber(model, run.target_tokenizer, run.feature_extractor, decoding)
+        return Transcriber(model, run.target_tokenizer, run.feature_extractor, decoding, load_lexicon(directory))
     if not isinstance(run.model.encoder.input, Tokens):
         raise ValueError(
             f"a transcriber needs features, but {directory / CONFIG} has none; copy the whole run directory"

@@ -29,6 +29,7 @@ from transduce.decode.timestamps import Timestamps
 from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.coverage import CoverageScorer
+from transduce.tasks.lexicon import lexicon
 from transduce.tasks.phrases import forbidden
 from transduce.tasks.words import TokenScores, Word, WordAlignment
 
@@ -152,6 +153,7 @@ def search_sources(
     prefixes: Sequence[Prefix | None] = (),
     required: Required | None = None,
     shortlist: Shortlist | None = None,
+    words: tuple[str, ...] = (),
     lm: LanguageModel | None = None,
     rngs: Sequence[np.random.Generator] = (),
 ) -> list[list[Hypothesis]]:
@@ -163,13 +165,19 @@ def search_sources(
         prefixes: what each output begins with, if anything.
         required: what each output must hold. Bounds on the length leave room for it and for prefixes, but max_length.
         shortlist: what the tokens of a source may become, for a search by one model whose configuration wants that.
+        words: the only ones that come out where `config.words` is "known", but with a prefix or required phrases.
         lm: what has the weight `config.lm_weight` beside the models, which have 1 together.
         rngs: `config.rngs` of every source, to draw with.
 
     Raises:
         ValueError: CTC is to be heard, but the model has no CTC head, or the tokenizer no padding to be its blank; or a
-            language model, but there is none.
+            language model, or known words, but there is none.
     """
+    if config.words == "known" and not words:
+        raise ValueError(
+            "words=known needs the lexicon of a run of speech to text, but this run has none; write words into its lexicon.txt, one in "
+            "each line, or say words=any"
+        )
     if config.lm_weight and lm is None:
         raise ValueError(
             f"lm_weight needs a language model, but lm_weight={config.lm_weight} and none is loaded; name one with --lm, or "
@@ -201,6 +209,7 @@ def search_sources(
     check_suppressed(config, tokenizer)
     told: dict[str, Any] = {"rules": config, "prompts": starts, "forbidden": forbidden(tokenizer, config.forbid)}
     told |= {"prefixes": prefixes, "required": required, "timestamps": timestamps(tokenizer, config)}
+    told["lexicon"] = lexicon(tokenizer, words) if config.words == "known" else None
     constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, **told)
     least = LEAST if any(prefixes) or required else -math.inf  # CTC finds impossible what is too long for a sound
     scorers, coverage = list[tuple[float, Scorer]](), list[CoverageScorer]()

@@ -53,9 +53,10 @@ class Transcriber(ForcedDecoding[Audio]):
         tokenizer: Tokenizer,
         feature_extractor: FeatureExtractor | VectorReader,
         decoding: SearchConfig | None = None,
+        lexicon: Sequence[str] = (),
     ) -> None:
         super().__init__(model, tokenizer, decoding)
-        self.feature_extractor = feature_extractor
+        self.feature_extractor, self.lexicon = feature_extractor, tuple(lexicon)
 
     def __call__(self, sounds: Sequence[Audio], decoding: SearchConfig | None = None, **settings: Any) -> list[str]:
         """What is said in every sound; see `transcribe`.
@@ -300,7 +301,7 @@ class Transcriber(ForcedDecoding[Audio]):
     def _search(self, heard: list[Sound], config: SearchConfig) -> list[list[Hypothesis]]:
         source, lengths = pad_frames([frames for one in heard for *_, frames in one.segments])
         source = source.to(next(self.model.parameters()).dtype)
-        told: dict[str, Any] = {"prefixes": [one.prefix for one in heard], "lm": self.lm}
+        told: dict[str, Any] = {"prefixes": [one.prefix for one in heard], "lm": self.lm, "words": self.lexicon}
         told["required"] = required(self.tokenizer, [one.require for one in heard])
         told["rngs"] = [rng for one in heard for rng in config.rngs(one.number, one.first_segment)]
         return search_sources(self.models, source, lengths, config, self.tokenizer, **told)

@@ -1,0 +1,60 @@
+"""Words that outputs may be made of, against every sequence there is, read as text."""
+
+import pytest
+
+from tests.decode.language import EOS, Language
+from tests.decode.test_beam import same
+from tests.decode.test_phrases import SURFACES, VOCABULARY, WIDE, every, search, text
+from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.lexicon import Lexicon
+from transduce.decode.phrases import Prefix, Required
+
+LEXICONS = [["a"], ["ab", "ba"], ["aba", "b"], ["a", "ab", "abb", "baab"]]
+
+
+def known(h: Hypothesis, words: list[str]) -> bool:
+    """Whether all of its words are these; one that was cut may be in the middle of a word."""
+    *whole, last = text(h).split(" ")
+    if h.finished:
+        return {*whole, last} - {""} <= {*words}
+    return {*whole} - {""} <= {*words} and any(word.startswith(last) for word in words)
+
+
+def lexicon(words: list[str]) -> Lexicon:
+    return Lexicon(VOCABULARY, [word.encode() for word in words])
+
+
+@pytest.mark.parametrize("words", LEXICONS)
+def test_only_known_words_come_out_and_nothing_else_is_lost(words):
+    language = Language(seed=2, vocab_size=len(SURFACES))
+    wide = search(language, [4, 5], WIDE, lexicon=lexicon(words))
+    for sentence, got in zip([4, 5], wide, strict=True):
+        want = [h for h in every(language, sentence) if known(h, words)]
+        assert 1 <= len(want) < len(every(language, sentence))
+        same(got, want)
+    for beam_size in (1, 3):
+        found = search(language, list(range(30)), beam_size, lexicon=lexicon(words))
+        alone = [search(language, [i], beam_size, lexicon=lexicon(words))[0] for i in (0, 17)]
+        assert [found[0], found[17]] == alone
+        assert all(known(h, words) for each in found for h in each)
+
+
+def test_a_byte_of_no_word_leads_nowhere():
+    ruled_out = lexicon(["b"]).ruled_out([[], [4], [4, 4]])
+    writes = {EOS: " ", **{i: surface.decode() for i, surface in enumerate(SURFACES) if surface}}
+    free = [{writes[i] for i in writes if not row[i]} for row in ruled_out.tolist()]
+    assert free == [{" ", "b"}, {" "}, set()]
+
+
+def test_what_has_a_prefix_or_must_hold_something_is_free_of_it():
+    """Its neighbours are not."""
+    language, words = Language(seed=3, vocab_size=len(SURFACES)), ["b"]
+    prefix = Prefix(VOCABULARY, [], b"ab")
+    for beam_size in (1, 3):
+        found = search(language, [8, 8, 7], beam_size, prefixes=[prefix, None, None], lexicon=lexicon(words))
+        assert found[0] == search(language, [8], beam_size, prefixes=[prefix])[0]
+        assert found[1:] == search(language, [8, 7], beam_size, lexicon=lexicon(words))
+    required = Required(VOCABULARY, [[b"ab"], []])
+    first, second = search(language, [8, 7], 3, required=required, lexicon=lexicon(words))
+    assert [first] == search(language, [8], 3, required=Required(VOCABULARY, [[b"ab"]]))
+    assert all(known(h, words) for h in second)
