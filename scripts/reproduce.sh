@@ -14,11 +14,12 @@ figures="
 commands           96.11  test greedy bleu                  4  translation.py
 multi30k_en_de     40.38  test beam5 bleu.lowercase        94  translation.py multi30k --training.max-minutes 200
 multi30k_de_en     42.36  test beam5 bleu.lowercase        94  translation.py multi30k --training.max-minutes 200 --source de --target en --model.dropout 0.3
-speech              1.92  test $SPEECH                     13  speech_to_text.py
-speech_german      55.17  test beam5 bleu                  20  speech_to_text.py --target-column german --vocab-size 400 --ctc-weight 0.3
+speech              1.07  test $SPEECH                     13  speech_to_text.py
+speech_german      55.16  test beam5 bleu                  20  speech_to_text.py --target-column german --vocab-size 400 --ctc-weight 0.3
 $(for name in george:27.0 jackson:21.6 lucas:20.2 nicolas:12.0 theo:6.4 yweweler:10.0; do
   echo "fsdd_${name%:*} ${name#*:} test $SPEECH 9 speech_to_text.py fsdd --leave-out ${name%:*}"
 done)
+speechocean762     51.82  test beam10.ctc wer             115  speech_to_text.py speechocean762
 fsdd                0.33  test $SPEECH                      9  speech_to_text.py fsdd
 digits              0.12  test $SPEECH                     31  speech_to_text.py digits
 language            0.600 validation - loss                 2  language_model.py
