@@ -34,6 +34,7 @@ from transduce.tasks.translate import Translator
 
 PAD, BOS, EOS, UNK = range(4)
 PIECES = ["a", "b", " ", "ab", "c", "d", "ba", " c", "e", "bad", "dab ", "é"]
+WORDS = ("a", "bad", "abba", "c")
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "int8": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -161,6 +162,7 @@ class Case:
             self.require = some(0.2, [text[:5].split()[:2] for text in texts], default=None)
         else:
             self.ctc_weight = some(0.5, 0.3, 1.0, default=0.0)
+            way["words"] = some(0.3, "known", default="any")
         if sample and not self.require:
             way |= {"sample": True, "beam_groups": 1, **drawing}
         if self.require:
@@ -239,7 +241,7 @@ class Case:
         if self.task == "text":
             task: Any = Translator(own[0], tokenizer, tokenizer, shortlist=self.shortlist)
         else:
-            task = Transcriber(own[0], tokenizer, VectorReader(VectorConfig(n_features=4)))
+            task = Transcriber(own[0], tokenizer, VectorReader(VectorConfig(n_features=4)), lexicon=WORDS)
         task.models = tuple(own)
         task.lm = LanguageModel(lambda n: ModelScorer(lm, prompts=start.expand(n, 1)))
         if self.task == "speech":
