@@ -336,7 +336,8 @@ def test_one_model_for_all_directions(tmp_path, corpus, capsys, caplog):
         data=corpus, languages=("en", "de", "up"), directions=trained, test_directions=("up-de", "en-up"), valid="valid",
         valid_pairs=3,
     )  # fmt: skip
-    scores = run(replace(small(tmp_path / "run", corpus), corpus=languages))
+    x = replace(small(tmp_path / "run", corpus), corpus=languages)
+    scores = run(x)
     assert {name for name in scores if name.startswith("bleu.greedy")} == {
         "bleu.greedy", "bleu.greedy.up-de", "bleu.greedy.en-up",
     }  # fmt: skip
@@ -372,6 +373,9 @@ def test_one_model_for_all_directions(tmp_path, corpus, capsys, caplog):
         "and 1 of 3 lines do not say which, the first of them line 3: it guesses; name one with --target-language, or begin "
         "every line with a tag such as <2de>"
     )
+    named = replace(x, run=tmp_path / "other", decoding=replace(x.decoding, target_language="de"))
+    with pytest.raises(ValueError, match="say which language to write, but decoding.target_language=de; leave it out"):
+        run(named)
     with pytest.raises(ValueError, match="a language is named and line 1 has the tag <2en>: '<2en> HERE'; leave one"):
         translator(["<2en> HERE"], target_language="de")
     with pytest.raises(ValueError, match="a language must be one that the model writes"):
