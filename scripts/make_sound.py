@@ -126,18 +126,18 @@ def plan(seed: int) -> dict[str, list[Utterance]]:
     return planned
 
 
-def speak(u: Utterance) -> np.ndarray:
-    """The sentence as espeak-ng says it: RATE Hz, floats, trimmed to MARGIN of silence on either side.
+def speak(text: str, voice: str, speed: int, pitch: int) -> np.ndarray:
+    """A sentence as espeak-ng says it: RATE Hz, floats, trimmed to MARGIN of silence on either side.
 
     Raises:
         ValueError: espeak-ng fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         wav = f"{folder}/said.wav"
-        how = ["-v", u.voice, "-s", str(u.speed), "-p", str(u.pitch), "-w", wav]
-        done = subprocess.run(["espeak-ng", *how, u.english], capture_output=True, text=True)
+        how = ["-v", voice, "-s", str(speed), "-p", str(pitch), "-w", wav]
+        done = subprocess.run(["espeak-ng", *how, "--", text], capture_output=True, text=True)
         if done.returncode or done.stderr:  # a voice that it does not know is told on stderr only
-            raise ValueError(f"espeak-ng must speak as {u.voice}, but says {done.stderr.strip()!r}; try version 1.51")
+            raise ValueError(f"espeak-ng must speak as {voice}, but says {done.stderr.strip()!r}; try version 1.51")
         said, rate = soundfile.read(wav, dtype="float32")
     sound = resample(torch.from_numpy(said), rate, RATE).numpy()
     sound *= PEAK / np.abs(sound).max()
@@ -212,7 +212,7 @@ def main() -> int:
         (x.output / split).mkdir(parents=True, exist_ok=True)
         recordings = []
         for number, u in enumerate(utterances):
-            sound = speak(u)
+            sound = speak(u.english, u.voice, u.speed, u.pitch)
             file = x.output / split / f"{number:04}.opus"
             file.write_bytes(opus(sound, serial=number))
             recordings.append(Recording(u.id, file, len(sound) / RATE, u.voice, u.text, {"german": u.german}))

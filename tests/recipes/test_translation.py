@@ -374,7 +374,9 @@ def test_one_model_for_all_directions(tmp_path, corpus, capsys, caplog):
         "every line with a tag such as <2de>"
     )
     named = replace(x, run=tmp_path / "other", decoding=replace(x.decoding, target_language="de"))
-    with pytest.raises(ValueError, match="say which language to write, but decoding.target_language=de; leave it out"):
+    with pytest.raises(
+        ValueError, match=r"say which language to write, but decoding\.target_language=de; leave it out"
+    ):
         run(named)
     with pytest.raises(ValueError, match="a language is named and line 1 has the tag <2en>: '<2en> HERE'; leave one"):
         translator(["<2en> HERE"], target_language="de")
