@@ -39,6 +39,7 @@ def test_a_card_has_the_hubs_header_and_says_of_every_kind_of_run_what_describe_
     plain = json.loads((run / "config.json").read_text())
     corpus = {"data": "/home/anna/texts", "source": "no", "target": "de", "train": ["/home/anna/a.txt"], "valid": ""}
     plain["experiment"] |= {"corpus": corpus, "data": "0123abcd", "decoding": {"split_length": 17, "max_seconds": 9.5}}
+    plain["experiment"]["decoding"] |= {"words": "known"}
     (run / "config.json").write_text(json.dumps(plain))
     score = {"search": "greedy", "score": "BLEU 4.50 [3.25, 5.75] sig"}
     (run / "test.json").write_text(json.dumps([score]))
@@ -57,6 +58,7 @@ def test_a_card_has_the_hubs_header_and_says_of_every_kind_of_run_what_describe_
         told = capsys.readouterr().out.splitlines()
         assert all(f"\n- {line}\n" in card for line in told if re.match("test|last|source|target|input", line))
     assert "\n- corpus.data: texts\n- corpus.source: no\n" in card and "\n- corpus.train: a.txt\n" in card
+    assert ("the words of its lexicon.txt alone" in card) == (command == "speech-to-text")
     assert "/home" not in card and str(tmp_path) not in card and "\n- data: 0123abcd\n" in card
     assert ("no longer than 17 tokens" in card, "no longer than 9.5 s" in card) == (
         task != "automatic-speech-recognition",

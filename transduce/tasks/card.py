@@ -168,6 +168,10 @@ def _limits(fields: dict[str, Any], recipe: str) -> list[str]:
     }
     other = {TRANSLATION: "decoding.max_seconds", SPEECH: "decoding.split_length"}.get(recipe)
     told += [text.format(plain(fields[name])) for name, text in lengths.items() if fields.get(name) and name != other]
+    if recipe == SPEECH and fields.get("decoding.words") == "known":
+        told.append(
+            "It writes the words of its lexicon.txt alone; `--words any` lets others come out, and the file may be added to."
+        )
     if recipe in (LANGUAGE, MASKED):
         told.append(
             "It has learned which words follow each other, not what is true; what it writes needs a reader's judgement."
