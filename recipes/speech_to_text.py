@@ -44,6 +44,9 @@ class Experiment:
     """Threads that compute them; 0: none but the first."""
     vocab_size: int = 320
     """Tokens of the BPE vocabulary, 260 special ones and bytes included."""
+    pronunciations: Path | None = None
+    """A pronouncing dictionary, such as CMU's: tokens are then phones instead of parts of words, and what comes out are the
+    training's words that sound so. vocab_size has no meaning then."""
     tokenizer: Path | None = None
     """What to use instead of training it: a SentencePiece model, or JSON of the library tokenizers."""
     symbols: str = ""
@@ -196,6 +199,17 @@ def run(x: Experiment) -> dict[str, float]:
     ):
         if value and not x.ctc_weight:
             raise ValueError(f"{name}, but ctc_weight=0; leave one of them out")
+    others = {
+        "tokenizer": x.tokenizer,
+        "symbols": x.symbols,
+        "interctc_column": x.interctc_column,
+        "ctc_column": x.ctc_column,
+    }
+    others |= {"corpus.target_column": x.corpus.target_column if translating else None}
+    if x.pronunciations and (named := [f"{name}={value}" for name, value in others.items() if value]):
+        raise ValueError(
+            f"pronunciations make the tokens of what is said, and no others, but {', '.join(named)}; leave one of them out"
+        )
 
     # Data
     recordings, valid, test = x.corpus.read(x.training.seed)
@@ -215,6 +229,8 @@ def run(x: Experiment) -> dict[str, float]:
     _, tokenizer = ex.saved_tokenizers(run, x.start_from, x.tokenizer or (), x.symbols, needs=needs) or (None, None)
     heard = ex.cells(recordings, heard_column) if heard_column else []
     labels = ex.label_symbols(ex.cells(recordings, x.interctc_column)) if x.interctc_column else []
+    if tokenizer is None and x.pronunciations:
+        tokenizer = ex.PronunciationTokenizer.train([r.text for r in recordings], ex.read_dictionary(x.pronunciations))
     tokenizer = tokenizer or ex.SentencePieceTokenizer.train(
         [*(r.text for r in recordings), *heard],
         vocab_size=x.vocab_size + len(labels),

@@ -10,7 +10,6 @@ such words are counted, and some are named. Sound is not moved: OUT names it whe
 """
 
 import argparse
-import re
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -19,33 +18,10 @@ from pathlib import Path
 from make_manifest import write_manifest
 
 from transduce.data.speech.manifest import read_manifest
-from transduce.data.text.lines import read_lines
+from transduce.data.text.pronunciations import bare, read_dictionary
 from transduce.exit import exit_code
 
 UNKNOWN = "SPN"
-OTHER = re.compile(r".*\(\d+\)")
-"""How the dictionary writes a word when it is there again, with another pronunciation."""
-MARKS = '.,;:!?"()[]…“”„«»¿¡'  # around words; an apostrophe belongs to one
-
-
-def read_dictionary(path: Path, *, keep_stress: bool = False) -> dict[str, str]:
-    """Phones, with spaces between them, by word in lower case.
-
-    Raises:
-        ValueError: a line has a word alone, or there is none.
-    """
-    found = dict[str, str]()
-    for number, line in enumerate(read_lines(path), start=1):
-        if line.startswith(";;;") or not (cells := line.split("#")[0].split()):
-            continue
-        word, *phones = cells
-        if not phones:
-            raise ValueError(f"a line must be a word and its phones, but {path}, line {number}, is {line!r}; add them")
-        if not OTHER.fullmatch(word):
-            found.setdefault(word.lower(), " ".join(p if keep_stress else p.rstrip("012") for p in phones))
-    if not found:
-        raise ValueError(f"a dictionary must have words and their phones, but {path} has none; name another file")
-    return found
 
 
 def add_phones(dictionary: Path, manifest: Path, out: Path, *, keep_stress: bool = False) -> None:
@@ -53,7 +29,7 @@ def add_phones(dictionary: Path, manifest: Path, out: Path, *, keep_stress: bool
     said, recordings = read_dictionary(dictionary, keep_stress=keep_stress), read_manifest(manifest)
     lacking, n_words, done = Counter[str](), 0, []
     for recording in recordings:
-        words = [bare for word in recording.text.lower().split() if (bare := word.strip(MARKS))]
+        words = [word for word in map(bare, recording.text.split()) if word]
         lacking.update(word for word in words if word not in said)
         n_words += len(words)
         phones = " ".join(said.get(word, UNKNOWN) for word in words)

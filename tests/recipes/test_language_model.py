@@ -188,7 +188,7 @@ def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(ValueError) as error:
         load_tokenizer(tmp_path)
     assert str(error.value) == (
-        "a tokenizer is one of characters.json, tokenizer.json, tokenizer.model, tokenizer.imported.json, or a folder with one, "
+        "a tokenizer is one of characters.json, tokenizer.json, tokenizer.model, tokenizer.imported.json, tokenizer.pronunciations.json, or a folder with one, "
         f"but {tmp_path} is neither"
     )
 

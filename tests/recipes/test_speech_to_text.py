@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from make_manifest import write_manifest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import transduce as td
 from recipes.speech_to_text import SETTINGS, Experiment, run
@@ -316,9 +316,11 @@ def test_ctc_inside_the_encoder_may_learn_phones(corpus, tmp_path):
     assert tokenizer.tokens(symbols) == [f"<{letter}>" for letter in letters]
     assert tokenizer.vocab_size == x.vocab_size + len(letters)
     assert transcriber.decoding.suppress == tuple(symbols)
-    with torch.no_grad():
-        for weight in (transcriber.model.output, transcriber.model.ctc.weight):
-            weight[symbols] = 1e3 * weight[symbols].abs()
+    weights = load_file(x.run / "model.safetensors")
+    for name in ("output", "ctc.weight"):
+        weights[name][symbols] = 1e3 * weights[name][symbols].abs()
+    save_file(weights, x.run / "model.safetensors")
+    transcriber = td.load(x.run)
     out = transcriber([corpus / f"test{i:02d}.wav" for i in range(4)])
     assert not any("<" in text for text in out)
     named = replace(x, run=tmp_path / "other")
@@ -333,6 +335,36 @@ def test_ctc_inside_the_encoder_may_learn_phones(corpus, tmp_path):
     (tmp_path / "valid.tsv").write_text((tmp_path / "valid.tsv").read_text().replace(" E", " X"))
     with pytest.raises(ValueError, match="there is none for 'X'; name it with --symbols '<X>', or correct the column"):
         run(named)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_with_pronunciations_tokens_are_phones_and_words_come_out(corpus, tmp_path):
+    """The directory alone transcribes, resumes and says when words are said; every word is one of the training's."""
+    said = {word for r in read_manifest(corpus / "train.tsv") for word in r.text.split()}
+    dictionary = tmp_path / "words.dict"
+    dictionary.write_text("".join(f"{word} {' '.join(word.upper())}\n" for word in sorted(said)))
+    how = td.SearchConfig(beam_size=2, length_ratio=1.0, ctc_weight=0.5, words="known")
+    x = small(tmp_path / "run", corpus, pronunciations=dictionary, decoding=how)
+    scores = run(x)
+    assert run(x) == scores  # the training is over, and its dictionary is no longer asked for
+    transcriber = td.load(x.run)
+    tokenizer = transcriber.tokenizer
+    assert tokenizer.tokens(range(5, tokenizer.vocab_size)) == sorted({*"".join(said).upper()})
+    assert (x.run / "target.pronunciations.json").is_file() and not (x.run / "target.model").exists()
+    paths = [corpus / f"test{i:02d}.wav" for i in range(4)]
+    found = transcriber.transcribe(paths, word_times=True)
+    assert [t.text for t in found] == (x.run / "test.beam2.ctc.txt").read_text().split("\n")[:4]
+    assert all({*t.text.split()} <= said for t in found)
+    assert all([w.text for s in t.segments for w in s.outputs[0].words] == t.text.split() for t in found)
+    for fields, told in (
+        ({"symbols": "<a>"}, "symbols=<a>"),
+        ({"corpus": replace(x.corpus, target_column="german")}, "corpus.target_column=german"),
+    ):
+        with pytest.raises(ValueError) as error:
+            run(replace(x, run=tmp_path / "other", **fields))
+        assert str(error.value) == (
+            f"pronunciations make the tokens of what is said, and no others, but {told}; leave one of them out"
+        )
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     )
     from transduce.data.text.pairs import TextPairs as TextPairs, fingerprint as fingerprint
     from transduce.data.text.parallel import ParallelText as ParallelText
+    from transduce.data.text.pronunciations import (
+        PronunciationTokenizer as PronunciationTokenizer,
+        read_dictionary as read_dictionary,
+    )
     from transduce.data.text.sentencepiece_bpe import (
         SentencePieceTokenizer as SentencePieceTokenizer,
         tokenizers as tokenizers,

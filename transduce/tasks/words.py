@@ -104,7 +104,7 @@ def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[str, int,
     spans: list[tuple[int, int]] = []
     before: list[str] = []
     first = 0
-    for n, text in enumerate(tokenizer.decode([ids[:n] for n in range(1, len(ids) + 1)]), start=1):
+    for n, text in enumerate(tokenizer.beginnings(ids), start=1):
         words = text.split()
         if not words or words == before:
             continue
@@ -113,7 +113,8 @@ def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[str, int,
         spans += [(first, n)] * (len(words) - len(spans))
         spans[len(words) - 1] = (spans[len(words) - 1][0], n)
         before, first = words, n
-    return [(word, *span) for word, span in zip(before, spans, strict=False)]
+    (whole,) = tokenizer.decode([ids])
+    return [(word, *span) for word, span in zip(whole.split(), spans, strict=False)]
 
 
 def words_of_text(tokenizer: Tokenizer, ids: Sequence[int], log_probs: Float[Tensor, " T"]) -> list[Word]:

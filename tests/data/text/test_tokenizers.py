@@ -88,13 +88,13 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content, what):
     with pytest.raises(ValueError) as error:
         load_tokenizer(tmp_path / "a.model")
     assert str(error.value).startswith(
-        "a tokenizer file is a SentencePiece model, or JSON of the library tokenizers, or of characters, but "
+        "a tokenizer file is a SentencePiece model, or JSON of the library tokenizers, of characters or of pronunciations, but "
         f"{tmp_path / 'a.model'}: {what}"
     )
     with pytest.raises(ValueError) as error:
         load_tokenizer(tmp_path / "b.model")
     assert str(error.value) == (
-        "a tokenizer is one of characters.json, tokenizer.json, tokenizer.model, tokenizer.imported.json, or a folder with one, but "
+        "a tokenizer is one of characters.json, tokenizer.json, tokenizer.model, tokenizer.imported.json, tokenizer.pronunciations.json, or a folder with one, but "
         f"{tmp_path / 'b.model'} does not exist"
     )
 

@@ -198,6 +198,10 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each list of ids, without bos_id and eos_id."""
 
+    def beginnings(self, ids: Sequence[int]) -> list[str]:
+        """What there is of a text after each of its tokens: words, the last of which may not be whole."""
+        return self.decode([ids[:n] for n in range(1, len(ids) + 1)])
+
     @abstractmethod
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The tokens one by one, readable, for pictures and reports."""

@@ -8,6 +8,7 @@ from typing import Literal
 from transduce.data.text.characters import CharTokenizer
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.data.text.pronunciations import PronunciationTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizer import Tokenizer
 
@@ -23,6 +24,7 @@ FILES: dict[str, type[Tokenizer]] = {
     "tokenizer.json": JSONTokenizer,
     "tokenizer.model": SentencePieceTokenizer,
     "tokenizer.imported.json": ImportedTokenizer,
+    "tokenizer.pronunciations.json": PronunciationTokenizer,
 }
 """The names of tokenizer files, as in a run directory, and the class of each."""
 
@@ -82,10 +84,12 @@ def _read(path: Path) -> Tokenizer:
         plain = json.loads(model)
         if "special" in plain:
             return ImportedTokenizer(model)
+        if "pronunciations" in plain:
+            return PronunciationTokenizer(model)
         return CharTokenizer(model) if "characters" in plain else JSONTokenizer(model)
     except ValueError as error:
         raise ValueError(
-            "a tokenizer file is a SentencePiece model, or JSON of the library tokenizers, or of characters, but "
+            "a tokenizer file is a SentencePiece model, or JSON of the library tokenizers, of characters or of pronunciations, but "
             f"{path}: {error}"
         ) from error
 

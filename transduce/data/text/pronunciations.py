@@ -1,0 +1,215 @@
+"""Words by their phones: a pronouncing dictionary says how words sound, and texts which of the words that sound alike is meant."""
+
+import gzip
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+from rapidfuzz.distance import Levenshtein
+from rapidfuzz.process import extractOne
+
+from transduce.data.text.lines import read_lines
+from transduce.data.text.tokenizer import Tokenizer
+
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>", "▁")
+"""The first tokens. The last of them stands between words, <unk> for a word that the dictionary lacks."""
+PAD, UNK, BOS, EOS, SPACE = range(len(SPECIAL))
+OTHER = re.compile(r".*\(\d+\)")
+"""How a dictionary writes a word when it is there again, with another pronunciation."""
+MARKS = '.,;:!?"()[]…“”„«»¿¡'  # around words; an apostrophe belongs to one
+
+PRIOR = 10.0
+"""How many counts the words that follow another one share, whether they were there or not: the more, the less pairs decide."""
+
+Phones = tuple[str, ...]
+
+
+def read_dictionary(path: Path, *, keep_stress: bool = False) -> dict[str, str]:
+    """Phones, with spaces between them, by word in lower case, of a pronouncing dictionary's file; .gz is unpacked.
+
+    A line is a word and its phones, as the CMU Pronouncing Dictionary has them: `hello HH AH0 L OW1`. Lines that begin with
+    ;;; and what follows a # are comments. Of several pronunciations, hello and hello(2), the first is taken.
+
+    Args:
+        keep_stress: AH0 and AH1 are two phones; by default they are one, AH.
+
+    Raises:
+        ValueError: there is no such file, a line has a word alone, or there is none.
+    """
+    if not path.is_file():
+        raise ValueError(f"a pronouncing dictionary must be a file, but {path} is none; name another one")
+    try:
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines() if path.suffix == ".gz" else read_lines(path)
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"a file .gz must hold text packed by gzip, but {path}: {error}") from error
+    found = dict[str, str]()
+    for number, line in enumerate(lines, start=1):
+        if line.startswith(";;;") or not (cells := line.split("#")[0].split()):
+            continue
+        word, *phones = cells
+        if not phones:
+            raise ValueError(f"a line must be a word and its phones, but {path}, line {number}, is {line!r}; add them")
+        if not OTHER.fullmatch(word):
+            found.setdefault(word.lower(), " ".join(p if keep_stress else p.rstrip("012") for p in phones))
+    if not found:
+        raise ValueError(f"a dictionary must have words and their phones, but {path} has none; name another file")
+    return found
+
+
+def bare(word: str) -> str:
+    """A word as a dictionary has it: in lower case, without the marks around it."""
+    return word.lower().strip(MARKS)
+
+
+class PronunciationTokenizer(Tokenizer):
+    """Words to phones, a token each, with a token between words; and phones to the words that sound so.
+
+    Words are what stands between white space in the texts of the training, as it stands there. Of words that sound alike
+    the likeliest are written, by how often each follows each in those texts. Phones that are no word become the one that sounds
+    most like them. A word without a pronunciation is <unk>, and never comes out.
+
+    The JSON has a pronunciation for every word, and counts of words and of pairs of words. Others may be added to it.
+
+    Source: Miao et al. (2015), EESEN: End-to-end speech recognition using deep RNN models and WFST-based decoding, for CTC
+    over phones and a lexicon in the search.
+    """
+
+    pad_id, unk_id, bos_id, eos_id = PAD, UNK, BOS, EOS
+
+    def __init__(self, model: bytes) -> None:
+        """Read the JSON that `train` makes.
+
+        Raises:
+            ValueError: `model` is something else.
+        """
+        super().__init__(model)
+        try:
+            plain = json.loads(model)
+            self._phones = {word: tuple(phones.split()) for word, phones in plain["pronunciations"].items()}
+            self._counts = {word: int(n) for word, n in plain["counts"].items()}
+            self._pairs = {
+                (first, second): int(n) for first, after in plain["pairs"].items() for second, n in after.items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                'pronunciations must come as JSON {"pronunciations": {"hello": "HH AH L OW"}, "counts": {"hello": 1}, "pairs": '
+                f"{{}}}}, but: {error!r:.200}"
+            ) from error
+        if not all(self._phones.values()):
+            silent = next(word for word, phones in self._phones.items() if not phones)
+            raise ValueError(f"a word must have phones, but {silent!r} has none; add them or leave the word out")
+        self._tokens = [*SPECIAL, *sorted({phone for phones in self._phones.values() for phone in phones})]
+        self._ids = {token: i for i, token in enumerate(self._tokens)}
+        self._words = defaultdict[Phones, list[str]](list)
+        for word, phones in self._phones.items():
+            self._words[phones].append(word)
+        self._nearest = lru_cache(maxsize=65536)(self._sounding_like)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], dictionary: dict[str, str]) -> "PronunciationTokenizer":
+        """The words of these texts as the dictionary pronounces them.
+
+        Args:
+            dictionary: see `read_dictionary`.
+
+        Raises:
+            ValueError: it has none of them.
+        """
+        counts, pairs = Counter[str](), defaultdict[str, Counter[str]](Counter)
+        for text in texts:
+            words = text.split()
+            counts.update(words)
+            for first, second in pairwise(("", *words, "")):
+                pairs[first][second] += 1
+        said = {word: dictionary[bare(word)] for word in sorted(counts) if bare(word) in dictionary}
+        if not said:
+            raise ValueError(
+                f"a pronouncing dictionary must have words of the training, but of its {len(counts):,} words it has none; "
+                "name one of this language"
+            )
+        times = Counter(said.values())
+        alike = {word for word, phones in said.items() if times[phones] > 1}
+        kept = {
+            first: {second: n for second, n in sorted(after.items()) if first in alike or second in alike}
+            for first, after in sorted(pairs.items())
+        }
+        plain = {
+            "pronunciations": said,
+            "counts": {word: counts[word] for word in said},
+            "pairs": {first: after for first, after in kept.items() if after},
+        }
+        return cls(json.dumps(plain, ensure_ascii=False).encode())
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._tokens)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> list[int]:
+        row: list[int] = []
+        for word in text.split():
+            row += [SPACE] * bool(row) + [self._ids[phone] for phone in self._phones.get(word, ("<unk>",))]
+        return row
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return [" ".join(self._likeliest([self._nearest(phones) for phones in self._split(row)])) for row in ids]
+
+    def _split(self, ids: Sequence[int]) -> list[Phones]:
+        """The phones of each word."""
+        found: list[list[str]] = [[]]
+        for i in ids:
+            if i == SPACE:
+                found.append([])
+            elif i > SPACE:
+                found[-1].append(self._tokens[i])
+        return [tuple(phones) for phones in found if phones]
+
+    def _sounding_like(self, phones: Phones) -> list[str]:
+        """The words that sound so, or that are the fewest phones away."""
+        if phones not in self._words:
+            phones, _, _ = extractOne(phones, self._words.keys(), scorer=Levenshtein.distance)
+        return self._words[phones]
+
+    def _likeliest(self, choices: Sequence[Sequence[str]]) -> list[str]:
+        """One word of each choice: the likeliest sequence, by pairs of words (Viterbi 1967)."""
+        best: dict[str, tuple[float, list[str]]] = {"": (0.0, [])}
+        for words in (*choices, ("",)):
+            best = {
+                word: max(
+                    (score + self._log_prob(word, before), [*path, word]) for before, (score, path) in best.items()
+                )
+                for word in words
+            }
+        ((_, path),) = best.values()
+        return path[:-1]
+
+    def _log_prob(self, word: str, before: str) -> float:
+        """Of this word behind another one, which has PRIOR more counts than it had; all words share them, as they are frequent.
+
+        Source: MacKay and Peto (1995), A hierarchical Dirichlet language model.
+        """
+        alone = PRIOR * (self._counts.get(word, 0) + 1) / (self._total + 1)
+        return math.log((self._pairs.get((before, word), 0) + alone) / (self._counts.get(before, 0) + PRIOR))
+
+    @cached_property
+    def _total(self) -> int:
+        return sum(self._counts.values())
+
+    @cached_property
+    def surfaces(self) -> list[bytes]:
+        """What each token adds to what is said: <HH>, or a space between words."""
+        return [b""] * SPACE + [b" "] + [f"<{phone}>".encode() for phone in self._tokens[len(SPECIAL) :]]
+
+    def beginnings(self, ids: Sequence[int]) -> list[str]:
+        """The phones, as half a word is none."""
+        return [text.decode() for text in accumulate(self.surfaces[i] for i in ids)]
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        return [self._tokens[int(i)] for i in ids]
