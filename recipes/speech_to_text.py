@@ -92,10 +92,12 @@ class Experiment:
 BEYOND = 1.2
 """Recordings are cut into segments that last at most this times the longest one of the training."""
 
-SOUND = Path(__file__).parent / "data" / "commands" / "sound"
+DATA = Path(__file__).parent / "data"
+CMU = DATA / "pronunciations" / "cmudict.dict.gz"
+"""The CMU Pronouncing Dictionary: how 126,000 words of English sound."""
 COMMANDS = Experiment(
     name="speech",
-    corpus=ex.Manifests(data=SOUND, valid=Path("valid.tsv")),
+    corpus=ex.Manifests(data=DATA / "commands" / "sound", valid=Path("valid.tsv")),
     frames_per_batch=5000,
     # the loss of augmented recordings is several times that of validation: more dropout only takes longer
     model=replace(ex.conformer_tiny(), dropout=0.05),

@@ -54,6 +54,7 @@ MAY_CHANGE = (
     "name.",
     "device.",
     "corpus.",
+    "pronunciations.",
     "test.",
     "cache.",
     "workers.",
