@@ -210,7 +210,8 @@ def run(x: Experiment) -> dict[str, float]:
     others |= {"corpus.target_column": x.corpus.target_column if translating else None}
     if x.pronunciations and (named := [f"{name}={value}" for name, value in others.items() if value]):
         raise ValueError(
-            f"pronunciations make the tokens of what is said, and no others, but {', '.join(named)}; leave one of them out"
+            f"pronunciations make the tokens of what is said, and no others, but {', '.join(named)}; leave one of them out "
+            "(--pronunciations None)"
         )
 
     # Data
@@ -228,7 +229,8 @@ def run(x: Experiment) -> dict[str, float]:
             "one of them out"
         )
     needs = ("bos_id", "eos_id", *["pad_id"] * bool(x.ctc_weight))  # padding is CTC's blank
-    _, tokenizer = ex.saved_tokenizers(run, x.start_from, x.tokenizer or (), x.symbols, needs=needs) or (None, None)
+    begun_by = None if x.pronunciations else x.start_from  # which may have spelled otherwise
+    _, tokenizer = ex.saved_tokenizers(run, begun_by, x.tokenizer or (), x.symbols, needs=needs) or (None, None)
     heard = ex.cells(recordings, heard_column) if heard_column else []
     labels = ex.label_symbols(ex.cells(recordings, x.interctc_column)) if x.interctc_column else []
     if tokenizer is None and x.pronunciations:

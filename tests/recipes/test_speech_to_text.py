@@ -346,7 +346,13 @@ def test_with_pronunciations_tokens_are_phones_and_words_come_out(corpus, tmp_pa
     how = td.SearchConfig(beam_size=2, length_ratio=1.0, ctc_weight=0.5, words="known")
     x = small(tmp_path / "run", corpus, pronunciations=dictionary, decoding=how)
     scores = run(x)
-    assert run(x) == scores  # the training is over, and its dictionary is no longer asked for
+    spelled = small(tmp_path / "spelled", corpus)
+    run(spelled)
+    more = replace(x, run=tmp_path / "more", start_from=spelled.run)
+    run(more)  # which has phones, whatever that run spells with
+    assert td.load(more.run).tokenizer.model == td.load(x.run).tokenizer.model
+    dictionary.unlink()
+    assert run(x) == scores  # the run holds what it needs of it
     transcriber = td.load(x.run)
     tokenizer = transcriber.tokenizer
     assert tokenizer.tokens(range(5, tokenizer.vocab_size)) == sorted({*"".join(said).upper()})
@@ -363,7 +369,8 @@ def test_with_pronunciations_tokens_are_phones_and_words_come_out(corpus, tmp_pa
         with pytest.raises(ValueError) as error:
             run(replace(x, run=tmp_path / "other", **fields))
         assert str(error.value) == (
-            f"pronunciations make the tokens of what is said, and no others, but {told}; leave one of them out"
+            f"pronunciations make the tokens of what is said, and no others, but {told}; leave one of them out "
+            "(--pronunciations None)"
         )
 
 
