@@ -346,6 +346,10 @@ def test_with_pronunciations_tokens_are_phones_and_words_come_out(corpus, tmp_pa
     how = td.SearchConfig(beam_size=2, length_ratio=1.0, ctc_weight=0.5, words="known")
     x = small(tmp_path / "run", corpus, pronunciations=dictionary, decoding=how)
     scores = run(x)
+    assert (
+        "\n- It writes words that its training's texts and words.dict had, and no others.\n"
+        in (x.run / "MODEL_CARD.md").read_text()
+    )
     spelled = small(tmp_path / "spelled", corpus)
     run(spelled)
     more = replace(x, run=tmp_path / "more", start_from=spelled.run)

@@ -168,7 +168,11 @@ def _limits(fields: dict[str, Any], recipe: str) -> list[str]:
     }
     other = {TRANSLATION: "decoding.max_seconds", SPEECH: "decoding.split_length"}.get(recipe)
     told += [text.format(plain(fields[name])) for name, text in lengths.items() if fields.get(name) and name != other]
-    if recipe == SPEECH and fields.get("decoding.words") == "known":
+    if recipe == SPEECH and fields.get("pronunciations"):
+        told.append(
+            f"It writes words that its training's texts and {plain(fields['pronunciations'])} had, and no others."
+        )
+    elif recipe == SPEECH and fields.get("decoding.words") == "known":
         told.append(
             "It writes the words of its lexicon.txt alone; `--words any` lets others come out, and the file may be added to."
         )
