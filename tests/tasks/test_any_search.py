@@ -21,11 +21,23 @@ def small_weights(monkeypatch):
     monkeypatch.setattr(packed, "SMALLEST", 1)
 
 
-def same(got: list[list[Output]], want: list[list[Output]], close: float) -> None:
+def same(got: list[list[Output]], want: list[list[Output]], close: float, tied: float) -> None:
     for one, other in zip(got, want, strict=True):
+        one, other = in_order(one, tied), in_order(other, tied)
         assert [(o.tokens, o.finished) for o in one] == [(o.tokens, o.finished) for o in other]
         assert [o.score for o in one] == pytest.approx([o.score for o in other], abs=close, nan_ok=True)
         assert [o.log_prob for o in one] == pytest.approx([o.log_prob for o in other], abs=close, nan_ok=True)
+
+
+def in_order(outputs: list[Output], tied: float) -> list[Output]:
+    """Outputs whose scores differ by the last bits alone in the order of their tokens: which is first, rounding decides."""
+    groups: list[list[Output]] = []
+    for output in outputs:
+        if groups and abs(output.score - groups[-1][-1].score) <= tied * abs(output.score):
+            groups[-1].append(output)
+        else:
+            groups.append([output])
+    return [output for group in groups for output in sorted(group, key=lambda o: (o.tokens, o.finished))]
 
 
 def check(seed: int) -> None:
@@ -35,21 +47,22 @@ def check(seed: int) -> None:
     way, found = case.way, case.search()
     covered = getattr(way, "coverage_penalty", 0.0) > 0
     close = max(CLOSE[case.precision], COVERED * covered)
+    tied = 8 * torch.finfo(torch.float64 if case.precision == "float64" else torch.float32).eps
     assert len(found) == len(case.inputs)
     if case.exact:
-        same(case.search(batch=case.rng.randint(1, 20)), found, close)
+        same(case.search(batch=case.rng.randint(1, 20)), found, close, tied)
         if case.rng.random() < 0.25:
             n_threads = torch.get_num_threads()
             torch.set_num_threads(2)
-            same(case.search(), found, close)
+            same(case.search(), found, close, tied)
             torch.set_num_threads(n_threads)
         if not case.drawn:
             numbers = range(len(found))
-            same(case.search(case.rng.sample(numbers, len(found))), found, close)
+            same(case.search(case.rng.sample(numbers, len(found))), found, close, tied)
             i = case.rng.choice(numbers)
-            same(case.search([i]), [found[i]], close)
+            same(case.search([i]), [found[i]], close, tied)
         if not covered:  # a hook looks at the positions that a cached model computes
-            same(case.search(uncached=True), found, close)
+            same(case.search(uncached=True), found, close, tied)
     for i, outputs in enumerate(found):
         check_outputs(case, i, outputs, close)
 
