@@ -144,14 +144,16 @@ SPEECHOCEAN = replace(
     corpus=ex.Manifests(
         data=ex.corpus_folder("speechocean762"), train=Path("train/manifest.tsv"), test=Path("test/manifest.tsv")
     ),
-    vocab_size=300,  # hardly more than letters: of 2,300 sentences most longer pieces are too rare
+    pronunciations=CMU,  # 2.6 hours are too few to learn how English is spelled
+    ctc_consistency=0.2,
+    augmentation=replace(COMMANDS.augmentation, n_time_masks=5),
     frames_per_batch=6000,
     model=replace(ex.conformer_small(), dropout=0.15),
     training=replace(
         COMMANDS.training,
         optim=replace(COMMANDS.training.optim, warmup_steps=200),
-        max_updates=5600,
-        validate_every=400,
+        max_updates=6000,
+        validate_every=500,
         keep_last=5,
     ),
     decoding=replace(COMMANDS.decoding, beam_size=10, ctc_weight=0.2),
@@ -167,9 +169,11 @@ SETTINGS = {
             SPEECHOCEAN,
             name="speech_manifest",
             corpus=ex.Manifests(test=None),
+            pronunciations=None,  # of whatever language it is
+            ctc_consistency=0.0,
             model=replace(ex.conformer_small(stack=4), dropout=0.15),  # some speak faster than those who learn English
             # whoever records something does not cut it as closely as a corpus does
-            augmentation=replace(SPEECHOCEAN.augmentation, silence=0.3),
+            augmentation=replace(COMMANDS.augmentation, silence=0.3),
             vocab_size=500,
             frames_per_batch=16_000,
             decoding=replace(SPEECHOCEAN.decoding, words="any"),

@@ -158,7 +158,9 @@ ablation() { # run, more fields: what each of them brings on speechocean762, in 
   speech "$1" speechocean762 8.0 --training.max-updates 3000 --training.keep-last 3 "${@:2}"
 }
 part_ablation_base() { ablation ablation_base; }
-part_ablation_no_ctc() { ablation ablation_no_ctc --ctc-weight 0; }
+part_ablation_no_ctc() { ablation ablation_no_ctc --ctc-weight 0 --ctc-consistency 0; }
+part_ablation_letters() { ablation ablation_letters --pronunciations None --vocab-size 300; }
+part_ablation_one_view() { ablation ablation_one_view --ctc-consistency 0; }
 part_ablation_plain() { ablation ablation_plain --model.conformer-kernel 0 --model.d-ff 640; }
 part_ablation_adamw() { ablation ablation_adamw --training.optim.optimizer adamw --training.optim.peak-rate 1.5e-3; }
 part_ablation_stack_4() { ablation ablation_stack_4 --model.encoder.input.stack 4; }

@@ -19,7 +19,7 @@ speech_german      55.16  test beam5 bleu                  20  speech_to_text.py
 $(for name in george:27.0 jackson:21.6 lucas:20.2 nicolas:12.0 theo:6.4 yweweler:10.0; do
   echo "fsdd_${name%:*} ${name#*:} test $SPEECH 9 speech_to_text.py fsdd --leave-out ${name%:*}"
 done)
-speechocean762     51.82  test beam10.ctc wer             115  speech_to_text.py speechocean762
+speechocean762     47.96  test beam10.ctc wer              68  speech_to_text.py speechocean762
 fsdd                0.33  test $SPEECH                      9  speech_to_text.py fsdd
 digits              0.12  test $SPEECH                     31  speech_to_text.py digits
 language            0.600 validation - loss                 2  language_model.py
