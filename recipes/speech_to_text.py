@@ -117,6 +117,7 @@ FSDD = replace(
     name="fsdd",
     model=replace(ex.conformer_tiny(), dropout=0.15),
     frames_per_batch=4000,
+    pronunciations=CMU,
     corpus=ex.Manifests(data=ex.corpus_folder("fsdd"), hold_out="recordings"),
     # the mean of a single digit tells much of which one it is, so statistics are those of the corpus
     features=replace(MFCC, sample_rate=8000, n_mels=40, normalize="global"),
@@ -131,6 +132,7 @@ DIGITS = replace(
     FSDD,
     name="digits",
     corpus=ex.Manifests(data=ex.corpus_folder("digits"), valid=Path("valid.tsv")),
+    pronunciations=None,  # a digit is one token, as it is for FSDD without a dictionary
     augmentation=replace(COMMANDS.augmentation, time_mask_width=0.08, frequency_mask_width=8, n_time_masks=4),
     frames_per_batch=8000,
     model=replace(ex.conformer_tiny(), dropout=0.1),

@@ -16,11 +16,11 @@ multi30k_en_de     40.38  test beam5 bleu.lowercase        94  translation.py mu
 multi30k_de_en     42.36  test beam5 bleu.lowercase        94  translation.py multi30k --training.max-minutes 200 --source de --target en --model.dropout 0.3
 speech              1.07  test $SPEECH                     13  speech_to_text.py
 speech_german      55.16  test beam5 bleu                  20  speech_to_text.py --target-column german --vocab-size 400 --ctc-weight 0.3
-$(for name in george:27.0 jackson:21.6 lucas:20.2 nicolas:12.0 theo:6.4 yweweler:10.0; do
-  echo "fsdd_${name%:*} ${name#*:} test $SPEECH 9 speech_to_text.py fsdd --leave-out ${name%:*}"
+$(for name in george:29.4 jackson:15.2 lucas:17.8 nicolas:10.6 theo:5.8 yweweler:8.8; do
+  echo "fsdd_${name%:*} ${name#*:} test $SPEECH 5 speech_to_text.py fsdd --leave-out ${name%:*}"
 done)
 speechocean762     47.96  test beam10.ctc wer              68  speech_to_text.py speechocean762
-fsdd                0.33  test $SPEECH                      9  speech_to_text.py fsdd
+fsdd                0.67  test $SPEECH                      4  speech_to_text.py fsdd
 digits              0.12  test $SPEECH                     31  speech_to_text.py digits
 language            0.600 validation - loss                 2  language_model.py
 shakespeare         1.566 validation - loss                11  language_model.py shakespeare_cpu
