@@ -82,6 +82,16 @@ def test_what_is_no_dictionary_is_refused(tmp_path, name, content, told):
     assert str(error.value) == told.format(path=path)
 
 
+def test_a_damaged_file_is_told(tmp_path):
+    """Bytes that are lost or changed on the way, wherever they are behind the header."""
+    path, whole = tmp_path / "a.gz", gzip.compress(DICTIONARY.encode())
+    for damaged in (whole[:40], whole[:12] + b"\xff" * 8 + whole[20:], whole[:-8] + b"\0" * 8):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError) as error:
+            read_dictionary(path)
+        assert str(error.value).startswith(f"a file .gz must hold text packed by gzip, but {path}: ")
+
+
 def test_a_word_is_its_phones_and_one_that_the_dictionary_lacks_is_unknown(tokenizer):
     (ids,) = tokenizer.encode(["I want two dogs"])
     assert " ".join(tokenizer.tokens(ids)) == "AY ▁ W AA N T ▁ T UW ▁ D AO G Z"

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import re
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
@@ -45,7 +46,7 @@ def read_dictionary(path: Path, *, keep_stress: bool = False) -> dict[str, str]:
         raise ValueError(f"a pronouncing dictionary must be a file, but {path} is none; name another one")
     try:
         lines = gzip.decompress(path.read_bytes()).decode().splitlines() if path.suffix == ".gz" else read_lines(path)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"a file .gz must hold text packed by gzip, but {path}: {error}") from error
     found = dict[str, str]()
     for number, line in enumerate(lines, start=1):
