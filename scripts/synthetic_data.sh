@@ -2,17 +2,19 @@
 # Training on what a model has written, on Multi30k English to German, beside the same training without it:
 # back-translation (Sennrich et al. 2016): 5,000 pairs, and 24,000 German lines whose English a model writes;
 # distillation (Kim and Rush 2016): a small student learns what its teacher, which has learned from all pairs, makes of 6,000
-# source lines, instead of their references.
+# source lines, instead of their references;
+# diversification (Nguyen et al. 2020): a model of each direction, then one that learns from all pairs, from what the first
+# makes of their sources, and from what the second makes of their targets.
 # Prints a table of BLEU, lower-cased, on the test split.
 #
-#   TRANSDUCE_DATA=DIR bash scripts/synthetic_data.sh back-translation|distillation [--tiny] [FOLDER]
+#   TRANSDUCE_DATA=DIR bash scripts/synthetic_data.sh back-translation|distillation|diversification [--tiny] [FOLDER]
 #
 # FOLDER: where runs go, runs/synthetic_data. --tiny: a few updates each, to see that every step works; otherwise each takes
-# about half an hour on one core. The same command again goes on where it was.
+# about half an hour on one core, diversification two hours. The same command again goes on where it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh ""
-what="${1:?back-translation or distillation}" && shift
+what="${1:?back-translation, distillation or diversification}" && shift
 tiny=""
 if [ "${1:-}" = --tiny ]; then tiny=yes && shift; fi
 OUT="${1:-runs/synthetic_data}"
@@ -89,8 +91,31 @@ distillation)
   row "student, $few references" without
   row "student, the teacher's outputs instead" with
   ;;
+diversification)
+  last=$(n 29000 300)
+  for side in en de; do lines train.$side 1 "$last" >"$OUT/all.$side"; done
+  full=(--vocab-size "$(n 8000 500)" --training.optim.optimizer muon --training.validate-every "$(n 500 2)"
+    --training.optim.warmup-steps "$(n 1000 2)")
+  teachers=("${full[@]}" --training.max-updates "$(n 3000 4)")
+  student=("${full[@]}" --training.max-updates "$(n 12000 4)")
+
+  train forward all.en all.de "${teachers[@]}"
+  train backward all.de all.en "${teachers[@]}"
+  written forward all.en forward.de
+  written backward all.de backward.en
+  cat "$OUT"/all.en "$OUT"/all.en "$OUT"/backward.en >"$OUT/three.en"
+  cat "$OUT"/all.de "$OUT"/forward.de "$OUT"/all.de >"$OUT/three.de"
+  # one vocabulary for all, so that they can be an ensemble
+  train three three.en three.de "${student[@]}" --tokenizer "$OUT/forward/tokenizer.model"
+  written forward,three test_2016_flickr.en both.de --beam-size 5 --alpha 1.6
+
+  printf '| en→de | greedy | beam 5 |\n|---|---|---|\n' >"$TABLE"
+  row "$last pairs" forward
+  row "the same three times, a side written by a model" three
+  transduce score bleu "$OUT/both.de" "$OUT/test_2016_flickr.de" --lowercase
+  ;;
 *)
-  echo "the first word must be back-translation or distillation, but it is $what" >&2
+  echo "the first word must be back-translation, distillation or diversification, but it is $what" >&2
   exit 2
   ;;
 esac

@@ -60,8 +60,12 @@ class Reference:
             table = weights[f"{name}.weight"]
             factor = math.sqrt(table.shape[1]) if self.scale_embeddings else 1.0
             return np.array([table[token] * factor for token in flow])
+        if f"{name}.convolutions.0.weight" in weights and weights[f"{name}.convolutions.0.weight"].ndim == 4:
+            flow = flow[:, None]
         for i, stride in enumerate(self.conv_strides):
             flow = convolved(weights, f"{name}.convolutions.{i}", flow, stride, self.conv_activation)
+        if flow.ndim == 3:
+            flow = np.array([[number for channel in frame for number in channel] for frame in flow])
         if f"{name}.projection.weight" not in weights:
             return flow
         return np.array([linear(weights, f"{name}.projection", frame) for frame in flow])
@@ -280,6 +284,16 @@ def convolved(weights: Weights, name: str, x: Array, stride: int, activation: st
     """sum_k W_k x[t + k] + b around every stride-th frame t, zeros outside; gated, a * sigmoid(b) (Dauphin et al. 2016)."""
     kernel, found = weights[f"{name}.weight"], []
     reach = kernel.shape[2] // 2
+    if kernel.ndim == 4:  # over features as well: a convolution over time at every stride-th of them
+        for feature in range(0, x.shape[2], stride):
+            near = [k for k in range(-reach, reach + 1) if 0 <= feature + k < x.shape[2]]
+            beside = np.concatenate([kernel[:, :, :, k + reach] for k in near], axis=1)
+            part = {"part.weight": beside} | (
+                {"part.bias": weights[f"{name}.bias"]} if f"{name}.bias" in weights else {}
+            )
+            flow = np.concatenate([x[:, :, feature + k] for k in near], axis=1)
+            found.append(convolved(part, "part", flow, stride, activation))
+        return np.stack(found, axis=2)
     for t in range(0, len(x), stride):
         heard = [k for k in range(-reach, reach + 1) if 0 <= t + k < len(x)]
         y = sum(kernel[:, :, k + reach] @ x[t + k] for k in heard) + weights.get(f"{name}.bias", 0.0)

@@ -294,6 +294,10 @@ TOKENS = StackConfig(input=Tokens(vocab_size=29))
         (lambda: Frames(n_features=13, conv_strides=(2, 0)), "conv_strides must be at least 1, but conv_strides=0"),
         (lambda: Frames(n_features=13, conv_channels=0), "conv_channels must be at least 1, but conv_channels=0"),
         (
+            lambda: Frames(n_features=13, conv_strides=(2,), conv_dims=3),
+            "conv_dims must be one of 1, 2, but conv_dims=3",
+        ),
+        (
             lambda: Frames(n_features=13, conv_kernel=4),
             "conv_kernel must be odd, with a frame in its middle, but conv_kernel=4",
         ),

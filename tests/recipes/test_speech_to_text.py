@@ -492,17 +492,20 @@ def test_vectors_flow_in_where_sound_did(tmp_path):
     assert not x.cache.exists()
 
 
-def test_convolutions_before_the_encoder_are_one_flag(corpus, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("dims", [1, 2])
+def test_convolutions_before_the_encoder_are_one_flag(corpus, tmp_path, monkeypatch, capsys, dims):
     """They train, and the run hears a position for every four frames."""
     flags = ["--model.encoder.input.stack", "1", "--model.encoder.input.conv-strides", "2", "2"]
+    flags += ["--model.encoder.input.conv-dims", str(dims)]
     monkeypatch.setattr("sys.argv", ["speech_to_text.py", "commands", *flags])
     frames = choose(SETTINGS, default="commands", description=None).model.frames
-    assert frames == replace(SETTINGS["commands"][1].model.frames, stack=1, conv_strides=(2, 2))
+    assert frames == replace(SETTINGS["commands"][1].model.frames, stack=1, conv_strides=(2, 2), conv_dims=dims)
     model = replace(SPEECH, encoder=replace(SPEECH.encoder, input=replace(frames, n_features=10)))
     x = small(tmp_path / "run", corpus, model=model)
     brief = replace(x, corpus=replace(x.corpus, test=None), training=replace(x.training, max_updates=2))
     run(brief)
-    assert "10 features, convolutions with strides 2 and 2: a position for 4 frames" in capsys.readouterr().out
+    over = " over time and features" * (dims == 2)
+    assert f"10 features, convolutions{over} with strides 2 and 2: a position for 4 frames" in capsys.readouterr().out
     transcriber = td.load_transcriber(tmp_path / "run")
     (sound, *_) = read_manifest(corpus / "valid.tsv")
     ((states,), seconds) = transcriber.encode([sound.audio]), transcriber.position_seconds

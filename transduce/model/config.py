@@ -262,7 +262,8 @@ class TransformerConfig:
         frames = self.frames
         if frames.conv_strides:
             how = f"strides {' and '.join(map(str, frames.conv_strides))}"
-            return f"{frames.n_features} features, convolutions with {how}: a position for {frames.per_position} frames"
+            over = " over time and features" if frames.conv_dims == 2 else ""
+            return f"{frames.n_features} features, convolutions{over} with {how}: a position for {frames.per_position} frames"
         told = f"{frames.n_features} features x {frames.stack} frames = {frames.width} numbers per position"
         if frames.width == self.d_model and not frames.project:
             return f"{told} = d_model: straight in"

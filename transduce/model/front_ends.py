@@ -54,11 +54,15 @@ class Frames:
     project: bool = False
     """Whether there is a linear map even where none is needed."""
     conv_strides: tuple[int, ...] = ()
-    """Convolutions over time instead, by their strides: after 2 2 a position stands for four frames. They take stack=1."""
+    """Convolutions instead, by their strides: after 2 2 a position stands for four frames. They take stack=1."""
+    conv_dims: Literal[1, 2] = 1
+    """1: convolutions over time, whose channels are the features (as in Whisper); 2: over time and over the features,
+    with the same strides for both, then a linear map (as in ESPnet). The latter are for log-mels, where neighbours are alike."""
     conv_kernel: int = 3
-    """Frames under each convolution, an odd number."""
+    """Frames under each convolution, an odd number; with conv_dims=2, as many features too."""
     conv_channels: int | None = None
-    """Channels between two convolutions; None: d_model, as there are after the last."""
+    """Channels between two convolutions; None: d_model, as there are after the last. With conv_dims=2 there are as many
+    after the last."""
     conv_activation: ConvActivation = "gelu"
     """The nonlinearity after each convolution; glu: twice as many channels, of which one half gates the other."""
 
@@ -86,10 +90,18 @@ class Frames:
 
     def conv_shapes(self, d_model: int) -> list[tuple[int, int]]:
         """Channels that come into each convolution and go out of it, those of the gates included."""
-        between = [d_model if self.conv_channels is None else self.conv_channels] * (len(self.conv_strides) - 1)
-        after = [*between, d_model] if self.conv_strides else []
+        if not self.conv_strides:
+            return []
+        channels = d_model if self.conv_channels is None else self.conv_channels
+        between = [channels] * (len(self.conv_strides) - 1)
+        first, last = (self.n_features, d_model) if self.conv_dims == 1 else (1, channels)
         gates = 2 if self.conv_activation == "glu" else 1
-        return [(a, gates * b) for a, b in zip([self.n_features, *between], after, strict=False)]
+        return [(a, gates * b) for a, b in zip([first, *between], [*between, last], strict=True)]
+
+    def conv_width(self, d_model: int) -> int:
+        """Numbers per position after convolutions over time and features: channels times what is left of the features."""
+        left = -(-self.n_features // math.prod(self.conv_strides))
+        return (d_model if self.conv_channels is None else self.conv_channels) * left
 
     def out_lengths(self, lengths: LengthsT) -> LengthsT:
         """How many positions so many frames become: ceil(lengths / per_position), for one number, an array or a tensor."""

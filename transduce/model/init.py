@@ -22,7 +22,7 @@ def initialize(module: nn.Module, config: TransformerConfig) -> None:
     Source: Glorot and Bengio (2010); embeddings as in tensor2tensor.
     """
     for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Conv1d) and part.bias is not None:
+        if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) and part.bias is not None:
             nn.init.zeros_(part.bias)
     tables = {part.weight: part.tokens.vocab_size for part in module.modules() if isinstance(part, TokenInput)}
     own = dict(module.named_parameters())
@@ -43,7 +43,7 @@ def initialize(module: nn.Module, config: TransformerConfig) -> None:
         elif isinstance(part, nn.Conv1d) and part.groups > 1:  # as many numbers come into each channel as out of it
             bound = (3 / part.kernel_size[0]) ** 0.5
             nn.init.uniform_(part.weight, -bound, bound)
-        elif isinstance(part, nn.Conv1d):
+        elif isinstance(part, nn.Conv1d | nn.Conv2d):
             nn.init.xavier_uniform_(part.weight)
         elif isinstance(part, Positions) and part.learned is not None:
             nn.init.normal_(part.learned, std=0.02)

@@ -64,32 +64,42 @@ class ConvolvedInput(nn.Module):
     A convolution looks to its right, so padding is set to zero before each of them: it is what stands beyond the end of
     a row alone.
 
-    Source: Synnaeve et al. (2020), End-to-end ASR, for gated ones; Radford et al. (2022), Whisper, section 2.2.
+    Those over time and features have one channel before the first, and the linear map after the last makes d_model
+    numbers of what all channels have for a position.
+
+    Source: Synnaeve et al. (2020), End-to-end ASR, for gated ones; Radford et al. (2022), Whisper, section 2.2; Hori et
+    al. (2017), Advances in joint CTC-attention based end-to-end speech recognition, for those over time and features.
     """
 
     def __init__(self, frames: Frames, d_model: int, *, bias: bool = True) -> None:
         super().__init__()
         self.frames, width = frames, frames.conv_kernel
+        kind = nn.Conv1d if frames.conv_dims == 1 else nn.Conv2d
         self.convolutions = nn.ModuleList(
-            nn.Conv1d(before, after, width, stride, padding=width // 2, bias=bias)
+            kind(before, after, width, stride, padding=width // 2, bias=bias)
             for (before, after), stride in zip(frames.conv_shapes(d_model), frames.conv_strides, strict=True)
         )
+        self.projection = None
+        if frames.conv_dims == 2:
+            self.projection = nn.Linear(frames.conv_width(d_model), d_model, bias=bias)
         self.activation = ACTIVATIONS[frames.conv_activation]
 
     def forward(
         self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None
     ) -> tuple[Float[Tensor, "N U D"], Int[Tensor, " N"] | None]:
         """The vectors, U = frames.out_lengths(T) per row, and their lengths."""
+        over_features = self.frames.conv_dims == 2
+        states = frames[..., None, :] if over_features else frames  # (N, T, channels), then the features
         for convolution, stride in zip(self.convolutions, self.frames.conv_strides, strict=True):
-            channels = silenced(frames, lengths).transpose(1, 2)
-            frames = self.activation(convolution(channels)).transpose(1, 2)
+            channels = silenced(states, lengths).transpose(1, 2)
+            states = self.activation(convolution(channels)).transpose(1, 2)
             lengths = None if lengths is None else -(-lengths // stride)
-        return frames, lengths
+        return (states if self.projection is None else self.projection(states.flatten(2))), lengths
 
 
-def silenced(frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None) -> Float[Tensor, "N T F"]:
+def silenced(states: Float[Tensor, "N T *F"], lengths: Int[Tensor, " N"] | None) -> Float[Tensor, "N T *F"]:
     """Zeros beyond the length of each row."""
     if lengths is None:
-        return frames
-    outside = torch.arange(frames.size(1), device=frames.device) >= lengths[:, None]
-    return frames.masked_fill(outside[:, :, None], 0.0)
+        return states
+    outside = torch.arange(states.size(1), device=states.device) >= lengths[:, None]
+    return states.masked_fill(outside.view(*outside.shape, *[1] * (states.dim() - 2)), 0.0)

@@ -21,7 +21,9 @@ def n_parameters(config: TransformerConfig) -> int:
     if config.tie == "none" and isinstance(stacks[-1].input, Tokens):
         n += tables[-1]
     if config.encoder is not None and isinstance(frames := config.encoder.input, Frames):
-        shapes = [(frames.conv_kernel * a, b) for a, b in frames.conv_shapes(d)]
+        shapes = [(frames.conv_kernel**frames.conv_dims * a, b) for a, b in frames.conv_shapes(d)]
+        if shapes and frames.conv_dims == 2:
+            shapes.append((frames.conv_width(d), d))
         if not shapes and (frames.width != d or frames.project):
             shapes = [(frames.width, d)]
         n += sum(_linear(config, *shape) for shape in shapes)
