@@ -153,8 +153,8 @@ SPEECHOCEAN = replace(
     model=replace(ex.conformer_small(), dropout=0.15),
     training=replace(
         COMMANDS.training,
-        optim=replace(COMMANDS.training.optim, warmup_steps=200),
-        max_updates=6000,
+        optim=replace(COMMANDS.training.optim, warmup_steps=200, weight_decay=0.1),
+        max_updates=6500,
         validate_every=500,
         keep_last=5,
     ),
@@ -173,7 +173,6 @@ SETTINGS = {
             corpus=ex.Manifests(test=None),
             pronunciations=None,  # of whatever language it is
             ctc_consistency=0.0,
-            model=replace(ex.conformer_small(stack=4), dropout=0.15),  # some speak faster than those who learn English
             # whoever records something does not cut it as closely as a corpus does
             augmentation=replace(COMMANDS.augmentation, silence=0.3),
             vocab_size=500,

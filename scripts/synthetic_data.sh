@@ -107,12 +107,13 @@ diversification)
   cat "$OUT"/all.de "$OUT"/forward.de "$OUT"/all.de >"$OUT/three.de"
   # one vocabulary for all, so that they can be an ensemble
   train three three.en three.de "${student[@]}" --tokenizer "$OUT/forward/tokenizer.model"
-  written forward,three test_2016_flickr.en both.de --beam-size 5 --alpha 1.6
+  transduce translate "$OUT/forward,$OUT/three" "$OUT/test_2016_flickr.en" --output "$OUT/both.de"
 
   printf '| en→de | greedy | beam 5 |\n|---|---|---|\n' >"$TABLE"
   row "$last pairs" forward
   row "the same three times, a side written by a model" three
-  transduce score bleu "$OUT/both.de" "$OUT/test_2016_flickr.de" --lowercase
+  both=$(transduce score bleu "$OUT/both.de" "$OUT/test_2016_flickr.de" --lowercase | sed -n 's/^BLEU //; 1s/ nrefs:.*//p')
+  echo "| both as an ensemble | | $both |" >>"$TABLE"
   ;;
 *)
   echo "the first word must be back-translation, distillation or diversification, but it is $what" >&2

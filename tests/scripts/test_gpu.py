@@ -51,7 +51,7 @@ def gpu(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fsdd", "fsd"], "ablation_adamw ablation_stack_4, but 'fsd' is none of them"),
+        (["fsdd", "fsd"], "ablation_adamw ablation_stack_6, but 'fsd' is none of them"),
         (["--device", "tpu"], "--device must be cpu, cuda or cuda:N, but is 'tpu'"),
         (["--device"], "--device needs cpu, cuda or cuda:N after it"),
     ],

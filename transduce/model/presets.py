@@ -84,9 +84,9 @@ def conformer_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_la
     )
 
 
-def conformer_small(n_features: int = 40, stack: int = 6, target: int = 500) -> TransformerConfig:
-    """For hours of speech: as conformer_tiny, with a deeper and wider encoder. Positions are 60 ms apart, and their
-    240 numbers go through a linear map to d_model."""
+def conformer_small(n_features: int = 40, stack: int = 4, target: int = 500) -> TransformerConfig:
+    """For hours of speech: as conformer_tiny, with a deeper and wider encoder. What a position hears goes through a linear
+    map to d_model."""
     frames = Frames(n_features=n_features, stack=stack, project=True)
     return replace(
         conformer_tiny(n_features, stack, target, n_layers=6),
