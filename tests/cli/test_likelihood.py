@@ -91,6 +91,8 @@ def test_a_list_is_ranked_by_the_weighted_sum_of_both_scores(folder, tmp_path, c
         ("score likelihood text3 - -", "standard input can be read once, but - stands for 2 files; name the others"),
         ("score likelihood text3 src src src", "likelihood takes SRC and HYP, or of a language model HYP alone, but got 3 files"),
         ("rerank text3 src bad", "a list has equally many outputs for every input, but there are 3 lines in bad and 2 in src"),
+        ("rerank speech a.tsv heard --backwards", "backwards asks how likely an input comes of an output, but this run takes "
+         "sound; load one of text"),
         ("rerank text3 src src", "a line of a list is a score, a tab and a text, as translate --n-best 5 --scores writes it, but "
          f"it is {ENGLISH[0]!r}"),
     ],
@@ -99,6 +101,7 @@ def test_what_cannot_be_scored_is_refused(words, message, folder, capsys, monkey
     monkeypatch.chdir(folder)
     (folder / "one").write_text("one\n")
     (folder / "bad").write_text("1\ta\n" * 3)
+    (folder / "heard").write_text("1\ta\n" * 2)
     assert main([*words.split(), *CPU]) == 2
     assert message in capsys.readouterr().err
 
@@ -112,3 +115,22 @@ def test_what_is_reranked_in_python_keeps_all_but_its_score(folder):
         assert sorted(o.log_prob for o in ranked) == sorted(o.log_prob for o in outputs)
         assert [o.score for o in ranked] == sorted((o.score for o in ranked), reverse=True)
     assert second.rerank(ENGLISH[:2], lists, weight=0.0) == lists
+
+
+def test_backwards_it_is_the_input_that_is_scored(folder, tmp_path, capsys):
+    """How likely each line comes of each of its outputs, by forced scores of the swapped pairs; the list's own score beside it."""
+    lists = [["Hallo", "Guten Tag", "Nein"], ["Ja", "Zwei", "Drei Hunde"]]
+    (tmp_path / "nbest").write_text("".join(f"{-i}\t{text}\n" for texts in lists for i, text in enumerate(texts)))
+    other, want = td.load_translator(folder / "text4"), []
+    for line, texts in zip(ENGLISH[:2], lists, strict=True):
+        sums = [
+            0.5 * -i + 3 * s.log_prob / ((5 + len(s.tokens)) / 6) ** other.decoding.alpha
+            for i, s in enumerate(other.score(texts, [line] * 3))
+        ]
+        want.append(max(zip(sums, texts, strict=True)))
+    command = ["rerank", str(folder / "text4"), str(folder / "src"), str(tmp_path / "nbest"), "--backwards", *CPU]
+    assert main([*command, "--weight", "3", "--own-weight", "0.5"]) == 0
+    assert capsys.readouterr().out.splitlines() == [text for _, text in want]
+    assert main([*command, "--weight", "3", "--own-weight", "0.5", "--all"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [float(score) for score, _ in rows[::3]] == pytest.approx([score for score, _ in want], abs=1e-3)

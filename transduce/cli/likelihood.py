@@ -68,6 +68,7 @@ def rerank(
     *,
     weight: float = 1.0,
     own_weight: float = 1.0,
+    backwards: Annotated[bool, arg(help_behavior_hint="")] = False,
     all: Annotated[bool, arg(help_behavior_hint="")] = False,
     source_language: Language = "",
     target_language: Language = "",
@@ -84,6 +85,8 @@ def rerank(
         lists: As translate --n-best N --scores writes it: score, tab, text; N lines for each line of SRC.
         weight: Of the run's score.
         own_weight: Of the score in the list.
+        backwards: RUN translates the other way: it says how likely SRC comes of each output (a noisy channel). Weights are
+            best chosen on held-out text.
         all: Write whole lists, best first, as rerank can read them.
         source_language: Of SRC, in a model of many languages: en, eng_Latn ...
         target_language: Of NBEST, in such a model.
@@ -101,7 +104,8 @@ def rerank(
             f"a list has equally many outputs for every input, but there are {len(rows)} lines in {side_name(lists)} and "
             f"{len(inputs)} in {side_name(source)}"
         )
-    told = {"weight": weight, "own_weight": own_weight, **_languages(source_language, target_language)}
+    languages = _languages(*((target_language, source_language) if backwards else (source_language, target_language)))
+    told = {"weight": weight, "own_weight": own_weight, "backwards": backwards, **languages}
     found = loaded.rerank(inputs, [rows[i : i + n] for i in range(0, len(rows), n)], **told)
     with writing(output, unit="line", total=None) as (out, _):
         for ranked in found:

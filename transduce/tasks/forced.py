@@ -167,21 +167,32 @@ class ForcedDecoding(ABC, Generic[InputT]):
         *,
         weight: float = 1.0,
         own_weight: float = 1.0,
+        backwards: bool = False,
         **settings: Any,
     ) -> list[list[Output]]:
         """Outputs of every input, such as another run's n best, by their score times own_weight plus this run's times weight.
 
         This run's score of a text is its log-probability over the length penalty of `decoding.alpha`.
 
+        Args:
+            backwards: this run translates the other way, and scores each input as what might come of the output: the channel
+                of a noisy channel model (Yee et al. 2019, Simple and effective noisy channel modeling for neural machine
+                translation).
+
         Returns:
             The outputs with these scores, the best first; else they stay as they are.
 
         Raises:
-            ValueError: as for `score`.
+            ValueError: as for `score`; or `backwards`, but this run takes sound.
         """
         rows = [(row, given, out) for row, (given, each) in enumerate(zip(inputs, lists, strict=True)) for out in each]
         decoding = self.decoding.changed(**settings)
-        scores = self.score([given for _, given, _ in rows], [output.text for *_, output in rows], **settings)
+        givens, texts = [given for _, given, _ in rows], [output.text for *_, output in rows]
+        if backwards and self.position_seconds is not None:
+            raise ValueError(
+                "backwards asks how likely an input comes of an output, but this run takes sound; load one of text"
+            )
+        scores = self.score(*((texts, givens) if backwards else (givens, texts)), **settings)
         found: list[list[Output]] = [[] for _ in inputs]
         for (row, _, output), each in zip(rows, scores, strict=True):
             own = each.log_prob / length_penalty(len(each.tokens), decoding.alpha, decoding.length_offset)
