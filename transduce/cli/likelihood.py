@@ -81,12 +81,11 @@ def rerank(
     log-probability over its length penalty).
 
     Args:
-        source: What was translated, line by line; of sound, a manifest (.tsv), or names of files, one a line.
+        source: What was translated; of sound, a manifest (.tsv), or names of files.
         lists: As translate --n-best N --scores writes it: score, tab, text; N lines for each line of SRC.
         weight: Of the run's score.
         own_weight: Of the score in the list.
-        backwards: RUN translates the other way: it says how likely SRC comes of each output (a noisy channel). Weights are
-            best chosen on held-out text.
+        backwards: RUN translates the other way: how likely is SRC?
         all: Write whole lists, best first, as rerank can read them.
         source_language: Of SRC, in a model of many languages: en, eng_Latn ...
         target_language: Of NBEST, in such a model.
