@@ -81,7 +81,7 @@ def rerank(
     log-probability over its length penalty).
 
     Args:
-        source: What was translated; of sound, a manifest (.tsv), or names of files.
+        source: Lines; of sound, a manifest or names of files.
         lists: As translate --n-best N --scores writes it: score, tab, text; N lines for each line of SRC.
         weight: Of the run's score.
         own_weight: Of the score in the list.
