@@ -12,8 +12,8 @@ from transduce.data.text.masking import encode_masked, mask_id
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
-from transduce.tasks.forced import Source, check_positions, encoder_states
 from transduce.tasks.search import check_list, in_batches, last_position, one_line
+from transduce.tasks.states import Source, check_positions, encoder_states
 
 
 class FillMask:

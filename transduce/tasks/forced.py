@@ -1,4 +1,4 @@
-"""What a model makes of outputs that are given: encoder states, log-probabilities of every token, attention."""
+"""What a model makes of outputs that are given: log-probabilities of every token, attention; and the encoder's states."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -7,29 +7,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.data.batch import bucket, pad, pad_frames
+from transduce.data.batch import pad
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.hypothesis import length_penalty
-from transduce.decode.scorer import at_least_float32
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Memory, Transformer
 from transduce.plot import attention_map
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.search import LanguageModel, Output, beginning, check_list, last_position
+from transduce.tasks.states import (
+    Source,
+    batches,
+    check_positions,
+    encoded,
+    encoder_states,
+    source_lengths,
+    token_log_probs,
+)
 from transduce.tasks.words import TokenScores, WordAlignment, word_alignment, word_spans, words_of_text
 
 InputT = TypeVar("InputT")
-
-Source = list[int] | Float[Tensor, "_ F"]
-"""What flows into an encoder: ids, or frames."""
-
-ROWS = 512
-"""Positions projected to the vocabulary at a time."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
         """Batch by batch: the numbers of the pairs, their memory, what the decoder reads, and where outputs begin in it."""
         prompt = beginning(self.tokenizer, decoding or self.decoding)
         lengths = zip(source_lengths(model, sources), map(len, targets), strict=True)
-        for rows in _batches(list(lengths), self.decoding.batch_tokens):
+        for rows in batches(list(lengths), self.decoding.batch_tokens):
             memory = encoded(model, [sources[row] for row in rows])
             target_in, _ = pad([[*prompt, *targets[row][:-1]] for row in rows], 0)
             yield rows, memory, target_in.to(model.device), len(prompt) - 1
@@ -302,60 +303,3 @@ class ForcedDecoding(ABC, Generic[InputT]):
 def scored(tokenizer: Tokenizer, output: Output, scores: TokenScores) -> Output:
     """The same output with how likely its tokens are, and its words with their confidence."""
     return replace(output, token_scores=scores, words=words_of_text(tokenizer, output.tokens, scores.log_probs))
-
-
-def encoder_states(model: Transformer, sources: Sequence[Source], batch_tokens: int) -> list[Float[Tensor, "_ D"]]:
-    """The encoder's states (S, D) of every source, without padding, on the CPU.
-
-    Args:
-        batch_tokens: source positions in one go: speed and memory, never the figures.
-    """
-    found: dict[int, Tensor] = {}
-    for rows in _batches([(n,) for n in source_lengths(model, sources)], batch_tokens):
-        memory = encoded(model, [sources[row] for row in rows])
-        assert memory.lengths is not None
-        for row, states, n in zip(rows, memory.states.cpu(), memory.lengths.tolist(), strict=True):
-            found[row] = states[:n].clone()
-    return [found[row] for row in range(len(sources))]
-
-
-def encoded(model: Transformer, sources: Sequence[Source]) -> Memory:
-    """The memory of some sources together: all ids, or all frames."""
-    if isinstance(sources[0], list):
-        source, lengths = pad([row for row in sources if isinstance(row, list)], 0)
-    else:
-        source, lengths = pad_frames([row for row in sources if isinstance(row, Tensor)])
-        source = source.to(next(model.parameters()).dtype)
-    return model.encode(source.to(model.device), lengths.to(model.device))
-
-
-def source_lengths(model: Transformer, sources: Sequence[Source]) -> list[int]:
-    """How many encoder positions each source takes."""
-    return [len(row) if isinstance(row, list) else model.config.frames.out_lengths(len(row)) for row in sources]
-
-
-def token_log_probs(model: Transformer, states: Float[Tensor, "N D"], wanted: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """The natural log-probability that each of the decoder's states gives to the token wanted there, in float32 or more."""
-    parts = []
-    for some, tokens in zip(states.split(ROWS), wanted.split(ROWS), strict=True):
-        logits = at_least_float32(model.project(some))
-        parts.append(logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0])
-    return torch.cat(parts)
-
-
-def check_positions(name: str, n_positions: int, limit: int) -> None:
-    """Check that a model has so many positions.
-
-    Raises:
-        ValueError: it has fewer.
-    """
-    if n_positions > limit:
-        raise ValueError(
-            f"{name} must fit into the model's learned positions, which end at {limit}, but it takes {n_positions}; "
-            "split it"
-        )
-
-
-def _batches(lengths: Sequence[tuple[int, ...]], batch_tokens: int) -> Iterator[list[int]]:
-    if lengths:
-        yield from (batch.tolist() for batch in bucket(np.array(lengths), batch_tokens))

@@ -18,9 +18,10 @@ from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import GenerationConfig
-from transduce.tasks.forced import check_positions, scored, token_log_probs
+from transduce.tasks.forced import scored
 from transduce.tasks.phrases import forbidden
 from transduce.tasks.search import Output, check_list, check_suppressed, last_position, search, shared
+from transduce.tasks.states import check_positions, token_log_probs
 from transduce.tasks.words import TokenScores
 
 logger = logging.getLogger("transduce")

@@ -14,7 +14,7 @@ from transduce.data.text.language import encode_text
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.tasks.forced import token_log_probs
+from transduce.tasks.states import token_log_probs
 
 
 @dataclass(frozen=True)

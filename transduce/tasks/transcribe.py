@@ -19,10 +19,11 @@ from transduce.decode.hypothesis import Hypothesis, loops
 from transduce.decode.phrases import Prefix
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.forced import ForcedDecoding, Source
+from transduce.tasks.forced import ForcedDecoding
 from transduce.tasks.phrases import per_line, prefix as begin, required, warn_of_lacking
 from transduce.tasks.risk import chosen
 from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources, timestamps
+from transduce.tasks.states import Source
 from transduce.tasks.stretches import Cut, cut_sound, groups
 from transduce.tasks.transcript import Audio, Details, Segment, Sound, Transcript, cut
 from transduce.tasks.word_times import WordTimes

@@ -14,10 +14,11 @@ from transduce.decode.hypothesis import length_penalty
 from transduce.decode.shortlist import Shortlist
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.forced import ForcedDecoding, Source
+from transduce.tasks.forced import ForcedDecoding
 from transduce.tasks.phrases import per_line, prefix as begin, required, warn_of_lacking
 from transduce.tasks.risk import chosen
 from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
+from transduce.tasks.states import Source
 from transduce.tasks.words import WordAlignment, joined, word_spans
 
 logger = logging.getLogger("transduce")

@@ -12,8 +12,8 @@ from torchaudio.functional import forced_align
 from transduce.data.speech.config import FeatureConfig, VectorConfig
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.model.transformer import Transformer
-from transduce.tasks.forced import Source, encoded
 from transduce.tasks.search import Output
+from transduce.tasks.states import Source, encoded
 from transduce.tasks.words import Word, word_spans
 
 LOUD = 0.8
