@@ -81,11 +81,11 @@ def rerank(
     log-probability over its length penalty).
 
     Args:
-        source: Lines; of sound, a manifest or names of files.
+        source: What was translated; sound by names or manifest.
         lists: As translate --n-best N --scores writes it: score, tab, text; N lines for each line of SRC.
         weight: Of the run's score.
         own_weight: Of the score in the list.
-        backwards: RUN translates the other way: how likely is SRC?
+        backwards: RUN translates the other way: how likely is SRC given each?
         all: Write whole lists, best first, as rerank can read them.
         source_language: Of SRC, in a model of many languages: en, eng_Latn ...
         target_language: Of NBEST, in such a model.
