@@ -90,7 +90,8 @@ def test_a_list_is_ranked_by_the_weighted_sum_of_both_scores(folder, tmp_path, c
         ("score likelihood text3 src", "generating takes a run of a language model, but text3 translates; use transduce translate"),
         ("score likelihood text3 - -", "standard input can be read once, but - stands for 2 files; name the others"),
         ("score likelihood text3 src src src", "likelihood takes SRC and HYP, or of a language model HYP alone, but got 3 files"),
-        ("rerank text3 src bad", "a list has equally many outputs for every input, but there are 3 lines in bad and 2 in src"),
+        ("rerank text3 src bad", "a list has equally many outputs for every input, but there are 3 lines in bad and 2 in src; make "
+         "it with --n-best N --scores"),
         ("rerank speech a.tsv heard --backwards", "backwards asks how likely an input comes of an output, but this run takes "
          "sound; load one of text"),
         ("rerank text3 src src", "a line of a list is a score, a tab and a text, as translate --n-best 5 --scores writes it, but "

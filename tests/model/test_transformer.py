@@ -298,6 +298,10 @@ TOKENS = StackConfig(input=Tokens(vocab_size=29))
             "conv_dims must be one of 1, 2, but conv_dims=3",
         ),
         (
+            lambda: Frames(n_features=13, conv_dims=2),
+            "conv_dims=2 is for convolutions, but conv_strides=(); add strides, such as 2 2",
+        ),
+        (
             lambda: Frames(n_features=13, conv_kernel=4),
             "conv_kernel must be odd, with a frame in its middle, but conv_kernel=4",
         ),

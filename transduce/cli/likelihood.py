@@ -101,7 +101,7 @@ def rerank(
     if rest or not n:
         raise ValueError(
             f"a list has equally many outputs for every input, but there are {len(rows)} lines in {side_name(lists)} and "
-            f"{len(inputs)} in {side_name(source)}"
+            f"{len(inputs)} in {side_name(source)}; make it with --n-best N --scores"
         )
     languages = _languages(*((target_language, source_language) if backwards else (source_language, target_language)))
     told = {"weight": weight, "own_weight": own_weight, "backwards": backwards, **languages}

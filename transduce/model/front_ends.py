@@ -78,6 +78,9 @@ class Frames:
                 f"stack={self.stack} and project={self.project}; use stack=1 and project=False"
             )
 
+        if self.conv_dims == 2 and not self.conv_strides:
+            raise ValueError("conv_dims=2 is for convolutions, but conv_strides=(); add strides, such as 2 2")
+
     @property
     def width(self) -> int:
         """Numbers per position, before convolutions."""
