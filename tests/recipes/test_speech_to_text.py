@@ -249,7 +249,7 @@ def test_ctc_needs_padding_that_the_tokenizer_may_lack(corpus, tmp_path, ctc_wei
 
 @pytest.mark.usefixtures("no_pictures")
 def test_two_views_are_compared_where_they_have_a_weight(corpus, tmp_path, monkeypatch):
-    """In what the decoder gives, in what CTC gives, or in both; the views have other masks."""
+    """In what the decoder gives, in what CTC gives, or in both; the views have other masks and vocal tracts."""
     monkeypatch.setattr("transduce.train.log.EVERY", 2)
     for name, alpha, ctc_alpha in (("decoder", 0.5, 0.0), ("ctc", 0.0, 0.2)):
         training = TrainingConfig(max_updates=2, validate_every=2, consistency=alpha)

@@ -1,4 +1,4 @@
-"""Consistency of two views: a batch passes twice, with other dropout and other masks, and the outputs should agree."""
+"""Consistency of two views: a batch passes twice, with other dropout, masks and voices, and the outputs should agree."""
 
 from dataclasses import fields, replace
 from typing import Any, TypeVar, cast

@@ -13,7 +13,7 @@ import torch
 from tests.data.conftest import TEXTS
 from tests.runs import FEATURES, RATE, record, sound
 from transduce.data.speech.audio import read_audio
-from transduce.data.speech.augment import change_speed
+from transduce.data.speech.augment import change_speed, perturb_vocal_tract
 from transduce.data.speech.config import Augmentation
 from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureExtractor
@@ -96,9 +96,15 @@ def test_batches_are_a_function_of_seed_and_epoch(recordings, reader, tokenizer)
 
 
 def test_two_views_differ_in_their_masks_alone(recordings, reader, tokenizer):
-    """The frames are those of one view; the second has the same speed, silence, noise and vocal tract, at other masks."""
+    """The frames are those of one view; the second has the same speed, silence and noise, at other masks."""
     noisy = Augmentation(
-        speeds=(0.9, 1.1), n_frequency_masks=0, n_time_masks=1, time_mask_width=0.1, silence=0.1, lowest_snr=10
+        speeds=(0.9, 1.1),
+        n_frequency_masks=0,
+        n_time_masks=1,
+        time_mask_width=0.1,
+        silence=0.1,
+        lowest_snr=10,
+        vtlp=0.0,
     )
     some = {"frames_per_batch": 400, "augmentation": noisy}
     one, two = (SpeechPairs(recordings, reader, tokenizer, **some, two_views=on) for on in (False, True))
@@ -120,10 +126,30 @@ def test_two_views_differ_in_their_masks_alone(recordings, reader, tokenizer):
 
 def test_mel_bands_are_masked_differently_too_and_without_masks_views_are_alike(recordings, reader, tokenizer):
     for masks, alike in ((2, False), (0, True)):
-        augmentation = Augmentation(n_time_masks=0, n_frequency_masks=masks)
+        augmentation = Augmentation(n_time_masks=0, n_frequency_masks=masks, vtlp=0.0)
         some = {"frames_per_batch": 400, "augmentation": augmentation}
         pairs = SpeechPairs(recordings, reader, tokenizer, **some, two_views=True)
         assert all(torch.equal(b.source, b.second_source) == alike for b in pairs.epoch(1))
+
+
+def test_two_views_are_heard_from_other_vocal_tracts(recordings, folder, tokenizer):
+    """Each view is the recording's log-mels stretched by a factor of its own, and no frame of it moves."""
+    config = replace(FEATURES, n_coefficients=0, normalize="none")
+    reader = FrameReader(FeatureExtractor(config), FeatureCache(folder / "plain"))
+    some = {"augmentation": Augmentation(speeds=(1.0,), n_time_masks=0, n_frequency_masks=0, vtlp=0.2)}
+    pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=400, two_views=True, **some)
+    epoch = pairs.epoch(1)
+    factors = []
+    for rows, batch in zip(epoch.batches, epoch, strict=True):
+        for i, first, second in zip(rows, batch.source, batch.second_source, strict=True):
+            plain = reader(pairs.recordings[i].audio)
+            grid = np.linspace(0.8, 1.2, 401)
+            stretched = torch.stack([perturb_vocal_tract(plain, f, low=config.low, high=config.highest) for f in grid])
+            apart = [(stretched - view[: len(plain)]).abs().mean(dim=(1, 2)) for view in (first, second)]
+            assert all(each.min() < 0.01 < 0.05 < each.max() for each in apart)
+            factors.append([grid[int(each.argmin())] for each in apart])
+    ones, others = np.transpose(factors)
+    assert np.mean(np.abs(ones - others) > 0.02) > 0.7 and min(np.std(ones), np.std(others)) > 0.08
 
 
 def test_the_first_epoch_goes_from_short_to_long_and_no_other(recordings, reader, tokenizer):
