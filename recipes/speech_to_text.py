@@ -1,7 +1,7 @@
 """Speech to text: MFCC frames straight into the encoder, scored with WER.
 
     python recipes/speech_to_text.py                            the spoken commands that ship
-    python recipes/speech_to_text.py --target-column german     the same sound, German text: speech translation
+    python recipes/speech_to_text.py commands_german            the same sound, German text: speech translation
     python recipes/speech_to_text.py fsdd --data DIR            Free Spoken Digit Dataset
     python recipes/speech_to_text.py digits --data DIR          3 to 7 of them in a row, see scripts/make_digits.py
     python recipes/speech_to_text.py speechocean762 --data DIR  read English (Zhang et al. 2021)
@@ -112,6 +112,18 @@ COMMANDS = Experiment(
     # all that is said in these corpora is said in their training, or nearly all
     decoding=td.SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5, words="known"),
 )
+GERMAN = replace(
+    COMMANDS,
+    corpus=replace(COMMANDS.corpus, target_column="german"),
+    vocab_size=400,  # English, which CTC learns, and German
+    ctc_weight=0.3,
+    training=replace(
+        COMMANDS.training,
+        optim=replace(COMMANDS.training.optim, weight_decay=0.1),
+        max_updates=2400,
+        validate_every=400,
+    ),
+)
 FSDD = replace(
     COMMANDS,
     name="fsdd",
@@ -162,6 +174,7 @@ SPEECHOCEAN = replace(
 )
 SETTINGS = {
     "commands": ("The spoken commands that ship; minutes on two cores.", COMMANDS),
+    "commands_german": ("The same recordings, German text comes out; minutes on two cores.", GERMAN),
     "fsdd": ("Spoken digits, 3,000 recordings; minutes on two cores.", FSDD),
     "digits": ("3 to 7 spoken digits in a row, 4,000 utterances made by scripts/make_digits.py.", DIGITS),
     "speechocean762": ("Read English by Mandarin speakers, 2,500 recordings; hours on two cores.", SPEECHOCEAN),

@@ -15,7 +15,7 @@ commands           96.11  test greedy bleu                  4  translation.py
 multi30k_en_de     40.38  test beam5 bleu.lowercase        94  translation.py multi30k --training.max-minutes 200
 multi30k_de_en     42.36  test beam5 bleu.lowercase        94  translation.py multi30k --training.max-minutes 200 --source de --target en --model.dropout 0.3
 speech              1.07  test $SPEECH                     13  speech_to_text.py
-speech_german      55.16  test beam5 bleu                  20  speech_to_text.py --target-column german --vocab-size 400 --ctc-weight 0.3
+speech_german      81.45  test beam5 bleu                  25  speech_to_text.py commands_german
 $(for name in george:29.4 jackson:15.2 lucas:17.8 nicolas:10.6 theo:5.8 yweweler:8.8; do
   echo "fsdd_${name%:*} ${name#*:} test $SPEECH 5 speech_to_text.py fsdd --leave-out ${name%:*}"
 done)
