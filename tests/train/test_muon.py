@@ -10,19 +10,24 @@ from transduce.train.muon import orthogonal
 from transduce.train.optim import optimizer, step
 
 
+@pytest.mark.parametrize("narrow", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("rows", "columns"), [(24, 24), (48, 16), (16, 48)])
-def test_singular_vectors_stay_and_singular_values_become_nearly_one(rng, rows, columns):
+def test_singular_vectors_stay_and_singular_values_become_nearly_one(rng, monkeypatch, rows, columns, narrow):
+    monkeypatch.setattr("transduce.train.muon.computes_bf16", lambda _: narrow)
     matrices = torch.randn(3, rows, columns, generator=rng)
     u, _, v = torch.linalg.svd(matrices, full_matrices=False)
     turned = u.mT @ orthogonal(matrices) @ v.mT  # diagonal, if the vectors are the same
     values = turned.diagonal(dim1=-2, dim2=-1)
-    torch.testing.assert_close(turned, torch.diag_embed(values), rtol=0, atol=1e-4)
+    torch.testing.assert_close(turned, torch.diag_embed(values), rtol=0, atol=0.05 if narrow else 1e-4)
     assert values.min() > 0.5 and values.max() < 1.3  # of the smallest values some have not arrived
 
 
-def test_steps_are_torchs(rng, monkeypatch):
-    """torch.optim.Muon rounds to bfloat16, here not; each map of queries, keys and values is a matrix of its own."""
-    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
+@pytest.mark.parametrize("narrow", [False, True], ids=["fp32", "bf16"])
+def test_steps_are_torchs(rng, monkeypatch, narrow):
+    """torch.optim.Muon always rounds to bfloat16; each map of queries, keys and values is a matrix of its own."""
+    monkeypatch.setattr("transduce.train.muon.computes_bf16", lambda _: narrow)
+    if not narrow:
+        monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
     model = translator()
     config = OptimConfig(optimizer="muon", weight_decay=0.1)
     ours, start = optimizer(model, config), {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -53,7 +58,11 @@ def test_steps_are_torchs(rng, monkeypatch):
         beside.step()
     for name, parameter in model.named_parameters():
         want = torch.cat([part.detach() for part in theirs[name]]) if name in theirs else adam[name].detach()
-        torch.testing.assert_close(parameter.detach(), want, rtol=1e-4, atol=1e-5)
+        if narrow:  # the order of sums decides the last of eight bits
+            apart, moved = parameter.detach() - want, want - start[name]
+            assert apart.norm() < 0.1 * moved.norm()
+        else:
+            torch.testing.assert_close(parameter.detach(), want, rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_that_is_not_finite_changes_nothing(rng):

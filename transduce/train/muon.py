@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transduce.device import computes_bf16
+
 STEPS = ((3.4445, -4.7750, 2.0315),) * 5
 """Coefficients a, b, c of every Newton-Schulz step x <- a x + b (x x^T) x + c (x x^T)^2 x. Source: Jordan et al. (2024)."""
 
@@ -15,13 +17,13 @@ STEPS = ((3.4445, -4.7750, 2.0315),) * 5
 def orthogonal(matrices: Float[Tensor, "N R C"]) -> Float[Tensor, "N R C"]:
     """The same singular vectors, with singular values near 1: between about 0.7 and 1.2.
 
-    On a GPU it is computed in bfloat16. Source: Jordan et al. (2024), Muon: an optimizer for hidden layers in neural
+    It is computed in bfloat16 where the hardware has instructions for it. Source: Jordan et al. (2024), Muon: an optimizer for hidden layers in neural
     networks, kellerjordan.github.io/posts/muon.
     """
     tall = matrices.size(-2) > matrices.size(-1)
     x = matrices.mT if tall else matrices
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)  # no singular value above 1
-    if x.is_cuda:
+    if computes_bf16(x.device):
         x = x.bfloat16()
     for a, b, c in STEPS:
         gram = x @ x.mT
