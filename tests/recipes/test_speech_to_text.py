@@ -451,6 +451,14 @@ def test_ctc_may_learn_what_is_said_under_a_decoder_that_translates(corpus, tmp_
         run(replace(x, run=tmp_path / "third", ctc_column="english"))
 
 
+def test_the_german_setting_has_the_same_sound_with_the_other_column():
+    commands, german = (SETTINGS[name][1].corpus.read(1) for name in ("commands", "commands_german"))
+    for heard, written in zip(commands, german, strict=True):
+        assert [r.audio for r in heard] == [r.audio for r in written]
+        assert [r.columns["german"] for r in heard] == [r.text for r in written]
+        assert [r.text for r in heard] == [r.columns["text"] for r in written]  # what CTC learns
+
+
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
     ("named", "where"), [(None, "runs/speech_german"), (Path("runs/speech"), "runs/speech")], ids=["by itself", "named"]

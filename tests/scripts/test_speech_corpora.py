@@ -67,7 +67,11 @@ def test_the_recipe_reads_connected_digits(digits, tmp_path):
 
 
 def test_no_setting_of_the_recipe_is_forgotten_here():
-    assert SETTINGS.keys() - {"commands", "manifest", "vectors"} == {"fsdd", "speechocean762", "digits"}
+    assert SETTINGS.keys() - {"commands", "commands_german", "manifest", "vectors"} == {
+        "fsdd",
+        "speechocean762",
+        "digits",
+    }
 
 
 def test_what_is_not_a_digit_is_left_out(digits, capsys):
