@@ -61,7 +61,8 @@ class Experiment:
     """Share of model.ctc_layers in CTC, where there are any; the rest is that of the encoder's last layer."""
     ctc_consistency: float = 0.0
     """Weight, beside CTC, of the divergence between what the CTC head gives for two passes of each batch with different
-    dropout, masks and vocal tract (CR-CTC, Yao et al. 2024; theirs is 0.2, with 2.5 times as many and as wide time masks); 0 = one pass."""
+    dropout and masks (CR-CTC, Yao et al. 2024; theirs is 0.2, with 2.5 times as many and as wide time masks), and another vocal
+    tract where augmentation.vtlp is not 0; 0 = one pass."""
     ctc_column: str | None = None
     """The column that CTC learns. By itself it is text, what is said, where the manifests have it; searches into another
     target column then go without CTC."""

@@ -77,7 +77,6 @@ class Frames:
                 f"convolutions take frames one by one and give d_model numbers, but conv_strides={self.conv_strides}, "
                 f"stack={self.stack} and project={self.project}; use stack=1 and project=False"
             )
-
         if self.conv_dims == 2 and not self.conv_strides:
             raise ValueError("conv_dims=2 is for convolutions, but conv_strides=(); add strides, such as 2 2")
 

@@ -17,8 +17,8 @@ STEPS = ((3.4445, -4.7750, 2.0315),) * 5
 def orthogonal(matrices: Float[Tensor, "N R C"]) -> Float[Tensor, "N R C"]:
     """The same singular vectors, with singular values near 1: between about 0.7 and 1.2.
 
-    It is computed in bfloat16 where the hardware has instructions for it. Source: Jordan et al. (2024), Muon: an optimizer for hidden layers in neural
-    networks, kellerjordan.github.io/posts/muon.
+    It is computed in bfloat16 where the hardware has instructions for it. Source: Jordan et al. (2024), Muon: an optimizer
+    for hidden layers in neural networks, kellerjordan.github.io/posts/muon.
     """
     tall = matrices.size(-2) > matrices.size(-1)
     x = matrices.mT if tall else matrices
