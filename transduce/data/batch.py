@@ -37,7 +37,7 @@ class Batch:
     heard_lengths: Int[Tensor, " B"] | None = None
     """Of `heard`, with EOS; they stay on the host, where CTC reads them."""
     second_source: Shaped[Tensor, "B S *F"] | None = None
-    """The same source with other masks, and by another vocal tract, for a training whose outputs of both should agree."""
+    """The same source with other masks, noise and vocal tract, for a training whose outputs of both should agree."""
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device.

@@ -95,18 +95,17 @@ def test_batches_are_a_function_of_seed_and_epoch(recordings, reader, tokenizer)
     assert not same(first, batches(1, 4)) and not same(first, batches(2, 3))
 
 
-def test_two_views_differ_in_their_masks_alone(recordings, reader, tokenizer):
-    """The frames are those of one view; the second has the same speed, silence and noise, at other masks."""
-    noisy = Augmentation(
+def test_two_views_differ_in_their_masks_alone_where_nothing_else_is_drawn(recordings, reader, tokenizer):
+    """The frames are those of one view; the second has the same speed and silence, at other masks."""
+    masked = Augmentation(
         speeds=(0.9, 1.1),
         n_frequency_masks=0,
         n_time_masks=1,
         time_mask_width=0.1,
         silence=0.1,
-        lowest_snr=10,
         vtlp=0.0,
     )
-    some = {"frames_per_batch": 400, "augmentation": noisy}
+    some = {"frames_per_batch": 400, "augmentation": masked}
     one, two = (SpeechPairs(recordings, reader, tokenizer, **some, two_views=on) for on in (False, True))
     other = shared = n_frames = 0
     for plain, both in zip(one.epoch(3), two.epoch(3), strict=True):
@@ -150,6 +149,26 @@ def test_two_views_are_heard_from_other_vocal_tracts(recordings, folder, tokeniz
             factors.append([grid[int(each.argmin())] for each in apart])
     ones, others = np.transpose(factors)
     assert np.mean(np.abs(ones - others) > 0.02) > 0.7 and min(np.std(ones), np.std(others)) > 0.08
+
+
+@pytest.mark.parametrize("how", [{"gain": 20.0}, {"lowest_snr": 0.0}])
+def test_two_views_have_a_level_and_noise_of_their_own(recordings, folder, tokenizer, how):
+    """Each view is the recording at a level of its own, the same in all frames and bands, or with noise of its own."""
+    config = replace(FEATURES, n_coefficients=0, normalize="none")
+    reader = FrameReader(FeatureExtractor(config), FeatureCache(folder / "plain"))
+    augmentation = Augmentation(speeds=(1.0,), n_time_masks=0, n_frequency_masks=0, vtlp=0.0, **how)
+    pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=400, augmentation=augmentation, two_views=True)
+    epoch, apart = pairs.epoch(1), []
+    for rows, batch in zip(epoch.batches, epoch, strict=True):
+        for i, first, second in zip(rows, batch.source, batch.second_source, strict=True):
+            plain = reader(pairs.recordings[i].audio)
+            changes = [view[: len(plain)] - plain for view in (first, second)]
+            if "gain" in how:
+                assert all(torch.allclose(each, each.mean(), atol=1e-4) for each in changes)
+            else:
+                assert all(each.median() > 0 for each in changes)  # noise adds energy
+            apart.append(float((changes[0] - changes[1]).abs().mean()))
+    assert np.median(apart) > 0.5
 
 
 def test_the_first_epoch_goes_from_short_to_long_and_no_other(recordings, reader, tokenizer):

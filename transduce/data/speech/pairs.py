@@ -65,15 +65,14 @@ class FrameReader:
         rng: Generator | None = None,
         speed: float = 1.0,
         silence: tuple[int, int] = (0, 0),
-        view: Generator | None = None,
     ) -> Float[Tensor, "S F"]:
         """Frames at one speed. Mel bands are masked before the DCT, spans of time after normalization.
 
         Vectors have neither speed nor mel bands, so of the augmentation they get the time masks alone.
 
         Args:
+            rng: draws the level, the noise, the vocal tract and the masks, none of which moves a position.
             silence: frames of silence before and after the utterance.
-            view: what draws the vocal tract and the masks; None: `rng`, which draws all else.
 
         Raises:
             ValueError: the file cannot be used; the message names it.
@@ -89,10 +88,10 @@ class FrameReader:
                 widths = self.feature_extractor.band_widths
                 frames = add_noise(frames, widths, lowest_snr=augmentation.lowest_snr, rng=rng)
             if augmentation.vtlp:
-                factor = draw_vtlp(augmentation.vtlp, view or rng)
+                factor = draw_vtlp(augmentation.vtlp, rng)
                 frames = perturb_vocal_tract(frames, factor, low=config.low, high=config.highest)
             frames = mask_frequency(
-                frames, spans=augmentation.n_frequency_masks, widest=augmentation.frequency_mask_width, rng=view or rng
+                frames, spans=augmentation.n_frequency_masks, widest=augmentation.frequency_mask_width, rng=rng
             )
             frames = self.feature_extractor.mfcc(frames)
         return mask_time(
@@ -101,7 +100,7 @@ class FrameReader:
             widest=augmentation.time_mask_width,
             hop=self.feature_extractor.config.hop,
             share=augmentation.time_mask_proportion,
-            rng=view or rng,
+            rng=rng,
         )
 
     def speeds(self, augmentation: Augmentation) -> tuple[float, ...]:
@@ -145,8 +144,8 @@ class SpeechPairs:
         workers: threads that fill the cache of log-mels; 0: this one.
         heard_column: the column that CTC learns, or that CTC inside the encoder learns, if it is not the target's.
         labels: whether that column holds labels such as phones, one token each (see data/speech/labels.py).
-        two_views: whether batches have a `second_source`, which differs from the source in its vocal tract and its masks
-            alone: no place of it moves.
+        two_views: whether batches have a `second_source`, which differs from the source in all that moves no position of
+            it: level, noise, vocal tract and masks.
 
     Raises:
         ValueError: no recording is left, a recording lacks that column, the tokenizer has nothing that begins or ends a
@@ -212,14 +211,14 @@ class SpeechPairs:
         share = self.augmentation.token_dropout
 
         def make(rows: list[int]) -> Batch:
-            def read(i: int, view: Generator | None = None) -> Float[Tensor, "S F"]:
-                rng = generator(self.seed + 1, n, i)
-                return self.reader(self.recordings[i].audio, self.augmentation, rng, drawn[i], silence[i], view)
+            def read(i: int, seed: int) -> Float[Tensor, "S F"]:
+                rng = generator(seed, n, i)
+                return self.reader(self.recordings[i].audio, self.augmentation, rng, drawn[i], silence[i])
 
-            source, source_lengths = pad_frames([read(i) for i in rows])
+            source, source_lengths = pad_frames([read(i, self.seed + 1) for i in rows])
             batch = batch_of(source, source_lengths, [self.target[i] for i in rows], bos=self.bos_id)
             if self.two_views:
-                second, _ = pad_frames([read(i, generator(self.seed + 4, n, i)) for i in rows])
+                second, _ = pad_frames([read(i, self.seed + 4) for i in rows])
                 batch = replace(batch, second_source=second)
             if self.heard is not None:
                 heard, lengths = pad([self.heard[i] for i in rows], 0)
