@@ -9,10 +9,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 SPEECH="beam5.ctc wer"
-# name; what is stated; the file in the run that has it, search and measure there; minutes on one core; the recipe's command
+# name; what is stated; the file in the run that has it, search and measure there; minutes on one core; the recipe's command, or
+# that of a script with several trainings
 figures="
 commands           96.11  test greedy bleu                  4  translation.py
 multi30k_en_de     40.38  test beam5 bleu.lowercase        94  translation.py multi30k --training.max-minutes 200
+multi30k_diversified 40.59  five/test beam5 bleu.lowercase  115  scripts/synthetic_data.sh diversification
 multi30k_de_en     42.36  test beam5 bleu.lowercase        94  translation.py multi30k --training.max-minutes 200 --source de --target en --model.dropout 0.3
 speech              1.07  test $SPEECH                     13  speech_to_text.py
 speech_german      81.45  test beam5 bleu                  25  speech_to_text.py commands_german
@@ -30,7 +32,7 @@ masked_language     1.341 test - loss                       3  masked_language_m
 
 if [ $# = 0 ]; then
   echo "name stated measure minutes command" | cat - <(awk 'NF { $3 = $4 = ""; print }' <<<"$figures") |
-    awk '{ printf "%-18s %7s  %-15s %7s  ", $1, $2, $3, $4; for (i = 5; i <= NF; i++) printf "%s ", $i; print "" }'
+    awk '{ printf "%-20s %7s  %-15s %7s  ", $1, $2, $3, $4; for (i = 5; i <= NF; i++) printf "%s ", $i; print "" }'
   exit
 fi
 name="$1" && shift
@@ -41,7 +43,10 @@ read -r _ stated file search measure _ command < <(awk -v name="$name" '$1 == na
 source scripts/setup.sh ""
 run="runs/reproduced/$name"
 # shellcheck disable=SC2086
-python recipes/$command --run "$run" "$@"
+case "$command" in
+scripts/*) bash $command "$@" "$run" ;;
+*) python recipes/$command --run "$run" "$@" ;;
+esac
 python - "$run" "$stated" "$file" "$search" "$measure" <<'PYTHON'
 import json
 import sys

@@ -92,12 +92,13 @@ distillation)
   row "student, the teacher's outputs instead" with
   ;;
 diversification)
-  last=$(n 29000 300)
+  last=$(n 29000 100)
   for side in en de; do lines train.$side 1 "$last" >"$OUT/all.$side"; done
   full=(--vocab-size "$(n 8000 500)" --training.optim.optimizer muon --training.validate-every "$(n 500 2)"
     --training.optim.warmup-steps "$(n 1000 2)")
   teachers=("${full[@]}" --training.max-updates "$(n 3000 4)")
-  student=("${full[@]}" --training.max-updates "$(n 13000 4)" --model.dropout 0.2)
+  student=("${full[@]}" --training.max-updates "$(n 13000 4)" --training.validate-every "$(n 1000 2)"
+    --model.dropout 0.2)
 
   for seed in 1 2; do
     train forward$seed all.en all.de "${teachers[@]}" --training.seed $seed

@@ -32,6 +32,9 @@ def test_what_is_listed_is_stated(figures):
 def test_recipes_understand_the_commands(figures, tmp_path):
     """They read their options, and only then find that there are no data, or that an update is all that there is."""
     for _, _, _, _, recipe, *options in figures:
+        if recipe.startswith("scripts/"):  # it has no options of a recipe
+            assert (ROOT / recipe).exists()
+            continue
         words = [
             sys.executable,
             str(ROOT / "recipes" / recipe),
