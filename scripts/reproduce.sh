@@ -21,7 +21,7 @@ speech_german      81.45  test beam5 bleu                  25  speech_to_text.py
 $(for name in george:29.4 jackson:15.2 lucas:17.8 nicolas:10.6 theo:5.8 yweweler:8.8; do
   echo "fsdd_${name%:*} ${name#*:} test $SPEECH 5 speech_to_text.py fsdd --leave-out ${name%:*}"
 done)
-speechocean762     44.83  test beam10.ctc wer              88  speech_to_text.py speechocean762
+speechocean762     43.81  test beam10.ctc wer              59  speech_to_text.py speechocean762
 fsdd                0.67  test $SPEECH                      4  speech_to_text.py fsdd
 digits              0.12  test $SPEECH                     31  speech_to_text.py digits
 language            0.600 validation - loss                 2  language_model.py
