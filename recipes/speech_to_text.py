@@ -61,8 +61,8 @@ class Experiment:
     """Share of model.ctc_layers in CTC, where there are any; the rest is that of the encoder's last layer."""
     ctc_consistency: float = 0.0
     """Weight, beside CTC, of the divergence between what the CTC head gives for two passes of each batch with different
-    dropout and masks (CR-CTC, Yao et al. 2024; theirs is 0.2, with 2.5 times as many and as wide time masks), and another vocal
-    tract where augmentation.vtlp is not 0; 0 = one pass."""
+    dropout and augmentation, but for speed and silence; 0 = one pass. CR-CTC (Yao et al. 2024) has 0.2, and views that differ
+    in their masks alone, of which there are 2.5 times as many, and as wide in time."""
     ctc_column: str | None = None
     """The column that CTC learns. By itself it is text, what is said, where the manifests have it; searches into another
     target column then go without CTC."""
@@ -178,7 +178,7 @@ SETTINGS = {
     "commands_german": ("The same recordings, German text comes out; minutes on two cores.", GERMAN),
     "fsdd": ("Spoken digits, 3,000 recordings; minutes on two cores.", FSDD),
     "digits": ("3 to 7 spoken digits in a row, 4,000 utterances made by scripts/make_digits.py.", DIGITS),
-    "speechocean762": ("Read English by Mandarin speakers, 2,500 recordings; hours on two cores.", SPEECHOCEAN),
+    "speechocean762": ("Read English by Mandarin speakers, 2,500 recordings; an hour on one core.", SPEECHOCEAN),
     "manifest": (
         "Any recordings; until ten validations bring nothing better.",
         replace(

@@ -85,7 +85,7 @@ class CrossEntropy(Objective):
         model: a Transformer (model/transformer.py).
         label_smoothing: the share of a target's probability that is spread evenly over the vocabulary.
         consistency: alpha in (L1 + L2) / 2 + alpha (KL(P1 || P2) + KL(P2 || P1)) / 2: in training, every batch passes twice,
-            with other dropout (and masks, where it has a second source), and the distributions P1 and P2 at its targets
+            with other dropout (and augmentation, where it has a second source), and the distributions P1 and P2 at its targets
             should agree. L1 and L2 are the losses of the two passes, so their scale is that of one. 0: one pass.
 
     Source: Liang et al. (2021), R-Drop. They add L1 and L2, so their alpha, 5 for translation, is twice this one.
