@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import count, islice
 from pathlib import Path
@@ -118,14 +118,16 @@ class Clock(Sequence[Batch]):
 class Ours:
     """Turns of `Trainer.run`, each of which resumes from the checkpoint of the one before."""
 
-    def __init__(self, model: nn.Module, corpus: Corpus, x: argparse.Namespace, **how: object) -> None:
-        self.clock, self.rate, self.n_updates = Clock(corpus.epoch, x.device), 0.0, 0
+    def __init__(
+        self, objective: CrossEntropy, epoch: Callable[[int], Sequence[Batch]], x: argparse.Namespace, **how: object
+    ) -> None:
+        self.clock, self.rate, self.n_updates = Clock(epoch, x.device), 0.0, 0
         self.directory = tempfile.TemporaryDirectory()
         config = TrainingConfig(validate_every=10**9, keep_last=1, keep_best=1, **how)  # type: ignore[arg-type]
-        self.model = model
+        self.model = objective.model
         self.trainer = Trainer(
-            objective=CrossEntropy(model, label_smoothing=config.label_smoothing), data=self.clock,
-            validate=self.validate, config=config, directory=Path(self.directory.name),
+            objective=objective, data=self.clock, validate=self.validate, config=config,
+            directory=Path(self.directory.name),
         )  # fmt: skip
 
     def validate(self, _: nn.Module) -> Validation:
@@ -142,7 +144,7 @@ class Ours:
 
 
 class PlainTransformer(nn.Module):
-    """torch.nn.Transformer with one table for both sides and the output, and what it adds to the paper taken out.
+    """torch.nn.Transformer with one table for both sides and the output, its loss, and what it adds to the paper taken out.
 
     That is a second norm at the end of each stack, and dropout inside attention and feed-forward.
     """
@@ -175,7 +177,9 @@ class PlainTransformer(nn.Module):
             self.embed(batch.source), self.embed(batch.target_in), tgt_mask=future, src_key_padding_mask=hidden,
             memory_key_padding_mask=hidden, tgt_is_causal=True,
         )  # fmt: skip
-        return states @ self.embedding.weight.T
+        return F.cross_entropy(
+            (states @ self.embedding.weight.T).flatten(0, 1), batch.target_out.flatten(), label_smoothing=SMOOTHING
+        )
 
 
 def there(batch: Batch, device: str) -> Batch:
@@ -185,7 +189,7 @@ def there(batch: Batch, device: str) -> Batch:
 
 
 class Plain:
-    """Turns of the loop that a tutorial writes."""
+    """Turns of the loop that a tutorial writes, with a model that gives the loss of a batch."""
 
     def __init__(self, model: nn.Module, epoch: Callable[[int], Sequence[Batch]], x: argparse.Namespace) -> None:
         self.model, self.device, self.clock = model, x.device, Clock(epoch, x.device)
@@ -199,9 +203,7 @@ class Plain:
     def __call__(self, n_updates: int) -> float:
         self.model.train()
         for batch in islice(self.batches, n_updates):
-            batch = there(batch, self.device)
-            logits = self.model(batch)
-            loss = F.cross_entropy(logits.flatten(0, 1), batch.target_out.flatten(), label_smoothing=0.1)
+            loss = self.model(there(batch, self.device))
             self.optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -210,6 +212,7 @@ class Plain:
         return self.clock.stop(n_updates)
 
 
+SMOOTHING = 0.1
 PLAIN, UNSORTED, FP32, BF16, COMPILED = NAMES = (
     "plain loop", "plain loop, no buckets", "transduce fp32", "transduce bf16", "transduce bf16 compiled",
 )  # fmt: skip
@@ -227,14 +230,20 @@ def system(name: str, corpus: Corpus, x: argparse.Namespace) -> Plain | Ours:
     )  # fmt: skip
     torch.manual_seed(1)
     ours, plain = td.Transformer(config), PlainTransformer(config)
-    sizes = [sum(p.numel() for p in model.parameters()) for model in (ours, plain)]
-    if sizes[0] != sizes[1]:
-        raise SystemExit(f"both models must have as many parameters, but ours has {sizes[0]} and the plain {sizes[1]}")
+    check_sizes(ours, plain)
     if name in (PLAIN, UNSORTED):
         return Plain(plain.to(x.device), corpus.epoch if name == PLAIN else corpus.unsorted, x)
     precision, *how = name.split()[1:]
     whole, layers = ("compiled" in how), ("layers" in how)
-    return Ours(ours.to(x.device), corpus, x, precision=precision, compile=whole, compile_layers=layers)
+    objective = CrossEntropy(ours.to(x.device), label_smoothing=SMOOTHING)
+    return Ours(objective, corpus.epoch, x, precision=precision, compile=whole, compile_layers=layers)
+
+
+def check_sizes(ours: nn.Module, plain: nn.Module) -> None:
+    """Stop where the models are not equally large."""
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (ours, plain)]
+    if sizes[0] != sizes[1]:
+        raise SystemExit(f"both models must have as many parameters, but ours has {sizes[0]} and the plain {sizes[1]}")
 
 
 def vocabulary(x: argparse.Namespace) -> int:
@@ -274,21 +283,53 @@ def peaks(names: Sequence[str], corpus: Corpus) -> None:
             print(f"{name:24} {mebibytes:>7} MiB of memory for training", flush=True)
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="Multi30k's folder (default: multi30k in $TRANSDUCE_DATA)")
+def take_turns(systems: Mapping[str, Plain | Ours], x: argparse.Namespace) -> None:
+    """Print how long the first update of each took, and then the speed of each, as a ratio to the first one's."""
+    for name, run in systems.items():
+        run(1)
+        print(
+            f"{name:24} {run.clock.seconds:7.1f} s for the first update, {run.clock.cpu_seconds:.1f} s of CPU",
+            flush=True,
+        )
+        if x.warm_up > 1:
+            run(x.warm_up - 1)
+    rates: dict[str, list[float]] = {name: [] for name in systems}
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(x.rounds):
+        for name, run in systems.items():
+            rates[name].append(run(x.updates))
+            times[name].append(1000 * run.clock.cpu_seconds / x.updates)
+    middle = {name: statistics.median(rate) for name, rate in rates.items()}
+    first = middle[next(iter(systems))]
+    for name, rate in rates.items():
+        spread = f"{min(rate):,.0f} to {max(rate):,.0f}"
+        ratio, each = middle[name] / first, statistics.median(times[name])
+        print(
+            f"{name:24} {middle[name]:7,.0f} target tokens/s {ratio:6.2f} x  ({spread}), {each:,.0f} ms of CPU",
+            flush=True,
+        )
+
+
+def add_turns(parser: argparse.ArgumentParser) -> None:
+    """The options of a benchmark whose systems take turns."""
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3, help="turns of every system (default: 3)")
     parser.add_argument("--updates", type=int, default=8, help="updates of a turn (default: 8)")
     parser.add_argument("--warm-up", type=int, default=3, help="updates before the first turn (default: 3)")
+    parser.add_argument("--tiny", action="store_true", help="a model and corpus of seconds, to try the script")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="Multi30k's folder (default: multi30k in $TRANSDUCE_DATA)")
+    add_turns(parser)
     parser.add_argument("--compile", action="store_true", help="torch.compile too; needs a C++ compiler on a CPU")
     every = [*NAMES, *(name for name in MORE if name not in NAMES)]
     parser.add_argument("--systems", nargs="+", choices=every, help="these only; ratios are to the first")
     parser.add_argument("--tokens-per-batch", type=int, default=4096, help="positions of a side (default: 4096)")
     parser.add_argument("--no-memory", action="store_true", help="leave the memory out")
-    parser.add_argument("--tiny", action="store_true", help="a model and corpus of seconds, to try the script")
     parser.add_argument("--peak", nargs=2, metavar=("SYSTEM", "IDS"), help="only measure memory (used by itself)")
     return parser.parse_args()
 
@@ -305,28 +346,7 @@ def main() -> None:
     print(
         f"{len(corpus.source)} pairs, {size:,} parameters, {x.threads} threads, {x.device}, torch {torch.__version__}"
     )
-    for name, run in systems.items():
-        run(1)
-        print(
-            f"{name:24} {run.clock.seconds:7.1f} s for the first update, {run.clock.cpu_seconds:.1f} s of CPU",
-            flush=True,
-        )
-        if x.warm_up > 1:
-            run(x.warm_up - 1)
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(x.rounds):
-        for name, run in systems.items():
-            rates[name].append(run(x.updates))
-            times[name].append(1000 * run.clock.cpu_seconds / x.updates)
-    middle = {name: statistics.median(rate) for name, rate in rates.items()}
-    for name, rate in rates.items():
-        spread = f"{min(rate):,.0f} to {max(rate):,.0f}"
-        ratio, each = middle[name] / middle[names[0]], statistics.median(times[name])
-        print(
-            f"{name:24} {middle[name]:7,.0f} target tokens/s {ratio:6.2f} x  ({spread}), {each:,.0f} ms of CPU",
-            flush=True,
-        )
+    take_turns(systems, x)
     if not x.no_memory:
         peaks(names, corpus)
 

@@ -90,6 +90,7 @@ part_training_speed() {
   local compiled=()
   [ "$device" = cpu ] || compiled=(--compile)
   run python scripts/bench_training.py --device "$device" "${compiled[@]}" ${tiny:+--tiny}
+  run python scripts/bench_speech_training.py --device "$device" ${tiny:+--tiny}
 }
 part_decoding_speed() { run python scripts/bench_decoding.py --device "$device" ${tiny:+--tiny}; }
 part_graph_speed() { # a position as one CUDA graph, beside the layers' way and transformers

@@ -20,6 +20,7 @@ from transduce.train.flops import flops_per_token
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 TRAINING = "bench_training.py", "--tiny", "--rounds", "1", "--updates", "2", "--warm-up", "1", "--threads", "1"
+SPEECH = "bench_speech_training.py", *TRAINING[1:]
 PROCESSES = "bench_processes.py", "--tiny"
 DECODING = (
     "bench_decoding.py",
@@ -72,14 +73,21 @@ def test_help_says_how_to_call_a_script(name, monkeypatch, capsys):
 
 
 @pytest.mark.long
-def test_training_benchmark_compares_every_system_with_the_plain_loop(output):
-    heading, *lines = output((*TRAINING, "--no-memory")).splitlines()
+@pytest.mark.parametrize(
+    ("command", "size", "systems"),
+    [
+        ((*TRAINING, "--no-memory"), "pairs", "plain loop,plain loop, no buckets,transduce fp32,transduce bf16"),
+        (SPEECH, "recordings", "plain loop,transduce fp32,transduce bf16"),
+    ],
+)
+def test_training_benchmarks_compare_every_system_with_the_plain_loop(output, command, size, systems):
+    heading, *lines = output(command).splitlines()
     first, rows = lines[: len(lines) // 2], lines[len(lines) // 2 :]
     assert all(re.fullmatch(r"\S.*?  +\d+\.\d s for the first update, \d+\.\d s of CPU", line) for line in first)
-    assert re.match(r"\d+ pairs, [\d,]+ parameters, 1 threads, cpu, torch ", heading)
+    assert re.match(rf"\d+ {size}, [\d,]+ parameters, 1 threads, cpu, torch ", heading)
     pattern = r"(\S.*?)  +([\d,]+) target tokens/s +([\d.]+) x  \(([\d,]+) to ([\d,]+)\), [\d,]+ ms of CPU"
     cells = [re.fullmatch(pattern, row).groups() for row in rows]
-    assert [name for name, *_ in cells] == ["plain loop", "plain loop, no buckets", "transduce fp32", "transduce bf16"]
+    assert ",".join(name for name, *_ in cells) == systems
     speed = {name: float(median.replace(",", "")) for name, median, *_ in cells}
     for name, _, ratio, *_ in cells:  # both figures are rounded
         assert float(ratio) == pytest.approx(speed[name] / speed["plain loop"], rel=0.01, abs=0.01)

@@ -84,12 +84,16 @@ def test_rows_say_which_commit_trained(gpu):
 def test_a_part_stops_where_a_command_fails(gpu):
     status, told, commands = gpu("--device", "cpu", "--tiny", "gpt2", "training_speed", BROKEN="make_shards")
     assert status == 1 and told.endswith("failed: gpt2\n") and "\nit broke\n" in told
-    assert [command.split()[0] for command in commands] == ["scripts/make_shards.py", "scripts/bench_training.py"]
+    assert [command.split()[0] for command in commands] == [
+        "scripts/make_shards.py", "scripts/bench_training.py", "scripts/bench_speech_training.py"
+    ]  # fmt: skip
 
 
 def test_on_a_gpu_the_compiled_training_is_timed_too(gpu):
-    assert gpu("training_speed")[2][-1] == "scripts/bench_training.py --device cuda --compile"
-    assert gpu("--device", "cpu", "training_speed")[2] == ["scripts/bench_training.py --device cpu"]
+    *_, text, sound = gpu("training_speed")[2]
+    assert text == "scripts/bench_training.py --device cuda --compile"
+    assert sound == "scripts/bench_speech_training.py --device cuda"
+    assert gpu("--device", "cpu", "training_speed")[2][0] == "scripts/bench_training.py --device cpu"
 
 
 def test_speeds_are_shown_as_the_benchmarks_print_them(gpu, capsys):
