@@ -21,9 +21,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from bench_training import SMOOTHING, Ours, Plain, add_turns, check_sizes, take_turns
 from torch import Tensor, nn
 from torchaudio.models.conformer import ConformerLayer
+from training_turns import SMOOTHING, Ours, Plain, add_turns, check_sizes, take_turns
 
 import transduce as td
 from transduce.data.batch import Batch, Epoch
@@ -69,26 +69,27 @@ class PlainSpeech(nn.Module):
         for layer in self.encoder:
             memory = layer(memory, hidden)
         memory = self.encoder_norm(memory)
-        told = self.embedding(batch.target_in) * self.embedding.embedding_dim**0.5
-        future = torch.ones(told.size(1), told.size(1), dtype=torch.bool, device=told.device).triu(1)
+        n_target = batch.target_in.size(1)
+        embedded = self.embedding(batch.target_in) * self.embedding.embedding_dim**0.5 + self.positions[:n_target]
+        future = torch.ones(n_target, n_target, dtype=torch.bool, device=embedded.device).triu(1)
         states = self.decoder(
-            self.dropout(told + self.positions[: told.size(1)]), memory.transpose(0, 1), tgt_mask=future,
+            self.dropout(embedded), memory.transpose(0, 1), tgt_mask=future,
             memory_key_padding_mask=hidden, tgt_is_causal=True,
         )  # fmt: skip
         logits = (states @ self.embedding.weight.T).flatten(0, 1)
         entropy = F.cross_entropy(logits, batch.target_out.flatten(), label_smoothing=SMOOTHING)
-        heard = self.ctc(memory).log_softmax(-1)
-        lengths = (lengths, batch.target_lengths - 1)
-        ctc = F.ctc_loss(heard, batch.target_out, *lengths, reduction="sum", zero_infinity=True) / batch.n_tokens
-        return (1 - CTC) * entropy + CTC * ctc
+        ctc = F.ctc_loss(
+            self.ctc(memory).log_softmax(-1), batch.target_out, lengths, batch.target_lengths - 1, reduction="sum",
+            zero_infinity=True,
+        )  # fmt: skip
+        return (1 - CTC) * entropy + CTC * ctc / batch.n_tokens
 
 
 def read_sound(folder: Path, x: argparse.Namespace) -> tuple[Callable[[int], Epoch], int]:
     """The epochs of the training recordings, and how many recordings there are."""
-    recordings = read_manifest(SOUND / "train.tsv")[: 40 if x.tiny else None]
-    tokenizer = SentencePieceTokenizer.train(
-        [r.text for r in read_manifest(SOUND / "train.tsv")], vocab_size=VOCABULARY
-    )
+    recordings = read_manifest(SOUND / "train.tsv")
+    tokenizer = SentencePieceTokenizer.train([r.text for r in recordings], vocab_size=VOCABULARY)
+    recordings = recordings[: 40 if x.tiny else None]
     reader = FrameReader(FeatureExtractor(FeatureConfig(n_coefficients=20, deltas=1)), FeatureCache(folder))
     pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=1000 if x.tiny else 5000, workers=x.threads)
     return pairs.epoch, len(pairs.recordings)

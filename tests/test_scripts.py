@@ -37,7 +37,7 @@ DECODING = (
 )
 GENERATION = "bench_generation.py", "--tiny", "--repeats", "1", "--batch-size", "3", "--threads", "1", "--static"
 GPT2 = "bench_gpt2.py", "--device", "cpu", "--tiny", "--rounds", "1", "--warm-up", "1", "--threads", "1"
-HELP = [path.name for path in sorted(SCRIPTS.glob("*.py")) if "argparse" in path.read_text()]
+HELP = [path.name for path in sorted(SCRIPTS.glob("*.py")) if "ArgumentParser(" in path.read_text()]
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +76,8 @@ def test_help_says_how_to_call_a_script(name, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("command", "size", "systems"),
     [
-        ((*TRAINING, "--no-memory"), "pairs", "plain loop,plain loop, no buckets,transduce fp32,transduce bf16"),
-        (SPEECH, "recordings", "plain loop,transduce fp32,transduce bf16"),
+        ((*TRAINING, "--no-memory"), "pairs", ["plain loop, no buckets", "transduce fp32", "transduce bf16"]),
+        (SPEECH, "recordings", ["transduce fp32", "transduce bf16"]),
     ],
 )
 def test_training_benchmarks_compare_every_system_with_the_plain_loop(output, command, size, systems):
@@ -87,7 +87,7 @@ def test_training_benchmarks_compare_every_system_with_the_plain_loop(output, co
     assert re.match(rf"\d+ {size}, [\d,]+ parameters, 1 threads, cpu, torch ", heading)
     pattern = r"(\S.*?)  +([\d,]+) target tokens/s +([\d.]+) x  \(([\d,]+) to ([\d,]+)\), [\d,]+ ms of CPU"
     cells = [re.fullmatch(pattern, row).groups() for row in rows]
-    assert ",".join(name for name, *_ in cells) == systems
+    assert [name for name, *_ in cells] == ["plain loop", *systems]
     speed = {name: float(median.replace(",", "")) for name, median, *_ in cells}
     for name, _, ratio, *_ in cells:  # both figures are rounded
         assert float(ratio) == pytest.approx(speed[name] / speed["plain loop"], rel=0.01, abs=0.01)
