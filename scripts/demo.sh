@@ -18,7 +18,7 @@ echo; echo "== score all test sentences: combinations that training never saw"
 transduce translate "$RUN" recipes/data/commands/test.en --greedy --output "$RUN/hyp.de"
 transduce score bleu "$RUN/hyp.de" recipes/data/commands/test.de
 
-echo; echo "== train: spoken commands, sound to English (about five minutes on two cores)"
+echo; echo "== train: spoken commands, sound to English (five to ten minutes on two cores)"
 python recipes/speech_to_text.py commands --run "$SPEECH"
 
 echo; echo "== a recording goes in; text and its translation come out"
