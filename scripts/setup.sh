@@ -5,7 +5,10 @@ wanted="$(cat constraints.txt pyproject.toml | cksum)"
 if ! grep -qsxF "$wanted" "$VENV/installed$1"; then
   echo "installing into $VENV (a few minutes the first time: torch is large) ..."
   [ -x "$VENV/bin/python" ] || "${PYTHON:-python3}" -m venv "$VENV"
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".$1"
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".$1" || {
+    echo "the installation failed, as is said above; if an earlier one was broken off, remove $VENV and give the command again" >&2
+    exit 1
+  }
   echo "$wanted" >"$VENV/installed"
   echo "$wanted" >"$VENV/installed$1"
 fi
