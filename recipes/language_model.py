@@ -190,7 +190,7 @@ def run(x: Experiment) -> dict[str, float]:
     # Training
     ex.train(
         x,
-        ex.CrossEntropy(model, label_smoothing=x.training.label_smoothing, consistency=x.training.consistency),
+        ex.CrossEntropy(model, **ex.token_losses(x, model, target_tokenizer=tokenizer)),
         data=windows,
         validate=ex.language_validator(td.Generator(model, tokenizer), language.valid, held_out, x.generation),
         target_tokenizer=tokenizer,

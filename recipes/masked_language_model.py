@@ -153,7 +153,7 @@ def run(x: Experiment) -> dict[str, float]:
     # Training
     ex.train(
         x,
-        ex.CrossEntropy(model, label_smoothing=x.training.label_smoothing, consistency=x.training.consistency),
+        ex.CrossEntropy(model, **ex.token_losses(x, model, tokenizer, tokenizer)),
         data=ex.MaskedWindows(windows=windows, masking=x.masking, tokenizer=tokenizer),
         validate=ex.masked_language_validator(td.FillMask(model, tokenizer), valid, by=x.validate_by),
         source_tokenizer=tokenizer,

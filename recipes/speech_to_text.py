@@ -312,7 +312,7 @@ def run(x: Experiment) -> dict[str, float]:
     print(f"input: {config.flow}")
 
     # Training
-    losses = {"label_smoothing": x.training.label_smoothing, "consistency": x.training.consistency}
+    losses = ex.token_losses(x, model, target_tokenizer=spoken, feature_extractor=reader.feature_extractor)
     objective = ex.CrossEntropy(model, **losses)
     if x.ctc_weight:
         (blank,) = tokenizer.required("pad_id")

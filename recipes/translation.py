@@ -162,7 +162,7 @@ def run(x: Experiment) -> dict[str, float]:
     # Training
     ex.train(
         x,
-        ex.CrossEntropy(model, label_smoothing=x.training.label_smoothing, consistency=x.training.consistency),
+        ex.CrossEntropy(model, **ex.token_losses(x, model, source, target)),
         data=pairs,
         validate=ex.translation_validator(td.Translator(model, *spoken), valid, held_out.epoch(0), by=x.validate_by),
         source_tokenizer=source,

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Training on what a model has written, on Multi30k English to German, beside the same training without it:
 # back-translation (Sennrich et al. 2016): 5,000 pairs, and 24,000 German lines whose English a model writes;
-# distillation (Kim and Rush 2016): a small student learns what its teacher, which has learned from all pairs, makes of 6,000
-# source lines, instead of their references;
+# distillation (Hinton et al. 2015; Kim and Rush 2016): a small student learns from 6,000 pairs what its teacher, which has
+# learned from all pairs, predicts token by token, or what it makes of the source lines instead of their references, or both;
 # diversification (Nguyen et al. 2020): two models of each direction, then one that learns from all pairs, from what the first
 # two make of their sources, and from what the others make of their targets.
 # Prints a table of BLEU, lower-cased, on the test split.
@@ -83,13 +83,19 @@ distillation)
 
   train teacher all.en all.de
   written teacher few.en taught.de
-  train without few.en few.de "${small[@]}"
-  train with few.en taught.de "${small[@]}"
+  small+=(--tokenizer "$OUT/teacher/tokenizer.model") # the tokens that the teacher predicts
+  beside=("${small[@]}" --training.teachers "$OUT/teacher")
+  train references few.en few.de "${small[@]}"
+  train predictions few.en few.de "${beside[@]}"
+  train outputs few.en taught.de "${small[@]}"
+  train both few.en taught.de "${beside[@]}"
 
   printf '| en→de | greedy | beam 5 |\n|---|---|---|\n' >"$TABLE"
   row "teacher, $last pairs" teacher
-  row "student, $few references" without
-  row "student, the teacher's outputs instead" with
+  row "student, $few references" references
+  row "student, references with what the teacher predicts at their tokens" predictions
+  row "student, the teacher's outputs instead" outputs
+  row "student, the teacher's outputs with what it predicts at their tokens" both
   ;;
 diversification)
   last=$(n 29000 100)

@@ -301,6 +301,30 @@ def test_two_passes_of_a_batch_may_be_compared(tmp_path, corpus, monkeypatch):
     assert {line["kind"] for line in lines} == {"train", "valid"}
 
 
+def test_another_run_teaches(finished, tmp_path, corpus, monkeypatch):
+    """What it predicts is in the log; a run of other tokens, of the other direction or of nothing is refused."""
+    monkeypatch.setattr("transduce.train.log.EVERY", 3)
+    tokens = (finished[0] / "tokenizer.model",)
+    x = small(tmp_path / "run", corpus, tokenizer=tokens, decoding=td.SearchConfig(beam_size=1))
+    run(replace(x, training=replace(x.training, teachers=(finished[0], finished[0]), max_updates=3)))
+    lines = [json.loads(line) for line in (x.run / "metrics.jsonl").read_text().splitlines()]
+    for line in (line for line in lines if line["kind"] == "train"):
+        assert line["distillation"] > 1e-6
+        assert line["loss"] == pytest.approx((line["cross_entropy"] + line["distillation"]) / 2, rel=1e-4)
+    assert {line["kind"] for line in lines} == {"train", "valid"}
+    for teacher, changes, message in (
+        (
+            finished[0],
+            {"vocab_size": 420},
+            "but .* has other source tokens; train with --tokenizer and its tokenizer file",
+        ),
+        (tmp_path / "none", {"tokenizer": tokens}, "training.teachers: .*none does not exist"),
+    ):
+        y = replace(small(tmp_path / "other", corpus), **changes)
+        with pytest.raises(ValueError, match=message):
+            run(replace(y, training=replace(y.training, teachers=(teacher,))))
+
+
 def test_another_measure_decides(tmp_path, corpus):
     run(small(tmp_path / "run", corpus, validate_by="chrf"))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     )
     from transduce.experiment.run import (
         new_model as new_model,
+        token_losses as token_losses,
         train as train,
         with_frames as with_frames,
         with_vocabularies as with_vocabularies,

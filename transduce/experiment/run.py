@@ -12,7 +12,7 @@ import torch
 from transduce.config import to_dict
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.vectors import VectorReader
-from transduce.data.text.tokenizers import Tokenizer
+from transduce.data.text.tokenizers import Tokenizer, same_tokens
 from transduce.device import torch_device, trains_in
 from transduce.experiment.config import AnyExperiment
 from transduce.experiment.start import take_weights
@@ -20,8 +20,20 @@ from transduce.files import set_weights, weights_of, write_file
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.size import INFERENCE, TRAINING, check_fits
 from transduce.model.transformer import Transformer
-from transduce.run import WEIGHTS, Run, average, checkpoint_weights, checkpoints, load_run, open_run, serialize
+from transduce.run import (
+    WEIGHTS,
+    Run,
+    average,
+    checkpoint_weights,
+    checkpoints,
+    load_model,
+    load_run,
+    on_disk,
+    open_run,
+    serialize,
+)
 from transduce.tasks.lexicon import save_lexicon
+from transduce.tasks.load import same_features
 from transduce.tasks.page import write_reports
 from transduce.train.adapt import merge, merged
 from transduce.train.distributed import world
@@ -81,6 +93,68 @@ def new_model(
     if start_from is not None and not checkpoints(x.run):
         take_weights(model, start_from, source_tokenizer, target_tokenizer)
     return model
+
+
+def token_losses(
+    x: AnyExperiment,
+    student: Transformer,
+    source_tokenizer: Tokenizer | None = None,
+    target_tokenizer: Tokenizer | None = None,
+    feature_extractor: FeatureExtractor | VectorReader | None = None,
+) -> dict[str, Any]:
+    """What the experiment's training says of the loss of tokens, for an objective; its teachers are loaded.
+
+    Args:
+        student: the model to train; the others are what it reads and writes.
+
+    Raises:
+        ValueError: a teacher is no run with weights, or does, reads or writes something else.
+    """
+    teachers = []
+    for path in x.training.teachers:
+        try:
+            run, teacher = load_run(on_disk(path)), load_model(path, student.device).requires_grad_(False)
+        except ValueError as error:
+            raise ValueError(f"training.teachers: {error}") from error
+        if differing := _differing(run, student.config, source_tokenizer, target_tokenizer, feature_extractor):
+            raise ValueError(
+                f"a teacher must do what its student does, with the same tokens and features, but {path} has {differing}; train "
+                f"with --tokenizer and its tokenizer file, or start from it (--start-from {path})"
+            )
+        print(f"teacher: {path}, {sum(p.numel() for p in teacher.parameters()):,} parameters")
+        teachers.append(teacher)
+    return {
+        "label_smoothing": x.training.label_smoothing,
+        "consistency": x.training.consistency,
+        "teachers": teachers,
+        "distillation": x.training.distillation,
+    }
+
+
+def _differing(
+    run: Run,
+    student: TransformerConfig,
+    source_tokenizer: Tokenizer | None,
+    target_tokenizer: Tokenizer | None,
+    feature_extractor: FeatureExtractor | VectorReader | None,
+) -> str | None:
+    """What a run has otherwise than a student, so that it cannot teach it."""
+    pairs: list[tuple[str, Any, Any, Callable[[Any, Any], bool]]] = [
+        ("source tokens", run.source_tokenizer, source_tokenizer, same_tokens),
+        ("target tokens", run.target_tokenizer, target_tokenizer, same_tokens),
+        ("features of sound", run.feature_extractor, feature_extractor, same_features),
+    ]
+    for what, its, own, same in pairs:
+        if (its is None) != (own is None):
+            return f"no {what}" if its is None else what
+        if its is not None and not same(its, own):
+            return f"other {what}"
+    for half in ("encoder", "decoder"):
+        if (getattr(run.model, half) is None) != (getattr(student, half) is None):
+            return f"no {half}" if getattr(run.model, half) is None else f"a {half}"
+    if run.model.vocab_size != student.vocab_size:
+        return f"a vocabulary of {run.model.vocab_size} instead of {student.vocab_size}"
+    return None
 
 
 def train(

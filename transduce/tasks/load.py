@@ -11,6 +11,7 @@ import torch
 
 from transduce.config import from_dict
 from transduce.data.speech.features import FeatureExtractor
+from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.lines import each_line
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.data.text.tokenizers import same_tokens
@@ -137,7 +138,11 @@ def _check_together(first: Path, one: object, path: Path, other: object) -> None
                 f"the runs of an ensemble must have the same {name}, but {path} has another than {first}; train one with "
                 "--tokenizer and the file of the other"
             )
-    if isinstance(one, Transcriber) and isinstance(other, Transcriber) and not _same_features(one, other):
+    if (
+        isinstance(one, Transcriber)
+        and isinstance(other, Transcriber)
+        and not same_features(one.feature_extractor, other.feature_extractor)
+    ):
         raise ValueError(
             f"the runs of an ensemble must have the same features of sound, but those of {first} and {path} differ; "
             "train one with --start-from the other"
@@ -189,9 +194,8 @@ def own_decoding(directory: Path, run: Run) -> SearchConfig:
     return from_dict(SearchConfig, run.experiment.get("decoding", {}), f"decoding in {directory / CONFIG}")
 
 
-def _same_features(one: Transcriber, other: Transcriber) -> bool:
+def same_features(a: FeatureExtractor | VectorReader, b: FeatureExtractor | VectorReader) -> bool:
     """Whether sound becomes the same frames for both."""
-    a, b = one.feature_extractor, other.feature_extractor
     if a.config != b.config or not isinstance(a, FeatureExtractor) or not isinstance(b, FeatureExtractor):
         return a.config == b.config
     pairs = ((a.mean, b.mean), (a.std, b.std))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from transduce.config import at_least, within
@@ -120,6 +121,11 @@ class TrainingConfig:
     consistency: float = 0.0
     """Weight of the divergence between two passes of each batch with different dropout, whose predictions should agree
     (R-Drop, Liang et al. 2021; 2.5 is their 5). It takes twice the time and memory of a batch; 0: one pass."""
+    teachers: tuple[Path, ...] = ()
+    """Runs that read and write the same as this one: beside the targets, it learns what they predict in the mean, token by
+    token (Hinton et al. 2015; Kim and Rush 2016). A teacher takes about a third of its own training's time."""
+    distillation: float = 0.5
+    """Share of what teachers predict in the loss, where there are any; the rest is that of the targets."""
     freeze: tuple[str, ...] = ()
     """Parts of the model that keep their weights, such as encoder or decoder.layers.0."""
     lora: LoRAConfig = field(default_factory=LoRAConfig)
@@ -168,6 +174,12 @@ class TrainingConfig:
             self._check_shard()
         within("[0, 1)", label_smoothing=self.label_smoothing, ema=self.ema)
         at_least(0, consistency=self.consistency)
+        within("(0, 1]", distillation=self.distillation)
+        if self.teachers and self.consistency:
+            raise ValueError(
+                f"a batch passes twice, or teachers predict it, but consistency={self.consistency} and there are "
+                f"{len(self.teachers)} teachers; leave one of them out"
+            )
 
     def _check_shard(self) -> None:
         """Raise ValueError where something else does not work with parts of weights."""

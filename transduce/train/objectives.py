@@ -1,6 +1,6 @@
 """What a training minimizes: objectives are modules that own the model and give the loss of a batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transduce.config import at_least, within
 from transduce.train.consistency import divergence, projected_consistency, two_views
 from transduce.train.ctc import ctc_loss
+from transduce.train.distillation import projected_distillation
 from transduce.train.loss import projected_cross_entropy
 
 
@@ -87,23 +88,45 @@ class CrossEntropy(Objective):
         consistency: alpha in (L1 + L2) / 2 + alpha (KL(P1 || P2) + KL(P2 || P1)) / 2: in training, every batch passes twice,
             with other dropout (and augmentation, where it has a second source), and the distributions P1 and P2 at its targets
             should agree. L1 and L2 are the losses of the two passes, so their scale is that of one. 0: one pass.
+        teachers: models that read and write the same, whose predictions in evaluation are learned beside the targets; see
+            `projected_distillation`. They are no part of this module, so neither trained nor saved.
+        distillation: the weight of what the teachers predict, in (0, 1], beside the targets.
 
+    Raises:
+        ValueError: a weight is out of its range, or there are both teachers and consistency.
     Source: Liang et al. (2021), R-Drop. They add L1 and L2, so their alpha, 5 for translation, is twice this one.
     """
 
-    eager: tuple[str, ...] = ("ragged", "consistent")
+    eager: tuple[str, ...] = ("ragged", "consistent", "distilled", "predicted")
     ragged = staticmethod(projected_cross_entropy)
     """The loss where only some positions have targets. Graphs of it would each hold one loop of chunks, and be compiled
     anew for other numbers of them."""
     consistent = staticmethod(projected_consistency)
     """The same of two views, and what they differ by."""
+    distilled = staticmethod(projected_distillation)
+    """The same with teachers."""
     hears = False
     """Whether the loss reads the CTC head."""
 
-    def __init__(self, model: Any, *, label_smoothing: float = 0.0, consistency: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        label_smoothing: float = 0.0,
+        consistency: float = 0.0,
+        teachers: Sequence[Any] = (),
+        distillation: float = 0.5,
+    ) -> None:
         super().__init__(model)
         at_least(0, consistency=consistency)
+        within("(0, 1]", distillation=distillation)
+        if teachers and consistency:
+            raise ValueError(
+                f"a batch passes twice, or teachers predict it, but consistency={consistency} and there are "
+                f"{len(teachers)} teachers; leave one of them out"
+            )
         self.label_smoothing, self.consistency = label_smoothing, consistency
+        self.teachers, self.distillation = tuple(teacher.eval() for teacher in teachers), distillation
 
     @property
     def compares(self) -> bool:
@@ -145,18 +168,44 @@ class CrossEntropy(Objective):
         """
         # windows of a text have no padding; if pairs have none it is chance, and compiled code would branch on it
         windows = batch.source is None and batch.n_tokens == batch.target_out.numel()
-        weight, bias = self.model.output, self.model.output_bias
-        if bias is not None:  # [states 1] [weight bias]^T
-            states = F.pad(states, (0, 1), value=1.0)
-            weight = torch.cat((weight, F.pad(bias, (0, len(weight) - len(bias)))[:, None]), dim=1)
+        states, weight = with_bias(self.model, states)
         how: dict[str, Any] = {"n_classes": self.model.vocab_size, "label_smoothing": self.label_smoothing}
         if self.compares and self.consistency:
             alpha, n_targets = self.consistency, batch.n_tokens
             total, apart = self.consistent(states, weight, batch.target_out, n_targets=n_targets, alpha=alpha, **how)
             return total, {"cross_entropy": total - alpha * apart, "consistency": apart}
+        if self.model.training and self.teachers:
+            taught, n_targets, share = self.predicted(batch), batch.n_tokens, self.distillation
+            told = {"n_targets": n_targets, "share": share, **how}
+            total, entropy, apart = self.distilled(states, weight, batch.target_out, taught, **told)
+            return total, {"cross_entropy": entropy, "distillation": apart}
         loss = projected_cross_entropy if windows else self.ragged
         entropy = loss(states, weight, batch.target_out, n_targets=None if windows else batch.n_tokens, **how)
         return entropy, {"cross_entropy": entropy}
+
+    @torch.no_grad()
+    def predicted(self, batch: Seq2SeqBatch) -> list[tuple[Tensor, Tensor]]:
+        """The states of each teacher at the batch's targets, and the table that makes them logits."""
+        return [with_bias(teacher, states_of(teacher, batch)) for teacher in self.teachers]
+
+
+def states_of(model: Any, batch: Seq2SeqBatch) -> Tensor:
+    """What a model in evaluation projects at every target position of a batch."""
+    memory: Any = None if model.encoder is None else model.encode(batch.source, batch.source_lengths)
+    if model.decoder is None:
+        return memory.states
+    return model.decoder_states(batch.target_in, memory=memory, lengths=batch.target_lengths)
+
+
+def with_bias(model: Any, states: Tensor) -> tuple[Tensor, Tensor]:
+    """States and the output table whose product are the logits; where there is a bias, [states 1] and [weight bias]."""
+    weight, bias = model.output, model.output_bias
+    if bias is None:
+        return states, weight
+    return (
+        F.pad(states, (0, 1), value=1.0),
+        torch.cat((weight, F.pad(bias, (0, len(weight) - len(bias)))[:, None]), dim=1),
+    )
 
 
 class HybridCTC(CrossEntropy):
@@ -171,7 +220,7 @@ class HybridCTC(CrossEntropy):
         blank_id: an id that no target contains, such as that of the padding.
         interctc_weight: where the model has ctc_layers, w in (1 - w) * CTC of the last layer + w * mean CTC of those.
         heard_inside: see above, for a model with ctc_layers.
-        consistency: as in CrossEntropy, of what the decoder gives.
+        consistency, teachers, distillation: as in CrossEntropy, of what the decoder gives.
         ctc_consistency: the same weight for what the CTC head gives at every source position. There each view learns from
             the other as from a constant.
 
@@ -183,7 +232,7 @@ class HybridCTC(CrossEntropy):
     on CTC for improved speech recognition, whose alpha is 0.2.
     """
 
-    eager = ("ragged", "consistent", "ctc")
+    eager = ("ragged", "consistent", "distilled", "predicted", "ctc")
     hears = True
 
     def __init__(
@@ -197,8 +246,16 @@ class HybridCTC(CrossEntropy):
         heard_inside: bool = False,
         consistency: float = 0.0,
         ctc_consistency: float = 0.0,
+        teachers: Sequence[Any] = (),
+        distillation: float = 0.5,
     ) -> None:
-        super().__init__(model, label_smoothing=label_smoothing, consistency=consistency)
+        super().__init__(
+            model,
+            label_smoothing=label_smoothing,
+            consistency=consistency,
+            teachers=teachers,
+            distillation=distillation,
+        )
         within("(0, 1]", ctc_weight=ctc_weight)
         within("[0, 1]", interctc_weight=interctc_weight)
         at_least(0, ctc_consistency=ctc_consistency)

@@ -1,0 +1,156 @@
+"""Distillation: against torch's own losses on whole logits, and in small trainings."""
+
+import json
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.contract import GARBAGE, random_model
+from tests.train import toy
+from tests.train.processes import together, train
+from tests.train.test_consistency import check_gradients, speech, training
+from tests.train.test_ctc import CONFIG
+from transduce.data.batch import IGNORE, batch_of
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.train.ctc import ctc_loss
+from transduce.train.distillation import projected_distillation
+from transduce.train.objectives import CrossEntropy, HybridCTC
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("n", [1, 4, 11])
+def test_it_is_cross_entropy_and_kl_div_of_torch(rng, monkeypatch, n, smoothing, share):
+    """In chunks or not; rows of a table beyond the classes are no classes, teachers have widths and tables of their own."""
+    monkeypatch.setattr("transduce.train.distillation.CHUNK", {"cpu": 4})
+    states = torch.randn(n, 3, generator=rng, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, 3, generator=rng, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(5, (n,), generator=rng)
+    teachers = [
+        (
+            torch.randn(n, d, generator=rng, dtype=torch.float64),
+            torch.randn(rows, d, generator=rng, dtype=torch.float64),
+        )
+        for d, rows in ((3, 5), (2, 8))
+    ]
+    padded = [(F.pad(s, (0, 0, 1, 1), value=GARBAGE), w) for s, w in teachers]
+    total, entropy, apart = projected_distillation(
+        F.pad(states, (0, 0, 1, 1), value=GARBAGE), weight, F.pad(targets, (1, 1), value=IGNORE), padded,
+        n_targets=n, share=share, n_classes=5, label_smoothing=smoothing,
+    )  # fmt: skip
+    logits = states @ weight[:5].T
+    q = sum((s @ w[:5].T).softmax(-1) for s, w in teachers) / 2
+    want_entropy = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
+    want_apart = F.kl_div(logits.log_softmax(-1), q, reduction="sum")
+    torch.testing.assert_close(entropy, want_entropy.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(apart, want_apart.detach(), rtol=1e-12, atol=0)
+    assert not entropy.requires_grad and not apart.requires_grad
+    want = (1 - share) * want_entropy + share * want_apart
+    torch.testing.assert_close(total, want, rtol=1e-12, atol=0)
+    given = (states, weight)
+    for ours, theirs in zip(torch.autograd.grad(total, given), torch.autograd.grad(want, given), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_teachers_predict_at_the_targets_of_speech(rng):
+    """Beside CTC, of which a teacher needs none; its sizes are its own. Two views of a batch have each what is said of it."""
+    model, examples = training(CONFIG, rng), speech(rng)
+    other = training(replace(CONFIG, ctc=False, d_model=20, n_heads=4, dropout=0.5), rng)
+    given = {"source_lengths": examples.source_lengths, "target_in": examples.target_in}
+    real = examples.target_out != IGNORE
+    want = 0.0
+    objective = HybridCTC(model, ctc_weight=0.3, teachers=[other], distillation=0.7, ctc_consistency=1e-12)
+    for source in (examples.source, examples.second_source):
+        logits, q = (m(source=source, **given)[real] for m in (model, other.eval()))
+        entropy = F.cross_entropy(logits, examples.target_out[real], reduction="sum")
+        apart = F.kl_div(logits.log_softmax(-1), q.detach().softmax(-1), reduction="sum")
+        heard = model.ctc_logits(model.encode(source, examples.source_lengths).states)
+        positions = torch.tensor([11, 4, 7])  # frames are stacked in twos
+        ctc = ctc_loss(heard, positions, examples.target_out, examples.target_lengths)
+        want += (0.7 * (0.3 * entropy + 0.7 * apart) + 0.3 * ctc) / 2
+    found = objective(examples)
+    torch.testing.assert_close(found.total, want, rtol=1e-9, atol=0)
+    check_gradients(model, found.total, want)
+    found.total.backward()
+    assert all(p.grad is None for p in other.parameters())
+    assert objective.state_dict().keys() == HybridCTC(model, ctc_weight=0.3).state_dict().keys()
+
+
+def test_a_language_model_teaches_a_language_model(rng):
+    stack = StackConfig(input=Tokens(vocab_size=11), n_layers=1)
+    small, large = (
+        training(TransformerConfig(decoder=stack, d_model=d, n_heads=2, d_ff=17, dropout=0.0, output_bias=bias), rng)
+        for d, bias in ((12, False), (24, True))
+    )
+    examples = batch_of(None, None, torch.randint(11, (3, 7), generator=rng).tolist(), bos=1)
+    logits, q = (m(target_in=examples.target_in).flatten(0, 1) for m in (small, large))
+    want = F.kl_div(logits.log_softmax(-1), q.detach().softmax(-1), reduction="sum")
+    found = CrossEntropy(small, teachers=[large], distillation=1.0)(examples)
+    torch.testing.assert_close(found.parts["distillation"], want.detach(), rtol=1e-12, atol=0)
+    check_gradients(small, found.total, want)
+
+
+def test_a_validation_has_no_teacher(rng):
+    model, examples = training(CONFIG, rng), speech(rng)
+    taught = HybridCTC(model, ctc_weight=0.3, teachers=[training(CONFIG, rng)]).eval()
+    plain = HybridCTC(model, ctc_weight=0.3).eval()(examples)
+    assert taught(examples).parts.keys() == plain.parts.keys() and torch.equal(taught(examples).total, plain.total)
+
+
+def test_under_autocast_the_loss_is_close_to_that_of_float32(rng):
+    model, other = (toy.model(d_model=d).train() for d in (16, 24))
+    examples = toy.Backwards(n=9).epoch(0)[0]
+    objective = CrossEntropy(model, teachers=[other])
+    want = objective(examples)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = objective(examples)
+    got.total.backward()
+    for name, part in want.parts.items():
+        assert got.parts[name].dtype == torch.float32
+        torch.testing.assert_close(got.parts[name], part, rtol=0.05, atol=0.05)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1, math.nan])
+def test_a_share_that_is_none_is_refused(rng, share):
+    with pytest.raises(ValueError, match=r"distillation must lie in \(0, 1\], but distillation="):
+        CrossEntropy(random_model(CONFIG, rng), distillation=share)
+
+
+def test_two_views_and_teachers_are_refused_together(rng):
+    with pytest.raises(ValueError, match=r"consistency=1\.0 and there are 1 teachers; leave one of them out"):
+        CrossEntropy(random_model(CONFIG, rng), consistency=1.0, teachers=[random_model(CONFIG, rng)])
+
+
+def test_a_student_comes_closer_to_its_teacher_than_one_that_saw_targets_alone(tmp_path, monkeypatch):
+    """What is logged; and a resumed training has the same bits."""
+    monkeypatch.setattr("transduce.train.log.EVERY", 10)
+    monkeypatch.setattr("transduce.train.log.learning_curve", lambda metrics, path: None)
+    toy.trainer(tmp_path / "teacher", objective=CrossEntropy(teacher := toy.model(d_model=32))).run()
+    last = {}
+    for name, share, parts in (("plain", 1e-9, [60]), ("taught", 1.0, [60]), ("resumed", 1.0, [30, 60])):
+        for max_updates in parts:
+            objective = CrossEntropy(toy.model(), teachers=[teacher], distillation=share)
+            trainer = toy.trainer(tmp_path / name, objective=objective, config=toy.config(max_updates=max_updates))
+            trainer.run()
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        last[name] = [line for line in lines if line["kind"] == "train"][-1], toy.weights(trainer.model)
+    assert last["taught"][0]["distillation"] < 0.5 * last["plain"][0]["distillation"]
+    assert toy.same(last["taught"][1], last["resumed"][1]) and not toy.same(last["taught"][1], last["plain"][1])
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_several_processes_learn_what_one_learns(tmp_path, shard):
+    settings = {
+        "max_updates": 6,
+        "validate_every": 6,
+        "objective": partial(CrossEntropy, teachers=[toy.model(d_model=24)]),
+    }
+    want = train(tmp_path / "one", **settings)
+    for found in together(2, train, tmp_path / "two", **settings, shard=shard):
+        assert not isinstance(found, str), found
+        torch.testing.assert_close(found.losses, want.losses, rtol=0, atol=1e-5)
