@@ -10,7 +10,7 @@
 #   TRANSDUCE_DATA=DIR bash scripts/synthetic_data.sh back-translation|distillation|diversification [--tiny] [FOLDER]
 #
 # FOLDER: where runs go, runs/synthetic_data. --tiny: a few updates each, to see that every step works; otherwise each takes
-# about half an hour on one core, diversification two hours. The same command again goes on where it was.
+# half an hour to an hour on one core, diversification two hours. The same command again goes on where it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh ""

@@ -99,6 +99,15 @@ class LoRAConfig:
         within("(0, inf)", alpha=self.alpha)
 
 
+def refuse_both(consistency: float, n_teachers: int) -> None:
+    """Raise ValueError where a batch would pass twice, and teachers predict it."""
+    if consistency and n_teachers:
+        raise ValueError(
+            f"a batch passes twice, or teachers predict it, but consistency={consistency} and there are {n_teachers} "
+            "teachers; leave one of them out"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """How long to train, how to step, when to validate and what to keep."""
@@ -175,11 +184,7 @@ class TrainingConfig:
         within("[0, 1)", label_smoothing=self.label_smoothing, ema=self.ema)
         at_least(0, consistency=self.consistency)
         within("(0, 1]", distillation=self.distillation)
-        if self.teachers and self.consistency:
-            raise ValueError(
-                f"a batch passes twice, or teachers predict it, but consistency={self.consistency} and there are "
-                f"{len(self.teachers)} teachers; leave one of them out"
-            )
+        refuse_both(self.consistency, len(self.teachers))
 
     def _check_shard(self) -> None:
         """Raise ValueError where something else does not work with parts of weights."""

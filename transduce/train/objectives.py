@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transduce.config import at_least, within
+from transduce.train.config import refuse_both
 from transduce.train.consistency import divergence, projected_consistency, two_views
 from transduce.train.ctc import ctc_loss
 from transduce.train.distillation import projected_distillation
@@ -120,11 +121,7 @@ class CrossEntropy(Objective):
         super().__init__(model)
         at_least(0, consistency=consistency)
         within("(0, 1]", distillation=distillation)
-        if teachers and consistency:
-            raise ValueError(
-                f"a batch passes twice, or teachers predict it, but consistency={consistency} and there are "
-                f"{len(teachers)} teachers; leave one of them out"
-            )
+        refuse_both(consistency, len(teachers))
         self.label_smoothing, self.consistency = label_smoothing, consistency
         self.teachers, self.distillation = tuple(teacher.eval() for teacher in teachers), distillation
 
