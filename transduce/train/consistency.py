@@ -70,8 +70,7 @@ class _ConsistentCrossEntropy(ProjectedLoss):
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(states.dtype, torch.float32)
         entropy, divergent = states.new_zeros((), dtype=dtype), states.new_zeros((), dtype=dtype)
-        grad_states = torch.empty_like(states)
-        grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        grad_states, grad_weight = ProjectedLoss.gradients(states, weight)
         for start in range(0, states.size(1), chunk := CHUNK.get(states.device.type, 256)):
             rows, wanted = states[:, start : start + chunk], targets[start : start + chunk, None].expand(2, -1, 1)
             log_p = (rows @ weight.T)[..., :n_classes].to(dtype).log_softmax(-1)
@@ -89,8 +88,7 @@ class _ConsistentCrossEntropy(ProjectedLoss):
                 flat = F.pad(grad, (0, len(weight) - n_classes)).to(states.dtype).flatten(0, 1)
                 grad_states[:, start : start + chunk] = (flat @ weight).unflatten(0, (2, -1))
                 grad_weight += flat.T @ rows.flatten(0, 1)
-        ctx.save_for_backward(grad_states, grad_weight)
-        ctx.weight_dtype = weight.dtype
+        ProjectedLoss.keep(ctx, grad_states, grad_weight, weight)
         ctx.mark_non_differentiable(divergent)
         return entropy + alpha * divergent, divergent
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.train.loss import CHUNK, IGNORE, ProjectedLoss, apply_projected
+from transduce.train.loss import CHUNK, IGNORE, ProjectedLoss, apply_projected, product_dtype
 
 
 def mean_prediction(
@@ -43,8 +43,7 @@ class _DistilledCrossEntropy(ProjectedLoss):
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = torch.promote_types(states.dtype, torch.float32)
         entropy, apart = states.new_zeros((), dtype=dtype), states.new_zeros((), dtype=dtype)
-        grad_states = torch.empty_like(states)
-        grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        grad_states, grad_weight = ProjectedLoss.gradients(states, weight)
         taught_by, tables = teachers
         for start in range(0, len(states), chunk := CHUNK.get(states.device.type, 256)):
             rows, wanted = states[start : start + chunk], targets[start : start + chunk, None]
@@ -62,8 +61,7 @@ class _DistilledCrossEntropy(ProjectedLoss):
                 grad = grad.to(states.dtype)
                 torch.mm(grad, weight[:n_classes], out=grad_states[start : start + chunk])
                 grad_weight[:n_classes] += grad.T @ rows
-        ctx.save_for_backward(grad_states, grad_weight)
-        ctx.weight_dtype = weight.dtype
+        ProjectedLoss.keep(ctx, grad_states, grad_weight, weight)
         ctx.mark_non_differentiable(entropy, apart)
         return (1 - share) * entropy + share * apart, entropy, apart
 
@@ -96,8 +94,7 @@ def projected_distillation(
     n_classes, targets = len(weight) if n_classes is None else n_classes, targets.flatten()
     real = torch.nonzero_static(targets != IGNORE, size=n_targets)[:, 0]
     own = states.flatten(0, -2)[real]
-    device = own.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else own.dtype
+    dtype = product_dtype(own)
     with torch.no_grad():
         taught = ([s.flatten(0, -2)[real].to(dtype) for s, _ in teachers], [w.to(dtype) for _, w in teachers])
     return apply_projected(

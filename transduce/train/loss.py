@@ -19,6 +19,18 @@ class ProjectedLoss(torch.autograd.Function):
     the weight in `saved_tensors`, and the type of the weight in `weight_dtype`."""
 
     @staticmethod
+    def gradients(states: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Room for the gradient of the states, and for the sum that is the weight's, in float32 or wider."""
+        sums = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        return torch.empty_like(states), sums
+
+    @staticmethod
+    def keep(ctx: Any, grad_states: Tensor, grad_weight: Tensor, weight: Tensor) -> None:
+        """Save the gradients for the backward pass."""
+        ctx.save_for_backward(grad_states, grad_weight)
+        ctx.weight_dtype = weight.dtype
+
+    @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad_states, grad_weight = ctx.saved_tensors
@@ -26,11 +38,16 @@ class ProjectedLoss(torch.autograd.Function):
         return grad_total * grad_states, (grad_total * grad_weight).to(ctx.weight_dtype), *others
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """What products of x are computed in: autocast's type where autocast is on."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
 def apply_projected(loss: type[ProjectedLoss], states: Tensor, weight: Tensor, *how: object) -> Any:
     """Apply the loss in autocast's type where autocast is on; how it is computed, and last whether gradients are wanted."""
-    device = states.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
-    with torch.autocast(device, enabled=False):
+    dtype = product_dtype(states)
+    with torch.autocast(states.device.type, enabled=False):
         return loss.apply(states.to(dtype), weight.to(dtype), *how, torch.is_grad_enabled())
 
 
@@ -53,8 +70,7 @@ class _ProjectedCrossEntropy(ProjectedLoss):
         with_gradient: bool,
     ) -> Tensor:
         total = states.new_zeros((), dtype=torch.promote_types(states.dtype, torch.float32))
-        grad_states = torch.empty_like(states)
-        grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        grad_states, grad_weight = ProjectedLoss.gradients(states, weight)
         if smoothing:  # its parts pass over all logits and weights once more
             weight_sum = weight[:n_classes].sum(dim=0, dtype=total.dtype)  # a row times this is the sum of its logits
         chunk = CHUNK.get(states.device.type, 256)
@@ -79,8 +95,7 @@ class _ProjectedCrossEntropy(ProjectedLoss):
                 grad = grad.to(states.dtype)
                 torch.mm(grad, weight, out=grad_states[start : start + chunk])
                 grad_weight += grad.T @ rows
-        ctx.save_for_backward(grad_states, grad_weight)
-        ctx.weight_dtype = weight.dtype
+        ProjectedLoss.keep(ctx, grad_states, grad_weight, weight)
         return total
 
 
