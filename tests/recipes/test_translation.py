@@ -302,7 +302,7 @@ def test_two_passes_of_a_batch_may_be_compared(tmp_path, corpus, monkeypatch):
 
 
 def test_another_run_teaches(finished, tmp_path, corpus, monkeypatch):
-    """What it predicts is in the log; a run of other tokens, of the other direction or of nothing is refused."""
+    """What it predicts is in the log; a run of other tokens is refused, and so is what is no run."""
     monkeypatch.setattr("transduce.train.log.EVERY", 3)
     tokens = (finished[0] / "tokenizer.model",)
     x = small(tmp_path / "run", corpus, tokenizer=tokens, decoding=td.SearchConfig(beam_size=1))
