@@ -33,6 +33,9 @@ class Experiment:
     sides, or one for each."""
     symbols: str = ""
     """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
+    lowercase: bool = False
+    """A vocabulary without capitals, for few pairs: text is lower-cased as it is read, and what comes out has none. Where
+    validation goes by "bleu", it goes by "bleu.lowercase"."""
     joint: bool = True
     """One vocabulary for both sides, and one table for encoder, decoder and output."""
     bpe_dropout: float = 0.0
@@ -133,13 +136,17 @@ def run(x: Experiment) -> dict[str, float]:
             f"the lines of this corpus say which language to write, but decoding.target_language={x.decoding.target_language}; "
             "leave it out, and name one when you translate"
         )
+    if x.lowercase and x.validate_by == "bleu":  # references keep their capitals
+        x = replace(x, validate_by="bleu.lowercase")
 
     # Data
     text, valid, test = x.corpus.splits(x.training.seed, x.cache)
     symbols = " ".join((*x.corpus.symbols, x.symbols))
     source, target = ex.saved_tokenizers(
-        x.run, x.start_from, x.tokenizer, symbols, needs=("bos_id", "eos_id")
-    ) or ex.tokenizers(*text.sample(), vocab_size=x.vocab_size, joint=x.joint, symbols=symbols.split())
+        x.run, x.start_from, x.tokenizer, symbols, needs=("bos_id", "eos_id"), lowercase=x.lowercase
+    ) or ex.tokenizers(
+        *text.sample(), vocab_size=x.vocab_size, joint=x.joint, symbols=symbols.split(), lowercase=x.lowercase
+    )
     spoken = ex.in_languages(source, target, x.decoding)
     pairs, held_out = (
         ex.text_pairs(

@@ -25,6 +25,7 @@ from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.experiment.command import choose
 from transduce.experiment.run import with_vocabularies
 from transduce.experiment.start import saved_tokenizers
+from transduce.run import load_run
 from transduce.tasks.shortlist import FILE
 from transduce.train.config import LoRAConfig
 from transduce.train.trainer import Trainer
@@ -60,6 +61,25 @@ def finished(tmp_path_factory, corpus):
     """The directory of a finished run, and its scores."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     return folder, run(small(folder, corpus))
+
+
+def test_lowercase_reads_without_capitals(corpus, finished, tmp_path, monkeypatch):
+    """Capitals change nothing, and validation does not count those of the references."""
+    monkeypatch.setattr("transduce.train.log.learning_curve", lambda metrics, path: None)  # pictures take time
+    x = small(tmp_path / "run", corpus, lowercase=True)
+    run(x)
+    assert load_run(x.run).experiment["validate_by"] == "bleu.lowercase"
+    translate = td.load(x.run)
+    lines = (corpus / "test.en").read_text().splitlines()
+    assert translate(lines) == translate([line.upper() for line in lines])
+    assert lines[0] != lines[0].lower()
+
+    with pytest.raises(
+        ValueError, match=r"lowercase wants a tokenizer without capitals, but .*run keeps them; leave out"
+    ):
+        run(small(tmp_path / "other", corpus, lowercase=True, start_from=finished[0]))
+    there = saved_tokenizers(tmp_path / "other", x.run, lowercase=True)
+    assert there is not None and there[0].model == (x.run / "tokenizer.model").read_bytes()
 
 
 @pytest.fixture

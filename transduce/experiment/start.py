@@ -36,6 +36,7 @@ def saved_tokenizers(
     symbols: str = "",
     *,
     needs: Sequence[str] = (),
+    lowercase: bool = False,
 ) -> tuple[Tokenizer, Tokenizer] | None:
     """Source and target tokenizer of the run that was begun in this directory; or else of files; or of another run.
 
@@ -44,6 +45,7 @@ def saved_tokenizers(
         named: a tokenizer file for both sides, or one for each; a word such as "byte_bpe" names no file.
         symbols: words, separated by spaces, that become one token each in what is taken from files or another run.
         needs: the special ids that the recipe cannot do without, such as "bos_id" and "eos_id".
+        lowercase: it must fold case as well.
 
     Returns:
         None where there is none of them; one tokenizer twice where both sides share it, or one side has none.
@@ -73,6 +75,11 @@ def saved_tokenizers(
             tokenizer.required(*needs)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+        if lowercase and tokenizer.decode(tokenizer.encode(["A"])) != ["a"]:
+            raise ValueError(
+                f"lowercase wants a tokenizer without capitals, but {path} keeps them; leave out --lowercase, or train a "
+                "tokenizer with it"
+            )
     return there[0], there[-1]
 
 

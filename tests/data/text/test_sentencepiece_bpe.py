@@ -167,6 +167,17 @@ def test_a_model_with_other_special_ids_is_refused(tmp_path):
     )
 
 
+def test_lowercase_folds_what_python_folds_but_no_symbol():
+    texts = [*TEXT, "Die Straße in ÖSTERREICH, Ένα Και ДВА, ÉTÉ und Ǆ"]
+    tokenizer = SentencePieceTokenizer.train(texts, vocab_size=420, symbols=("<2DE>",), lowercase=True)
+    assert tokenizer.decode(tokenizer.encode(texts)) == [unicodedata.normalize("NFKC", text).lower() for text in texts]
+    (ids,) = tokenizer.encode(["<2DE> THE CAT"])
+    assert tokenizer.decode([ids]) == ["<2DE> the cat"]
+    assert tokenizer.decode(tokenizer.with_dropout([ids], dropout=0.5, seed=1)) == ["<2DE> the cat"]
+    letters = "".join(tokenizer.tokens(range(5 + 256, tokenizer.vocab_size)))
+    assert letters == letters.lower() and len(letters) > 150
+
+
 def test_joint_is_one_object_and_separate_are_two():
     german = [text.replace("the", "das").replace("cat", "Kätzchen") for text in TEXT]
     one, same = tokenizers(TEXT, german, vocab_size=380, joint=True)

@@ -54,11 +54,14 @@ class SentencePieceTokenizer(Tokenizer):
             raise ValueError(f"pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them {ids}")
 
     @classmethod
-    def train(cls, texts: Iterable[str], *, vocab_size: int, symbols: Sequence[str] = ()) -> "SentencePieceTokenizer":
+    def train(
+        cls, texts: Iterable[str], *, vocab_size: int, symbols: Sequence[str] = (), lowercase: bool = False
+    ) -> "SentencePieceTokenizer":
         """Learn BPE from raw sentences, with byte fallback. A small corpus may give a smaller vocabulary, which is said.
 
         Args:
             symbols: what is one piece wherever it stands, such as <2de>.
+            lowercase: fold case, but for symbols: a text comes back without capitals.
 
         Raises:
             ValueError: vocab_size leaves no room for the 4 special pieces, 256 bytes, the symbols and the characters;
@@ -74,6 +77,7 @@ class SentencePieceTokenizer(Tokenizer):
                 model_type="bpe",
                 vocab_size=vocab_size,
                 hard_vocab_limit=False,
+                normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
                 byte_fallback=True,
                 character_coverage=0.9999,
                 max_sentence_length=1 << 20,
@@ -221,10 +225,16 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def tokenizers(
-    source: Sequence[str], target: Sequence[str], *, vocab_size: int, joint: bool, symbols: Sequence[str] = ()
+    source: Sequence[str],
+    target: Sequence[str],
+    *,
+    vocab_size: int,
+    joint: bool,
+    symbols: Sequence[str] = (),
+    lowercase: bool = False,
 ) -> tuple[SentencePieceTokenizer, SentencePieceTokenizer]:
     """Trained tokenizers of both sides; if `joint`, one tokenizer of both texts, twice."""
-    options: dict[str, Any] = {"vocab_size": vocab_size, "symbols": symbols}
+    options: dict[str, Any] = {"vocab_size": vocab_size, "symbols": symbols, "lowercase": lowercase}
     first = SentencePieceTokenizer.train([*source, *target] if joint else source, **options)
     return first, first if joint else SentencePieceTokenizer.train(target, **options)
 
