@@ -34,8 +34,8 @@ class Experiment:
     symbols: str = ""
     """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
     lowercase: bool = False
-    """A vocabulary without capitals, for few pairs: text is lower-cased as it is read, and what comes out has none. Where
-    validation goes by "bleu", it goes by "bleu.lowercase"."""
+    """A vocabulary without capitals, as in many published figures: text is lower-cased as it is read, and what comes out
+    has none. Where validation goes by "bleu", it goes by "bleu.lowercase"."""
     joint: bool = True
     """One vocabulary for both sides, and one table for encoder, decoder and output."""
     bpe_dropout: float = 0.0
