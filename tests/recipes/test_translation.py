@@ -71,8 +71,11 @@ def test_lowercase_reads_without_capitals(corpus, finished, tmp_path, monkeypatc
     assert load_run(x.run).experiment["validate_by"] == "bleu.lowercase"
     translate = td.load(x.run)
     lines = (corpus / "test.en").read_text().splitlines()
-    assert translate(lines) == translate([line.upper() for line in lines])
-    assert lines[0] != lines[0].lower()
+    upper = [line.upper() for line in lines]
+    assert translate(lines) == translate(upper)
+    assert translate.source_tokenizer.encode(lines) == translate.source_tokenizer.encode(upper)
+    with_capitals = td.load(finished[0]).source_tokenizer
+    assert with_capitals.encode(lines) != with_capitals.encode(upper)
 
     with pytest.raises(
         ValueError, match=r"lowercase wants a tokenizer without capitals, but .*run keeps them; leave out"
