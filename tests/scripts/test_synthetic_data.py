@@ -26,13 +26,15 @@ def test_diversification_says_every_pair_five_times(tmp_path):
         for side in ("en", "de"):
             text = (COMMANDS / f"{split}.{side}").read_bytes()
             (data / f"{name}.{side}.gz").write_bytes(gzip.compress(text))
+        backwards = "".join(f"{line[::-1]}\n" for line in lines(COMMANDS / f"{split}.de"))  # the commands have no French
+        (data / f"{name}.fr.gz").write_bytes(gzip.compress(backwards.encode()))
     env = os.environ | {"TRANSDUCE_DATA": str(data.parent), "VENV": os.path.relpath(sys.prefix, ROOT)}
     words = ["bash", "scripts/synthetic_data.sh", "diversification", "--tiny", str(out)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     assert [line.count("|") for line in done.stdout.splitlines()[-5:]] == [4] * 5  # the table of three rows
     english, german = (lines(out / f"all.{side}") for side in ("en", "de"))
-    written = {name: lines(out / name) for name in ("forward1.de", "forward2.de", "backward1.en", "backward2.en")}
-    assert lines(out / "five.en") == english * 3 + written["backward1.en"] + written["backward2.en"]
+    written = {name: lines(out / name) for name in ("forward1.de", "forward2.de", "backward.en", "french.en")}
+    assert lines(out / "five.en") == english * 3 + written["backward.en"] + written["french.en"]
     assert lines(out / "five.de") == german + written["forward1.de"] + written["forward2.de"] + german * 2
     assert len(english) == 100 and len({tuple(text) for text in written.values()}) == 4  # four models, none the same
