@@ -26,10 +26,8 @@ def test_diversification_says_every_pair_five_times(tmp_path):
         for side in ("en", "de"):
             text = (COMMANDS / f"{split}.{side}").read_bytes()
             (data / f"{name}.{side}.gz").write_bytes(gzip.compress(text))
-        backwards = "".join(
-            f"{line[::-1]}\n" for line in lines(COMMANDS / f"{split}.de")
-        )  # the commands have no French
-        (data / f"{name}.fr.gz").write_bytes(gzip.compress(backwards.encode()))
+        french = "".join(f"{line[::-1]}\n" for line in lines(COMMANDS / f"{split}.de"))  # the commands have none
+        (data / f"{name}.fr.gz").write_bytes(gzip.compress(french.encode()))
     env = os.environ | {"TRANSDUCE_DATA": str(data.parent), "VENV": os.path.relpath(sys.prefix, ROOT)}
     words = ["bash", "scripts/synthetic_data.sh", "diversification", "--tiny", str(out)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
