@@ -5,13 +5,14 @@
 # learned from all pairs, predicts token by token, or what it makes of the source lines instead of their references, or both;
 # diversification (Nguyen et al. 2020): two models of this direction, one of the other and one from French, then one that learns
 # from all pairs, from what the first two make of their sources, and from the English that the others make of their targets
-# and of the same captions in French; without capitals, with rotary positions and SwiGLU.
+# and of the same captions in French; without capitals, with rotary positions.
 # Prints a table of BLEU, lower-cased, on the test split.
 #
 #   TRANSDUCE_DATA=DIR bash scripts/synthetic_data.sh back-translation|distillation|diversification [--tiny] [FOLDER]
 #
 # FOLDER: where runs go, runs/synthetic_data. --tiny: a few updates each, to see that every step works; otherwise each takes
-# half an hour to an hour on one core, diversification two to four. The same command again goes on where it was.
+# half an hour to an hour on one core, diversification at most an hour on two: its four models are trained two at once, and
+# each has a limit of minutes. The same command again goes on where it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh ""
@@ -29,15 +30,34 @@ for split in val test_2016_flickr; do
   for side in en de; do lines $split.$side 1 "$(n 1014 20)" >"$OUT/$split.$side"; done
 done
 
-train() { # train RUN SOURCE TARGET OPTIONS: from the files $OUT/SOURCE and $OUT/TARGET, which end in their languages
+set_command() { # set_command RUN SOURCE TARGET OPTIONS: what trains from the files $OUT/SOURCE and $OUT/TARGET, which end in their languages
   local run="$1" source="$2" target="$3" from="${2##*.}" to="${3##*.}"
-  transduce train translation files --run "$OUT/$run" --vocab-size "$(n 4000 500)" \
-    --train-source "$OUT/$source" --train-target "$OUT/$target" \
-    --valid-source "$OUT/val.$from" --valid-target "$OUT/val.$to" \
-    --test-source "$OUT/test_2016_flickr.$from" --test-target "$OUT/test_2016_flickr.$to" \
-    --training.max-updates "$(n 1000 4)" --training.validate-every "$(n 250 2)" --training.optim.warmup-steps "$(n 300 2)" \
-    --training.optim.cooldown 0.3 "${@:4}" | tee "$OUT/$run.out"
+  command=(transduce train translation files --run "$OUT/$run" --vocab-size "$(n 4000 500)"
+    --train-source "$OUT/$source" --train-target "$OUT/$target"
+    --valid-source "$OUT/val.$from" --valid-target "$OUT/val.$to"
+    --test-source "$OUT/test_2016_flickr.$from" --test-target "$OUT/test_2016_flickr.$to"
+    --training.max-updates "$(n 1000 4)" --training.validate-every "$(n 250 2)" --training.optim.warmup-steps "$(n 300 2)"
+    --training.optim.cooldown 0.3 "${@:4}")
 }
+
+train() { # train RUN SOURCE TARGET OPTIONS
+  set_command "$@"
+  "${command[@]}" | tee "$OUT/$1.out"
+}
+
+two_at_once() { # two_at_once RUN SOURCE TARGET RUN SOURCE TARGET OPTIONS: each with half of the cores
+  local half
+  half=${OMP_NUM_THREADS:-$(python -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')}
+  echo "$1 is trained beside $4; what it says is in $OUT/$1.out"
+  set_command "$1" "$2" "$3" "${@:7}"
+  OMP_NUM_THREADS="$half" "${command[@]}" >"$OUT/$1.out" 2>&1 &
+  beside=$!
+  OMP_NUM_THREADS="$half" train "$4" "$5" "$6" "${@:7}"
+  wait "$beside" || { code=$? && beside="" && tail -n 3 "$OUT/$1.out" >&2 && exit "$code"; }
+  beside=""
+}
+beside="" # the process of the first one, which saves what it has when it is told to stop
+trap 'if [ "$beside" ]; then kill "$beside" 2>/dev/null; wait "$beside"; fi' EXIT
 
 written() { # written RUN SOURCE OUTPUT OPTIONS: the run's translation of a file, unless it is there
   if [ ! -e "$OUT/$3" ]; then
@@ -102,16 +122,14 @@ diversification)
   last=$(n 29000 100)
   for side in en de fr; do lines train.$side 1 "$last" >"$OUT/all.$side"; done
   for split in val test_2016_flickr; do lines $split.fr 1 "$(n 1014 20)" >"$OUT/$split.fr"; done
-  full=(--lowercase --vocab-size "$(n 8000 500)" --model.positions rotary --model.gated --model.activation silu
-    --training.optim.optimizer muon --training.validate-every "$(n 500 2)" --training.optim.warmup-steps "$(n 1000 2)")
-  teachers=("${full[@]}" --training.max-updates "$(n 3000 4)")
-  student=("${full[@]}" --training.max-updates "$(n 11000 4)" --training.validate-every "$(n 1000 2)"
+  full=(--lowercase --vocab-size "$(n 8000 500)" --model.positions rotary --training.optim.optimizer muon
+    --training.validate-every "$(n 500 2)" --training.optim.warmup-steps "$(n 1000 2)")
+  teachers=("${full[@]}" --training.max-updates "$(n 3000 4)" --training.max-minutes 11.5 --training.optim.warmup-steps "$(n 500 2)")
+  student=("${full[@]}" --training.max-updates "$(n 11000 4)" --training.max-minutes 30 --training.validate-every "$(n 1000 2)"
     --model.dropout 0.2)
 
-  train forward1 all.en all.de "${teachers[@]}"
-  train forward2 all.en all.de "${teachers[@]}" --training.seed 2
-  train backward all.de all.en "${teachers[@]}"
-  train french all.fr all.en "${teachers[@]}"
+  two_at_once backward all.de all.en forward1 all.en all.de "${teachers[@]}"
+  two_at_once french all.fr all.en forward2 all.en all.de "${teachers[@]}" --training.seed 2
   written forward1 all.en forward1.de
   written forward2 all.en forward2.de
   written backward all.de backward.en
