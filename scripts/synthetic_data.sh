@@ -11,8 +11,8 @@
 #   TRANSDUCE_DATA=DIR bash scripts/synthetic_data.sh back-translation|distillation|diversification [--tiny] [FOLDER]
 #
 # FOLDER: where runs go, runs/synthetic_data. --tiny: a few updates each, to see that every step works; otherwise each takes
-# half an hour to an hour on one core, diversification at most an hour on two: its four models are trained two at once, and
-# each has a limit of minutes. The same command again goes on where it was.
+# half an hour to an hour on one core, diversification at most an hour on two: its four models are trained two at once, the
+# fifth in two processes, and each has a limit of minutes. The same command again goes on where it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh ""
@@ -45,12 +45,21 @@ train() { # train RUN SOURCE TARGET OPTIONS
   "${command[@]}" | tee "$OUT/$1.out"
 }
 
+half=${OMP_NUM_THREADS:-$(python -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')} # of the cores
+
+train_in_two() { # train_in_two RUN SOURCE TARGET OPTIONS: in two processes, or in one with a GPU
+  local processes
+  processes=$(python -c 'import torch; print(1 if torch.cuda.is_available() else 2)')
+  set_command "$@"
+  OMP_NUM_THREADS="$half" torchrun --nproc-per-node "$processes" --no-python -- "${command[@]}" | tee "$OUT/$1.out"
+}
+
 two_at_once() { # two_at_once RUN SOURCE TARGET RUN SOURCE TARGET OPTIONS: each with half of the cores
-  local half
-  half=${OMP_NUM_THREADS:-$(python -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')}
   echo "$1 is trained beside $4; what it says is in $OUT/$1.out"
   set_command "$1" "$2" "$3" "${@:7}"
+  set -m # a process group of its own: Ctrl-C reaches the other one, and the trap below tells this one, once
   OMP_NUM_THREADS="$half" "${command[@]}" >"$OUT/$1.out" 2>&1 &
+  set +m
   beside=$!
   OMP_NUM_THREADS="$half" train "$4" "$5" "$6" "${@:7}"
   wait "$beside" || { code=$? && beside="" && tail -n 3 "$OUT/$1.out" >&2 && exit "$code"; }
@@ -125,8 +134,8 @@ diversification)
   full=(--lowercase --vocab-size "$(n 8000 500)" --model.positions rotary --training.optim.optimizer muon
     --training.validate-every "$(n 500 2)" --training.optim.warmup-steps "$(n 1000 2)")
   teachers=("${full[@]}" --training.max-updates "$(n 3000 4)" --training.max-minutes 11.5 --training.optim.warmup-steps "$(n 500 2)")
-  student=("${full[@]}" --training.max-updates "$(n 11000 4)" --training.max-minutes 30 --training.validate-every "$(n 1000 2)"
-    --model.dropout 0.2)
+  student=("${full[@]}" --training.max-updates "$(n 5500 4)" --training.max-minutes 26.5 --training.accumulate 2
+    --training.optim.warmup-steps "$(n 500 2)" --model.dropout 0.2)
 
   two_at_once backward all.de all.en forward1 all.en all.de "${teachers[@]}"
   two_at_once french all.fr all.en forward2 all.en all.de "${teachers[@]}" --training.seed 2
@@ -137,7 +146,7 @@ diversification)
   cat "$OUT"/all.en "$OUT"/all.en "$OUT"/all.en "$OUT"/backward.en "$OUT"/french.en >"$OUT/five.en"
   cat "$OUT"/all.de "$OUT"/forward1.de "$OUT"/forward2.de "$OUT"/all.de "$OUT"/all.de >"$OUT/five.de"
   # one vocabulary for all, so that they can be an ensemble
-  train five five.en five.de "${student[@]}" --tokenizer "$OUT/forward1/tokenizer.model"
+  train_in_two five five.en five.de "${student[@]}" --tokenizer "$OUT/forward1/tokenizer.model"
   transduce translate "$OUT/forward1,$OUT/five" "$OUT/test_2016_flickr.en" --output "$OUT/both.de"
 
   printf '| en→de | greedy | beam 5 |\n|---|---|---|\n' >"$TABLE"
