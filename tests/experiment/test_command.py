@@ -265,6 +265,14 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
     assert capsys.readouterr().err.endswith(told)
 
 
+def test_a_missing_teacher_is_told_before_the_data_is_read(monkeypatch, tmp_path, capsys):
+    words = ["recipes/translation.py", "--device=cpu", "--training.teachers", str(tmp_path / "none")]
+    monkeypatch.setattr(sys, "argv", words)
+    assert recipe_main(lambda x: 1 / 0, translation.SETTINGS, default="commands", description="") == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: training.teachers: ") and f"{tmp_path / 'none'} does not exist" in told
+
+
 def test_a_recipe_runs_as_a_command_and_leaves_no_trace(tmp_path, capsys):
     (tmp_path / "input.txt").write_text("To be, or not to be: that is the question.\n" * 20)
     before = sys.argv, sys.path, sys.modules["__main__"]

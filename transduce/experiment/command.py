@@ -66,6 +66,7 @@ def main(
         if told := wait_politely():
             print(told)
         from transduce.device import torch_device
+        from transduce.experiment.run import teacher_run
         from transduce.train.distributed import world
 
         world().check(experiment.training)
@@ -74,6 +75,8 @@ def main(
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
             world().prepared()
         torch_device(experiment.device)  # before an hour with the data
+        for teacher in experiment.training.teachers:
+            teacher_run(teacher)
         run(experiment)
 
     return exit_code(

@@ -31,6 +31,7 @@ from transduce.run import (
     on_disk,
     open_run,
     serialize,
+    weights_path,
 )
 from transduce.tasks.lexicon import save_lexicon
 from transduce.tasks.load import same_features
@@ -95,6 +96,21 @@ def new_model(
     return model
 
 
+def teacher_run(path: Path) -> Run:
+    """The run of a teacher, whose weights are there.
+
+    Raises:
+        ValueError: it is no run, or has no weights yet.
+    """
+    try:
+        directory = on_disk(path)
+        run = load_run(directory)
+        weights_path(directory)
+    except ValueError as error:
+        raise ValueError(f"training.teachers: {error}") from error
+    return run
+
+
 def token_losses(
     x: AnyExperiment,
     student: Transformer,
@@ -112,10 +128,7 @@ def token_losses(
     """
     teachers = []
     for path in x.training.teachers:
-        try:
-            run, teacher = load_run(on_disk(path)), load_model(path, student.device).requires_grad_(False)
-        except ValueError as error:
-            raise ValueError(f"training.teachers: {error}") from error
+        run, teacher = teacher_run(path), load_model(path, student.device).requires_grad_(False)
         if differing := _differing(run, student.config, source_tokenizer, target_tokenizer, feature_extractor):
             raise ValueError(
                 f"a teacher must do what its student does, with the same tokens and features, but {path} has {differing}; train "
