@@ -5,14 +5,14 @@
 # learned from all pairs, predicts token by token, or what it makes of the source lines instead of their references, or both;
 # diversification (Nguyen et al. 2020): two models of this direction, one of the other and one from French, then one that learns
 # from all pairs, from what the first two make of their sources, and from the English that the others make of their targets
-# and of the same captions in French; without capitals, with rotary positions.
+# and of the same captions in French; without capitals, with rotary positions and SwiGLU.
 # Prints a table of BLEU, lower-cased, on the test split.
 #
 #   TRANSDUCE_DATA=DIR bash scripts/synthetic_data.sh back-translation|distillation|diversification [--tiny] [FOLDER]
 #
 # FOLDER: where runs go, runs/synthetic_data. --tiny: a few updates each, to see that every step works; otherwise each takes
-# half an hour to an hour on one core, diversification at most an hour on two: its four models are trained two at once, the
-# fifth in two processes, and each has a limit of minutes. The same command again goes on where it was.
+# half an hour to an hour on one core, diversification one to two on two: its first four models are trained two at once. The same
+# command again goes on where it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh ""
@@ -45,16 +45,9 @@ train() { # train RUN SOURCE TARGET OPTIONS
   "${command[@]}" | tee "$OUT/$1.out"
 }
 
-half=${OMP_NUM_THREADS:-$(python -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')} # of the cores
-
-train_in_two() { # train_in_two RUN SOURCE TARGET OPTIONS: in two processes, or in one with a GPU
-  local processes
-  processes=$(python -c 'import torch; print(1 if torch.cuda.is_available() else 2)')
-  set_command "$@"
-  OMP_NUM_THREADS="$half" torchrun --nproc-per-node "$processes" --no-python -- "${command[@]}" | tee "$OUT/$1.out"
-}
-
 two_at_once() { # two_at_once RUN SOURCE TARGET RUN SOURCE TARGET OPTIONS: each with half of the cores
+  local half
+  half=${OMP_NUM_THREADS:-$(python -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')}
   echo "$1 is trained beside $4; what it says is in $OUT/$1.out"
   set_command "$1" "$2" "$3" "${@:7}"
   set -m # a process group of its own: Ctrl-C reaches the other one, and the trap below tells this one, once
@@ -131,11 +124,11 @@ diversification)
   last=$(n 29000 100)
   for side in en de fr; do lines train.$side 1 "$last" >"$OUT/all.$side"; done
   for split in val test_2016_flickr; do lines $split.fr 1 "$(n 1014 20)" >"$OUT/$split.fr"; done
-  full=(--lowercase --vocab-size "$(n 8000 500)" --model.positions rotary --training.optim.optimizer muon
-    --training.validate-every "$(n 500 2)" --training.optim.warmup-steps "$(n 1000 2)")
-  teachers=("${full[@]}" --training.max-updates "$(n 3000 4)" --training.max-minutes 11.5 --training.optim.warmup-steps "$(n 500 2)")
-  student=("${full[@]}" --training.max-updates "$(n 5500 4)" --training.max-minutes 26.5 --training.accumulate 2
-    --training.optim.warmup-steps "$(n 500 2)" --model.dropout 0.2)
+  full=(--lowercase --vocab-size "$(n 8000 500)" --model.positions rotary --model.gated --model.activation silu
+    --training.optim.optimizer muon --training.validate-every "$(n 500 2)" --training.optim.warmup-steps "$(n 1000 2)")
+  teachers=("${full[@]}" --training.max-updates "$(n 3000 4)")
+  student=("${full[@]}" --training.max-updates "$(n 11000 4)" --training.validate-every "$(n 1000 2)"
+    --model.dropout 0.2)
 
   two_at_once backward all.de all.en forward1 all.en all.de "${teachers[@]}"
   two_at_once french all.fr all.en forward2 all.en all.de "${teachers[@]}" --training.seed 2
@@ -146,7 +139,7 @@ diversification)
   cat "$OUT"/all.en "$OUT"/all.en "$OUT"/all.en "$OUT"/backward.en "$OUT"/french.en >"$OUT/five.en"
   cat "$OUT"/all.de "$OUT"/forward1.de "$OUT"/forward2.de "$OUT"/all.de "$OUT"/all.de >"$OUT/five.de"
   # one vocabulary for all, so that they can be an ensemble
-  train_in_two five five.en five.de "${student[@]}" --tokenizer "$OUT/forward1/tokenizer.model"
+  train five five.en five.de "${student[@]}" --tokenizer "$OUT/forward1/tokenizer.model"
   transduce translate "$OUT/forward1,$OUT/five" "$OUT/test_2016_flickr.en" --output "$OUT/both.de"
 
   printf '| en→de | greedy | beam 5 |\n|---|---|---|\n' >"$TABLE"
