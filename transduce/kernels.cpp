@@ -61,11 +61,13 @@ struct Table {
     float scale;
 };
 
-// Keys and values of every layer, (N, H, room, E), of which `length` positions are there; of the memory (B, H, S, E).
+// Keys and values of every layer, (N, H, room, E), of which `length` positions are there; of the memory (B, H, S, E). Where
+// positions are rotary, the cosines and then the sines of the next one's E / 2 angles.
 struct Past {
     float *const *keys, *const *values;
     const float *const *memory_keys, *const *memory_values;
     const int64_t* memory_lengths;
+    const float* rotation;
     int64_t length, room, n_sentences, memory_room;
 };
 }
@@ -321,6 +323,19 @@ void activate(float* x, int64_t n, int32_t kind) {  // 1 gelu, 2 gelu_tanh, 3 si
     }
 }
 
+// Some heads of one position, whose pairs (i, i + width / 2) turn by angles of these cosines and sines.
+void rotate(float* x, int64_t heads, int64_t width, const float* cosines, const float* sines) {
+    const int64_t half = width / 2;
+    for (int64_t h = 0; h < heads; h++, x += width) {
+#pragma omp simd
+        for (int64_t i = 0; i < half; i++) {
+            const float first = x[i], second = x[half + i];
+            x[i] = first * cosines[i] - second * sines[i];
+            x[half + i] = second * cosines[i] + first * sines[i];
+        }
+    }
+}
+
 // One query of one head over n keys and values of `width` numbers, each `stride` after the other: softmax(q k scale) v.
 void attend(const float* query, const float* keys, const float* values, int64_t n, int64_t width, int64_t stride, float scale,
             float* out) {
@@ -404,8 +419,9 @@ void some_rows(const Stack& stack, const Past& past, float* x, int64_t n_rows, i
     const int64_t n = last - first, heads = stack.n_heads, e = stack.d_head, inner = heads * e;
     const int64_t per_sentence = past.n_sentences ? n_rows / past.n_sentences : 1;
     const float scale = 1.0f / std::sqrt(static_cast<float>(e));
-    auto attention = [&](int64_t i, const float* qkv, float* to) {
-        for (int64_t m = 0; m < n; m++)
+    auto attention = [&](int64_t i, float* qkv, float* to) {
+        for (int64_t m = 0; m < n; m++) {
+            if (past.rotation) rotate(qkv + m * 3 * inner, 2 * heads, e, past.rotation, past.rotation + e / 2);
             for (int64_t h = 0; h < heads; h++) {
                 const int64_t at = ((first + m) * heads + h) * past.room * e;
                 float *keys = past.keys[i] + at, *values = past.values[i] + at;
@@ -414,6 +430,7 @@ void some_rows(const Stack& stack, const Past& past, float* x, int64_t n_rows, i
                 std::memcpy(values + past.length * e, row + 2 * inner, e * sizeof(float));
                 attend(row, keys, values, past.length + 1, e, e, scale, to + m * inner + h * e);
             }
+        }
     };
     auto memory = [&](int64_t i, const float* queries, float* to) {
         for (int64_t m = 0; m < n; m++) {
@@ -429,17 +446,19 @@ void some_rows(const Stack& stack, const Past& past, float* x, int64_t n_rows, i
 }
 
 // The states of the sentences first ... last - 1 of x (B, S, D), without their padding, which becomes 0.
-void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t* lengths, int64_t first, int64_t last,
-                    int threads) {
+void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t* lengths, const float* rotation, int64_t first,
+                    int64_t last, int threads) {
     const int64_t heads = stack.n_heads, e = stack.d_head, inner = heads * e, width = stack.d_model;
     const float scale = 1.0f / std::sqrt(static_cast<float>(e));
     auto length_of = [&](int64_t b) { return lengths ? lengths[b] : length; };
     room.states.clear();
     for (int64_t b = first; b < last; b++)
         room.states.insert(room.states.end(), x + b * length * width, x + (b * length + length_of(b)) * width);
-    auto attention = [&](int64_t, const float* qkv, float* to) {
+    auto attention = [&](int64_t, float* qkv, float* to) {
         for (int64_t b = first; b < last; b++) {
             const int64_t n = length_of(b);
+            for (int64_t m = 0; rotation && m < n; m++)
+                rotate(qkv + m * 3 * inner, 2 * heads, e, rotation + m * (e / 2), rotation + (length + m) * (e / 2));
             for (int64_t h = 0; h < heads; h++)
                 for (int64_t m = 0; m < n; m++)
                     attend(qkv + m * 3 * inner + h * e, qkv + inner + h * e, qkv + 2 * inner + h * e, n, e, 3 * inner, scale,
@@ -488,13 +507,15 @@ int32_t decoder_step(const Stack* stack, const Past* past, const Table* table, c
     return 1;
 }
 
-// x (B, S, D), vectors of which each row has a length, or S where there are none, becomes the states.
-void encoder_states(const Stack* stack, float* x, int64_t n_sentences, int64_t length, const int64_t* lengths, int32_t threads) {
+// x (B, S, D), vectors of which each row has a length, or S where there are none, becomes the states. Where positions are
+// rotary, `rotation` has the cosines and then the sines of their angles, (2, S, E / 2).
+void encoder_states(const Stack* stack, float* x, int64_t n_sentences, int64_t length, const int64_t* lengths,
+                    const float* rotation, int32_t threads) {
     const int outer = n_sentences < 4 * threads ? 1 : threads;
 #pragma omp parallel for schedule(static, 1) num_threads(outer) if (outer > 1)
     for (int t = 0; t < outer; t++) {
         const int64_t first = n_sentences * t / outer, last = n_sentences * (t + 1) / outer;
-        some_sentences(*stack, x, length, lengths, first, last, outer == 1 ? threads : 1);
+        some_sentences(*stack, x, length, lengths, rotation, first, last, outer == 1 ? threads : 1);
     }
 }
 

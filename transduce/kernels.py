@@ -83,7 +83,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     arguments = {
         "linear_map": [pointer, pointer, pointer, size, pointer, flag, flag],
         "decoder_step": [pointer, pointer, pointer, pointer, pointer, pointer, size, flag],
-        "encoder_states": [pointer, pointer, size, size, pointer, flag],
+        "encoder_states": [pointer, pointer, size, size, pointer, pointer, flag],
         "reorder_rows": [pointer, size, pointer, size, size, size, size],
         "settle": [pointer, size, size, pointer],
         "log_sum_exp": [pointer, size, size, pointer, flag],

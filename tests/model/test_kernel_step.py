@@ -137,6 +137,8 @@ def test_it_is_there_for_some_and_not_for_all():
     assert len(FIT) >= 4 and any(c.encoder for c in FIT.values()) and not all(c.encoder for c in FIT.values())
     assert len(HEARD) >= 4
     assert {"rotary", "sinusoidal"} <= {config.positions for config in others}
+    for some in (FIT, HEARD):
+        assert {"rotary", "sinusoidal", "learned", "none"} <= {config.positions for config in some.values()}
     assert {config.attention for config in FIT.values()} == {"softmax"}
 
 

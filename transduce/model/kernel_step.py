@@ -41,7 +41,7 @@ Layers = _structure(
 Table = _structure("Table", weight=_POINTER, rows=_SIZE, scale=ctypes.c_float)
 Past = _structure(
     "Past",
-    **dict.fromkeys(("keys", "values", "memory_keys", "memory_values", "memory_lengths"), _POINTER),
+    **dict.fromkeys(("keys", "values", "memory_keys", "memory_values", "memory_lengths", "rotation"), _POINTER),
     **dict.fromkeys(("length", "room", "n_sentences", "memory_room"), _SIZE),
 )
 
@@ -54,7 +54,7 @@ class KernelStack:
 
     def __init__(self, stack: Stack, config: TransformerConfig) -> None:
         self.made_of: tuple[Any, ...] = (stack, config)
-        self.library, self.positions = required(), stack.positions.forward
+        self.library, self.positions = required(), stack.positions
         layers = [layer for layer in stack.layers if isinstance(layer, Layer)]
         self.crosses = [layer.cross for layer in layers]
         self.layers = (LayerMaps * len(layers))(*map(_layer, layers))
@@ -74,9 +74,13 @@ class KernelStack:
             and config.attention == "softmax"
             and stack is not None
             and stack.n_layers > 0
-            and config.of(stack).positions != "rotary"
             and not config.n_experts
         )
+
+    def rotation(self, start: int, stop: int) -> Float[Tensor, "2 T P"] | None:
+        """What queries and keys of the positions start ... stop - 1 are turned by; None if positions are not rotary."""
+        rotation = self.positions.rotation(start, stop)
+        return None if rotation is None else rotation.contiguous()
 
     @property
     def watched(self) -> bool:
@@ -105,9 +109,10 @@ class KernelEncoder(KernelStack):
             raise ValueError(f"vectors must be float32, as the weights are, but they are {vectors.dtype}")
         x = self.positions(vectors).clone(memory_format=torch.contiguous_format)
         lengths = None if lengths is None else lengths.long().clamp(0, x.size(1)).contiguous()
-        pointer = None if lengths is None else lengths.data_ptr()
+        rotation = self.rotation(0, x.size(1))
+        told = [None if tensor is None else tensor.data_ptr() for tensor in (lengths, rotation)]
         size = (len(x), x.size(1))
-        self.library.encoder_states(ctypes.byref(self.stack), x.data_ptr(), *size, pointer, torch.get_num_threads())
+        self.library.encoder_states(ctypes.byref(self.stack), x.data_ptr(), *size, *told, torch.get_num_threads())
         return x
 
 
@@ -118,8 +123,8 @@ class KernelStep(KernelStack):
         super().__init__(stack, config)
         self.made_of, self.weight = (stack, config, embedding), embedding.weight
         self.table = Table(self.weight.data_ptr(), len(self.weight), embedding.scale)
-        self.added: dict[int, Tensor] = {}
-        """What is added to the vectors, by position; learned when it is needed."""
+        self.told: dict[int, tuple[Tensor, Tensor | None]] = {}
+        """What is added to the vectors, and what turns queries and keys, by position; learned when it is needed."""
 
     def __call__(
         self, target_in: Int[Tensor, "N 1"], cache: Cache, memory: Memory | None = None
@@ -132,12 +137,13 @@ class KernelStep(KernelStack):
         """
         first, tokens = cache.layers[0], target_in.long().contiguous()
         x = self.weight.new_empty(len(tokens), 1, self.stack.d_model)
-        position = self.added.get(first.length)
-        if position is None:
-            position = self.added[first.length] = self.positions(torch.zeros_like(x[:1]), first.length).contiguous()
+        if first.length not in self.told:
+            added = self.positions(torch.zeros_like(x[:1]), first.length).contiguous()
+            self.told[first.length] = added, self.rotation(first.length, first.length + 1)
+        position, rotation = self.told[first.length]
         if not first.length:
             self._begin(cache, memory, x)
-        past = Past(length=first.length)
+        past = Past(length=first.length, rotation=None if rotation is None else rotation.data_ptr())
         kept: list[Any] = []
         if first.memory is not None:
             past.n_sentences, past.memory_room = first.memory[0].size(0), first.memory[0].size(2)
