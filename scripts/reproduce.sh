@@ -14,6 +14,7 @@ SPEECH="beam5.ctc wer"
 figures="
 commands           96.11  test greedy bleu                  4  translation.py
 multi30k_en_de     40.38  test beam5 bleu.lowercase        94  translation.py multi30k --training.max-minutes 200
+multi30k_hour      41.57  test beam5 bleu.lowercase        59  translation.py multi30k --lowercase --model.positions rotary --model.dropout 0.3 --training.optim.optimizer muon --training.max-updates 9000 --training.max-minutes 58
 multi30k_diversified 41.94  five/test beam5 bleu.lowercase  212  scripts/synthetic_data.sh diversification
 multi30k_de_en     42.36  test beam5 bleu.lowercase        94  translation.py multi30k --training.max-minutes 200 --source de --target en --model.dropout 0.3
 speech              1.07  test $SPEECH                     13  speech_to_text.py
