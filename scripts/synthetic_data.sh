@@ -11,8 +11,8 @@
 #   TRANSDUCE_DATA=DIR bash scripts/synthetic_data.sh back-translation|distillation|diversification [--tiny] [FOLDER]
 #
 # FOLDER: where runs go, runs/synthetic_data. --tiny: a few updates each, to see that every step works; otherwise each takes
-# half an hour to an hour on one core, diversification one to two on two: its first four models are trained two at once. The same
-# command again goes on where it was.
+# half an hour to an hour on one core, diversification about two hours on two: its first four models are trained two at once.
+# The same command again goes on where it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh ""
@@ -30,7 +30,7 @@ for split in val test_2016_flickr; do
   for side in en de; do lines $split.$side 1 "$(n 1014 20)" >"$OUT/$split.$side"; done
 done
 
-set_command() { # set_command RUN SOURCE TARGET OPTIONS: what trains from the files $OUT/SOURCE and $OUT/TARGET, which end in their languages
+set_command() { # set_command RUN SOURCE TARGET OPTIONS: $OUT/SOURCE and $OUT/TARGET are files that end in their languages
   local run="$1" source="$2" target="$3" from="${2##*.}" to="${3##*.}"
   command=(transduce train translation files --run "$OUT/$run" --vocab-size "$(n 4000 500)"
     --train-source "$OUT/$source" --train-target "$OUT/$target"
