@@ -96,10 +96,11 @@ class Plain:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def __call__(self, n_updates: int) -> None:
-        for batch in islice(self.batches, n_updates):
-            with torch.autocast(self.x.device.split(":")[0], torch.bfloat16, enabled=self.x.precision == "bf16"):
-                loss = self.loss(batch.target_in, batch.target_out)
-            loss.backward()
+        for _ in range(n_updates):
+            for batch in islice(self.batches, self.x.accumulate):
+                with torch.autocast(self.x.device.split(":")[0], torch.bfloat16, enabled=self.x.precision == "bf16"):
+                    loss = self.loss(batch.target_in, batch.target_out)
+                (loss / self.x.accumulate).backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
@@ -110,6 +111,7 @@ class Ours:
 
     def __init__(self, model: td.Transformer, windows: Windows, x: argparse.Namespace) -> None:
         self.batches, self.directory = endless(windows, x.device), tempfile.TemporaryDirectory()
+        self.accumulate = x.accumulate
         optim = OptimConfig(peak_rate=6e-4, warmup_steps=100, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
         config = TrainingConfig(
             optim=optim, label_smoothing=0.0, precision=x.precision, compile=x.compile, static_shapes=True
@@ -122,8 +124,8 @@ class Ours:
             self.trainer.log.open(self.trainer.progress)
 
     def __call__(self, n_updates: int) -> None:
-        for batch in islice(self.batches, n_updates):
-            self.trainer._update([batch])
+        for _ in range(n_updates):
+            self.trainer._update(list(islice(self.batches, self.accumulate)))
 
 
 def model_config(*, tiny: bool) -> td.TransformerConfig:
@@ -168,7 +170,8 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batch-size", type=int, nargs="+", help="windows of an update; 16, 32 and 64, on a CPU 1")
+    parser.add_argument("--batch-size", type=int, nargs="+", help="windows of a batch; 16, 32 and 64, on a CPU 1")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches of an update (default: 1)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of every system (default: 3)")
     parser.add_argument("--updates", type=int, help="updates of a turn; 20, on a CPU 2")
     parser.add_argument("--warm-up", type=int, default=3, help="updates before the first turn (default: 3)")
@@ -214,7 +217,7 @@ def main() -> None:
             torch._dynamo.reset()
             torch.manual_seed(1)
             try:
-                rates[name], memory = measure(make, rows * config.max_positions, x)
+                rates[name], memory = measure(make, rows * config.max_positions * x.accumulate, x)
             except torch.OutOfMemoryError:
                 print(f"batch {rows:3}  {name:10} out of memory", flush=True)
                 continue

@@ -58,12 +58,11 @@ trained_by() { # run: which commit made which updates; one that made none is not
     }' "$1/commits"
 }
 
-multi30k() { # source, target, seed: enough updates to overfit if nothing held back, batches of 8192 as in the literature
+multi30k() { # source, target, seed: twice the recipe's batches, which a GPU takes as long for
   local small=()
   [ -z "$tiny" ] || small=(--data "$corner" --valid valid --test test --vocab-size 320 "${short[@]}" "${curt[@]}")
   train "multi30k_$1_$2_$3" python recipes/translation.py multi30k --source "$1" --target "$2" --training.seed "$3" \
-    --tokens-per-batch 8192 --model.dropout 0.3 --training.optim.peak-rate 5e-3 --training.optim.warmup-steps 2000 \
-    --training.max-updates 8000 --training.max-minutes 9 --training.validate-every 250 "${small[@]}"
+    --tokens-per-batch 4096 --training.max-updates 6000 --training.max-minutes 9 "${small[@]}"
 }
 speech() { # run, setting, minutes from its very beginning, more fields
   local small=()
@@ -103,18 +102,19 @@ part_shakespeare() { shakespeare shakespeare --training.max-minutes 9; }
 part_precision() { # the same 500 updates in fp32, in bf16, and compiled
   local precision
   for precision in fp32 bf16 fp16; do
-    shakespeare "$precision" --training.precision "$precision" --training.max-updates 500
+    shakespeare "$precision" --training.precision "$precision" --training.max-updates 500 --training.consistency 0
   done
   run python scripts/compare_runs.py "$RUNS/bf16" "$RUNS/fp32" ${tiny:+--within 1}
   run python scripts/compare_runs.py "$RUNS/fp16" "$RUNS/fp32" ${tiny:+--within 1}
   can_compile || return 0
-  shakespeare compiled --training.compile --training.max-updates 500
+  shakespeare compiled --training.compile --training.max-updates 500 --training.consistency 0
   run python scripts/compare_runs.py "$RUNS/compiled" "$RUNS/bf16" ${tiny:+--within 1}
 }
-part_nanogpt() { # the same updates with nanoGPT's own layers and AdamW, and ours with a moving average of the weights
+part_nanogpt() { # with nanoGPT's own layers, AdamW and as many updates; and ours with a moving average of the weights
   shakespeare nanogpt --model.positions learned --model.activation gelu --model.no-gated --model.d-ff 1536 \
-    --training.optim.optimizer adamw --training.max-minutes 8
-  shakespeare ema --training.ema 0.999 --training.max-minutes 8
+    --model.dropout 0.2 --model.attention-dropout 0.2 --training.consistency 0 --training.max-updates 5000 \
+    --training.optim.final-rate 1e-4 --training.optim.optimizer adamw --training.max-minutes 8
+  shakespeare ema --training.ema 0.99 --training.max-minutes 8
 }
 part_scaling() { # what an exchange costs beside an update that is measured here
   local small=()
@@ -141,7 +141,7 @@ part_gpt2() { # the whole path of GPT-2's recipe at its real size: a text to sha
     --model.decoder.input.multiple 50304 \
     --training.max-updates 50 --training.validate-every 25 --training.optim.warmup-steps 10 "${small[@]}"
 }
-part_gpt2_speed() { run python scripts/bench_gpt2.py --device "$device" ${tiny:+--tiny}; }
+part_gpt2_speed() { run python scripts/bench_gpt2.py --device "$device" --accumulate 8 --updates 3 --warm-up 1 ${tiny:+--tiny}; }
 part_generation_speed() { run python scripts/bench_generation.py --device "$device" ${tiny:+--tiny}; }
 part_fsdd() { speech fsdd fsdd 8.5; }
 part_digits() {
@@ -193,6 +193,10 @@ if [ "$device" != cpu ]; then
 fi
 [ "${#parts[@]}" -gt 0 ] || parts=("${all[@]}")
 mkdir -p "$RUNS"
+package="$(cd "$RUNS" && pwd)/package"  # where Python finds the version of a package that is not installed
+mkdir -p "$package/transduce.dist-info"
+sed -n 's/^version = "\(.*\)"/Metadata-Version: 2.1\nName: transduce\nVersion: \1/p' pyproject.toml >"$package/transduce.dist-info/METADATA"
+export PYTHONPATH="$PYTHONPATH:$package"
 [ -z "$tiny" ] || make_corner
 
 failed=()

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def gpu(tmp_path):
     for folder in ("scripts", "recipes", "bin"):
         (tmp_path / folder).mkdir()
     shutil.copy(ROOT / "scripts" / "gpu.sh", tmp_path / "scripts")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "recipes" / "data").symlink_to(ROOT / "recipes" / "data")
     (tmp_path / "bin" / "python").write_text(PYTHON)
     (tmp_path / "bin" / "python").chmod(0o755)
@@ -104,6 +106,12 @@ def test_speeds_are_shown_as_the_benchmarks_print_them(gpu, capsys):
     _, told, commands = gpu("--device", "cpu", "graph_speed", ROW=row.strip())
     assert told.count(row) == len(commands) == 2
     assert all("--static" in command and "--batch-size 1 16 64" in command for command in commands)
+
+
+def test_a_package_that_is_not_installed_has_its_version(tmp_path, gpu):
+    gpu("--device", "cpu", "training_speed")
+    (found,) = metadata.distributions(path=[str(tmp_path / "runs" / "package")])
+    assert (found.metadata["Name"], found.version) == ("transduce", metadata.version("transduce"))
 
 
 @pytest.mark.parametrize("tiny", [[], ["--tiny"]])

@@ -91,7 +91,11 @@ class _ProjectedCrossEntropy(ProjectedLoss):
                 grad = exp.mul_(1 / norm)  # p, and then p - y
                 if smoothing:
                     grad[:, :n_classes] -= smoothing / n_classes
-                grad.scatter_add_(1, wanted, grad.new_full(wanted.shape, smoothing - 1))
+                if torch.compiler.is_compiling():  # so that it is one kernel with what stands before and after it
+                    chosen = torch.arange(grad.size(1), device=grad.device) == wanted
+                    grad = torch.where(chosen, grad + (smoothing - 1), grad)
+                else:
+                    grad.scatter_add_(1, wanted, grad.new_full(wanted.shape, smoothing - 1))
                 grad = grad.to(states.dtype)
                 torch.mm(grad, weight, out=grad_states[start : start + chunk])
                 grad_weight += grad.T @ rows

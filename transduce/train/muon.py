@@ -54,24 +54,25 @@ class Muon(torch.optim.AdamW):
                 self._turn(group, None if found is None else found == 0)
 
     def _turn(self, group: dict[str, Any], finite: Tensor | None) -> None:
-        parts: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)  # maps of one shape are turned together
-        found: dict[tuple[int, ...], Any] = {}
-        stepped = [(p, rows) for p, rows in zip(group["params"], group["rows"], strict=True) if p.grad is not None]
-        for p, rows in stepped:
+        """Step for all maps of one shape at once: a GPU would spend more time on beginning its kernels than in them."""
+        maps: dict[tuple[int, ...], list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
+        for p, rows in zip(group["params"], group["rows"], strict=True):
+            if p.grad is None:
+                continue
             state = self.state[p]
             if not state:  # AdamW reads `step` of every state
                 state["step"], state["momentum"] = torch.zeros(()), torch.zeros_like(p)
-            before, gradient = state["momentum"], p.grad
-            momentum = before.lerp(gradient, 1 - self.momentum)
+            for own in zip(*(x.split(rows) for x in (p, p.grad, state["momentum"])), strict=True):
+                maps[tuple(own[0].shape)].append(own)
+        for shape, all_of_shape in maps.items():
+            places = [list(parts) for parts in zip(*all_of_shape, strict=True)]
+            weights, gradients, before = (torch.stack(parts) for parts in places)
+            rate = group["lr"]
+            momentum = before.lerp(gradients, 1 - self.momentum)
             if finite is not None:
-                momentum = torch.where(finite, momentum, before)
-                gradient = torch.where(finite, gradient, before)
-            before.copy_(momentum)
-            for part in gradient.lerp(momentum, self.momentum).split(rows):
-                parts[tuple(part.shape)].append(part)
-        for shape, matrices in parts.items():
-            found[shape] = iter(orthogonal(torch.stack(matrices)) * (0.2 * math.sqrt(max(shape))))
-        for p, rows in stepped:
-            change = torch.cat([next(found[n, p.size(1)]) for n in rows])
-            rate = torch.as_tensor(group["lr"]) if finite is None else finite.to(p) * group["lr"]
-            p.sub_(rate * (change + group["weight_decay"] * p))
+                momentum, gradients = (torch.where(finite, x, before) for x in (momentum, gradients))
+                rate = finite.to(weights) * rate
+            change = orthogonal(gradients.lerp(momentum, self.momentum)) * (0.2 * math.sqrt(max(shape)))
+            weights -= rate * (change + group["weight_decay"] * weights)
+            torch._foreach_copy_(places[0], list(weights))
+            torch._foreach_copy_(places[2], list(momentum))
