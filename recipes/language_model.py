@@ -105,9 +105,13 @@ SHAKESPEARE = replace(
     SHAKESPEARE_CPU,
     run=Path("runs/shakespeare"),
     batch_size=64,
-    model=rotary_swiglu(decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.2)),
+    model=rotary_swiglu(decoder(n_layers=6, d_model=384, n_heads=6, context=256, dropout=0.25)),
     training=replace(
-        SHAKESPEARE_CPU.training, optim=replace(OPTIM, optimizer="muon"), max_updates=5000, precision="auto"
+        SHAKESPEARE_CPU.training,
+        optim=replace(OPTIM, optimizer="muon", final_rate=0.0),
+        max_updates=1500,
+        consistency=1.0,
+        precision="auto",
     ),
 )
 COMMANDS = replace(
@@ -133,6 +137,7 @@ TEXT = replace(
         SHAKESPEARE.training,
         optim=replace(OPTIM, schedule="inverse_sqrt", final_rate=0.0, warmup_steps=500, betas=(0.9, 0.98)),
         max_updates=100_000,
+        consistency=0.0,
         validate_every=500,
         patience=10,
     ),

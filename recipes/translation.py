@@ -77,20 +77,27 @@ COMMANDS = Experiment(
         keep_last=2,
     ),
 )
-MULTI30K = Experiment(
-    run=Path("runs/multi30k"),
+SMALL = Experiment(
+    run=Path("runs/small"),
     corpus=ex.Folder(data=ex.corpus_folder("multi30k"), test="test_2016_flickr"),
     tokens_per_batch=2048,
     model=replace(td.transformer_tiny(), dropout=0.25),
     training=ex.TrainingConfig(
         optim=ex.OptimConfig(peak_rate=5e-3, warmup_steps=1000, cooldown=0.3),
         max_updates=20_000,
-        max_minutes=57.0,
         precision="auto",
         validate_every=500,
         keep_last=10,
     ),
     decoding=td.SearchConfig(alpha=1.6),
+)
+MULTI30K = replace(
+    SMALL,
+    run=Path("runs/multi30k"),
+    model=replace(SMALL.model, positions="rotary", dropout=0.3),
+    training=replace(
+        SMALL.training, optim=replace(SMALL.training.optim, optimizer="muon"), max_updates=9000, max_minutes=58.0
+    ),
 )
 SETTINGS = {
     "commands": ("The spoken commands that ship; minutes on two cores.", COMMANDS),
@@ -98,25 +105,24 @@ SETTINGS = {
     "multilingual": (
         "Image captions in four languages, one model for all directions; hours on two cores.",
         replace(
-            MULTI30K,
+            SMALL,
             run=Path("runs/multilingual"),
             corpus=ex.Directions(
                 data=ex.corpus_folder("multi30k"), languages=("cs", "de", "en", "fr"), test="test_2016_flickr"
             ),
             vocab_size=12_000,
-            training=replace(MULTI30K.training, max_updates=40_000, max_minutes=None, validate_every=1000),
+            training=replace(SMALL.training, max_updates=40_000, validate_every=1000),
         ),
     ),
     "files": (
         "Any parallel text, the small model; until ten validations bring nothing better.",
         replace(
-            MULTI30K,
+            SMALL,
             run=Path("runs/files"),
             corpus=ex.Files(),
             training=replace(
-                MULTI30K.training,
-                optim=replace(MULTI30K.training.optim, cooldown=0.0),
-                max_minutes=None,
+                SMALL.training,
+                optim=replace(SMALL.training.optim, cooldown=0.0),
                 max_updates=100_000,
                 patience=10,
             ),

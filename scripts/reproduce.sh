@@ -9,14 +9,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 SPEECH="beam5.ctc wer"
-# name; what is stated; the file in the run that has it, search and measure there; minutes on one core; the recipe's command, or
-# that of a script with several trainings
+# name; what is stated; the file in the run that has it, search and measure there; minutes on one core, or on a GPU where the name
+# says so; the recipe's command, or that of a script with several trainings
 figures="
 commands           96.11  test greedy bleu                  4  translation.py
-multi30k_en_de     40.38  test beam5 bleu.lowercase        94  translation.py multi30k --training.max-minutes 200
-multi30k_hour      41.57  test beam5 bleu.lowercase        59  translation.py multi30k --lowercase --model.positions rotary --model.dropout 0.3 --training.optim.optimizer muon --training.max-updates 9000 --training.max-minutes 58
-multi30k_diversified 41.94  five/test beam5 bleu.lowercase  212  scripts/synthetic_data.sh diversification
-multi30k_de_en     42.36  test beam5 bleu.lowercase        94  translation.py multi30k --training.max-minutes 200 --source de --target en --model.dropout 0.3
+multi30k_en_de     40.71  test beam5 bleu.lowercase        59  translation.py multi30k
+multi30k_hour      41.57  test beam5 bleu.lowercase        59  translation.py multi30k --lowercase
+multi30k_diversified 41.94  five/test beam5 bleu.lowercase  300  scripts/synthetic_data.sh diversification
+multi30k_de_en     43.92  test beam5 bleu.lowercase        59  translation.py multi30k --source de --target en
 speech              1.07  test $SPEECH                     13  speech_to_text.py
 speech_german      81.45  test beam5 bleu                  25  speech_to_text.py commands_german
 $(for name in george:29.4 jackson:15.2 lucas:17.8 nicolas:10.6 theo:5.8 yweweler:8.8; do
@@ -27,6 +27,7 @@ fsdd                0.67  test $SPEECH                      4  speech_to_text.py
 digits              0.12  test $SPEECH                     31  speech_to_text.py digits
 language            0.600 validation - loss                 2  language_model.py
 shakespeare         1.566 validation - loss                11  language_model.py shakespeare_cpu
+shakespeare_gpu     1.434 validation - loss                 2  language_model.py shakespeare
 shakespeare_gpt2    1.770 validation - loss                 5  language_model.py shakespeare_cpu --model.positions learned --model.activation gelu --model.no-gated --model.d-ff 512 --training.optim.optimizer adamw
 masked_language     1.341 test - loss                       3  masked_language_model.py
 "

@@ -5,14 +5,15 @@
 # learned from all pairs, predicts token by token, or what it makes of the source lines instead of their references, or both;
 # diversification (Nguyen et al. 2020): two models of this direction, one of the other and one from French, then one that learns
 # from all pairs, from what the first two make of their sources, and from the English that the others make of their targets
-# and of the same captions in French; without capitals, with rotary positions and SwiGLU.
+# and of the same captions in French, and is twice as wide; without capitals, with rotary positions.
 # Prints a table of BLEU, lower-cased, on the test split.
 #
 #   TRANSDUCE_DATA=DIR bash scripts/synthetic_data.sh back-translation|distillation|diversification [--tiny] [FOLDER]
 #
 # FOLDER: where runs go, runs/synthetic_data. --tiny: a few updates each, to see that every step works; otherwise each takes
-# half an hour to an hour on one core, diversification about two hours on two: its first four models are trained two at once.
-# The same command again goes on where it was.
+# half an hour to an hour on one core, diversification ten minutes on a GPU, and about three hours on two cores.
+# AT_ONCE: how many of its first four models are trained at once, 2; on a GPU give 4, as one of them leaves it idle most of
+# the time. The same command again goes on where it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh ""
@@ -45,21 +46,33 @@ train() { # train RUN SOURCE TARGET OPTIONS
   "${command[@]}" | tee "$OUT/$1.out"
 }
 
-two_at_once() { # two_at_once RUN SOURCE TARGET RUN SOURCE TARGET OPTIONS: each with half of the cores
-  local half
-  half=${OMP_NUM_THREADS:-$(python -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')}
-  echo "$1 is trained beside $4; what it says is in $OUT/$1.out"
-  set_command "$1" "$2" "$3" "${@:7}"
-  set -m # a process group of its own: Ctrl-C reaches the other one, and the trap below tells this one, once
-  OMP_NUM_THREADS="$half" "${command[@]}" >"$OUT/$1.out" 2>&1 &
-  set +m
-  beside=$!
-  OMP_NUM_THREADS="$half" train "$4" "$5" "$6" "${@:7}"
-  wait "$beside" || { code=$? && beside="" && tail -n 3 "$OUT/$1.out" >&2 && exit "$code"; }
-  beside=""
+at_once() { # at_once "RUN SOURCE TARGET OPTIONS"... -- OPTIONS of all: AT_ONCE at a time, each with its share of the cores
+  local trainings=() lot words each pid share code
+  while [ "$1" != -- ]; do trainings+=("$1") && shift; done
+  local of_all=("${@:2}")
+  share=${OMP_NUM_THREADS:-$(python -c 'import os, sys; print(max(1, (os.cpu_count() or 1) // int(sys.argv[1])))' "$AT_ONCE")}
+  while [ "${#trainings[@]}" -gt 0 ]; do
+    lot=("${trainings[@]:0:AT_ONCE}") trainings=("${trainings[@]:AT_ONCE}")
+    for each in "${lot[@]:1}"; do
+      read -ra words <<<"$each"
+      echo "${words[0]} is trained beside ${lot[0]%% *}; what it says is in $OUT/${words[0]}.out"
+      set_command "${words[@]}" "${of_all[@]}"
+      set -m # a process group of its own: Ctrl-C reaches the first of the lot, and the trap below tells this one, once
+      OMP_NUM_THREADS="$share" "${command[@]}" >"$OUT/${words[0]}.out" 2>&1 &
+      set +m
+      beside[$!]=${words[0]}
+    done
+    read -ra words <<<"${lot[0]}"
+    OMP_NUM_THREADS="$share" train "${words[@]}" "${of_all[@]}"
+    for pid in "${!beside[@]}"; do
+      wait "$pid" || { code=$? && tail -n 3 "$OUT/${beside[pid]}.out" >&2 && unset "beside[pid]" && exit "$code"; }
+      unset "beside[pid]"
+    done
+  done
 }
-beside="" # the process of the first one, which saves what it has when it is told to stop
-trap 'if [ "$beside" ]; then kill "$beside" 2>/dev/null; wait "$beside"; fi' EXIT
+AT_ONCE="${AT_ONCE:-2}"
+beside=() # the names of the others of a lot by their processes, which save what they have when they are told to stop
+trap 'for pid in "${!beside[@]}"; do kill "$pid" 2>/dev/null || true; done; wait' EXIT
 
 written() { # written RUN SOURCE OUTPUT OPTIONS: the run's translation of a file, unless it is there
   if [ ! -e "$OUT/$3" ]; then
@@ -124,18 +137,17 @@ diversification)
   last=$(n 29000 100)
   for side in en de fr; do lines train.$side 1 "$last" >"$OUT/all.$side"; done
   for split in val test_2016_flickr; do lines $split.fr 1 "$(n 1014 20)" >"$OUT/$split.fr"; done
-  full=(--lowercase --vocab-size "$(n 8000 500)" --model.positions rotary --model.gated --model.activation silu
+  full=(--lowercase --vocab-size "$(n 8000 500)" --model.positions rotary --model.dropout 0.3
     --training.optim.optimizer muon --training.validate-every "$(n 500 2)" --training.optim.warmup-steps "$(n 1000 2)")
-  teachers=("${full[@]}" --training.max-updates "$(n 3000 4)")
-  student=("${full[@]}" --training.max-updates "$(n 11000 4)" --training.validate-every "$(n 1000 2)"
-    --model.dropout 0.2)
+  student=("${full[@]}" --training.max-updates "$(n 3400 4)" --tokens-per-batch 4096 --training.optim.peak-rate 3e-3
+    --model.d-model "$(n 256 32)" --model.n-heads 8 --model.d-ff "$(n 1024 64)")
 
-  two_at_once backward all.de all.en forward1 all.en all.de "${teachers[@]}"
-  two_at_once french all.fr all.en forward2 all.en all.de "${teachers[@]}" --training.seed 2
-  written forward1 all.en forward1.de
-  written forward2 all.en forward2.de
-  written backward all.de backward.en
-  written french all.fr french.en
+  at_once "backward all.de all.en" "forward1 all.en all.de" "french all.fr all.en" \
+    "forward2 all.en all.de --training.seed 2" -- "${full[@]}" --training.max-updates "$(n 3500 4)"
+  written forward1 all.en forward1.de --beam-size 2
+  written forward2 all.en forward2.de --beam-size 2
+  written backward all.de backward.en --beam-size 2
+  written french all.fr french.en --beam-size 2
   cat "$OUT"/all.en "$OUT"/all.en "$OUT"/all.en "$OUT"/backward.en "$OUT"/french.en >"$OUT/five.en"
   cat "$OUT"/all.de "$OUT"/forward1.de "$OUT"/forward2.de "$OUT"/all.de "$OUT"/all.de >"$OUT/five.de"
   # one vocabulary for all, so that they can be an ensemble
