@@ -71,6 +71,7 @@ at_once() { # at_once "RUN SOURCE TARGET OPTIONS"... -- OPTIONS of all: AT_ONCE 
   done
 }
 AT_ONCE="${AT_ONCE:-2}"
+[[ $AT_ONCE =~ ^[1-9][0-9]*$ ]] || { echo "AT_ONCE must be a number of trainings from 1 on, but is '$AT_ONCE'" >&2 && exit 2; }
 beside=() # the names of the others of a lot by their processes, which save what they have when they are told to stop
 trap 'for pid in "${!beside[@]}"; do kill "$pid" 2>/dev/null || true; done; wait' EXIT
 
