@@ -64,10 +64,12 @@ multi30k() { # source, target, seed: twice the recipe's batches, which a GPU tak
   train "multi30k_$1_$2_$3" python recipes/translation.py multi30k --source "$1" --target "$2" --training.seed "$3" \
     --tokens-per-batch 4096 --training.max-updates 6000 --training.max-minutes 9 "${small[@]}"
 }
-speech() { # run, setting, minutes from its very beginning, more fields
-  local small=()
+speech() { # run, setting, minutes from its very beginning, more fields; a GPU would wait for one process that augments
+  local small=() workers=4
+  [ "$device" != cpu ] || workers=0
   [ -z "$tiny" ] || small=(--data "$corner" --train train.tsv --valid valid.tsv --test test.tsv --vocab-size 290 "${short[@]}" "${curt[@]}")
-  train "$1" python recipes/speech_to_text.py "$2" --training.seed 1 --training.max-minutes "$3" "${@:4}" "${small[@]}"
+  train "$1" python recipes/speech_to_text.py "$2" --training.seed 1 --training.max-minutes "$3" \
+    --training.data-workers "$workers" "${@:4}" "${small[@]}"
 }
 shakespeare() { # run, more fields
   local small=()
@@ -121,8 +123,8 @@ part_scaling() { # what an exchange costs beside an update that is measured here
   [ -z "$tiny" ] || small=(--rows 1 0 0 0 --rounds 1)
   run python scripts/make_scaling.py --device "$device" --output "$RUNS/scaling.md" "${small[@]}"
 }
-part_data_workers() { # augmentation in four processes, the same updates
-  speech data_workers speechocean762 8.0 --training.data-workers "$([ -n "$tiny" ] && echo 1 || echo 4)" "${larger[@]}"
+part_data_workers() { # augmentation in sixteen processes, the same updates
+  speech data_workers speechocean762 8.0 --training.data-workers "$([ -n "$tiny" ] && echo 1 || echo 16)" "${larger[@]}"
 }
 part_gpt2() { # the whole path of GPT-2's recipe at its real size: a text to shards, and some updates of half a million tokens
   local text=recipes/data/commands/train.en size=50257 small=() lines
