@@ -37,19 +37,8 @@ DECODING = (
 )
 GENERATION = "bench_generation.py", "--tiny", "--repeats", "1", "--batch-size", "3", "--threads", "1", "--static"
 GPT2 = (
-    "bench_gpt2.py",
-    "--device",
-    "cpu",
-    "--tiny",
-    "--rounds",
-    "1",
-    "--warm-up",
-    "1",
-    "--threads",
-    "1",
-    "--accumulate",
-    "2",
-)
+    "bench_gpt2.py", "--device", "cpu", "--tiny", "--rounds", "1", "--warm-up", "1", "--threads", "1", "--accumulate", "2"
+)  # fmt: skip
 HELP = [path.name for path in sorted(SCRIPTS.glob("*.py")) if "ArgumentParser(" in path.read_text()]
 
 
