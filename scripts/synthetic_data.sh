@@ -11,9 +11,9 @@
 #   TRANSDUCE_DATA=DIR bash scripts/synthetic_data.sh back-translation|distillation|diversification [--tiny] [FOLDER]
 #
 # FOLDER: where runs go, runs/synthetic_data. --tiny: a few updates each, to see that every step works; otherwise each takes
-# half an hour to an hour on one core, diversification ten minutes on a GPU, and about three hours on two cores.
-# AT_ONCE: how many of its first four models are trained at once, 2; on a GPU give 4, as one of them leaves it idle most of
-# the time. The same command again goes on where it was.
+# half an hour to an hour on one core, diversification some ten minutes on a GPU and, by the sum of its parts, three hours on
+# two cores. AT_ONCE: how many of its first four models are trained at once, 2; on a GPU give 4, which such small models do not
+# fill. The same command again goes on where it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh ""
