@@ -181,6 +181,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="a model of seconds, to try the script")
     x = parser.parse_args()
+    if x.accumulate < 1:
+        parser.error(f"--accumulate must be 1 or more, but is {x.accumulate}")
     on_gpu = x.device != "cpu"
     x.batch_size = x.batch_size or ([16, 32, 64] if on_gpu else [1])
     x.updates = x.updates or (20 if on_gpu else 2)
