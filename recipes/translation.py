@@ -77,14 +77,15 @@ COMMANDS = Experiment(
         keep_last=2,
     ),
 )
-SMALL = Experiment(
-    run=Path("runs/small"),
-    corpus=ex.Folder(data=ex.corpus_folder("multi30k"), test="test_2016_flickr"),
+FILES = Experiment(
+    run=Path("runs/files"),
+    corpus=ex.Files(),
     tokens_per_batch=2048,
     model=replace(td.transformer_tiny(), dropout=0.25),
     training=ex.TrainingConfig(
-        optim=ex.OptimConfig(peak_rate=5e-3, warmup_steps=1000, cooldown=0.3),
-        max_updates=20_000,
+        optim=ex.OptimConfig(peak_rate=5e-3, warmup_steps=1000),
+        max_updates=100_000,
+        patience=10,
         precision="auto",
         validate_every=500,
         keep_last=10,
@@ -92,11 +93,31 @@ SMALL = Experiment(
     decoding=td.SearchConfig(alpha=1.6),
 )
 MULTI30K = replace(
-    SMALL,
+    FILES,
     run=Path("runs/multi30k"),
-    model=replace(SMALL.model, positions="rotary", dropout=0.3),
+    corpus=ex.Folder(data=ex.corpus_folder("multi30k"), test="test_2016_flickr"),
+    model=replace(FILES.model, positions="rotary", dropout=0.3),
     training=replace(
-        SMALL.training, optim=replace(SMALL.training.optim, optimizer="muon"), max_updates=9000, max_minutes=58.0
+        FILES.training,
+        optim=replace(FILES.training.optim, optimizer="muon", cooldown=0.3),
+        max_updates=9000,
+        max_minutes=58.0,
+        patience=None,
+    ),
+)
+MULTILINGUAL = replace(
+    FILES,
+    run=Path("runs/multilingual"),
+    corpus=ex.Directions(
+        data=ex.corpus_folder("multi30k"), languages=("cs", "de", "en", "fr"), test="test_2016_flickr"
+    ),
+    vocab_size=12_000,
+    training=replace(
+        FILES.training,
+        optim=replace(FILES.training.optim, cooldown=0.3),
+        max_updates=40_000,
+        patience=None,
+        validate_every=1000,
     ),
 )
 SETTINGS = {
@@ -104,30 +125,9 @@ SETTINGS = {
     "multi30k": ("Image captions, 29,000 pairs; an hour on two cores.", MULTI30K),
     "multilingual": (
         "Image captions in four languages, one model for all directions; hours on two cores.",
-        replace(
-            SMALL,
-            run=Path("runs/multilingual"),
-            corpus=ex.Directions(
-                data=ex.corpus_folder("multi30k"), languages=("cs", "de", "en", "fr"), test="test_2016_flickr"
-            ),
-            vocab_size=12_000,
-            training=replace(SMALL.training, max_updates=40_000, validate_every=1000),
-        ),
+        MULTILINGUAL,
     ),
-    "files": (
-        "Any parallel text, the small model; until ten validations bring nothing better.",
-        replace(
-            SMALL,
-            run=Path("runs/files"),
-            corpus=ex.Files(),
-            training=replace(
-                SMALL.training,
-                optim=replace(SMALL.training.optim, cooldown=0.0),
-                max_updates=100_000,
-                patience=10,
-            ),
-        ),
-    ),
+    "files": ("Any parallel text, the small model; until ten validations bring nothing better.", FILES),
     "files_base": (
         "Any parallel text, the base model of the paper; wants a GPU.",
         Experiment(run=Path("runs/files_base"), corpus=ex.Files(), vocab_size=32000, model=td.transformer_base()),
