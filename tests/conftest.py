@@ -1,11 +1,67 @@
-"""Fixtures of every test."""
+"""Fixtures of every test, and what a test of the default tier may do."""
 
+import multiprocessing.util
 import os
+import shutil
+import sys
+import time
 import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import jaxtyping
 import pytest
+from filelock import FileLock
+
+if "SHAPES" in os.environ:  # before anything imports the package
+    jaxtyping.install_import_hook("transduce", "beartype.beartype")
+
 import torch
+
+OTHER_TIERS = ("process", "train", "long", "nightly", "data", "gpu")
+"""Marks of the tests outside the default tier."""
+
+LIMIT = 3.0
+"""CPU seconds that a test of the default tier may take."""
+
+current: list[pytest.Item] = []
+"""The test of the default tier that is running, if one is."""
+
+
+def refuse_process(event: str, _: object = None) -> None:
+    """Fail a test of the default tier that starts a process."""
+    if current and event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "spawn"):
+        pytest.fail(f"a test that starts a process needs the mark process, but {current[0].nodeid} has none")
+
+
+def spawn(*args: object, start: Callable = multiprocessing.util.spawnv_passfds) -> int:
+    """Start a process of multiprocessing, which raises no audit event."""
+    refuse_process("spawn")
+    return start(*args)
+
+
+sys.addaudithook(refuse_process)
+multiprocessing.util.spawnv_passfds = spawn
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Hold a test of the default tier to its bounds: no process, and a few seconds."""
+    if any(item.get_closest_marker(name) for name in OTHER_TIERS):
+        return (yield)
+    begun = time.process_time()
+    current.append(item)
+    try:
+        result = yield
+    finally:
+        current.clear()
+    seconds = time.process_time() - begun
+    if seconds > LIMIT and "SHAPES" not in os.environ and sys.gettrace() is None:
+        pytest.fail(
+            f"a test of the default tier takes at most {LIMIT:g} s, but {item.nodeid} took {seconds:.1f} s; "
+            "make it quicker, or give it one of the marks train, long and nightly"
+        )
+    return result
 
 
 @pytest.fixture
@@ -14,11 +70,23 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(request.node.name.encode()))
 
 
-@pytest.fixture(autouse=True)
-def shapes(request: pytest.FixtureRequest) -> None:
-    """Check the shapes in signatures in one test in eight, chosen by its name, or in all where SHAPES is set.
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """`once(name, make)` is a folder that `make(folder)` has filled, once for all test processes.
 
-    The checks take longer than most of what they check.
+    It is read only; a test that writes into it takes a copy (shutil.copytree).
     """
-    checked = "SHAPES" in os.environ or zlib.crc32(request.node.nodeid.encode()) % 8 == 0
-    jaxtyping.config.update("jaxtyping_disable", not checked)
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
+    root.mkdir(exist_ok=True)
+
+    def made(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = root / name, root / f"{name}.done"
+        with FileLock(root / f"{name}.lock"):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                make(folder)
+                done.touch()
+        return folder
+
+    return made
