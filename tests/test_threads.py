@@ -1,4 +1,4 @@
-"""OpenMP's own word on how its threads wait."""
+"""How threads wait and what malloc keeps: OpenMP's own word, and the pages that the system counts."""
 
 import os
 import platform
@@ -8,43 +8,61 @@ from pathlib import Path
 
 import pytest
 
-BEGIN = """
-from transduce.threads import wait_politely
-print(wait_politely())
-import torch
-print(wait_politely())
-"""
+from transduce import threads
+from transduce.threads import OWN, keep_memory, wait_politely
+
+DECIDED = [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}]
 
 
-@pytest.mark.parametrize(
-    ("own", "spins"),
-    [
-        ({}, "1000"),
-        ({"OMP_NUM_THREADS": "1"}, "1000"),
-        ({"OMP_WAIT_POLICY": "active"}, None),
-        ({"GOMP_SPINCOUNT": "7"}, "7"),
-    ],
-)
-def test_threads_sleep_soon_unless_the_user_decides(own, spins):
-    theirs = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
-    asked = {"OMP_DISPLAY_ENV": "verbose", "PYTHONPATH": str(Path(__file__).parents[1])}
-    found = subprocess.run(
-        [sys.executable, "-c", BEGIN], env=theirs | asked | own, capture_output=True, text=True, check=True
+@pytest.fixture
+def before_torch(monkeypatch):
+    """As in a process that has not loaded torch, and whose user has decided nothing."""
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "so that the variable is as it was in the end")
+    for name in OWN:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_threads_sleep_soon_unless_it_is_too_late_or_the_user_decides(before_torch, monkeypatch):
+    for own in DECIDED:
+        with monkeypatch.context() as user:
+            for name, value in own.items():
+                user.setenv(name, value)
+            there = dict(os.environ)
+            assert wait_politely() == "" and dict(os.environ) == there, own
+    with monkeypatch.context() as late:
+        late.setitem(sys.modules, "torch", threads)
+        assert wait_politely() == "" and "GOMP_SPINCOUNT" not in os.environ
+    assert wait_politely().endswith("GOMP_SPINCOUNT=1000") and os.environ["GOMP_SPINCOUNT"] == "1000"
+
+
+def test_malloc_is_left_to_a_user_who_set_it(monkeypatch):
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    assert keep_memory() is False
+
+
+def in_a_process(code: str, **own: str) -> subprocess.CompletedProcess[str]:
+    """Run it where none of the variables of OpenMP and malloc are set but these."""
+    theirs = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "MALLOC_"))}
+    path = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=theirs | path | own, capture_output=True, text=True, check=True
     )
-    first, again = found.stdout.split("\n")[:2]
-    assert again == ""
-    said = "threads that wait sleep soon, for the sake of other work: GOMP_SPINCOUNT=1000"
-    assert first == (said if spins == "1000" else "")
-    if "GOMP_SPINCOUNT" in found.stderr and spins:  # GNU's OpenMP prints it; others may not
-        assert f"GOMP_SPINCOUNT = '{spins}'" in found.stderr
+
+
+@pytest.mark.process
+def test_openmp_reads_how_long_to_spin():
+    code = "from transduce.threads import wait_politely; wait_politely(); import torch"
+    said = in_a_process(code, OMP_DISPLAY_ENV="verbose").stderr
+    if "GOMP_SPINCOUNT" in said:  # GNU's OpenMP prints it; others may not
+        assert "GOMP_SPINCOUNT = '1000'" in said
 
 
 FAULTS = """
-import resource, sys
+import resource
 import torch
 from transduce.threads import keep_memory
 torch.set_num_threads(1)
-kept = keep_memory()
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -53,19 +71,16 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 faults()
-print(kept, faults())
+print(faults())
+assert keep_memory()
+faults()
+print(faults())
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="needs GNU's malloc")
-@pytest.mark.parametrize(("own", "kept"), [({}, True), ({"MALLOC_ARENA_MAX": "2"}, False)])
-def test_freed_memory_stays_unless_the_user_decides(own, kept):
+def test_freed_memory_stays():
     """The pages of 48 MB, over and over: without it, the system gives each of them anew."""
-    theirs = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    path = {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(
-        [sys.executable, "-c", FAULTS], env=theirs | path | own, capture_output=True, text=True, check=True
-    )
-    said, faults = found.stdout.split()
-    assert said == str(kept)
-    assert int(faults) < 1000 if kept else int(faults) > 400
+    without, kept = map(int, in_a_process(FAULTS, OMP_NUM_THREADS="1").stdout.split())
+    assert kept < 1000 and without > 400

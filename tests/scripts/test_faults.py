@@ -1,7 +1,9 @@
-"""scripts/faults.py: its comparison finds what differs; and a few faults of every kind leave no trace."""
+"""scripts/faults.py: its comparison finds what differs; and a few faults leave no trace."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -29,10 +31,42 @@ def test_the_comparison_sees_all_but_the_clock(tmp_path):
     ]  # fmt: skip
 
 
+def interruptible() -> None:
+    """Called in the child: whoever runs the tests may ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+FEW = """
+import random, sys
+from pathlib import Path
+import torch
+from scripts import faults
+
+torch.set_num_threads(1)
+every = faults.trainings
+faults.trainings = lambda folder: {"translation": every(folder)["translation"]}
+farm = faults.Farm(Path(sys.argv[1]), random.Random(1))
+farm.kill(2)
+for make in (farm.interrupt, farm.damage):
+    farm.made[make()] += 1
+print(sum(farm.made.values()), sum(farm.wrong.values()))
+"""
+
+
+@pytest.mark.process
 @pytest.mark.long
+def test_two_kills_ctrl_c_and_a_damaged_checkpoint_leave_no_trace(tmp_path):
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", FEW, tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, env=path, preexec_fn=interruptible)
+    assert done.stdout == "4 0\n", done.stdout + done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.nightly
 def test_a_few_faults_of_every_kind_leave_no_trace():
     words = [sys.executable, faults.__file__, "--kills", "8", "--others", "1"]
-    done = subprocess.run(words, capture_output=True, text=True)
+    done = subprocess.run(words, capture_output=True, text=True, preexec_fn=interruptible)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = dict(re.findall(r"(?m)^(.+?) +(\d+)  the same bytes$", done.stdout))
     assert sum(int(number) for fault, number in rows.items() if fault.startswith("SIGKILL in ")) == 8

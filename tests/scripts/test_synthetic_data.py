@@ -17,7 +17,8 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
 
-@pytest.mark.long
+@pytest.mark.process
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path(sys.prefix, "installed").exists(), reason="needs the environment of scripts/setup.sh")
 def test_diversification_says_every_pair_five_times(tmp_path):
     data, out = tmp_path / "data" / "multi30k", tmp_path / "out"
@@ -32,7 +33,6 @@ def test_diversification_says_every_pair_five_times(tmp_path):
     words = ["bash", "scripts/synthetic_data.sh", "diversification", "--tiny", str(out)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
-    assert [line.count("|") for line in done.stdout.splitlines()[-5:]] == [4] * 5  # the table of three rows
     english, german = (lines(out / f"all.{side}") for side in ("en", "de"))
     written = {name: lines(out / name) for name in ("forward1.de", "forward2.de", "backward.en", "french.en")}
     assert lines(out / "five.en") == english * 3 + written["backward.en"] + written["french.en"]
