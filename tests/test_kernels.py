@@ -1,6 +1,10 @@
 """The kernels in C++: what they compute is PyTorch's, and where they cannot be had nothing is lost."""
 
 import math
+import shutil
+import subprocess
+from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,10 +20,13 @@ from transduce.model.kernel_weight import KernelInt8Weight, KernelWeight
 SHAPES = [(1, 1, 1), (1, 16, 24), (5, 7, 33), (6, 40, 24), (13, 1000, 96), (64, 256, 256), (200, 512, 1030), (0, 8, 8)]
 """Rows, outputs and inputs; of most, none is a multiple of what a tile has."""
 
+COMPILED = kernels.library()
+"""Loaded when the tests are collected, as compiling starts a process."""
 
-@pytest.fixture(params=[1, 2], autouse=True)
+
+@pytest.fixture(params=[1, 2])
 def threads(request):
-    """Everything is done by one thread and by two."""
+    """What it computes is computed by one thread and by two."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield
@@ -28,7 +35,7 @@ def threads(request):
 
 @needs_cpp
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_product_is_that_of_pytorch(shape, rng):
+def test_a_product_is_that_of_pytorch(shape, threads, rng):
     n, n_out, n_in = shape
     x, weight, bias = (torch.randn(*size, generator=rng) for size in ((n, n_in), (n_out, n_in), (n_out,)))
     product = KernelWeight(weight)
@@ -53,7 +60,7 @@ def integers(*shape: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
 
 @needs_cpp
 @pytest.mark.parametrize("shape", SHAPES)
-def test_int8_is_the_product_of_integers(shape, rng):
+def test_int8_is_the_product_of_integers(shape, threads, rng):
     n, n_out, n_in = shape
     (x_int, x_scale), (w_int, w_scale) = integers(n, n_in, rng=rng), integers(n_out, n_in, rng=rng)
     bias = torch.randn(n_out, generator=rng)
@@ -70,7 +77,7 @@ def test_int8_is_the_product_of_integers(shape, rng):
 
 @needs_cpp
 @pytest.mark.parametrize("kind", [KernelWeight, KernelInt8Weight])
-def test_a_row_knows_nothing_of_the_others(kind, rng):
+def test_a_row_knows_nothing_of_the_others(kind, threads, rng):
     product = kind(torch.randn(50, 64, generator=rng))
     x = torch.randn(200, 64, generator=rng) * torch.logspace(-3, 3, 200)[:, None]
     whole = product(x)
@@ -79,29 +86,31 @@ def test_a_row_knows_nothing_of_the_others(kind, rng):
 
 @needs_cpp
 @pytest.mark.parametrize("vocab_size", [1, 3, 15, 16, 17, 1000, 8001])
-@pytest.mark.parametrize(("n_sentences", "n_rows", "n"), [(1, 1, 1), (3, 5, 10), (20, 4, 8), (2, 1, 7)])
-def test_the_likeliest_are_those_of_a_sort(vocab_size, n_sentences, n_rows, n, rng):
+def test_the_likeliest_are_those_of_a_sort(vocab_size, threads, rng):
     """Among equal ones the first comes first, as a stable sort has it."""
-    scores = torch.randint(-4, 4, (n_sentences * n_rows, vocab_size), generator=rng) / 4
-    scores[torch.rand(scores.shape, generator=rng) < 0.2] = -math.inf
-    offset = torch.randint(0, 3, (n_sentences, n_rows), generator=rng) / 2
-    total = (scores.view(n_sentences, n_rows, vocab_size) + offset[:, :, None]).flatten(1)
-    values, token, row = likeliest(scores, offset, n)
-    want, index = (each[:, :n] for each in total.sort(dim=1, descending=True, stable=True))
-    k, real = want.size(1), want > -math.inf
-    assert torch.equal(values[:, :k], want) and (values[:, k:] == -math.inf).all()
-    assert torch.equal((row * vocab_size + token)[:, :k][real], index[real])
-    assert ((token >= 0) & (token < vocab_size) & (row >= 0) & (row < n_rows)).all()
+    for n_sentences, n_rows, n in ((1, 1, 1), (3, 5, 10), (20, 4, 8), (2, 1, 7)):
+        scores = torch.randint(-4, 4, (n_sentences * n_rows, vocab_size), generator=rng) / 4
+        scores[torch.rand(scores.shape, generator=rng) < 0.2] = -math.inf
+        offset = torch.randint(0, 3, (n_sentences, n_rows), generator=rng) / 2
+        total = (scores.view(n_sentences, n_rows, vocab_size) + offset[:, :, None]).flatten(1)
+        values, token, row = likeliest(scores, offset, n)
+        want, index = (each[:, :n] for each in total.sort(dim=1, descending=True, stable=True))
+        k, real = want.size(1), want > -math.inf
+        assert torch.equal(values[:, :k], want) and (values[:, k:] == -math.inf).all()
+        assert torch.equal((row * vocab_size + token)[:, :k][real], index[real])
+        assert ((token >= 0) & (token < vocab_size) & (row >= 0) & (row < n_rows)).all()
 
 
 @needs_cpp
-@pytest.mark.parametrize("shape", [(1, 5), (3, 700), (40, 9000), (2, 1), (0, 4)])
-@pytest.mark.parametrize("spread", [0.1, 30.0, 1000.0])
-def test_log_sum_exp(shape, spread, rng):
-    logits = spread * torch.randn(shape, generator=rng)
-    if shape[1] > 1:
-        logits[:, 1] = -math.inf
-    torch.testing.assert_close(log_sum_exp(logits).double(), logits.double().logsumexp(-1), rtol=2e-6, atol=2e-6)
+def test_log_sum_exp(threads, rng):
+    for shape in ((1, 5), (3, 700), (40, 9000), (2, 1), (0, 4)):
+        for spread in (0.1, 30.0, 1000.0):
+            logits = spread * torch.randn(shape, generator=rng)
+            if shape[1] > 1:
+                logits[:, 1] = -math.inf
+            torch.testing.assert_close(
+                log_sum_exp(logits).double(), logits.double().logsumexp(-1), rtol=2e-6, atol=2e-6
+            )
 
 
 @needs_cpp
@@ -123,34 +132,65 @@ def test_rows_change_places(length, rng):
 
 
 @pytest.fixture
-def anew(monkeypatch, tmp_path):
-    """A user without anything compiled."""
+def anew(monkeypatch, tmp_path, caplog):
+    """A user without anything compiled; what is loaded in this process stays loaded for others."""
+    caplog.set_level("INFO", logger="transduce")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernels.loaded.cache_clear()
-    yield tmp_path / "transduce"
-    kernels.loaded.cache_clear()
+    monkeypatch.setattr(kernels, "loaded", cache(kernels.loaded.__wrapped__))
+    return tmp_path / "transduce"
 
 
 @needs_cpp
-def test_they_are_compiled_once(anew, monkeypatch, caplog):
-    caplog.set_level("INFO", logger="transduce")
+def test_what_a_compiler_makes_is_kept(anew, monkeypatch):
+    """By a stand-in, which copies what is compiled already."""
+    commands = []
+
+    def run(command, **_):
+        commands.append(command)
+        if "-o" in command:
+            shutil.copy(COMPILED._name, command[-1])
+        return SimpleNamespace(stdout=f"version {len(versions)}")
+
+    versions = [1]
+    monkeypatch.setattr(kernels.subprocess, "run", run)
+    for n_made in (1, 1, 2):
+        kernels.loaded.cache_clear()
+        assert kernels.library() is not None and len(list(anew.iterdir())) == n_made
+        if len(commands) > 2:
+            versions.append(2)  # another compiler makes another library
+    assert [command[1] == "--version" for command in commands] == [True, False, True, True, False]
+    assert all({*kernels.FLAGS, str(kernels.SOURCE)} <= {*command} for command in commands if "-o" in command)
+
+
+@needs_cpp
+def test_an_error_of_the_compiler_is_quoted(anew, monkeypatch, caplog):
+    def run(command, **_):
+        raise subprocess.CalledProcessError(1, command, stderr="so many errors")
+
+    monkeypatch.setattr(kernels.subprocess, "run", run)
+    assert kernels.library() is None and "so many errors" in caplog.text
+
+
+@needs_cpp
+@pytest.mark.process
+def test_they_are_compiled_once(anew, caplog):
     assert kernels.library() is not None and caplog.text.count("compiling kernels.cpp for this CPU, once") == 1
     (made,) = anew.iterdir()
     kernels.loaded.cache_clear()
     assert kernels.library() is not None and caplog.text.count("compiling") == 1 and list(anew.iterdir()) == [made]
 
 
-def test_whoever_has_no_compiler_is_told_and_goes_on(anew, monkeypatch, caplog):
-    caplog.set_level("INFO", logger="transduce")
-    monkeypatch.setattr(kernels.shutil, "which", lambda *_: None)
-    assert kernels.library() is None and "no C++ compiler" in caplog.text
-
-
 @needs_cpp
+@pytest.mark.process
 def test_a_compiler_that_fails_is_quoted(anew, monkeypatch, caplog):
     monkeypatch.setattr(kernels, "FLAGS", ("--no-such-flag",))
     assert kernels.library() is None
     assert "cannot be compiled" in caplog.text and "no-such-flag" in caplog.text
+
+
+def test_whoever_has_no_compiler_is_told_and_goes_on(anew, monkeypatch, caplog):
+    monkeypatch.setattr(kernels.shutil, "which", lambda *_: None)
+    assert kernels.library() is None and "no C++ compiler" in caplog.text
 
 
 def test_they_can_be_switched_off(anew, monkeypatch):
