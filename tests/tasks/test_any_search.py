@@ -40,9 +40,13 @@ def in_order(outputs: list[Output], tied: float) -> list[Output]:
     return [output for group in groups for output in sorted(group, key=lambda o: (o.tokens, o.finished))]
 
 
-def check(seed: int) -> None:
+def check(seed: int, *, threads: float = 0.0) -> None:
     """Batch, order, neighbours, padding, threads and the cache change nothing; n best of n inputs come out, sorted and
-    distinct; and each has the score that whole forward passes give it."""
+    distinct; and each has the score that whole forward passes give it.
+
+    Args:
+        threads: how often the search is also made by two threads, which takes as long as the rest together.
+    """
     case = Case(seed)
     way, found = case.way, case.search()
     covered = getattr(way, "coverage_penalty", 0.0) > 0
@@ -51,11 +55,13 @@ def check(seed: int) -> None:
     assert len(found) == len(case.inputs)
     if case.exact:
         same(case.search(batch=case.rng.randint(1, 20)), found, close, tied)
-        if case.rng.random() < 0.25:
+        if case.rng.random() < threads:
             n_threads = torch.get_num_threads()
             torch.set_num_threads(2)
-            same(case.search(), found, close, tied)
-            torch.set_num_threads(n_threads)
+            try:
+                same(case.search(), found, close, tied)
+            finally:
+                torch.set_num_threads(n_threads)
         if not case.drawn:
             numbers = range(len(found))
             same(case.search(case.rng.sample(numbers, len(found))), found, close, tied)
@@ -96,13 +102,59 @@ def check_outputs(case: Case, i: int, outputs: list[Output], close: float) -> No
         assert mbr or output.score == pytest.approx(score, abs=close)
 
 
-@pytest.mark.parametrize("seed", range(24))
+FEW = (24, 76, 79, 95, 118, 124, 149, 156, 212, 218, 222, 298, 348, 351, 361)
+"""Quick ones that have everything in them; see the test below."""
+
+
+@pytest.mark.parametrize("seed", FEW)
 def test_a_drawn_search_keeps_what_every_search_keeps(seed):
     check(seed)
 
 
+def test_threads_change_nothing():
+    check(298, threads=1.0)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("seeds", [range(24 + k, 1000, 61) for k in range(61)], ids=str)
-def test_many_drawn_searches_do(seeds):
+def test_the_few_have_every_task_precision_and_setting():
+    cases = [Case(seed) for seed in FEW]
+    for task in ("text", "speech", "language"):
+        own = [case for case in cases if case.task == task]
+        assert {"float64", "float32"} <= {case.precision for case in own}
+        assert {case.drawn for case in own} == {False, True}
+        settings = {name for case in own for name, value in vars(case.way).items() if value != plain(case.way, name)}
+        wanted = {"min_length", "no_repeat_ngram", "repetition_penalty", "suppress", "beam_size"}
+        if task != "language":
+            wanted |= {"forbid", "beam_groups", "mbr", "coverage_penalty", "lm_weight", "max_length", "at_max_length"}
+        assert wanted <= settings, task
+        assert any(case.n_models > 1 for case in own) or task == "speech"
+        configs = [case.models[0].config for case in own]
+        assert {config.norm_position for config in configs} == {"pre", "post"}
+        assert any(config.gated and config.window and config.positions in ("rotary", "none") for config in configs)
+    assert {case.precision for case in cases} == {"float64", "float32", "int8", "bf16"}
+    assert any(case.shortlist for case in cases) and any(case.prefix and case.require for case in cases)
+    assert any(case.ctc_weight and case.way.words == "known" for case in cases)
+
+
+def plain(way: object, name: str) -> object:
+    """What a setting is where nobody draws it."""
+    return getattr(type(way)(), name)
+
+
+def check_some(seeds: range) -> None:
+    """Check several; the last one that is printed is the one that failed."""
     for seed in seeds:
-        check(seed)
+        print("seed", seed)
+        check(seed, threads=0.25)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seeds", [range(24 + 17 * k, 1000, 17 * 6) for k in range(6)], ids=str)
+def test_some_drawn_searches_do(seeds):
+    check_some(seeds)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seeds", [range(k, 1000, 61) for k in range(61)], ids=str)
+def test_many_drawn_searches_do(seeds):
+    check_some(seeds)
