@@ -34,11 +34,12 @@ print(json.dumps([answer(main, words) for words in {calls}]))
 """
 
 RECIPE = """
-import recipes.{name} as recipe
+from importlib import import_module
 from transduce import experiment as ex
 
 def main(words):
-    sys.argv = ["recipe.py", *words]
+    sys.argv = ["recipe.py", *words[1:]]
+    recipe = import_module("recipes." + words[0])
     return ex.main(recipe.run, recipe.SETTINGS, default="commands", description=recipe.__doc__)
 """
 
@@ -52,6 +53,7 @@ def answers(main: str, calls: list[list[str]]) -> list[tuple[int, str, list[str]
     return [tuple(found) for found in json.loads(done.stdout)]
 
 
+@pytest.mark.process
 def test_help_and_typos_of_every_command_do_not_wait_for_torch():
     calls = [["--help"]]
     for name in COMMANDS:
@@ -69,26 +71,29 @@ def test_help_and_typos_of_every_command_do_not_wait_for_torch():
         assert "usage: transduce" in said if words[-1] == "--help" else "wrong-flag" in said, words
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_help_and_typos_of_a_recipe_do_not_wait_for_torch(name):
-    calls = [["--help"], ["text" if "language" in name else "commands", "--help"], ["--wrong-flag", "1"]]
-    found = answers(RECIPE.format(name=name), calls)
-    assert [(code, heavy) for code, _, heavy in found] == [(0, []), (0, []), (2, [])]
-    assert "--training.max-updates" in found[1][1] and "wrong-flag" in found[2][1]
+@pytest.mark.process
+def test_help_and_typos_of_a_recipe_do_not_wait_for_torch():
+    calls = []
+    for name in RECIPES:
+        setting = "text" if "language" in name else "commands"
+        calls += [[name, "--help"], [name, setting, "--help"], [name, "--wrong-flag", "1"]]
+    found = answers(RECIPE, calls)
+    assert [(code, heavy) for code, _, heavy in found] == [(0, []), (0, []), (2, [])] * len(RECIPES)
+    for general, setting, typo in (found[i : i + 3] for i in range(0, len(found), 3)):
+        assert general[1] and "--training.max-updates" in setting[1] and "wrong-flag" in typo[1]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_fits_a_screen_and_has_what_is_used_most_first(name, capsys, monkeypatch):
+def test_help_fits_a_screen_and_has_what_is_used_most_first(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    if name.startswith("train "):
-        monkeypatch.setattr("sys.argv", ["transduce"])
-    with suppress(SystemExit):
-        main([*name.split(), "--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert 8 < len(lines) <= 40
-    if often := OFTEN.get(name):
-        assert tuple(re.findall(r"(?m)^  (--[a-z-]+)", "\n".join(lines))) == (*often, "--help-all")
-        assert all(len(line) <= 80 for line in lines)
+    monkeypatch.setattr("sys.argv", ["transduce"])
+    for name in COMMANDS:
+        with suppress(SystemExit):
+            main([*name.split(), "--help"])
+        lines = capsys.readouterr().out.splitlines()
+        assert 8 < len(lines) <= 40, name
+        if often := OFTEN.get(name):
+            assert tuple(re.findall(r"(?m)^  (--[a-z-]+)", "\n".join(lines))) == (*often, "--help-all"), name
+            assert all(len(line) <= 80 for line in lines), name
 
 
 def test_help_has_a_line_for_every_command_in_one_order(capsys):
@@ -104,21 +109,21 @@ def test_help_has_a_line_for_every_command_in_one_order(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "nearest"),
     [
-        (["translte", "runs/a"], "there is no command 'translte'; did you mean translate?"),
-        (["score", "blue", "a", "b"], "there is no command 'score blue'; did you mean score bleu?"),
-        (["scores"], "there is no command 'scores'; did you mean score?"),
-        (["xyz"], "there is no command 'xyz'; transduce --help lists them"),
-        (["score", "xyzzy"], "there is no command 'score xyzzy'; transduce score --help lists them"),
+        (["translte", "runs/a"], "did you mean translate?"),
+        (["score", "blue", "a", "b"], "did you mean score bleu?"),
+        (["scores"], "did you mean score?"),
+        (["xyz"], "transduce --help "),
+        (["score", "xyzzy"], "transduce score --help "),
     ],
 )
-def test_a_wrong_command_gets_the_nearest_one(capsys, words, message):
+def test_a_wrong_command_gets_the_nearest_one(capsys, words, nearest):
     assert main(words) == 2
-    assert capsys.readouterr().err == f"transduce: {message}\n"
+    assert nearest in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [[], ["score"], ["train"]])
-def test_no_command_is_answered_with_the_list(capsys, words):
-    assert main(words) == 2
-    assert capsys.readouterr().err.startswith("usage: transduce ")
+def test_no_command_is_answered_with_the_list(capsys):
+    for words in ([], ["score"], ["train"]):
+        assert main(words) == 2
+        assert capsys.readouterr().err.startswith("usage: transduce ")

@@ -99,6 +99,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.process
 @pytest.mark.long
 def test_on_a_terminal_it_prompts_remembers_and_ends(run):
     """The arrow key brings the last line back; Ctrl-C stops an output that takes a minute; Ctrl-D ends with 0.

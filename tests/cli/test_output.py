@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.language_runs import language_run
-from tests.runs import random_run, random_speech_run, record
+from tests.runs import LITTLE, random_run, random_speech_run, record
+from transduce.cli.main import main
 
 FULL = Path("/dev/full")
 MESSAGE = "transduce: no space is left on the disk; make room, and run it again\n"
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.skipif(not FULL.is_char_device(), reason="needs /dev/fu
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("output")
-    random_run(folder / "text")
+    random_run(folder / "text", model=LITTLE)
     random_speech_run(folder / "speech")
     language_run(folder / "letters")
     record(folder, ["red blue"])
@@ -44,18 +45,37 @@ def run(command: str, folder: Path, **how) -> subprocess.CompletedProcess:
     return subprocess.run(arguments, cwd=folder, env=own, stderr=subprocess.PIPE, text=True, check=False, **how)
 
 
-@pytest.mark.long
+@pytest.fixture
+def in_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
 @pytest.mark.parametrize("command", [c for name, c in COMMANDS.items() if name != "help"])
-def test_a_full_disk_is_told_once(folder, command):
+def test_a_full_disk_is_told_once(in_folder, monkeypatch, capsys, command):
+    with open(FULL, "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        assert main(command.split()) == 2
+    assert capsys.readouterr().err.endswith(MESSAGE)
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_closed_pipe_is_no_error(in_folder, monkeypatch, capsys, command):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as closed, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", closed)
+        assert main(command.split()) == 0
+    assert not any(word in capsys.readouterr().err for word in ("Traceback", "Exception", "Error", "pipe"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("command", [COMMANDS["translate"], COMMANDS["bleu"]], ids=["translate", "bleu"])
+def test_python_says_nothing_more_at_its_end(folder, command):
+    """It flushes standard output once more."""
     with FULL.open("w") as full:
         done = run(command, folder, stdout=full)
     assert (done.returncode, done.stderr.splitlines(keepends=True)[-1:]) == (2, [MESSAGE])
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_a_closed_pipe_is_no_error(folder, command):
     reading, writing = os.pipe()
     os.close(reading)
     try:

@@ -18,7 +18,7 @@ import pytest
 import transduce as td
 from tests.runs import ENGLISH, random_run, random_speech_run, record
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.process, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 SHORT = td.SearchConfig(beam_size=1, length_ratio=0.0, length_extra=3)
 OPTIONS = ["--greedy", "--length-ratio", "0", "--length-extra", "3", "--batch-tokens", "8", "--device", "cpu"]

@@ -44,7 +44,7 @@ def work(what: str, start: int, items: list[int], progress) -> Rows:
 CHUNKS = [(0, [1, 1]), (2, [2, 2]), (4, [3, 3]), (6, [4])]
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.process)])
 def test_every_chunk_comes_back_once_from_so_many_processes(n, caplog, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     steps = []
@@ -60,6 +60,7 @@ def test_every_chunk_comes_back_once_from_so_many_processes(n, caplog, monkeypat
     assert os.environ["OMP_NUM_THREADS"] == "7"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("what", "kind", "message"),
     [
@@ -80,12 +81,13 @@ def test_what_ends_a_worker_is_told_and_ends_the_others(what, kind, message):
 
 
 SLOW = """
-import sys
+import signal
 from functools import partial
 from tests.cli.test_workers import CHUNKS, worker
 from transduce.cli.workers import results
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore Ctrl-C
     list(results(partial(worker, "slow"), CHUNKS, lambda *_: None, n_workers=2, n_threads=1))
 """
 
@@ -97,6 +99,7 @@ def is_there(pid: int) -> bool:
         return False
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_no_process_stays_and_none_prints_a_traceback_of_its_own(tmp_path, how):
