@@ -4,7 +4,6 @@ import math
 import random
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import jiwer
 import pytest
@@ -12,8 +11,7 @@ import sacrebleu
 import torch
 
 import transduce as td
-from tests.language_runs import language_run
-from tests.runs import ENGLISH, LITTLE, RATE, random_run, random_speech_run, record, sentences, sound
+from tests.runs import ENGLISH, RATE, sound
 from tests.tasks.test_ensemble import check, whole_model
 from tests.tasks.test_search import SHORT
 from transduce.cli.main import main
@@ -29,21 +27,11 @@ DRAWN = replace(SHORT, no_repeat_ngram=0, sample=True, beam_size=5, n_best=5)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    return random_run(tmp_path_factory.mktemp("run") / "text", model=LITTLE)
+def translator(text_run) -> td.Translator:
+    return td.load_translator(text_run, dtype=torch.float64)
 
 
-@pytest.fixture(scope="module")
-def translator(run) -> td.Translator:
-    return td.load_translator(run, dtype=torch.float64)
-
-
-@pytest.fixture(scope="module")
-def speech(tmp_path_factory) -> Path:
-    return random_speech_run(tmp_path_factory.mktemp("run") / "speech")
-
-
-def test_a_sample_depends_on_seed_line_and_number_alone_and_has_its_own_log_probability(run, translator):
+def test_a_sample_depends_on_seed_line_and_number_alone_and_has_its_own_log_probability(text_run, translator):
     found = translator.translate(LINES, DRAWN, token_scores=True)
     alone = translator.translate(LINES, DRAWN, batch_tokens=1)
     assert [[o.tokens for o in each] for each in alone] == [[o.tokens for o in each] for each in found]
@@ -54,7 +42,7 @@ def test_a_sample_depends_on_seed_line_and_number_alone_and_has_its_own_log_prob
     assert len({tuple(o.tokens) for o in found[0]}) == 5
     source = torch.tensor([[*translator.source_tokenizer.encode(LINES[:1])[0], EOS]])
     for output in found[0]:
-        check([run], output, source=source)
+        check([text_run], output, source=source)
         n = len(output.tokens) + output.finished
         assert output.score == pytest.approx(output.log_prob / ((5 + n) / 6) ** DRAWN.alpha)
 
@@ -64,14 +52,14 @@ def test_a_sample_depends_on_seed_line_and_number_alone_and_has_its_own_log_prob
     [({}, 330), ({"temperature": 0.3}, 330), ({"top_k": 3}, 3), ({"top_p": 0.05}, None)],
     ids=["plain", "cold", "top k", "top p"],
 )
-def test_tokens_are_drawn_as_often_as_they_are_likely(run, translator, settings, left):
+def test_tokens_are_drawn_as_often_as_they_are_likely(text_run, translator, settings, left):
     """A thousand first tokens; what no text holds leaves its probability to the others."""
     way = replace(DRAWN, beam_size=1000, n_best=1000, length_extra=1, **settings)
     (outputs,) = translator.translate(ENGLISH[:1], way)
     drawn = [o.tokens[0] if o.tokens else EOS for o in outputs]
     source = torch.tensor([[*translator.source_tokenizer.encode(ENGLISH[:1])[0], EOS]])
     with torch.no_grad():
-        logits = whole_model(run)(source=source, target_in=torch.tensor([[BOS]]))[0, -1]
+        logits = whole_model(text_run)(source=source, target_in=torch.tensor([[BOS]]))[0, -1]
     logits[:3] = -math.inf
     probs = (logits / settings.get("temperature", 1.0)).softmax(-1)
     order = probs.argsort(descending=True).tolist()
@@ -87,7 +75,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(run, translator, settings,
 
 
 @pytest.mark.parametrize("options", [["--top-k", "7"], ["--mbr", "chrf"]], ids=["sample", "mbr"])
-def test_the_command_line_draws_what_python_draws(run, speech, tmp_path, capsys, options):
+def test_the_command_line_draws_what_python_draws(text_run, speech_run, recordings, tmp_path, capsys, options):
     name, value = options[0][2:].replace("-", "_"), int(options[1]) if options[1].isdigit() else options[1]
     words = [
         "--sample",
@@ -104,15 +92,15 @@ def test_the_command_line_draws_what_python_draws(run, speech, tmp_path, capsys,
     ]
     way = {"sample": True, "seed": 3, "beam_size": 4, name: value}
     (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in LINES))
-    assert main(["translate", str(run), str(tmp_path / "in.txt"), "--n-best", "2", *words]) == 0
-    found = td.load_translator(run).translate(LINES, replace(SHORT, no_repeat_ngram=0), n_best=2, **way)
+    assert main(["translate", str(text_run), str(tmp_path / "in.txt"), "--n-best", "2", *words]) == 0
+    found = td.load_translator(text_run).translate(LINES, replace(SHORT, no_repeat_ngram=0), n_best=2, **way)
     assert capsys.readouterr().out == "".join(f"{output.text}\n" for each in found for output in each)
-    sounds = [recording.audio for recording in record(tmp_path, sentences(3))]
+    sounds = [recording.audio for recording in recordings[:3]]
     both = []
     for some in (sounds, sounds[:2]):
-        assert main(["transcribe", str(speech), *map(str, some), "--no-repeat-ngram", "4", *words]) == 0
+        assert main(["transcribe", str(speech_run), *map(str, some), "--no-repeat-ngram", "4", *words]) == 0
         both.append(capsys.readouterr().out.splitlines())
-    assert both[0] == td.load_transcriber(speech)(sounds, SHORT, **way)
+    assert both[0] == td.load_transcriber(speech_run)(sounds, SHORT, **way)
     assert both[1] == both[0][:2]
 
 
@@ -162,9 +150,9 @@ def test_minimum_bayes_risk_chooses_among_the_samples_of_a_line_and_the_hypothes
             assert output.alignment.target == output.text.split()
 
 
-def test_segments_one_by_one_are_those_of_the_whole_recording_whatever_is_drawn(speech):
+def test_segments_one_by_one_are_those_of_the_whole_recording_whatever_is_drawn(transcriber):
     """Also where more than a few follow each other, and the words of what was chosen have their times."""
-    transcriber, samples = td.load_transcriber(speech, dtype=torch.float64), sound("green red " * 12)
+    samples = sound("green red " * 12)
     way = replace(SHORT, max_seconds=1.0, sample=True, beam_size=4, mbr="wer", n_best=2)
     (whole,) = transcriber.transcribe([(samples, RATE)], way, word_times=True)
     assert len(whole.segments) > AT_ONCE
@@ -179,10 +167,10 @@ def test_segments_one_by_one_are_those_of_the_whole_recording_whatever_is_drawn(
             ]
 
 
-def test_diverse_beams_reach_the_search_and_differ_more(run, tmp_path, capsys):
+def test_diverse_beams_reach_the_search_and_differ_more(text_run, letters_run, tmp_path, capsys):
     """The same options in Python, on the command line, and of a language model."""
     wide = {"beam_size": 6, "n_best": 6}
-    translator = td.load_translator(run)
+    translator = td.load_translator(text_run)
     plain = translator.translate(ENGLISH[:1], SHORT, **wide)[0]
     diverse = translator.translate(ENGLISH[:1], SHORT, **wide, beam_groups=6, diversity=50.0)[0]
     assert len({o.tokens[0] for o in plain}) < len({o.tokens[0] for o in diverse}) == 6
@@ -190,9 +178,9 @@ def test_diverse_beams_reach_the_search_and_differ_more(run, tmp_path, capsys):
     words = (
         "--beam-size 6 --n-best 6 --beam-groups 6 --diversity 50 --length-ratio 0 --length-extra 7 --no-repeat-ngram 4"
     )
-    assert main(["translate", str(run), str(tmp_path / "in.txt"), *words.split(), *CPU]) == 0
+    assert main(["translate", str(text_run), str(tmp_path / "in.txt"), *words.split(), *CPU]) == 0
     assert capsys.readouterr().out.splitlines() == [output.text for output in diverse]
-    generator = td.load_generator(language_run(tmp_path / "letters"))
+    generator = td.load_generator(letters_run)
     config = td.GenerationConfig(beam_size=4, n=4, max_length=5, beam_groups=4, diversity=50.0)
     assert len({o.tokens[0] for o in generator.generate(["ROM"], config)[0]}) == 4
     assert len({o.tokens[0] for o in generator.generate(["ROM"], replace(config, beam_groups=1))[0]}) < 4
@@ -216,9 +204,9 @@ def test_what_does_not_go_together_is_refused(fields, message):
         td.SearchConfig(**fields)
 
 
-def test_greedy_search_leaves_chance_and_choice_alone(run, tmp_path, capsys):
+def test_greedy_search_leaves_chance_and_choice_alone(text_run, tmp_path, capsys):
     own = td.SearchConfig(beam_size=6, sample=True, top_k=3, temperature=0.4, mbr="chrf")
     assert own.greedy() == td.SearchConfig(beam_size=1)
-    assert main(["translate", str(run), "--greedy", "--sample", "--mbr", "chrf", "-", *CPU]) == 2
+    assert main(["translate", str(text_run), "--greedy", "--sample", "--mbr", "chrf", "-", *CPU]) == 2
     told = "--greedy takes the likeliest token each time, so leave it or --sample, --mbr out"
     assert capsys.readouterr().err == f"transduce: {told}\n"

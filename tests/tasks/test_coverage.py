@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import transduce as td
-from tests.runs import random_run
 from transduce.decode.beam import beam_search
 from transduce.decode.constraints import Constraints
 from transduce.model.attention_maps import cross_attention
@@ -62,8 +61,8 @@ def test_scores_are_the_equation_and_a_wide_beam_finds_the_best(model, rng, beam
     assert [[h.tokens for h in each] for each in found[0.0]] != [[h.tokens for h in each] for each in found[BETA]]
 
 
-def test_it_is_a_setting_that_no_batch_changes(tmp_path):
-    translator = td.load(random_run(tmp_path / "run"), dtype=torch.float64)
+def test_it_is_a_setting_that_no_batch_changes(text_run):
+    translator = td.load(text_run, dtype=torch.float64)
     lines = ["Print it.", "Open the old letter.", "Close the green folder, please."]
     how = {"length_ratio": 0.0, "length_extra": 9, "n_best": 3}
     found = translator.translate(lines, coverage_penalty=2.0, **how)

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import transduce as td
-from tests.language_runs import any_tokenizer, language_run
-from tests.runs import random_run
+from tests.language_runs import any_tokenizer
 from transduce.data.text.characters import CharTokenizer
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.files import save_weights
@@ -92,8 +91,8 @@ def test_ids_without_a_text_are_never_found(fill_mask):
     assert found.shape == (2,) and not set(fill_mask.suppressed) & set(found.tolist())
 
 
-def test_the_wrong_kind_of_run_is_named(tmp_path):
-    run, other = encoder_run(tmp_path / "run"), random_run(tmp_path / "other")
+def test_the_wrong_kind_of_run_is_named(text_run, tmp_path):
+    run = encoder_run(tmp_path / "run")
     with pytest.raises(ValueError) as caught:
         load_as(Generator, run)
     assert str(caught.value) == (
@@ -101,13 +100,13 @@ def test_the_wrong_kind_of_run_is_named(tmp_path):
         "use td.load(RUN)(['a line with a _']) in Python"
     )
     with pytest.raises(ValueError) as caught:
-        load_as(FillMask, other)
+        load_as(FillMask, text_run)
     assert str(caught.value) == (
-        f"fill-mask takes a run of masked language modelling, but {other} translates; use transduce translate"
+        f"fill-mask takes a run of masked language modelling, but {text_run} translates; use transduce translate"
     )
 
 
-def test_what_cannot_be_is_refused(tmp_path):
+def test_what_cannot_be_is_refused(letters_run, tmp_path):
     fill_mask = td.load(encoder_run(tmp_path / "run"))
     with pytest.raises(ValueError) as caught:
         fill_mask("a _")
@@ -119,7 +118,7 @@ def test_what_cannot_be_is_refused(tmp_path):
         "the model must have every id of its tokenizer and the mask symbol behind them, "
         f"but it has {size} ids and the tokenizer {size}"
     )
-    decoder = td.load(language_run(tmp_path / "decoder"))
+    decoder = td.load(letters_run)
     with pytest.raises(ValueError) as caught:
         FillMask(decoder.model, decoder.tokenizer)
     assert str(caught.value) == (

@@ -8,7 +8,7 @@ import torch
 
 import transduce as td
 from tests.language_runs import language_model, language_run
-from tests.runs import ENGLISH, FEATURES, GERMAN, RATE, random_run, random_speech_run, sentences, sound
+from tests.runs import ENGLISH, FEATURES, GERMAN, LITTLE, RATE, sentences, sound
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.text.characters import CharTokenizer
 from transduce.data.text.masking import mask_id
@@ -22,22 +22,17 @@ FEW = td.SearchConfig(batch_tokens=40)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return random_run(tmp_path_factory.mktemp("run"), joint=False)
-
-
-@pytest.fixture(scope="module")
-def translator(run):
+def translator(two_vocabularies):
     """With small batches, so that lengths differ within one and there are several."""
-    found = td.load(run, dtype=torch.float64)
+    found = td.load(two_vocabularies, dtype=torch.float64)
     found.decoding = FEW
     return found
 
 
 @pytest.fixture(scope="module")
-def model(run):
+def model(two_vocabularies):
     """The same weights, loaded apart and not packed."""
-    return td.load_model(run).double().eval()
+    return td.load_model(two_vocabularies).double().eval()
 
 
 def rows(translator: td.Translator) -> list[tuple[list[int], list[int]]]:
@@ -48,7 +43,7 @@ def rows(translator: td.Translator) -> list[tuple[list[int], list[int]]]:
 @torch.no_grad()
 def test_encoder_states_are_those_of_the_line_alone(translator, model):
     found = translator.encode(SOURCES)
-    assert [states.shape for states in found] == [(len(s), 128) for s, _ in rows(translator)]
+    assert [states.shape for states in found] == [(len(s), LITTLE.d_model) for s, _ in rows(translator)]
     for states, (source, _) in zip(found, rows(translator), strict=True):
         torch.testing.assert_close(states, model.encode(torch.tensor([source])).states[0], rtol=0, atol=1e-10)
 
@@ -102,9 +97,8 @@ def test_an_alignment_is_the_mean_over_heads_of_the_last_layer_but_one():
 
 
 @torch.no_grad()
-def test_sound_has_states_scores_and_alignments(tmp_path):
-    run = random_speech_run(tmp_path / "run")
-    transcriber, model = td.load(run), td.load_model(run).eval()
+def test_sound_has_states_scores_and_alignments(speech_run, tmp_path):
+    transcriber, model = td.load(speech_run), td.load_model(speech_run).eval()
     texts = sentences(4, seed=5)
     sounds = [(sound(text, seed=i).astype(np.float32), RATE) for i, text in enumerate(texts)]
     states, scores = transcriber.encode(sounds), transcriber.score(sounds, texts)
@@ -136,8 +130,8 @@ def test_the_tokens_of_a_text_cost_what_its_perplexity_says(tmp_path, kind):
 
 
 @torch.no_grad()
-def test_each_token_of_a_text_is_predicted_from_those_before_it(tmp_path):
-    generator = td.load(language_run(tmp_path / "run"))
+def test_each_token_of_a_text_is_predicted_from_those_before_it(letters_run):
+    generator = td.load(letters_run)
     found, short = generator.score(["All: Speak", "A"])
     (ids,) = generator.tokenizer.encode(["All: Speak"])
     model = language_model(generator.tokenizer.vocab_size)

@@ -10,8 +10,8 @@ import torch
 
 import transduce as td
 from tests.decode.test_ngram import ARPA, BINARY, by_rule, plain
-from tests.language_runs import language_model, language_run
-from tests.runs import ENGLISH, GERMAN, LITTLE, random_run, random_speech_run, record, sentences
+from tests.language_runs import language_model
+from tests.runs import ENGLISH, GERMAN, record, sentences
 from tests.tasks.test_ensemble import whole_model
 from tests.tasks.test_search import SHORT
 from transduce.cli.main import main
@@ -49,13 +49,13 @@ def arpa_of(run: Path, path: Path, lines: list[str], capsys) -> Path:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory) -> Path:
-    return random_run(tmp_path_factory.mktemp("text") / "run", joint=False, model=LITTLE)
+def text(two_vocabularies) -> Path:
+    return two_vocabularies
 
 
 @pytest.fixture(scope="module")
-def speech(tmp_path_factory) -> Path:
-    return random_speech_run(tmp_path_factory.mktemp("speech") / "run")
+def speech(speech_run) -> Path:
+    return speech_run
 
 
 @torch.no_grad()
@@ -167,8 +167,8 @@ def test_a_kept_output_belongs_to_its_language_model(text, tmp_path, capsys):
     assert "was made with other settings: lm: " in capsys.readouterr().err
 
 
-def test_a_language_model_that_does_not_fit_is_refused(text, tmp_path):
-    letters = language_run(tmp_path / "letters")
+def test_a_language_model_that_does_not_fit_is_refused(text, letters_run, tmp_path):
+    letters = letters_run
     (tmp_path / "wrong.arpa").write_text("nothing\n")
     for run, lm, message in (
         (text, letters, f"a language model must have the tokens of the run that it stands beside, but {letters} has others than "

@@ -1,6 +1,7 @@
 """Texts from prompts: the same alone and in any batch, as a stream and as a whole, for every kind of tokenizer."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ import torch
 
 import transduce as td
 from tests.language_runs import TEXT, any_tokenizer, language_model, language_run
-from tests.runs import random_run
 from transduce.decode.sample import Sampler, Sampling
 from transduce.run import load_run
 from transduce.tasks.generate import GenerationConfig, Generator, TextStream
@@ -17,6 +17,7 @@ from transduce.tasks.load import load_as
 KINDS = ["characters", "bytes", "pieces"]
 FILES = {"characters": "characters.json", "bytes": "tokenizer.json", "pieces": "tokenizer.model"}
 PROMPTS = ["ROMEO:", "", "JULIET:\nAy", "it's", "All: Speak, speak", "a", "light!", "東京 🙂", "done", "ROMEO:"]
+SOME = PROMPTS[:6]
 
 
 def generator(kind: str, **changes) -> Generator:
@@ -42,12 +43,11 @@ def by_hand(g: Generator, prompt: list[int], x: GenerationConfig, i: int, k: int
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(("kind", "temperature"), [*((kind, 0.7) for kind in KINDS), ("bytes", 0.0)])
 def test_texts_are_those_of_a_loop_without_cache_and_batch(kind, temperature):
-    g, x = generator(kind), GenerationConfig(max_length=7, temperature=temperature, seed=5, n=2 if temperature else 1)
-    found = g.generate(PROMPTS, x)
-    for i, (prompt, texts) in enumerate(zip(PROMPTS, found, strict=True)):
+    g, x = generator(kind), GenerationConfig(max_length=5, temperature=temperature, seed=5, n=2 if temperature else 1)
+    found = g.generate(SOME, x)
+    for i, (prompt, texts) in enumerate(zip(SOME, found, strict=True)):
         ids = g.encode(prompt)
         for k, text in enumerate(texts):
             want = by_hand(g, ids, x, i, k)
@@ -55,14 +55,14 @@ def test_texts_are_those_of_a_loop_without_cache_and_batch(kind, temperature):
             whole, before = g.tokenizer.decode([ids + text.tokens, ids])
             assert before + text.text == whole
         assert len(texts) == x.n
-    assert g(PROMPTS, x) == [texts[0].text for texts in found]
+    assert g(SOME, x) == [texts[0].text for texts in found]
 
 
 def test_the_batch_changes_nothing():
-    g, x = generator("bytes"), GenerationConfig(max_length=12, n=3, seed=2)
+    g, x = generator("bytes"), GenerationConfig(max_length=6, n=3, seed=2)
     together = g.generate(PROMPTS, x)
-    for size in (1, 2, 5, 1000):
-        again = g.generate(PROMPTS, GenerationConfig(max_length=12, n=3, seed=2, batch_size=size))
+    for size in (2, 5):
+        again = g.generate(PROMPTS, replace(x, batch_size=size))
         assert [[text.tokens for text in texts] for texts in again] == [[t.tokens for t in texts] for texts in together]
     for i, prompt in enumerate(PROMPTS):
         (alone,) = g.generate([prompt], x, first_prompt=i)
@@ -92,17 +92,16 @@ def test_beams_are_n_best_and_likelier_than_greedy():
             assert text.log_prob == pytest.approx(want, rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("kind", "temperature"), [*((kind, 1.0) for kind in KINDS), ("bytes", 0.0)])
 def test_a_stream_gives_the_whole_text_piece_by_piece(kind, temperature):
-    g, x = generator(kind), GenerationConfig(max_length=15, n=2 if temperature else 1, temperature=temperature)
+    g, x = generator(kind), GenerationConfig(max_length=8, n=2 if temperature else 1, temperature=temperature)
     n_pieces = 0
-    for i, texts in enumerate(g.generate(PROMPTS, x)):
+    for i, texts in enumerate(g.generate(SOME, x)):
         for k, text in enumerate(texts):
-            pieces = list(g.stream(PROMPTS[i], x, prompt_number=i, text_number=k))
+            pieces = list(g.stream(SOME[i], x, prompt_number=i, text_number=k))
             assert "".join(pieces) == text.text and all(pieces)
             n_pieces += len(pieces)
-    assert n_pieces > 3 * x.n * len(PROMPTS)
+    assert n_pieces > 3 * x.n * len(SOME)
     assert not torch.is_inference_mode_enabled()
 
 
@@ -122,7 +121,7 @@ def test_pieces_are_together_the_whole_text_whatever_the_tokens(kind):
     ids = [i for i in range(g.tokenizer.vocab_size) if i not in g.suppressed and i != g.tokenizer.eos_id]
     single = [i for i in ids if g.tokenizer.decode([[i]])[0] in ("\ufffd", "", " ")] or ids
     (known,) = g.tokenizer.encode(["東🙂 ö" if kind == "characters" else "東京 🙂🙂 Größe"])
-    rows = [rng.choice(pool, size=n).tolist() for pool in (ids, single) for n in (1, 2, 3, 7, 90)]
+    rows = [rng.choice(pool, size=n).tolist() for pool in (ids, single) for n in (1, 2, 3, 7, 40)]
     for prompt in ("ROMEO:", "", "東京", "a ", " ", *([] if kind == "characters" else ["a\ufffd"])):
         start = g.encode(prompt)
         for tokens in (known * 3, *rows):
@@ -139,10 +138,10 @@ def test_a_stream_decodes_a_bounded_tail_of_the_text(kind, monkeypatch):
     g, decoded = generator(kind), []
     decode = g.tokenizer.decode
     monkeypatch.setattr(g.tokenizer, "decode", lambda rows: decoded.extend(map(len, rows)) or decode(rows))
-    list(g.stream("All: Speak, speak", GenerationConfig(max_length=100, seed=1)))
+    list(g.stream("All: Speak, speak", GenerationConfig(max_length=40, seed=1)))
     once = sum(decoded)
-    list(g.stream("All: Speak, speak", GenerationConfig(max_length=200, seed=1)))
-    assert sum(decoded) - once < min(2.5 * once, 20 * 200)
+    list(g.stream("All: Speak, speak", GenerationConfig(max_length=80, seed=1)))
+    assert sum(decoded) - once < min(2.5 * once, 20 * 80)
 
 
 def test_whoever_stops_asking_stops_the_search(monkeypatch):
@@ -214,19 +213,18 @@ def test_a_run_keeps_whichever_tokenizer_it_has(tmp_path, kind):
     assert g(PROMPTS, x) == generator(kind)(PROMPTS, x)
 
 
-def test_the_wrong_kind_of_run_is_named(tmp_path):
-    run, other = language_run(tmp_path / "run"), random_run(tmp_path / "other")
+def test_the_wrong_kind_of_run_is_named(letters_run, text_run):
     for kind, message in (
         (td.Translator, "translating takes a run of text to text, but"),
         (td.Transcriber, "transcribing takes a run of speech to text, but"),
     ):
         with pytest.raises(ValueError) as caught:
-            load_as(kind, run)
-        assert str(caught.value) == f"{message} {run} is a language model; use transduce generate"
+            load_as(kind, letters_run)
+        assert str(caught.value) == f"{message} {letters_run} is a language model; use transduce generate"
     with pytest.raises(ValueError) as caught:
-        load_as(Generator, other)
+        load_as(Generator, text_run)
     assert str(caught.value) == (
-        f"generating takes a run of a language model, but {other} translates; use transduce translate"
+        f"generating takes a run of a language model, but {text_run} translates; use transduce translate"
     )
 
 
@@ -237,7 +235,6 @@ def test_the_wrong_kind_of_run_is_named(tmp_path):
     ("settings", "message"),
     [
         ({"max_length": 0}, "max_length must be at least 1, but max_length=0"),
-        ({"seed": -1}, "seed must be at least 0, but seed=-1"),
         (
             {"beam_size": 4, "top_k": 3},
             "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k and top_p alone "
@@ -247,8 +244,6 @@ def test_the_wrong_kind_of_run_is_named(tmp_path):
             {"temperature": 0.0, "n": 2},
             "greedy search has one text per prompt, but n=2 at temperature=0; raise the temperature, or use beam_size",
         ),
-        ({"alpha": -0.5}, "alpha must be at least 0, but alpha=-0.5"),
-        ({"top_p": 1.5}, "top_p must lie in (0, 1], but top_p=1.5"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
@@ -256,8 +251,14 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
         GenerationConfig(**settings)
 
 
-def test_what_cannot_generate_is_refused(tmp_path):
-    translator = td.load(random_run(tmp_path))
+@pytest.mark.parametrize(("name", "value"), [("seed", -1), ("alpha", -0.5), ("top_p", 1.5)])
+def test_settings_out_of_their_bounds_are_refused(name, value):
+    with pytest.raises(ValueError, match=rf"^{name} .*{name}={value}$"):
+        GenerationConfig(**{name: value})
+
+
+def test_what_cannot_generate_is_refused(text_run):
+    translator = td.load(text_run)
     with pytest.raises(ValueError, match=r"^a generator takes a decoder alone, but this model has an encoder; use td"):
         Generator(translator.model, translator.tokenizer)
     with pytest.raises(ValueError, match=r"^the model must have every id of its tokenizer, but it has 9 and the token"):

@@ -8,7 +8,7 @@ import torch
 
 import transduce as td
 from tests.language_runs import language_run
-from tests.runs import RATE, library_tokenizer, random_run, random_speech_run, record, sentences
+from tests.runs import LITTLE, RATE, library_tokenizer, random_run, random_speech_run, sentences
 from transduce.config import from_dict, to_dict
 from transduce.data.speech.audio import read_audio
 from transduce.data.text.json_tokenizer import JSONTokenizer
@@ -22,12 +22,6 @@ from transduce.files import save_weights
 from transduce.model.config import TransformerConfig
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # no second search
-
-
-@pytest.fixture(scope="module")
-def transcriber(tmp_path_factory) -> td.Transcriber:
-    """In float64, so that no batch moves a near tie."""
-    return td.load(random_speech_run(tmp_path_factory.mktemp("run") / "run"), dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +51,9 @@ def searched(transcriber, path, *, beam_size=5, alpha=0.6, ctc_weight=0.0) -> tu
 
 
 @pytest.mark.parametrize("fixture", ["transcriber", "json_transcriber"])
-def test_beam_alpha_and_ctc_reach_the_search(fixture, request, tmp_path):
+def test_beam_alpha_and_ctc_reach_the_search(fixture, request, recordings):
     transcriber = request.getfixturevalue(fixture)
-    paths = [r.audio for r in record(tmp_path, sentences(4))]
+    paths = [r.audio for r in recordings[:4]]
     ways = [{"beam_size": 1}, {}, {"alpha": 2.0}, {"ctc_weight": 0.6}, {"ctc_weight": 1.0}]
     found = []
     for way in ways:
@@ -73,11 +67,11 @@ def test_beam_alpha_and_ctc_reach_the_search(fixture, request, tmp_path):
     assert all(found[i][0] != plain[0] for i in (0, 2, 3))  # alpha moves the score
 
 
-def test_what_is_not_named_stays_as_the_run_has_it(transcriber, tmp_path, monkeypatch):
+def test_what_is_not_named_stays_as_the_run_has_it(transcriber, recordings, monkeypatch):
     """A second output, and nothing else: CTC, alpha and the bounds are still the run's."""
     own = replace(SHORT, ctc_weight=0.6, alpha=1.6)
     monkeypatch.setattr(transcriber, "decoding", own)
-    paths = [r.audio for r in record(tmp_path, sentences(3))]
+    paths = [r.audio for r in recordings[:3]]
     found = transcriber.transcribe(paths, n_best=2)
     assert found == transcriber.transcribe(paths, replace(own, n_best=2))
     assert found != transcriber.transcribe(paths, replace(SHORT, n_best=2))
@@ -122,11 +116,11 @@ def test_impossible_settings_are_refused(fields, message):
     assert str(error.value) == message
 
 
-def test_rules_reach_the_search_of_every_task(transcriber, tmp_path):
+def test_rules_reach_the_search_of_every_task(transcriber, recordings, text_run, tmp_path):
     """Lengths, suppressed tokens and no token twice, greedily and with a beam; without them, outputs break them all."""
-    paths = [r.audio for r in record(tmp_path, sentences(2))]
+    paths = [r.audio for r in recordings[:2]]
     own = replace(SHORT, no_repeat_ngram=0)
-    translator = td.load(random_run(tmp_path / "text"), dtype=torch.float64)
+    translator = td.load(text_run, dtype=torch.float64)
     generator = td.load(language_run(tmp_path / "letters", "pieces"), dtype=torch.float64)
 
     def found(**rules) -> list[list[int]]:
@@ -159,7 +153,7 @@ def test_rules_reach_the_search_of_every_task(transcriber, tmp_path):
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_outputs_begin_behind_named_tokens_and_are_scored_there(tmp_path, beam_size):
     """As a search of the model itself from there; learned positions of the source may be fewer than of the target."""
-    directory = random_run(tmp_path / "run")
+    directory = random_run(tmp_path / "run", model=LITTLE)
     plain = json.loads((directory / "config.json").read_text())
     model = from_dict(TransformerConfig, plain["model"], "")
     halves = {

@@ -10,7 +10,7 @@ import soundfile
 import torch
 
 import transduce as td
-from tests.runs import FEATURES, RATE, random_speech_run, sound
+from tests.runs import FEATURES, RATE, sound
 from transduce.data.speech import audio
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.features import FeatureExtractor
@@ -20,13 +20,6 @@ from transduce.tasks.stretches import cut_sound, groups
 from transduce.tasks.transcript import Transcript
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, max_seconds=2.0, no_repeat_ngram=4)
-
-
-@pytest.fixture(scope="module")
-def transcriber(tmp_path_factory) -> td.Transcriber:
-    """In float64, so that no batch moves a near tie."""
-    run = random_speech_run(tmp_path_factory.mktemp("run") / "run")
-    return td.load_transcriber(run, dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")

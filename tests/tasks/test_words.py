@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import transduce as td
-from tests.language_runs import any_tokenizer, language_run
-from tests.runs import ENGLISH, FEATURES, LITTLE, RATE, library_tokenizer, random_run, random_speech_run, sound
+from tests.language_runs import any_tokenizer
+from tests.runs import ENGLISH, FEATURES, RATE, library_tokenizer, random_speech_run, sound
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.vectors import VectorConfig, VectorReader
 from transduce.data.text.json_tokenizer import JSONTokenizer
@@ -87,25 +87,19 @@ def test_words_end_where_it_gets_quiet(rng):
 
 
 @pytest.fixture(scope="module")
-def translator(tmp_path_factory) -> td.Translator:
-    return td.load(random_run(tmp_path_factory.mktemp("text") / "run", model=LITTLE), dtype=torch.float64)
+def translator(text_run) -> td.Translator:
+    return td.load(text_run, dtype=torch.float64)
 
 
-@pytest.fixture(scope="module")
-def speech_run(tmp_path_factory):
-    return random_speech_run(tmp_path_factory.mktemp("speech") / "run")
-
-
-def test_token_scores_are_what_the_search_added_up(tmp_path, translator, speech_run):
+def test_token_scores_are_what_the_search_added_up(translator, transcriber, letters_run):
     """Whatever the task; in beam search every hypothesis has the sum of its own."""
     few = td.SearchConfig(length_ratio=0.2, length_extra=3, alpha=0.0, beam_size=8, n_best=8, split_length=6)
     lines = ["", *ENGLISH[:2], "Print it. Close the green folder, please."]
     found = [outputs for outputs in translator.translate(lines, few, token_scores=True) if outputs[0].tokens]
-    transcriber = td.load(speech_run, dtype=torch.float64)
     sounds = [(sound("red blue"), RATE), (np.concatenate([sound("green", seed=i) for i in range(7)]), RATE)]
     heard = transcriber.transcribe(sounds, replace(few, max_seconds=1.0, no_repeat_ngram=4), token_scores=True)
     found += [segment.outputs for transcript in heard for segment in transcript.segments]
-    generator = td.load(language_run(tmp_path / "lm"), dtype=torch.float64)
+    generator = td.load(letters_run, dtype=torch.float64)
     beams = td.GenerationConfig(beam_size=3, n=2, max_length=7)
     found += generator.generate(["ROMEO", "All: Sp"], beams, token_scores=True)
     assert len(found) > 6
