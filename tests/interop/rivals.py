@@ -3,16 +3,28 @@
 import io
 import random
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import sentencepiece
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from torch import nn
 
 import transduce as td
 from tests.runs import ENGLISH
 from transduce.cli.main import main
+
+
+def drawn(n: int, *, default: Collection[int], long: Collection[int]) -> list[Any]:
+    """Seeds 0 to n - 1 for parametrize: some in the default tier, some marked long, the others nightly."""
+
+    def tier(seed: int) -> list[pytest.MarkDecorator]:
+        return [] if seed in default else [pytest.mark.long if seed in long else pytest.mark.nightly]
+
+    return [pytest.param(seed, marks=tier(seed)) for seed in range(n)]
+
 
 LINES = [*ENGLISH[:9], "", "Ünknown ☃ signs, 東京!", "two  spaces ", "a < b"]
 
@@ -45,9 +57,14 @@ def random_sizes(rng: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def random_search(rng: random.Random, **more: Any) -> GenerationConfig:
-    """How to search, as generation_config.json says it. Outputs that max_length cuts are those of `generate` unless their
-    last token is forced to be the end, which it counts; so there is room then."""
+def random_search(rng: random.Random, **more: Any) -> Any:
+    """How to search, as generation_config.json says it.
+
+    Outputs that max_length cuts are those of `generate` unless their
+    last token is forced to be the end, which it counts; so there is room then.
+    """
+    from transformers import GenerationConfig
+
     longest = rng.randint(15, 60) if more["forced_eos_token_id"] is None else 90
     if (num_beams := rng.randint(1, 5)) > 1:
         more |= {"length_penalty": rng.choice([0.0, 0.6, 1.0, 1.3]), "early_stopping": rng.random() < 0.3}
@@ -60,7 +77,7 @@ def random_search(rng: random.Random, **more: Any) -> GenerationConfig:
 
 
 @torch.no_grad()
-def randomize(model: PreTrainedModel, rng: random.Random, *, eos_id: int, biased: bool = True) -> None:
+def randomize(model: nn.Module, rng: random.Random, *, eos_id: int, biased: bool = True) -> None:
     """Random norms and biases, too; and a bias of the output by which texts end."""
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
     for parameter in model.parameters():
@@ -73,7 +90,7 @@ def randomize(model: PreTrainedModel, rng: random.Random, *, eos_id: int, biased
 
 
 @torch.no_grad()
-def compare(theirs: PreTrainedModel, tokenizer: Any, directory: Path) -> tuple[float, list[str], list[str]]:
+def compare(theirs: nn.Module, tokenizer: Any, directory: Path) -> tuple[float, list[str], list[str]]:
     """The largest difference of logits, and what the command and `generate` write for LINES."""
     run = directory.with_name("run")
     assert main(["import", str(directory), str(run)]) == 0

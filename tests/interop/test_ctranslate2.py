@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import ctranslate2
 import pytest
 import torch
 
@@ -66,6 +65,8 @@ def lively(config: TransformerConfig) -> Transformer:
     ids=lambda changes: ",".join(changes) or "paper",
 )
 def test_log_probabilities_and_greedy_outputs_are_the_same(tmp_path, rng, changes, alone):
+    import ctranslate2
+
     config = replace(BASE, **changes)
     model = lively(replace(config, encoder=None, qk_norm=True) if alone else config)
     special = {"bos_token": NAMES[BOS], "eos_token": NAMES[EOS], "unk_token": NAMES[1]}

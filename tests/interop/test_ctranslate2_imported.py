@@ -4,20 +4,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-import ctranslate2
 import pytest
 
 import transduce as td
 from tests.interop import test_fairseq, test_marian
 from tests.interop.rivals import LINES
-from tests.interop.test_marian import quiet, spm  # noqa: F401 - fixtures
 from transduce.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("transformers")
 
 LENGTH = 12
 
 
-@pytest.mark.parametrize("family", ["marian", *test_fairseq.QUICK])
-def test_outputs_are_those_of_the_run(tmp_path, spm, family):  # noqa: F811
+@pytest.mark.parametrize(
+    "family", ["marian", *(pytest.param(family, marks=pytest.mark.long) for family in test_fairseq.QUICK)]
+)
+def test_outputs_are_those_of_the_run(tmp_path, spm, family):
     if family == "marian":
         test_marian.rival(tmp_path / "theirs", 1, spm)
     else:
@@ -34,6 +36,8 @@ def test_outputs_are_those_of_the_run(tmp_path, spm, family):  # noqa: F811
 
 def found_there(exported: Path, translator: td.Translator, lines: list[str]) -> list[list[int]]:
     """The ids that CTranslate2 writes, without their end."""
+    import ctranslate2
+
     settings = json.loads((exported / "config.json").read_text())
     source, target = ([*json.loads((exported / name).read_text())] for name in vocabularies(exported))
     rows = [[source[i] for i in row] for row in translator.sources(lines)]

@@ -1,36 +1,20 @@
 """M2M-100, NLLB, BART and mBART of random sizes, with their tokenizers, against transformers."""
 
 import json
-import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 import sentencepiece
 import torch
 from tokenizers import Tokenizer as Pieces, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BartTokenizer,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    M2M100Tokenizer,
-    MBart50Tokenizer,
-    MBartConfig,
-    MBartForConditionalGeneration,
-    MBartTokenizer,
-    NllbTokenizer,
-)
-from transformers.utils import logging
 
 import transduce as td
 from tests.interop.rivals import (
     compare,
+    drawn,
     pieces_of,
     random_search,
     random_sizes,
@@ -42,14 +26,10 @@ from tests.runs import ENGLISH, GERMAN
 from transduce.cli.main import main
 from transduce.interop.fairseq import M2M100
 
+pytestmark = pytest.mark.usefixtures("transformers")
+
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 TEXT = ENGLISH + GERMAN
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> None:
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
 
 
 def library(pre: Any, decoder: Any, size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
@@ -62,47 +42,60 @@ def library(pre: Any, decoder: Any, size: int) -> tuple[dict[str, int], list[tup
 
 
 def m2m100(directory: Path) -> Any:
+    import transformers
+
     model = sentencepiece_model(TEXT, vocab_size=120)
     (directory / "spm").write_bytes(model)
     pieces = [*SPECIAL, *pieces_of(model)[:-5]]  # those left out are unknown
     (directory / "vocab").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
-    return M2M100Tokenizer(str(directory / "vocab"), str(directory / "spm"), src_lang="en", tgt_lang="de")
+    return transformers.M2M100Tokenizer(str(directory / "vocab"), str(directory / "spm"), src_lang="en", tgt_lang="de")
 
 
 def nllb(directory: Path, *, legacy: bool = False) -> Any:
+    import transformers
+
     vocab, merges = library(pre_tokenizers.Metaspace(prepend_scheme="always"), decoders.Metaspace(), 200)
     languages = ["eng_Latn", "deu_Latn", "fra_Latn"]
     how = {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn", "extra_special_tokens": languages}
-    return NllbTokenizer(vocab=vocab, merges=merges, legacy_behaviour=legacy, **how)
+    return transformers.NllbTokenizer(vocab=vocab, merges=merges, legacy_behaviour=legacy, **how)
 
 
-def mbart(directory: Path, kind: type = MBartTokenizer) -> Any:
+def mbart(directory: Path, kind: str = "MBartTokenizer") -> Any:
+    import transformers
+
     found = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model(TEXT, vocab_size=120))
     pieces = [(found.id_to_piece(i), found.get_score(i)) for i in range(3, found.get_piece_size())]
     special, languages = ([(name, 0.0) for name in names] for names in (SPECIAL, ["en_XX", "de_DE", "<mask>"]))
-    return kind(vocab=[*special, *pieces, *languages], src_lang="en_XX", tgt_lang="de_DE")
+    return getattr(transformers, kind)(vocab=[*special, *pieces, *languages], src_lang="en_XX", tgt_lang="de_DE")
 
 
 def bart(directory: Path) -> Any:
+    import transformers
+
     vocab, merges = library(pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel(), 300)
-    return BartTokenizer(vocab={**vocab, "<mask>": len(vocab)}, merges=merges)
+    return transformers.BartTokenizer(vocab={**vocab, "<mask>": len(vocab)}, merges=merges)
 
 
-FAMILIES: dict[str, tuple[Any, Any, Any]] = {
-    "m2m100": (m2m100, M2M100Config, M2M100ForConditionalGeneration),
-    "nllb": (nllb, M2M100Config, M2M100ForConditionalGeneration),
-    "nllb-legacy": (lambda d: nllb(d, legacy=True), M2M100Config, M2M100ForConditionalGeneration),
-    "bart": (bart, BartConfig, BartForConditionalGeneration),
-    "mbart": (mbart, MBartConfig, MBartForConditionalGeneration),
-    "mbart50": (lambda d: mbart(d, MBart50Tokenizer), MBartConfig, MBartForConditionalGeneration),
+FAMILIES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "m2m100": (m2m100, "M2M100"),
+    "nllb": (nllb, "M2M100"),
+    "nllb-legacy": (lambda d: nllb(d, legacy=True), "M2M100"),
+    "bart": (bart, "Bart"),
+    "mbart": (mbart, "MBart"),
+    "mbart50": (lambda d: mbart(d, "MBart50Tokenizer"), "MBart"),
 }
+"""What makes a family's tokenizer, and how its model is called."""
+
 QUICK = ("m2m100", "bart", "mbart")
 """The others differ from them in their tokenizers; NLLB's is in what follows, too."""
 
 
 def rival(directory: Path, seed: int, family: str) -> tuple[Any, Any]:
     """A model and its tokenizer, saved."""
-    rng, (make, config, architecture) = random.Random(seed), FAMILIES[family]
+    import transformers
+
+    rng, (make, kind) = random.Random(seed), FAMILIES[family]
+    config, architecture = (getattr(transformers, f"{kind}{part}") for part in ("Config", "ForConditionalGeneration"))
     directory.mkdir()
     tokenizer = make(directory)
     tokenizer.save_pretrained(directory)
@@ -129,13 +122,9 @@ def rival(directory: Path, seed: int, family: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("family", "seed"),
     [
-        *((family, 1) for family in QUICK),
-        *(
-            pytest.param(family, i, marks=pytest.mark.long)
-            for family in FAMILIES
-            for i in range(20)
-            if i != 1 or family not in QUICK
-        ),
+        pytest.param(family, *each.values, marks=each.marks)
+        for family in FAMILIES
+        for each in drawn(20, default=(1,) if family in QUICK else (), long=(1, 8, 15))
     ],
 )
 def test_logits_and_outputs_are_those_of_transformers(tmp_path, family, seed):

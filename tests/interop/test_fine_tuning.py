@@ -4,11 +4,13 @@ import pytest
 
 import transduce as td
 from tests.interop import test_fairseq, test_speech
-from tests.interop.test_speech import WORDS, quiet  # noqa: F401 - a fixture
+from tests.interop.test_speech import WORDS
 from tests.runs import ENGLISH, GERMAN
 from transduce.cli.main import main
 from transduce.experiment.start import saved_tokenizers
 from transduce.tasks.translate import in_languages
+
+pytestmark = pytest.mark.usefixtures("transformers")
 
 SHORT = ["--training.max-updates", "2", "--training.validate-every", "2", "--training.optim.warmup-steps", "1"]
 
@@ -32,8 +34,25 @@ def test_pairs_are_those_of_transformers(tmp_path, family, languages):
     source, target = in_languages(*saved_tokenizers(tmp_path / "new", tmp_path / "run"), decoding)
     assert source.with_eos(source.encode(ENGLISH)) == theirs(ENGLISH)["input_ids"]
     assert target.with_eos(target.encode(GERMAN)) == theirs(text_target=GERMAN)["input_ids"]
+    if languages[1]:
+        with pytest.raises(ValueError, match=r"a language must be one that the model knows .*'xx'"):
+            in_languages(source, target, td.SearchConfig(source_language=languages[0], target_language="xx"))
 
 
+def test_texts_for_whisper_are_those_of_transformers_in_another_language_too(tmp_path):
+    """The run is imported for English. Whisper's tokenizer finds languages by their place among all, which are not here."""
+    rival = test_speech.whisper(tmp_path, steps=0)
+    assert main(["import", str(rival.directory), str(rival.run)]) == 0
+    _, tokenizer = saved_tokenizers(tmp_path / "new", rival.run, needs=("bos_id", "eos_id"))
+    want = rival.tokenizer(WORDS)["input_ids"]  # in English
+    for language in ("en", "de"):
+        _, spoken = in_languages(tokenizer, tokenizer, td.SearchConfig(target_language=language))
+        tag = rival.tokenizer.convert_tokens_to_ids(f"<|{language}|>")
+        rows = spoken.with_eos(spoken.encode(WORDS))
+        assert [[spoken.bos_id, *row] for row in rows] == [[row[0], tag, *row[2:]] for row in want]
+
+
+@pytest.mark.train
 def test_translation_goes_on_from_a_model_of_many_languages(tmp_path, capsys):
     test_fairseq.rival(tmp_path / "theirs", 1, "m2m100")
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
@@ -50,6 +69,7 @@ def test_translation_goes_on_from_a_model_of_many_languages(tmp_path, capsys):
     assert new(ENGLISH[:2]) == new(ENGLISH[:2], source_language="en", target_language="de")
 
 
+@pytest.mark.train
 def test_speech_goes_on_from_whisper(tmp_path):
     """With its features, and with another language than the English that it was imported for."""
     (tmp_path / "theirs").mkdir()
@@ -58,26 +78,9 @@ def test_speech_goes_on_from_whisper(tmp_path):
     rows = [f"{i}\t{path}\t0.9\ts{i}\t{text}\n" for i, (path, text) in enumerate(zip(rival.sounds, WORDS, strict=True))]
     (tmp_path / "train.tsv").write_text("id\taudio\tseconds\tspeaker\ttext\n" + "".join(rows))
     words = ["speech-to-text", "manifest", "--run", str(tmp_path / "new"), "--start-from", str(rival.run)]
-    words += [
-        "--train",
-        str(tmp_path / "train.tsv"),
-        "--valid",
-        str(tmp_path / "train.tsv"),
-        "--ctc-weight",
-        "0",
-        "--augmentation.vtlp",
-        "0",
-    ]
-    words += [
-        "--augmentation.silence",
-        "0",
-        "--decoding.target-language",
-        "de",
-        "--decoding.length-extra",
-        "5",
-        "--cache",
-        str(tmp_path / "cache"),
-    ]
+    words += ["--train", str(tmp_path / "train.tsv"), "--valid", str(tmp_path / "train.tsv"), "--ctc-weight", "0"]
+    words += ["--augmentation.vtlp", "0", "--augmentation.silence", "0", "--decoding.target-language", "de"]
+    words += ["--decoding.length-extra", "5", "--cache", str(tmp_path / "cache")]
     assert train(*words) == 0
     new, old = td.load_transcriber(tmp_path / "new"), td.load_transcriber(rival.run)
     assert new.feature_extractor.config == old.feature_extractor.config

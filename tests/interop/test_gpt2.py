@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import shutil
 from dataclasses import replace
@@ -11,12 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 from tokenizers import Tokenizer as Pieces, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, GPT2TokenizerFast
-from transformers.utils import logging
+from torch import nn
 
 import transduce as td
 from tests.runs import ENGLISH, library_tokenizer
@@ -25,6 +20,8 @@ from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.interop.gpt2 import export_gpt2, import_gpt2
 from transduce.tasks.generate import GenerationConfig, Generator
 from transduce.tasks.perplexity import measure_perplexity
+
+pytestmark = pytest.mark.usefixtures("transformers")
 
 TEXT = [
     "First Citizen: Before we proceed any further, hear me speak.",
@@ -39,19 +36,16 @@ NASTY = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> None:
-    logging.disable_progress_bar()
-
-
-def rival(directory: Path, *, seed: int = 0, kind: type = GPT2LMHeadModel, **settings):
+def rival(directory: Path, *, seed: int = 0, kind: str = "GPT2LMHeadModel", **settings):
     """A GPT-2 with random weights, saved."""
+    import transformers
+
     torch.manual_seed(seed)
     defaults = {
         "vocab_size": 53, "n_positions": 37, "n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.3,
         "bos_token_id": 0, "eos_token_id": 0,
     }  # fmt: skip
-    model = kind(GPT2Config(**(defaults | settings))).eval()
+    model = getattr(transformers, kind)(transformers.GPT2Config(**(defaults | settings))).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -85,13 +79,17 @@ def names(settings: dict) -> str:
     return ",".join(settings) or "defaults"
 
 
-def loaded_in_silence(directory: Path, caplog) -> GPT2LMHeadModel:
+def loaded_in_silence(directory: Path, caplog) -> nn.Module:
     """transformers' from_pretrained, which finds nothing to say (and Python's warnings are errors)."""
+    from transformers import GPT2LMHeadModel
+    from transformers.utils import logging
+
     logging.set_verbosity_warning()
     logging.enable_propagation()
     with caplog.at_level("WARNING"):
         model, told = GPT2LMHeadModel.from_pretrained(directory, output_loading_info=True)
     logging.disable_propagation()
+    logging.set_verbosity_error()
     assert not any(told.values()) and not caplog.records, (told, caplog.text)
     return model.eval()
 
@@ -132,7 +130,7 @@ def test_a_model_without_biases_is_exported_with_zeros(tmp_path, rng, caplog):
 
 def test_older_files_are_read_too(tmp_path, rng):
     """Without "transformer.", with every layer's causal mask, in half precision, in shards."""
-    theirs = rival(tmp_path, kind=GPT2Model)
+    theirs = rival(tmp_path, kind="GPT2Model")
     weights = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
     weights = {name.removeprefix("transformer."): weight.half() for name, weight in weights.items()}
@@ -158,7 +156,7 @@ def test_older_files_are_read_too(tmp_path, rng):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> tuple[GPT2LMHeadModel, Path]:
+def run(tmp_path_factory) -> tuple[nn.Module, Path]:
     """A GPT-2 that has learned for a moment, so that it ends at all sorts of steps; and the run made of it."""
     directory = tmp_path_factory.mktemp("gpt2") / "theirs"
     theirs = rival(
@@ -186,22 +184,25 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_50_prompts_go_on_as_in_generate(run, beam_size):
+@pytest.mark.parametrize(
+    ("beam_size", "n"),
+    [(1, 12), (4, 12), *(pytest.param(size, 50, marks=pytest.mark.long) for size in (1, 4))],
+)
+def test_prompts_go_on_as_in_generate(run, beam_size, n):
     theirs, directory = run
     generator = td.load(directory)
     assert isinstance(generator, Generator)
     config = GenerationConfig(max_length=14, beam_size=beam_size, alpha=0.0, temperature=float(beam_size > 1))
-    found = generator.generate(PROMPTS, config)
-    for prompt, (got,) in zip(PROMPTS, found, strict=True):
+    found = generator.generate(PROMPTS[:n], config)
+    for prompt, (got,) in zip(PROMPTS[:n], found, strict=True):
         ids = torch.tensor([generator.encode(prompt)])
         output = theirs.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), num_beams=beam_size, do_sample=False, length_penalty=0.0,
             early_stopping=False, max_new_tokens=14, pad_token_id=0,
         )  # fmt: skip
         assert got.tokens + [0] * got.finished == output[0, ids.size(1) :].tolist(), prompt
-    assert len({len(text.tokens) for (text,) in found if text.finished}) > 3
-    assert len({len(generator.encode(prompt)) for prompt in PROMPTS}) > 5
+    assert len({len(text.tokens) for (text,) in found if text.finished}) >= 3
+    assert len({len(generator.encode(prompt)) for prompt in PROMPTS[:n]}) > 5
 
 
 @pytest.mark.parametrize("stride", [64, 17, 1])
@@ -251,6 +252,8 @@ def test_only_byte_level_bpe_is_written_with_a_model(run, tmp_path, capsys):
 
 @pytest.mark.parametrize("source", ["files", "json", "exported"])
 def test_ids_are_those_of_transformers(run, tmp_path, source):
+    from transformers import GPT2TokenizerFast
+
     _, directory = run
     pieces(tmp_path)
     theirs = GPT2TokenizerFast.from_pretrained(tmp_path)

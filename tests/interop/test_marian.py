@@ -1,45 +1,31 @@
 """opus-mt as it is: MarianMTModel and MarianTokenizer of random sizes, against transformers."""
 
 import json
-import os
 import random
 import re
 import shutil
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-
-from transformers import MarianConfig, MarianMTModel, MarianTokenizer
-from transformers.utils import logging
-
-from tests.interop.rivals import compare, pieces_of, random_search, random_sizes, randomize, sentencepiece_model
-from tests.runs import ENGLISH, GERMAN
+from tests.interop.rivals import compare, drawn, pieces_of, random_search, random_sizes, randomize
 from transduce.cli.main import main
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.tokenizers import load_tokenizer
+
+pytestmark = pytest.mark.usefixtures("transformers")
 
 SPECIAL = {"bos": 2, "eos": 0, "pad": 2, "unk": 1}
 TAGS = [">>deu<<", ">>fra<<"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> None:
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-
-
-@pytest.fixture(scope="module")
-def spm() -> list[bytes]:
-    """Of the source, and of the target."""
-    return [sentencepiece_model(ENGLISH, vocab_size=90), sentencepiece_model(GERMAN, vocab_size=90, kind="bpe")]
-
-
-def rival(directory: Path, seed: int, spm: list[bytes]) -> tuple[MarianMTModel, MarianTokenizer]:
+def rival(directory: Path, seed: int, spm: list[bytes]) -> tuple[Any, Any]:
     """A model and its tokenizer, saved. Some pieces of the source have no id, so they are unknown."""
+    import transformers
+
     rng = random.Random(seed)
     directory.mkdir()
     separate, sides = rng.random() < 0.3, [pieces_of(model) for model in spm]
@@ -61,16 +47,16 @@ def rival(directory: Path, seed: int, spm: list[bytes]) -> tuple[MarianMTModel, 
         warnings.simplefilter("ignore")  # it recommends a package
         files = {name: str(path) for name, path in paths.items() if separate or name == "vocab"}
         files |= {f"{side}_spm": str(directory / f"{side}.spm") for side in ("source", "target")}
-        tokenizer = MarianTokenizer(**files, separate_vocabs=separate)
+        tokenizer = transformers.MarianTokenizer(**files, separate_vocabs=separate)
     tokenizer.save_pretrained(directory)
     pad, size = len(tables[0]) - 1, len(tables[0])
-    config = MarianConfig(
+    config = transformers.MarianConfig(
         **random_sizes(rng), vocab_size=size, decoder_vocab_size=size, pad_token_id=pad, decoder_start_token_id=pad,
         eos_token_id=0, forced_eos_token_id=rng.choice([0, None]), max_position_embeddings=rng.choice([97, 101]),
         share_encoder_decoder_embeddings=not separate, tie_word_embeddings=rng.random() < 0.7,
     )  # fmt: skip
     torch.manual_seed(seed)
-    model = MarianMTModel(config)
+    model = transformers.MarianMTModel(config)
     randomize(model, rng, eos_id=0)
     more = {"pad_token_id": pad, "eos_token_id": 0, "decoder_start_token_id": pad, "bad_words_ids": [[pad]]}
     model.generation_config = random_search(rng, forced_eos_token_id=config.forced_eos_token_id, **more)
@@ -169,7 +155,7 @@ def test_a_tag_in_front_is_one_token(tmp_path, spm):
     assert len(plain.encode([">>fra<<"])[0]) > 1
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(i, marks=pytest.mark.long) for i in range(3, 200))])
+@pytest.mark.parametrize("seed", drawn(200, default=(0, 1), long=range(20, 200, 20)))
 def test_logits_and_outputs_are_those_of_transformers(tmp_path, spm, seed):
     difference, got, want = compare(*rival(tmp_path / "theirs", seed, spm), tmp_path / "theirs")
     assert difference < 1e-4

@@ -1,7 +1,6 @@
 """An imported Whisper and Speech2Text against transformers: features, logits, greedy search and beam search of sound files."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -14,33 +13,15 @@ import sentencepiece
 import soundfile
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 from tokenizers import AddedToken
-from transformers import (
-    Speech2TextConfig,
-    Speech2TextFeatureExtractor,
-    Speech2TextForConditionalGeneration,
-    Speech2TextTokenizer,
-    WhisperConfig,
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
-    WhisperTokenizer,
-)
-from transformers.generation import GenerationMixin
-from transformers.generation.logits_process import (
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    WhisperTimeStampLogitsProcessor,
-)
-from transformers.utils import logging
+from torch import Tensor
 
 import transduce as td
 from transduce.cli.main import main
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.interop.speech import import_run
+
+pytestmark = pytest.mark.usefixtures("transformers")
 
 RATE, SEED = 16000, 3
 WORDS = ["red", "green", "blue", "open the door", "close it now", "the red door is green", "no", "yes and no"]
@@ -68,12 +49,6 @@ class Rival(NamedTuple):
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True)[0].strip()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> None:
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-
-
 def read(path: Path) -> np.ndarray:
     return soundfile.read(path, dtype="float32")[0]
 
@@ -92,7 +67,7 @@ def write_sounds(directory: Path) -> list[Path]:
 def learn(model: torch.nn.Module, features: Any, sounds: list[Path], labels: list[list[int]], steps: int) -> None:
     """Until what the model says ends by itself, at all sorts of lengths."""
     heard = features(
-        [read(path) for path in sounds], sampling_rate=RATE, return_tensors="pt", padding=PAD[type(features)]
+        [read(path) for path in sounds], sampling_rate=RATE, return_tensors="pt", padding=PAD[type(features).__name__]
     )
     wanted = torch.nn.utils.rnn.pad_sequence([torch.tensor(each) for each in labels], True, -100)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
@@ -102,11 +77,13 @@ def learn(model: torch.nn.Module, features: Any, sounds: list[Path], labels: lis
         optimizer.step()
 
 
-PAD = {WhisperFeatureExtractor: "max_length", Speech2TextFeatureExtractor: True}
+PAD = {"WhisperFeatureExtractor": "max_length", "Speech2TextFeatureExtractor": True}
 
 
-def whisper_tokenizer() -> WhisperTokenizer:
+def whisper_tokenizer() -> Any:
     """Byte-level BPE of WORDS, behind it the special tokens of Whisper in their order, and times up to a second."""
+    from transformers import WhisperTokenizer
+
     core = json.loads(JSONTokenizer.train(WORDS * 3, vocab_size=290).model)["model"]
     tokenizer = WhisperTokenizer(vocab=core["vocab"], merges=[tuple(merge) for merge in core["merges"]])
     names = ["startoftranscript", "en", "de", "translate", "transcribe", "startoflm", "startofprev", "nospeech"]
@@ -115,7 +92,7 @@ def whisper_tokenizer() -> WhisperTokenizer:
     return tokenizer
 
 
-def with_times(tokenizer: WhisperTokenizer, labels: list[int], text: str) -> list[int]:
+def with_times(tokenizer: Any, labels: list[int], text: str) -> list[int]:
     """The words of a text in two stretches, with their times instead of the token that says there are none."""
     zero = tokenizer.convert_tokens_to_ids("<|0.00|>")
     words = text.split()
@@ -127,6 +104,8 @@ def with_times(tokenizer: WhisperTokenizer, labels: list[int], text: str) -> lis
 
 
 def whisper(directory: Path, *, steps: int = 30, seconds: int = 1, n_mels: int = 21, times: bool = False) -> Rival:
+    from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+
     torch.manual_seed(0)
     tokenizer = whisper_tokenizer()
     size, eos = len(tokenizer), tokenizer.eos_token_id
@@ -159,6 +138,8 @@ def whisper(directory: Path, *, steps: int = 30, seconds: int = 1, n_mels: int =
 
 
 def speech2text(directory: Path, *, steps: int = 30, **settings) -> Rival:
+    import transformers
+
     torch.manual_seed(0)
     text = directory / "text"
     text.write_text("\n".join(WORDS * 4), encoding="utf-8")
@@ -170,18 +151,20 @@ def speech2text(directory: Path, *, steps: int = 30, **settings) -> Rival:
     pieces = [processor.id_to_piece(i) for i in reversed(range(3, len(processor)))]
     names = ["<s>", "<pad>", "</s>", "<unk>", *pieces]
     (directory / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}), encoding="utf-8")
-    tokenizer = Speech2TextTokenizer(directory / "vocab.json", directory / "sentencepiece.bpe.model")
+    tokenizer = transformers.Speech2TextTokenizer(directory / "vocab.json", directory / "sentencepiece.bpe.model")
     plain = {
         "vocab_size": len(names), "d_model": 20, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 23,
         "encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 23, "input_feat_per_channel": 21,
         "conv_channels": 26, "conv_kernel_sizes": [5, 5], "max_source_positions": 600, "max_target_positions": 50,
         "init_std": 0.2, "scale_embedding": True,
     }  # fmt: skip
-    model = Speech2TextForConditionalGeneration(
-        Speech2TextConfig(**(plain | settings), num_conv_layers=len(settings.get("conv_kernel_sizes", "12")))
+    model = transformers.Speech2TextForConditionalGeneration(
+        transformers.Speech2TextConfig(
+            **(plain | settings), num_conv_layers=len(settings.get("conv_kernel_sizes", "12"))
+        )
     ).eval()
     model.generation_config.suppress_tokens = [0, 1, 3]  # <s>, <pad> and <unk>, which no text here holds
-    features = Speech2TextFeatureExtractor(feature_size=21, num_mel_bins=21)
+    features = transformers.Speech2TextFeatureExtractor(feature_size=21, num_mel_bins=21)
     sounds = write_sounds(directory)
     learn(model, features, sounds, [tokenizer(text).input_ids for text in WORDS], steps)
     for each in (model, features, tokenizer):
@@ -268,12 +251,25 @@ def test_another_task_is_what_stands_before_the_output(rival):
     torch.testing.assert_close(output.token_scores.log_probs, scores, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
-def test_timestamps_are_those_of_transformers(tmp_path, capsys, beam_size):
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory) -> Rival:
+    """One that has learned times, too."""
+    found = whisper(tmp_path_factory.mktemp("timed"), times=True)
+    assert main(["import", str(found.directory), str(found.run)]) == 0
+    return found
+
+
+@pytest.mark.parametrize("beam_size", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_timestamps_are_those_of_transformers(timed, capsys, beam_size):
     """Within one window; transformers' own loop would begin another at the last time."""
-    (tmp_path / "theirs").mkdir()
-    rival = whisper(tmp_path / "theirs", times=True)
-    assert main(["import", str(rival.directory), str(rival.run)]) == 0
+    from transformers.generation import GenerationMixin
+    from transformers.generation.logits_process import (
+        SuppressTokensAtBeginLogitsProcessor,
+        SuppressTokensLogitsProcessor,
+        WhisperTimeStampLogitsProcessor,
+    )
+
+    rival = timed
     how = rival.model.generation_config
     names = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>"]
     begin = torch.tensor([rival.tokenizer.convert_tokens_to_ids(names)])
