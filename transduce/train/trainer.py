@@ -49,8 +49,11 @@ class Data(Protocol):
 
 
 def seed_of_batch(seed: int, update: int, index: int) -> None:
-    """Seed torch for one batch of an update: its dropout is the same in whichever process it is computed."""
-    torch.manual_seed((seed * 1_000_003 + update + index * 2**40) % 2**63)
+    """Seed torch for one batch of an update: its dropout is the same in whichever process it is computed.
+
+    On a CPU only the lower 32 bits of a seed count, so the batches of an update must differ in them.
+    """
+    torch.manual_seed((seed * 1_000_003 + update + index * 2_654_435_761) % 2**63)
 
 
 class Trainer:

@@ -1,0 +1,250 @@
+"""How processes share a training, with threads in their place; tests/train/test_distributed.py starts real ones."""
+
+import math
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.train import toy
+from tests.train.threads import in_threads
+from transduce.train.config import TrainingConfig
+from transduce.train.distributed import World, patience, world
+from transduce.train.objectives import CrossEntropy
+from transduce.train.trainer import Trainer, seed_of_batch
+
+DATA = toy.Backwards(n=80, tokens_per_batch=64)
+
+
+class Trained(NamedTuple):
+    """What a training gives."""
+
+    losses: list[float]
+    weights: dict[str, list]
+
+
+class Shared:
+    """Makes a training of float64 models for each of some threads.
+
+    Args:
+        spoil: changes a trainer before it runs.
+        config: changes of the configuration.
+    """
+
+    def __init__(self, directory, size: int = 1, *, spoil: Callable[[Trainer], Any] = lambda trainer: None, **config):
+        self.directory, self.spoil = directory, spoil
+        self.config = toy.config(**{"accumulate": 3, "max_updates": 6, "validate_every": 6} | config)
+        self.objectives = [CrossEntropy(toy.model().double()) for _ in range(size)]
+        self.trainers: list[Any] = [None] * size
+
+    def __call__(self, rank: int = 0) -> Trained:
+        """Train."""
+        given = {"data": DATA, "validate": toy.Scores(), "config": self.config, "directory": self.directory}
+        trainer = self.trainers[rank] = Trainer(objective=self.objectives[rank], **given)
+        losses, update = [], trainer.log.update
+        trainer.log.update = lambda progress, parts, **how: (
+            losses.append(parts["loss"]),
+            update(progress, parts, **how),
+        )
+        self.spoil(trainer)
+        trainer.run()
+        return Trained(losses, {name: w.tolist() for name, w in toy.weights(trainer.model).items()})
+
+
+def stopping(trainer: Trainer) -> None:
+    """The second one is asked to stop in its third update."""
+    update = trainer._update
+
+    def asked(group, stop=False, **more):
+        update(group, stop or (trainer.world.rank == 1 and trainer.progress.update == 2), **more)
+
+    trainer._update = asked
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_several_have_the_losses_and_weights_of_one(tmp_path, monkeypatch, size):
+    """The last batches of an epoch are fewer than the processes. Dropout of a batch is the same wherever it is computed."""
+    seeds: list[tuple[int, int, int]] = []
+    monkeypatch.setattr("transduce.train.trainer.seed_of_batch", lambda *seed: seeds.append(seed))
+    assert len(DATA.epoch(0)) % 3 == 1
+    want, wanted_seeds = Shared(tmp_path / "one")(), set(seeds)
+    seeds.clear()
+    found = in_threads(size, Shared(tmp_path / "more", size))
+    assert len(want.losses) == 6 and len(seeds) == len(wanted_seeds) == 3 + 3 + 1 + 3 + 3 + 1
+    for each in found:
+        torch.testing.assert_close(each.losses, want.losses, rtol=1e-12, atol=0)
+        assert each.weights == found[0].weights
+        for name, weight in each.weights.items():
+            torch.testing.assert_close(torch.tensor(weight), torch.tensor(want.weights[name]), rtol=1e-7, atol=1e-9)
+    assert set(seeds) == wanted_seeds
+
+
+def test_the_dropout_of_a_batch_depends_on_seed_update_and_place():
+    """The generator of a CPU reads the lower 32 bits of a seed."""
+
+    def drawn(*seed: int) -> float:
+        seed_of_batch(*seed)
+        return torch.rand(()).item()
+
+    assert drawn(1, 2, 0) == drawn(1, 2, 0)
+    assert len({drawn(1, 2, 0), drawn(2, 2, 0), drawn(1, 3, 0), drawn(1, 2, 1), drawn(1, 2, 2)}) == 5
+
+
+def test_all_stop_an_update_after_one_was_asked_to(tmp_path):
+    found = in_threads(2, Shared(tmp_path, 2, spoil=stopping))
+    assert [type(each) for each in found] == [KeyboardInterrupt] * 2
+    assert (tmp_path / "checkpoints" / "00000004" / "optimizer.safetensors").is_file()
+    shared = Shared(tmp_path, 3)
+    found = in_threads(3, shared)
+    want = Shared(tmp_path / "one")().losses
+    torch.testing.assert_close(found[0].losses, want[4:], rtol=1e-12, atol=0)
+    assert [trainer.progress.update for trainer in shared.trainers] == [6] * 3
+
+
+def test_the_clock_of_the_first_counts(tmp_path):
+    """All save when ten minutes are over, which they hear of an update later; and at the end."""
+    saved: dict[int, list[int]] = {0: [], 1: []}
+
+    def late(trainer: Trainer) -> None:
+        exchange, save, rank = trainer.parallel.exchange, trainer._save, trainer.world.rank
+        trainer._save = lambda: (saved[rank].append(trainer.progress.update), save())
+
+        def shifted(*args: Any) -> Any:
+            if trainer.progress.update == 0 and trainer.world.first:
+                trainer.started -= 1000
+            return exchange(*args)
+
+        trainer.parallel.exchange = shifted
+
+    shared = Shared(tmp_path, 2, spoil=late, max_updates=4, validate_every=4, save_every_minutes=10.0)
+    in_threads(2, shared)
+    assert saved == {0: [2, 4], 1: [2, 4]}
+    assert all(1000 <= trainer.progress.seconds < 1100 for trainer in shared.trainers)
+
+
+def test_a_gradient_that_is_not_finite_in_one_skips_the_update_in_all(tmp_path):
+    """And halves the loss scale of float16 in all."""
+
+    def overflow(trainer: Trainer) -> None:
+        def look(gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * math.inf if trainer.world.rank == 1 and trainer.progress.update == 2 else gradient
+
+        trainer.model.decoder.layers[0].feed_forward.wide.weight.register_hook(look)
+
+    shared = Shared(tmp_path, 2, spoil=overflow, precision="fp16", accumulate=2)
+    first, second = in_threads(2, shared)
+    assert first == second
+    progress, other = (trainer.progress for trainer in shared.trainers)
+    assert (progress.skipped, progress.loss_scale) == (other.skipped, other.loss_scale) == (1, (2.0**15, 3))
+
+
+def test_one_that_ends_is_named_to_those_who_wait(tmp_path, monkeypatch):
+    def dying(trainer: Trainer) -> None:
+        trainer._update = partial(update, trainer, trainer._update)
+
+    def update(trainer: Trainer, own: Callable, *args: Any, **more: Any) -> None:
+        if trainer.world.rank == 1 and trainer.progress.update == 2:
+            raise ValueError("dead")
+        own(*args, **more)
+
+    monkeypatch.setattr("transduce.train.distributed.LATE", timedelta(seconds=0.1))
+    monkeypatch.setenv("TRANSDUCE_HANG_MINUTES", "2.5")
+    found = in_threads(3, Shared(tmp_path, 3, spoil=dying))
+    assert [type(each) for each in found] == [TimeoutError, ValueError, TimeoutError]
+    assert str(found[0]) == (
+        "process 0 of 3 waits in vain: no answer from process 1, which hangs or has ended; its own output may say why. "
+        "Stop all of them and run the same command again: it goes on from the newest checkpoint. If it only needed longer "
+        "than the others, set TRANSDUCE_HANG_MINUTES to more than 2.5"
+    )
+    assert str(found[2]).startswith("process 2 of 3 waits in vain: no answer from process 1, ")
+
+
+def test_all_must_see_the_same_directory(tmp_path, monkeypatch):
+    """Here the second one has an older checkpoint."""
+    monkeypatch.setattr("transduce.train.distributed.LATE", timedelta(seconds=0.1))
+    for rank in range(2):
+        Shared(tmp_path / str(rank), max_updates=3 - rank)()
+
+    def work(rank: int) -> None:
+        shared.directory = tmp_path / str(rank)
+        shared(rank)
+
+    shared = Shared(tmp_path, 2)
+    found = in_threads(2, work)
+    assert isinstance(found[1], ValueError)
+    assert "has update 2 for process 1 and another one for the first" in str(found[1])
+
+
+def test_work_is_shared_by_round_and_gathered_in_order():
+    def work(rank: int) -> tuple[list[int], list[float], str]:
+        mine = World(rank, 3)
+        squares = mine.gather([i * i for i in mine.share(range(7))])
+        return squares, mine.total(rank, 0.5), mine.told(f"by {rank}")
+
+    assert in_threads(3, work) == [([0, 1, 4, 9, 16, 25, 36], [3.0, 1.5], "by 0")] * 3
+    alone = World()
+    assert alone.gather(alone.share([1, 2])) == [1, 2] and alone.total(3) == [3.0] and alone.told("x") == "x"
+
+
+def test_the_others_wait_until_the_first_has_prepared():
+    store, order = dist.HashStore(), []
+
+    def first() -> None:
+        order.append("prepared")
+        World(0, 2, store).prepared()
+
+    waiting = threading.Timer(0.05, first)
+    waiting.start()
+    World(1, 2, store).prepared()
+    assert order == ["prepared"]
+    World().prepared()  # alone there is nothing to wait for
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_processes_of_torchrun_join_under_a_name_that_a_restart_changes(monkeypatch, gpu):
+    """By TRANSDUCE_HANG_MINUTES; over NCCL where there are GPUs, each process with its own."""
+    store, joined, devices = dist.HashStore(), {}, []
+    monkeypatch.setattr(dist, "rendezvous", lambda url: iter([(store, 1, 4)]))
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **how: joined.update(how, backend=backend))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    own = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here", "TORCHELASTIC_RESTART_COUNT": "2"}
+    for name, value in {**own, "TRANSDUCE_HANG_MINUTES": "0.5"}.items():
+        monkeypatch.setenv(name, value)
+    found = world.__wrapped__()
+    assert (found.rank, found.size, found.first) == (1, 4, False)
+    assert (joined["rank"], joined["world_size"], joined["timeout"]) == (1, 4, timedelta(seconds=30))
+    assert joined["backend"] == ("cpu:gloo,cuda:nccl" if gpu else "gloo") and devices == ([1] if gpu else [])
+    found.store.set("key", "value")
+    assert not store.check(["key"]) and dist.PrefixStore("start 2", store).get("key") == b"value"
+    monkeypatch.delenv("MASTER_ADDR")  # a cluster's variable alone means nothing
+    assert world.__wrapped__() == World()
+
+
+def test_fewer_batches_than_processes_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(ValueError) as caught:
+        World(size=4).check(TrainingConfig(accumulate=2))
+    assert str(caught.value) == (
+        "an update must have a batch for every process, but accumulate=2 and there are 4 processes; give "
+        "--training.accumulate 4, by which an update has 2 x as many tokens; make batches smaller by as much, or raise the "
+        "rate"
+    )
+    n = len(toy.Backwards(n=8).epoch(0))
+    monkeypatch.setattr("tests.train.test_parallel.DATA", toy.Backwards(n=8))
+    for error in in_threads(n + 1, Shared(tmp_path, n + 1, accumulate=n + 1)):
+        assert isinstance(error, ValueError) and f"the data has {n} batches" in str(error)
+
+
+@pytest.mark.parametrize("told", ["soon", "0", "-1", "nan", "1e300"])
+def test_a_limit_that_is_no_time_is_refused(monkeypatch, told):
+    monkeypatch.setenv("TRANSDUCE_HANG_MINUTES", told)
+    with pytest.raises(ValueError) as caught:
+        patience()
+    assert str(caught.value) == (
+        f"TRANSDUCE_HANG_MINUTES must be a number of minutes above 0, but it is {told!r}; unset it for 10"
+    )

@@ -1,0 +1,86 @@
+"""Trainings whose processes are threads of this one, which exchange through its memory.
+
+They share the random numbers of torch, so the models must be made before and go without dropout.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor
+
+from transduce.train import distributed
+from transduce.train.distributed import World
+
+
+class Threads:
+    """What transduce.train.distributed asks of torch.distributed, among threads."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.mine, self.changed = size, threading.local(), threading.Condition()
+        self.given: dict[tuple[int, int], Any] = {}
+        self.ended: set[int] = set()
+
+    def begin(self, rank: int) -> None:
+        """This thread has this rank."""
+        self.mine.rank, self.mine.n_exchanges = rank, 0
+
+    def end(self) -> None:
+        """This thread takes part in no more exchanges."""
+        with self.changed:
+            self.ended.add(self.mine.rank)
+            self.changed.notify_all()
+
+    def _exchange(self, value: Any) -> list[Any]:
+        """What each of them gives.
+
+        Raises:
+            RuntimeError: one has ended before.
+        """
+        self.mine.n_exchanges += 1
+        keys = [(self.mine.n_exchanges, rank) for rank in range(self.size)]
+        with self.changed:
+            self.given[keys[self.mine.rank]] = value
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: all(key in self.given or key[1] in self.ended for key in keys), timeout=60)
+            if not all(key in self.given for key in keys):
+                raise RuntimeError("connection closed by peer")
+            return [self.given[key] for key in keys]
+
+    def all_reduce(self, numbers: Tensor) -> None:
+        """Sum."""
+        numbers.copy_(sum(self._exchange(numbers.clone())))
+
+    def all_gather_object(self, parts: list[Any], own: Any) -> None:
+        """All get all."""
+        parts[:] = self._exchange(own)
+
+    def broadcast_object_list(self, box: list[Any]) -> None:
+        """All get the first one's."""
+        box[:] = self._exchange(list(box))[0]
+
+
+def in_threads(size: int, work: Callable[[int], Any]) -> list[Any]:
+    """What `work(rank)` returns, or the error it ends with, in each of so many threads."""
+    threads, store, found = Threads(size), dist.HashStore(), [None] * size
+
+    def alone(rank: int) -> None:
+        threads.begin(rank)
+        try:
+            found[rank] = work(rank)
+        except BaseException as error:
+            found[rank] = error
+        finally:
+            threads.end()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "dist", threads)
+        patch.setattr("transduce.train.trainer.world", lambda: World(threads.mine.rank, size, store))
+        each = [threading.Thread(target=alone, args=(rank,)) for rank in range(size)]
+        for thread in each:
+            thread.start()
+        for thread in each:
+            thread.join()
+    return found
