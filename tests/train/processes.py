@@ -15,7 +15,7 @@ import torch
 
 from tests.train import toy
 from transduce.model.transformer import Transformer
-from transduce.train import distributed
+from transduce.train import distributed, log
 from transduce.train.objectives import CrossEntropy, Objective
 from transduce.train.optim import OptimConfig
 from transduce.train.shard import gathered
@@ -23,7 +23,9 @@ from transduce.train.trainer import Trainer
 
 SERVER = multiprocessing.get_context("forkserver")
 """Processes begin as copies of one that has done nothing: a copy of one in which autograd has threads could not train."""
-SERVER.set_forkserver_preload(["tests.train.processes"])
+LOADED = ["tests.train.processes", "pytest", "torch._dynamo", "torch.distributed.fsdp", "torch.utils.tensorboard"]
+"""What a training imports, once for all processes."""
+SERVER.set_forkserver_preload([*LOADED, "tests.train.test_distributed", "tests.train.test_shard_processes"])
 
 
 class Settings(NamedTuple):
@@ -34,10 +36,13 @@ class Settings(NamedTuple):
 
 
 def alone(work: Callable[[], Any], rank: int, size: int, port: int, settings: Settings, answers: Any) -> None:
-    """In a process of its own: what the test and torchrun would set, then the work."""
+    """In a process of its own: what the test and torchrun would set, then the work; no pictures."""
     torch.set_num_threads(1)
     theirs = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update(settings.environment | {name: str(value) for name, value in theirs.items()})
+    for number in (signal.SIGINT, signal.SIGTERM):  # whatever the tests have inherited
+        signal.signal(number, signal.default_int_handler)
+    log.learning_curve = lambda metrics, path: None  # type: ignore[assignment]
     distributed.LATE = settings.late
     distributed.world.cache_clear()
     try:
@@ -84,7 +89,7 @@ def train(
     parts: Mapping[str, Any] = MappingProxyType({}),
     **changes: Any,
 ) -> Trained:
-    """A training with dropout.
+    """A training with dropout, of 12 updates in four epochs.
 
     Args:
         model: makes another model than the toy's.
@@ -95,9 +100,9 @@ def train(
     losses: list[float] = []
     settings = {
         "accumulate": 3,
-        "max_updates": 200,
-        "validate_every": 60,
-        "optim": OptimConfig(peak_rate=3e-4, warmup_steps=50),
+        "max_updates": 12,
+        "validate_every": 6,
+        "optim": OptimConfig(peak_rate=3e-4, warmup_steps=5),
     }
     given = {
         "objective": objective(model() if model else toy.model(dropout=0.3)),
@@ -123,3 +128,12 @@ def stopped(directory: Path, at: int, **changes: Any) -> None:
 
     Trainer._update = interrupted  # type: ignore[method-assign]
     train(directory, **changes)
+
+
+def check_same(found: list[Any], want: Any) -> None:
+    """All processes have these losses, validations and weights."""
+    for each in found:
+        assert not isinstance(each, str), each
+        assert each.weights == found[0].weights
+        for some, wanted in ((each.losses, want.losses), (each.scores, want.scores)):
+            torch.testing.assert_close(some, wanted, rtol=0, atol=1e-5)

@@ -1,7 +1,6 @@
 """Training in float16 with a loss scale: near float32, equal to a loop with torch's own, and exact after a break."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from torch import nn
 
 from tests.train import toy
-from tests.train.test_distributed import together
 from transduce.train.optim import OptimConfig, scale_of, set_scale
 from transduce.train.state import Progress
 from transduce.train.trainer import Trainer
@@ -35,10 +33,10 @@ def losses_of(trainer: Trainer) -> list[float]:
 
 def test_losses_are_near_those_of_float32(tmp_path):
     """Rounding is 2^-11 relative, 0.05 %; some twenty roundings between ids and loss, whose errors add up as their root
-    or worse, and 30 updates that follow them stay below 1 %. The losses themselves fall by more than ten times that."""
+    or worse, and 20 updates that follow them stay below 1 %. The losses themselves fall by more than ten times that."""
     found = []
     for precision in ("fp32", "fp16"):
-        trainer = training(tmp_path / precision, precision=precision, interval=2000)
+        trainer = training(tmp_path / precision, precision=precision, interval=2000, max_updates=20)
         found.append(losses_of(trainer))
         assert trainer.run().skipped == 0
     assert found[0] != found[1] and found[0][-1] < 0.9 * found[0][0]
@@ -47,21 +45,21 @@ def test_losses_are_near_those_of_float32(tmp_path):
 
 def test_weights_are_those_of_a_plain_loop_with_a_grad_scaler(tmp_path):
     """From a scale that is too large, over several that it grows to."""
-    trainer = training(tmp_path, scale=2.0**24, max_updates=40, max_skipped=3)
+    trainer = training(tmp_path, scale=2.0**24, max_updates=24, max_skipped=3)
     progress = trainer.run()
     objective, config = toy.CrossEntropy(toy.model()), trainer.config.optim
     plain = torch.optim.AdamW(objective.parameters(), betas=config.betas, eps=config.eps, weight_decay=0, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=5)
-    batches = [batch for epoch in range(40) for batch in toy.Backwards().epoch(epoch)]
+    batches = [batch for epoch in range(8) for batch in toy.Backwards().epoch(epoch)]
     scales = [2.0**24]
-    for update, batch in enumerate(batches[:40], start=1):
+    for update, batch in enumerate(batches[:24], start=1):
         with torch.autocast("cpu", torch.float16):
             loss = objective(batch).total / batch.n_tokens
         plain.zero_grad()
         scaler.scale(loss).backward()
         scaler.unscale_(plain)
         nn.utils.clip_grad_norm_(objective.parameters(), config.clip_norm)
-        plain.param_groups[0]["lr"] = config.rate(update, 40)
+        plain.param_groups[0]["lr"] = config.rate(update, 24)
         scaler.step(plain)
         scaler.update()
         scales.append(scaler.get_scale())
@@ -108,7 +106,7 @@ def test_where_no_scale_helps_the_training_ends(tmp_path):
 def test_a_resumed_training_has_the_same_bits(tmp_path):
     """It stops after updates that were skipped, and amid those after which the scale grows."""
     ends: list[tuple[Trainer, Progress]] = []
-    for name, parts in (("straight", [30]), ("in parts", [4, 13, 30])):
+    for name, parts in (("straight", [18]), ("in parts", [4, 13, 18])):
         for updates in parts:
             trainer = training(tmp_path / name, scale=2.0**24, max_updates=updates, validate_every=100)
             progress = trainer.run()
@@ -116,31 +114,3 @@ def test_a_resumed_training_has_the_same_bits(tmp_path):
     assert toy.same(toy.weights(ends[0][0].model), toy.weights(ends[1][0].model))
     assert ends[0][1] == ends[1][1] and 4 < ends[0][1].skipped < 13
     assert scale_of(ends[0][0].scaler) == scale_of(ends[1][0].scaler)
-
-
-def shared(directory: Path, spoil: Callable[[Trainer], None]) -> tuple[list[float], Any, Any, int]:
-    """Losses, weights, scale and skips of 12 updates of two batches."""
-    trainer = training(directory, accumulate=2, max_updates=12, validate_every=12, interval=4)
-    losses = losses_of(trainer)
-    spoil(trainer)
-    progress = trainer.run()
-    weights = {name: p.tolist() for name, p in trainer.model.named_parameters()}
-    return losses, weights, progress.loss_scale, progress.skipped
-
-
-def spoil(trainer: Trainer) -> None:
-    """The gradient of the last batch of update 5 overflows."""
-
-    def look(gradient: torch.Tensor) -> torch.Tensor:
-        last = trainer.world.rank == trainer.world.size - 1
-        return gradient * math.inf if last and trainer.progress.update == 4 else gradient
-
-    trainer.model.decoder.layers[0].feed_forward.wide.weight.register_hook(look)
-
-
-def test_two_processes_do_what_one_does_and_skip_together(tmp_path):
-    """Only the second one's gradient overflows. Sums in another order round otherwise, by what float16 makes of it."""
-    alone = shared(tmp_path / "one", spoil)
-    first, second = together(2, shared, tmp_path / "two", spoil)
-    assert first == second and first[2:] == alone[2:] == ((2.0**17, 3), 1)
-    torch.testing.assert_close(first[0], alone[0], rtol=2e-3, atol=0)

@@ -1,180 +1,123 @@
-"""A training whose weights, gradients and moments are sharded learns what it learns otherwise."""
+"""Sharding, played by one process that holds all; tests/train/test_shard_processes.py starts several."""
 
-import math
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed.fsdp  # here, so that no process of a test has to load it
+import torch.distributed as dist
+import torch.distributed.fsdp  # here, so that no test pays for it
 from safetensors.torch import load_file
-from torch import nn
 
 from tests.train import toy
-from tests.train.processes import stopped, together, train
-from transduce.data.batch import Batch
-from transduce.experiment.validation import held_out_loss
-from transduce.model.transformer import Transformer
 from transduce.train.config import LoRAConfig, OptimConfig, TrainingConfig
-from transduce.train.distributed import World, world
-from transduce.train.objectives import CrossEntropy, Loss
-from transduce.train.shard import local
+from transduce.train.distributed import World
+from transduce.train.objectives import CrossEntropy
+from transduce.train.shard import ShardedDataParallel, gathered, local, parts_like
 from transduce.train.state import Validation
 
 
-@torch.no_grad()
-def look(model: nn.Module) -> Validation:
-    """The loss on a batch, which the first process has, and steps of decoding; the others compute nothing."""
+class OfOne(ShardedDataParallel):
+    """A group of one, where nobody else decides."""
+
+    def exchange(self, names, numbers, stop):
+        """Without the decisions, which a trainer of one process does not read."""
+        names, numbers = super().exchange(names, numbers, stop)
+        *numbers, stopping, seconds = numbers
+        assert stopping == stop and seconds > 0
+        return names, torch.stack(numbers)
+
+
+@pytest.fixture
+def group_of_one(monkeypatch) -> Iterator[None]:
+    """A real group of processes with a single one, in which a training may be sharded."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(World, "check", lambda self, config: None)
+    monkeypatch.setattr("transduce.train.trainer.ShardedDataParallel", OfOne)
+    yield
+    dist.destroy_process_group()
+
+
+def loss_of(model) -> Validation:
+    """The loss on a batch, with all weights; and steps of decoding."""
     batch = toy.Backwards(letters=7).epoch(0)[0]
-    loss = held_out_loss(model, [batch])
-    if world().first:
-        memory, cache = model.encode(batch.source, batch.source_lengths), model.new_cache()
-        for t in range(4):
-            model.decode(batch.target_in[:, t : t + 1], memory=memory, cache=cache)
+    memory, cache = model.encode(batch.source, batch.source_lengths), model.new_cache()
+    model.decode(batch.target_in[:, :1], memory=memory, cache=cache)
+    assert not any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+    loss = CrossEntropy(model)(batch).total.item()
     return Validation({"loss": loss}, -loss)
 
 
-LOOKING = {"validate": look, "pretrained": True}
-"""A validation before the first update, too."""
+@pytest.mark.usefixtures("group_of_one")
+def test_a_sharded_training_is_the_training_and_goes_on_as_it(tmp_path):
+    """Begun sharded and ended without, and the other way round; the files of checkpoints are alike."""
+    ends = {}
+    for name, shards in (("plain", [False]), ("sharded", [True]), ("one", [True, False]), ("other", [False, True])):
+        for updates, shard in zip((2, 4)[-len(shards) :], shards, strict=True):
+            optim = OptimConfig(peak_rate=1e-2, clip_norm=0.5)
+            config = toy.config(shard=shard, max_updates=updates, validate_every=2, accumulate=2, ema=0.9, optim=optim)
+            objective = CrossEntropy(toy.model().double())
+            training = toy.trainer(tmp_path / name, objective=objective, config=config, validate=loss_of)
+            progress = training.run()
+            assert hasattr(training.model.output, "full_tensor") == shard
+        checkpoint = tmp_path / name / "checkpoints" / "00000004"
+        files = {path.name: load_file(path) for path in checkpoint.glob("*.safetensors")}
+        assert len(files) == 3
+        ends[name] = progress.validations, files
+    (scores, wanted), *others = ends.values()
+    assert len(scores) == 2 and scores[0][1] != scores[1][1]
+    for found, files in others:
+        assert [score for _, score in found] == pytest.approx([score for _, score in scores], rel=1e-9)
+        assert files.keys() == wanted.keys()
+        for name, tensors in wanted.items():
+            assert files[name].keys() == tensors.keys()
+            for key, tensor in tensors.items():
+                torch.testing.assert_close(files[name][key], tensor, rtol=1e-6, atol=1e-9)
 
 
-def check_same(found: list[Any], want: Any) -> None:
-    """All processes have these losses, validations and weights."""
-    for each in found:
-        assert not isinstance(each, str), each
-        assert each.weights == found[0].weights
-        for some, wanted in ((each.losses, want.losses), (each.scores, want.scores)):
-            torch.testing.assert_close(some, wanted, rtol=0, atol=1e-5)
+@pytest.mark.usefixtures("group_of_one")
+def test_the_norm_is_that_of_the_whole_gradient_and_a_limit_of_0_leaves_it(tmp_path):
+    training = toy.trainer(tmp_path, config=toy.config(shard=True))
+    training.objective(toy.Backwards().epoch(0)[0]).total.backward()
+    gradients = [local(parameter.grad) for parameter in training.model.parameters()]
+    before = [gradient.clone() for gradient in gradients]
+    norm = sum(gradient.double().square().sum() for gradient in before).sqrt().item()
+    assert training.parallel.clip(0.0).item() == pytest.approx(norm, rel=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(before, gradients, strict=True))
+    assert training.parallel.clip(norm / 4).item() == pytest.approx(norm, rel=1e-6)
+    for one, other in zip(before, gradients, strict=True):
+        torch.testing.assert_close(other, one / 4)
 
 
-@pytest.mark.parametrize(("size", "updates"), [(2, 7), *(pytest.param(n, 200, marks=pytest.mark.long) for n in (2, 3))])
-def test_sharded_losses_and_validations_are_those_of_one_process(tmp_path, size, updates):
-    """Three batches make an update, the last one of an epoch has one: then a process runs one that counts zero."""
-    assert len(toy.Backwards(n=80, tokens_per_batch=64).epoch(0)) % 3 == 1
-    settings = {"max_updates": updates, "validate_every": updates // 3, "ema": 0.9, "parts": LOOKING}
-    want = train(tmp_path / "one", **settings)
-    assert len(want.losses) == updates and len(want.scores) == 5
-    check_same(together(size, train, tmp_path / "shards", shard=True, **settings), want)
-    one, shards = (tensors(tmp_path / name, updates) for name in ("one", "shards"))
-    assert len(one) == 3 and one.keys() == shards.keys()
-    for name, file in one.items():  # whole, in the same files, by the same names
-        assert [(n, t.shape, t.dtype) for n, t in file.items()] == [
-            (n, t.shape, t.dtype) for n, t in shards[name].items()
-        ]
-    average = one["ema.safetensors"]["output"]
-    torch.testing.assert_close(shards["ema.safetensors"]["output"], average, rtol=0, atol=1e-5)
-    assert not torch.allclose(one["model.safetensors"]["output"], average, rtol=0, atol=1e-5)
+@pytest.mark.usefixtures("group_of_one")
+def test_what_is_not_sharded_or_not_wanted_stays_out(tmp_path):
+    model = toy.trainer(tmp_path, config=toy.config(shard=True)).model
+    plain = toy.weights(toy.model())
+    weights = dict(model.named_parameters())
+    assert gathered(weights, keep=False) == {} and toy.same(gathered(weights), plain)
+    own = torch.ones(2)
+    assert gathered({"own": own})["own"] is own and local(own) is own
+    parts = parts_like(
+        weights, {**plain, "other": own, "output": plain["output"][:-1]}
+    )  # another shape is an error later
+    assert parts["other"] is own and parts["output"].shape == plain["output"][:-1].shape
+    name = "decoder.layers.0.feed_forward.wide.weight"
+    assert hasattr(parts[name], "full_tensor") and torch.equal(parts[name].full_tensor(), plain[name])
 
 
-def tensors(directory: Path, update: int) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors of a checkpoint, by file."""
-    return {path.name: load_file(path) for path in (directory / f"checkpoints/{update:08d}").glob("*.safetensors")}
-
-
-def experts() -> Transformer:
-    """Layers with a router, whose balance is in the loss."""
-    torch.manual_seed(0)
-    return Transformer(replace(toy.model(dropout=0.3).config, n_experts=3, experts_per_token=1, balance_weight=1.0))
-
-
-def recomputing() -> Transformer:
-    """Layers that compute once more in the backward pass."""
-    torch.manual_seed(0)
-    return Transformer(replace(toy.model(dropout=0.3).config, recompute=True, tie="none"))
-
-
-@pytest.mark.parametrize(
-    "settings", [{"model": experts}, {"model": recomputing, "freeze": ("encoder",), "precision": "bf16"}]
-)
-def test_other_models_and_settings_too(tmp_path, settings):
-    settings = {"max_updates": 3, "validate_every": 2, "parts": LOOKING, **settings}
-    want = train(tmp_path / "one", **settings)
-    check_same(together(2, train, tmp_path / "two", shard=True, **settings), want)
-
-
-def test_a_run_goes_on_in_other_processes_sharded_or_not(tmp_path):
-    """Two sharded, one, three sharded, which end with the losses of one; a stop is heard an update later."""
-    settings = {"max_updates": 9, "validate_every": 5, "ema": 0.9}
-    want = train(tmp_path / "one", **settings).losses
-    for size, at in ((2, 3), (1, 6)):
-        told = together(size, stopped, tmp_path / "run", at, shard=size > 1, **settings)
-        assert all(each.startswith("KeyboardInterrupt") for each in told), told
-    assert (tmp_path / "run/checkpoints/00000006/optimizer.safetensors").is_file()
-    for found in together(3, train, tmp_path / "run", shard=True, **settings):
-        torch.testing.assert_close(found.losses, want[6:], rtol=0, atol=1e-5)
-
-
-class OneBad(CrossEntropy):
-    """In the third update, of one of the second process's two batches, the gradient alone is not finite."""
-
-    calls = 0
-
-    def forward(self, batch: Batch) -> Loss:
-        """Nats, summed."""
-        self.calls += 1
-        loss = super().forward(batch)
-        if self.calls == 5 and world().rank == 1:
-            loss.total.register_hook(lambda gradient: gradient * math.nan)
-        return loss
-
-
-def test_a_gradient_that_is_not_finite_in_one_process_skips_the_update_in_all(tmp_path):
-    updates = together(2, skipping, tmp_path)
-    assert updates == [[True, True, False, True]] * 2
-
-
-def skipping(directory: Path) -> list[bool]:
-    """Of each update, whether it changed the weights of this process."""
-    trainer = toy.trainer(
-        directory,
-        objective=OneBad(toy.model()),
-        data=toy.Backwards(tokens_per_batch=64),
-        config=toy.config(accumulate=4, max_updates=4, shard=True),
-    )
-    changed: list[bool] = []
-    update = trainer._update
-
-    def watched(*args: Any, **more: Any) -> None:
-        before = [local(p).clone() for p in trainer.model.parameters()]
-        update(*args, **more)
-        changed.append(
-            any(not torch.equal(a, local(b)) for a, b in zip(before, trainer.model.parameters(), strict=True))
+def test_where_others_have_one_batch_more_the_first_counts_zero():
+    """All processes run equally many passes."""
+    shares = []
+    for rank in range(3):
+        parallel = object.__new__(ShardedDataParallel)
+        parallel.world = World(rank, 3)
+        shares.append(
+            [list(parallel.share(group)) for group in (range(5, 8), range(8, 12), range(12, 14), range(14, 15))]
         )
-
-    trainer._update = watched  # type: ignore[method-assign]
-    trainer.run()
-    return changed
-
-
-def test_a_process_holds_its_part_of_weights_gradients_and_moments(tmp_path):
-    whole = sum(p.numel() for p in toy.model(d_model=48).parameters())
-    for held in together(3, holding, tmp_path):
-        assert sorted(held) == ["gradients", "moments", "weights"]
-        for name, n_bytes in held.items():  # all sizes are multiples of three
-            assert 3 * n_bytes == 4 * whole * (2 if name == "moments" else 1)
-
-
-def holding(directory: Path) -> dict[str, int]:
-    """How many bytes this process holds when it is about to step."""
-    trainer = toy.trainer(
-        directory,
-        objective=CrossEntropy(toy.model(d_model=48)),
-        config=toy.config(accumulate=3, max_updates=2, shard=True),
-    )
-    held, clip = {}, trainer.parallel.clip
-
-    def watched(limit: float) -> torch.Tensor:
-        weights = list(trainer.model.parameters())
-        moments = [m for state in trainer.optimizer.state.values() for m in state.values() if m.dim()]
-        for name, some in (("weights", weights), ("gradients", [p.grad for p in weights]), ("moments", moments)):
-            storages = {part.data_ptr(): part.nbytes() for part in (local(t).untyped_storage() for t in some)}
-            held[name] = sum(storages.values())
-        return clip(limit)
-
-    trainer.parallel.clip = watched  # type: ignore[method-assign]
-    trainer.run()
-    return held
+    assert shares == [
+        [[5], [8, 11], [12], [14]],
+        [[6], [9, 8], [13], [14]],
+        [[7], [10, 8], [12], [14]],
+    ]
 
 
 @pytest.mark.parametrize(
