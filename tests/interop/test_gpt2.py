@@ -186,7 +186,7 @@ PROMPTS = [
 
 @pytest.mark.parametrize(
     ("beam_size", "n"),
-    [(1, 12), (4, 12), *(pytest.param(size, 50, marks=pytest.mark.long) for size in (1, 4))],
+    [(1, 12), (4, 4), *(pytest.param(size, 50, marks=pytest.mark.long) for size in (1, 4))],
 )
 def test_prompts_go_on_as_in_generate(run, beam_size, n):
     theirs, directory = run
@@ -201,8 +201,9 @@ def test_prompts_go_on_as_in_generate(run, beam_size, n):
             early_stopping=False, max_new_tokens=14, pad_token_id=0,
         )  # fmt: skip
         assert got.tokens + [0] * got.finished == output[0, ids.size(1) :].tolist(), prompt
-    assert len({len(text.tokens) for (text,) in found if text.finished}) >= 3
-    assert len({len(generator.encode(prompt)) for prompt in PROMPTS[:n]}) > 5
+    if n == 50:  # of all lengths
+        assert len({len(text.tokens) for (text,) in found if text.finished}) > 3
+        assert len({len(generator.encode(prompt)) for prompt in PROMPTS}) > 5
 
 
 @pytest.mark.parametrize("stride", [64, 17, 1])

@@ -216,7 +216,7 @@ def test_logits_are_those_of_transformers(rival):
         assert found.abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("beam_size", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_transcribe_writes_what_generate_writes(rival, capsys, beam_size):
     how = {"num_beams": beam_size, "length_penalty": 0.0} if beam_size > 1 else {}
     want = [rival.generate(read(path), **how) for path in rival.sounds]

@@ -2,14 +2,16 @@
 
 import json
 import math
+import os
 import random
 import re
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from sacrebleu.sacrebleu import main as sacrebleu_command
 
 from transduce.score.bleu import bleu, bleu_lowercase, chrf, ter
 from transduce.score.score import Score
@@ -110,6 +112,7 @@ def test_case_counts_unless_lowercase(measure):
     assert bleu_lowercase(hypotheses, references).value == pytest.approx(100)
 
 
+@pytest.mark.filterwarnings("ignore:.*unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")  # sacrebleu's
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize(
     ("measure", "name", "switch"),
@@ -117,15 +120,22 @@ def test_case_counts_unless_lowercase(measure):
     ids=["bleu", "chrf", "ter"],
 )
 def test_score_interval_and_signature_are_those_of_the_sacrebleu_command(
-    tmp_path, references, measure, name, switch, lowercase
+    tmp_path, monkeypatch, references, measure, name, switch, lowercase
 ):
     hypotheses = [line.replace("a", "A") for line in system(references, 0.2, seed=1)]
     second = system(references, 0.1, seed=2)
     for file, lines in (("hyp", hypotheses), ("ref1", references), ("ref2", second)):
         (tmp_path / file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     options = ["-m", name, "-w", "6", "-f", "json", "--confidence"] + [switch] * (lowercase != (name == "ter"))
-    command = [sys.executable, "-m", "sacrebleu", "ref1", "ref2", "-i", "hyp", *options]
-    said = json.loads(subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout)
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", ["sacrebleu", "ref1", "ref2", "-i", "hyp", *options])
+        for stream, file in (("stdin", "hyp"), ("stdout", "said")):  # which it opens anew
+            patch.setattr(sys, stream, SimpleNamespace(fileno=lambda file=file: os.open(file, os.O_RDWR | os.O_CREAT)))
+        sacrebleu_command()
+        sys.stdin.close()
+        sys.stdout.close()
+    said = json.loads((tmp_path / "said").read_text())
     score = replace(measure, lowercase=lowercase)(hypotheses, references, second)
     assert score.name == said["name"]
     assert score.signature == said["signature"]

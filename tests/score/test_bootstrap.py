@@ -18,7 +18,9 @@ def test_sums_are_those_of_the_drawn_lines():
     np.testing.assert_allclose(resampled_sums(statistics, 17, 5), want, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("measure", [bleu, chrf, ter, wer, cer])
+@pytest.mark.parametrize(
+    "measure", [bleu, wer, *(pytest.param(measure, marks=pytest.mark.long) for measure in (chrf, ter, cer))]
+)
 def test_memory_does_not_grow_with_lines_times_draws(measure):
     """1,000 draws of 1,500 lines are 12 MB as indices, and with ten statistics of each line 60 MB."""
     rng = random.Random(1)
