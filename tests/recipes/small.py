@@ -72,7 +72,7 @@ def transcriber(run: Path | None, folder: Path, /, **fields) -> speech_to_text.E
         "corpus": Manifests(data=folder, valid=Path("valid.tsv")),
         "features": FEATURES,
         "augmentation": Augmentation(n_time_masks=1, n_frequency_masks=1, frequency_mask_width=4),
-        "cache": folder.parent / "features",
+        "cache": folder.parent / "recipes-features",
         "workers": 0,
         "vocab_size": 290,
         "frames_per_batch": 300,
@@ -96,9 +96,7 @@ def generator(run: Path, data: Path, /, **fields) -> language_model.Experiment:
     given = {
         "corpus": OneText(data=data, valid_share=0.3),
         "batch_size": 4,
-        "model": replace(
-            language_model.COMMANDS.model, d_model=16, d_ff=32, n_heads=2, max_positions=11, dropout=0.2
-        ),
+        "model": replace(language_model.COMMANDS.model, d_model=16, d_ff=32, n_heads=2, max_positions=11, dropout=0.2),
         "training": replace(setting.training, max_updates=2, validate_every=1),
         "generation": td.GenerationConfig(max_length=7),
         "device": "cpu",

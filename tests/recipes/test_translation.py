@@ -254,7 +254,11 @@ def test_another_run_teaches(translation_run, parallel_text, tmp_path, untrained
     assert parts["distillation"] > 1e-6
     assert parts["loss"] == pytest.approx((parts["cross_entropy"] + parts["distillation"]) / 2, rel=1e-4)
     for wrong, changes, message in (
-        (teacher, {"tokenizer": (), "vocab_size": 310}, "has other source tokens; train with --tokenizer and its tokenizer file"),
+        (
+            teacher,
+            {"tokenizer": (), "vocab_size": 310},
+            "has other source tokens; train with --tokenizer and its tokenizer file",
+        ),
         (tmp_path / "none", {}, "training.teachers: .*none does not exist"),
     ):
         y = replace(x, run=tmp_path / "other", **changes)

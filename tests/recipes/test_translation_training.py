@@ -28,9 +28,7 @@ def test_a_corpus_that_memory_need_not_hold_trains_and_goes_on_the_same_way(para
         small(tmp_path / name, parallel_text, cache=tmp_path / "cache", tokens_per_batch=1024)
         for name in ("straight", "cut")
     )
-    straight, cut = (
-        replace(x, training=replace(x.training, max_updates=6, validate_every=5)) for x in (straight, cut)
-    )
+    straight, cut = (replace(x, training=replace(x.training, max_updates=6, validate_every=5)) for x in (straight, cut))
     scores = run(straight)
     update = Trainer._update
 
