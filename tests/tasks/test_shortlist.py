@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 import transduce as td
-from tests.runs import ENGLISH, GERMAN, random_run
+from tests.runs import ENGLISH, GERMAN, LITTLE, random_run
 from transduce.cli.main import main
 from transduce.decode.shortlist import Shortlist
 from transduce.tasks.shortlist import FILE, learn_shortlist, save_shortlist
@@ -14,9 +14,9 @@ LINES = [*sorted({*ENGLISH}), "Open the photos.", "Did Anna delete the list?"]
 SEARCH = {"beam_size": 4, "length_ratio": 0.5, "length_extra": 4, "split_length": 0}
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return random_run(tmp_path_factory.mktemp("run"))
+@pytest.fixture
+def run(text_run):
+    return text_run
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_neighbours_change_nothing(translator):
 
 
 def test_the_command_line_makes_it_and_uses_it(tmp_path, capsys):
-    run = random_run(tmp_path / "run")
+    run = random_run(tmp_path / "run", model=LITTLE)
     source, target = tmp_path / "a.en", tmp_path / "a.de"
     source.write_text("".join(f"{line}\n" for line in ENGLISH))
     target.write_text("".join(f"{line}\n" for line in GERMAN))
@@ -112,7 +112,7 @@ def test_what_it_does_not_go_with_is_refused(translator, wrong):
 
 
 def test_a_table_of_another_run_is_refused(run, tmp_path):
-    own = random_run(tmp_path)
+    own = random_run(tmp_path, model=LITTLE)
     save_shortlist(own, everything(td.load_translator(run)))
     assert isinstance(td.load_translator(own).shortlist, Shortlist)
     size = 330

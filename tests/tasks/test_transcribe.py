@@ -44,20 +44,18 @@ def recordings(tmp_path_factory):
     "decoding", [SHORT, replace(SHORT, beam_size=1), replace(SHORT, ctc_weight=0.3)], ids=["beam", "greedy", "ctc"]
 )
 def test_batch_size_order_and_neighbours_change_no_transcript(transcriber, recordings, decoding):
-    frames = [transcriber.feature_extractor(read_audio(r.audio, RATE)) for r in recordings[:6]]
+    frames = [transcriber.feature_extractor(read_audio(r.audio, RATE)) for r in recordings[:4]]
     frames.append(
         transcriber.feature_extractor(torch.from_numpy(np.tile(sound("red blue"), 5)).float())
     )  # a long neighbour
     alone = [transcriber.decode([each], decoding)[0] for each in frames]
-    assert len({outputs[0].text for outputs in alone}) > 3  # it does depend on the sound
+    assert len({outputs[0].text for outputs in alone}) > 2  # it does depend on the sound
     order = random.Random(5).sample(range(len(frames)), len(frames))
-    for batch_tokens in (60, 100_000):
-        several = replace(decoding, batch_tokens=batch_tokens)
-        for rows in (range(len(frames)), order):
-            together = transcriber.decode([frames[i] for i in rows], several)
-            for row, outputs in zip(rows, together, strict=True):
-                assert [o.text for o in outputs] == [o.text for o in alone[row]]
-                assert outputs[0].score == pytest.approx(alone[row][0].score, abs=1e-5)
+    for batch_tokens, rows in ((60, range(len(frames))), (60, order), (100_000, order)):
+        together = transcriber.decode([frames[i] for i in rows], replace(decoding, batch_tokens=batch_tokens))
+        for row, outputs in zip(rows, together, strict=True):
+            assert [o.text for o in outputs] == [o.text for o in alone[row]]
+            assert outputs[0].score == pytest.approx(alone[row][0].score, abs=1e-5)
 
 
 def test_greedy_takes_the_likeliest_token_of_the_whole_model_each_time(transcriber, recordings):
