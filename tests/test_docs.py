@@ -13,7 +13,8 @@ import transduce as td
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.long
+@pytest.mark.process
+@pytest.mark.train
 def test_your_own_experiment_trains_scores_and_is_loaded(tmp_path):
     page = (ROOT / "docs" / "your_own_experiment.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)

@@ -9,8 +9,6 @@ import pytest
 from scripts.build_docs import TUTORIALS, Cell, command_help, make_site, module_page, read_cells, run, write_pages
 
 DOCS = Path(__file__).parents[1] / "docs"
-QUICK = ("2_",)
-"""Tutorials that take less than two seconds."""
 PAGE = """\
 # %% [markdown]
 # # Squares
@@ -40,11 +38,16 @@ def line(numbers):
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=() if path.name.startswith(QUICK) else pytest.mark.long)
+        pytest.param(
+            path, id=f"{path.parent.name}/{path.stem}", marks=pytest.mark.nightly if path.parent.name == "ko" else ()
+        )
         for path in sorted(DOCS.glob(TUTORIALS))
     ],
 )
+@pytest.mark.train
+@pytest.mark.long
 def test_every_tutorial_runs_and_what_it_asserts_holds(path, tmp_path):
+    """The Korean ones have the code of the English ones, as tests/docs/test_korean.py sees."""
     run(path, tmp_path / "page.md")
     assert (tmp_path / "page.md").read_text().startswith("# ")
 
@@ -104,6 +107,15 @@ def test_a_page_has_what_the_cells_print_and_draw(docs, tmp_path):
     assert Path.cwd() == here
 
 
+def test_a_translation_runs_the_code_of_the_original(docs, tmp_path):
+    path = docs / "tutorials" / "ko" / "1_squares.py"
+    path.parent.mkdir()
+    path.write_text("# %% [markdown]\n# # 제곱\n\n# %% [code 1]\n\n# %% [code 2]\n")
+    run(path, tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert page.startswith("# 제곱\n") and "[0, 1, 4, 9]" in page and (tmp_path / "page_3_1.png").exists()
+
+
 def test_an_error_in_a_tutorial_names_its_line(docs, tmp_path):
     path = docs / "tutorials" / "1_squares.py"
     path.write_text(PAGE.replace("print(squares", "assert not any(squares"))
@@ -113,6 +125,8 @@ def test_an_error_in_a_tutorial_names_its_line(docs, tmp_path):
     assert (last.filename, last.lineno) == (str(path), 11)
 
 
+@pytest.mark.process
+@pytest.mark.long
 def test_a_site_is_built_without_the_network(docs, tmp_path):
     pytest.importorskip("furo")
     source, out = tmp_path / "source", tmp_path / "site"
@@ -129,6 +143,7 @@ def test_a_site_is_built_without_the_network(docs, tmp_path):
     assert 'src="http' not in page and '<link href="http' not in page
 
 
+@pytest.mark.process
 @pytest.mark.long
 @pytest.mark.parametrize("link", ["[gone](gone.md)", "[part](more.md#gone)"])
 def test_a_broken_link_is_an_error(link, docs, tmp_path, capfd):

@@ -43,7 +43,9 @@ def test_a_benchmark_runs(command, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", HELP)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name.startswith("bench_") else ()) for name in HELP]
+)
 def test_help_says_how_to_call_a_script(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as stop:

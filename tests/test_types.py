@@ -62,6 +62,7 @@ def python(request, tmp_path_factory):
     return folder / "venv" / "bin" / "python"
 
 
+@pytest.mark.process
 @pytest.mark.long
 @pytest.mark.parametrize(
     "checker", ["mypy --ignore-missing-imports --python-executable", "basedpyright --level error --pythonpath"]
@@ -75,6 +76,7 @@ def test_a_type_checker_knows_what_is_loaded(python, checker):
     assert [int(line.split("example.py:")[1].split(":")[0]) for line in errors] == WRONG, done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.long
 def test_the_recipes_run_from_an_installation(python, tmp_path):
     """Their help alone, as the environment has no libraries but those of this one; the server's page is there, too."""

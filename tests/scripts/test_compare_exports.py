@@ -13,6 +13,7 @@ from tests.runs import ENGLISH, LITTLE, random_run
 SCRIPT = Path(__file__).parents[2] / "scripts" / "compare_exports.py"
 
 
+@pytest.mark.process
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["translation", "language"])
 def test_outputs_are_the_same_elsewhere(tmp_path, kind):

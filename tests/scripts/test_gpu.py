@@ -15,6 +15,7 @@ from scripts import turns
 from transduce.experiment.command import choose
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.process
 RECIPES = {"language_model.py": language_model, "speech_to_text.py": speech_to_text, "translation.py": translation}
 
 PYTHON = """#!/usr/bin/env bash

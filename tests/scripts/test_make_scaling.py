@@ -13,7 +13,11 @@ from transduce.model.transformer import Transformer
 from transduce.train import distributed
 from transduce.train.flops import flops_per_token
 
-GPT2 = [job for job in jobs() if job.config.encoder is None]
+GPT2 = [
+    pytest.param(job, marks=pytest.mark.long if " 1.5B" in job.name else ())
+    for job in jobs()
+    if job.config.encoder is None
+]
 
 
 @pytest.mark.parametrize("job", GPT2, ids=lambda job: job.name)
@@ -44,6 +48,7 @@ def exchanged(directory: Path) -> tuple[int, int]:
     return max(found), sum(p.numel() for p in trainer.model.parameters())
 
 
+@pytest.mark.process
 def test_an_exchange_has_so_many_numbers_beside_the_gradient(tmp_path):
     for numbers, parameters in together(2, exchanged, tmp_path):
         assert numbers == parameters + EXTRA

