@@ -47,33 +47,34 @@ def written_out(query, key, value, lengths, causal, window=None):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [None, (23, 11)], ids=["no lengths", "lengths"])
-@pytest.mark.parametrize("n_queries", [1, 3, 7, 17, 19, 23])
+@pytest.mark.parametrize("n_queries", [1, 3, 16, 17, 23])
 def test_attention_is_the_formula_written_out(n_queries, lengths, causal, rng):
     """Two rows, three heads of width 5, 23 keys; few queries and many, which take different ways on a CPU."""
     query, key, value = (randn(rng, 2, 3, steps, 5) for steps in (n_queries, 23, 23))
     lengths = None if lengths is None else torch.tensor(lengths)
-    got = attend(query, key, value, key_lengths=lengths, causal=causal)
-    torch.testing.assert_close(got, written_out(query, key, value, lengths, causal), rtol=0, atol=1e-12)
+    want = written_out(query, key, value, lengths, causal)
+    for gradient in (False, True):
+        with torch.set_grad_enabled(gradient):
+            got = attend(query, key, value, key_lengths=lengths, causal=causal)
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("kv_heads", "window", "lengths"),
     [(2, None, None), (1, None, (23, 11)), (6, 5, None), (2, 5, (23, 21)), (1, 29, None)],
 )
-@pytest.mark.parametrize("n_queries", [1, 7, 19, 23])
-def test_shared_keys_and_windows_are_the_formula_written_out(
-    n_queries, kv_heads, window, lengths, causal, gradient, rng
-):
+def test_shared_keys_and_windows_are_the_formula_written_out(kv_heads, window, lengths, causal, rng):
     """Six heads of queries over two, one or six of keys; with a gradient all go through PyTorch's kernel."""
-    query = randn(rng, 2, 6, n_queries, 5)
-    key, value = (randn(rng, 2, kv_heads, 23, 5) for _ in range(2))
     lengths = None if lengths is None else torch.tensor(lengths)
-    with torch.set_grad_enabled(gradient):
-        got = attend(query, key, value, key_lengths=lengths, causal=causal, window=window)
-    want = written_out(query, key, value, lengths, causal, window)
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    for n_queries in (1, 7, 19, 23):
+        query = randn(rng, 2, 6, n_queries, 3)
+        key, value = (randn(rng, 2, kv_heads, 23, 3) for _ in range(2))
+        want = written_out(query, key, value, lengths, causal, window)
+        for gradient in (False, True):
+            with torch.set_grad_enabled(gradient):
+                got = attend(query, key, value, key_lengths=lengths, causal=causal, window=window)
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-12, msg=lambda m, n=n_queries: f"{n} queries: {m}")
 
 
 @pytest.mark.parametrize("n_queries", [7, 19])

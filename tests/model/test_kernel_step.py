@@ -1,5 +1,7 @@
 """Stacks in C++ compute what the layers compute, whatever is asked of them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 
@@ -8,7 +10,7 @@ import torch
 
 from tests import contract
 from tests.kernels import needs_cpp
-from tests.model.test_contract import CASES
+from tests.model.test_contract import CASES, CHOSEN
 from transduce.model.config import Tokens
 from transduce.model.kernel_step import KernelEncoder, KernelStep
 from transduce.model.packed import pack
@@ -18,6 +20,13 @@ pytestmark = needs_cpp
 
 FIT = {name: config for name, config in CASES.items() if KernelStep.fits(config, config.decoder)}
 HEARD = {name: config for name, config in CASES.items() if KernelEncoder.fits(config, config.encoder)}
+BEAMED = [
+    "tokens-tokens-post-sinusoidal", "tokens-tokens-rotary", "decoder-pre-none", "decoder-rotary-bands",
+    "stacked-frames-tokens-pre-none", "tokens-tokens-odd-width",
+]  # fmt: skip
+
+some_fit = pytest.mark.parametrize("name", [name for name in CHOSEN if name in FIT])
+some_heard = pytest.mark.parametrize("name", [name for name in CHOSEN if name in HEARD])
 BEAMS = 5
 
 
@@ -48,25 +57,47 @@ def single(memory):
     return None if memory is None else Memory(memory.states.float(), memory.lengths)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("config", FIT.values(), ids=FIT.keys())
-def test_a_position_is_that_of_the_whole(config, threads, rng):
-    plain, packed = both(config, rng)
-    example = contract.random_example(config, rng, rows=9)  # two threads take four rows each and more
-    memory, before = example.memory(plain), torch.get_num_threads()
-    want = plain(source=example.source, source_lengths=example.source_lengths, target_in=example.target)
-    torch.set_num_threads(threads)
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
     try:
-        with torch.inference_mode():
-            for pieces in ((1,) * contract.TARGET, (5, 1, 11, 2), (18, 1)):
-                near(contract.in_pieces(packed, example.target, single(memory), pieces), want)
+        yield
     finally:
         torch.set_num_threads(before)
-    assert packed.step.taken == contract.TARGET + 2
 
 
-@pytest.mark.parametrize("config", FIT.values(), ids=FIT.keys())
-def test_beams_that_change_places(config, rng):
+def a_position_is_that_of_the_whole(config, rng, pieces=((1,) * contract.TARGET, (5, 1, 11, 2), (18, 1))):
+    plain, packed = both(config, rng)
+    example = contract.random_example(config, rng, rows=9)  # two threads take four rows each and more
+    memory = example.memory(plain)
+    want = plain(source=example.source, source_lengths=example.source_lengths, target_in=example.target)
+    with torch.inference_mode():
+        for each in pieces:
+            near(contract.in_pieces(packed, example.target, single(memory), each), want)
+    assert packed.step.taken == sum(length == 1 for each in pieces for length in each)
+
+
+@some_fit
+def test_a_position_is_that_of_the_whole(name, rng):
+    with threads(1):
+        a_position_is_that_of_the_whole(CASES[name], rng)
+
+
+@pytest.mark.parametrize("name", ["tokens-tokens-post-sinusoidal", "decoder-rotary"])
+def test_two_threads_share_the_rows(name, rng):
+    with threads(2):
+        a_position_is_that_of_the_whole(CASES[name], rng, pieces=((1, 1, contract.TARGET - 2),))
+        if name in HEARD:
+            an_encoder_is_that_of_the_layers(CASES[name], rng)
+
+
+@pytest.mark.parametrize("name", BEAMED)
+def test_beams_that_change_places(name, rng):
+    beams_that_change_places(CASES[name], rng)
+
+
+def beams_that_change_places(config, rng):
     """Rows multiply, change places and leave, sentences too: the same as decoding each row's tokens alone."""
     plain, packed = both(config, rng)
     example = contract.random_example(config, rng)
@@ -93,25 +124,40 @@ def test_beams_that_change_places(config, rng):
     assert packed.step.taken == contract.TARGET
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("config", HEARD.values(), ids=HEARD.keys())
-def test_an_encoder_is_that_of_the_layers(config, threads, rng):
+def an_encoder_is_that_of_the_layers(config, rng):
     plain, packed = both(config, rng)
     assert isinstance(packed.whole, KernelEncoder)
-    example, before = contract.random_example(config, rng, rows=9), torch.get_num_threads()
+    example = contract.random_example(config, rng, rows=9)
     source = example.source.float() if example.source.is_floating_point() else example.source
-    torch.set_num_threads(threads)
-    try:
-        with torch.inference_mode():
-            for lengths in (example.source_lengths, None):
-                want, got = plain.encode(example.source, lengths), packed.encode(source, lengths)
-                assert (got.lengths is None) == (lengths is None)
-                n_positions = [want.states.size(1)] * 9 if lengths is None else want.lengths.tolist()
-                for row, n in enumerate(n_positions):
-                    near(got.states[row, :n], want.states[row, :n])
-                    assert not got.states[row, n:].any()
-    finally:
-        torch.set_num_threads(before)
+    with torch.inference_mode():
+        for lengths in (example.source_lengths, None):
+            want, got = plain.encode(example.source, lengths), packed.encode(source, lengths)
+            assert (got.lengths is None) == (lengths is None)
+            n_positions = [want.states.size(1)] * 9 if lengths is None else want.lengths.tolist()
+            for row, n in enumerate(n_positions):
+                near(got.states[row, :n], want.states[row, :n])
+                assert not got.states[row, n:].any()
+
+
+@some_heard
+def test_an_encoder_is_that_of_the_layers(name, rng):
+    with threads(1):
+        an_encoder_is_that_of_the_layers(CASES[name], rng)
+
+
+@pytest.mark.long
+def test_every_other_model_too_on_one_thread_and_on_two(rng):
+    for n_threads in (1, 2):
+        with threads(n_threads):
+            for name, config in CASES.items():
+                print(name, n_threads)
+                if name in FIT:
+                    pieces = ((1,) * contract.TARGET, (5, 1, 11, 2), (18, 1))[: 3 if n_threads == 1 else 1]
+                    a_position_is_that_of_the_whole(config, rng, pieces)
+                    if n_threads == 1:
+                        beams_that_change_places(config, rng)
+                if name in HEARD:
+                    an_encoder_is_that_of_the_layers(config, rng)
 
 
 @pytest.mark.parametrize("int8", [False, True])
@@ -142,9 +188,13 @@ def test_it_is_there_for_some_and_not_for_all():
     assert {config.attention for config in FIT.values()} == {"softmax"}
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize(
+    ("activation", "gated", "norm"),
+    [
+        *[("relu", False, "layer"), ("gelu", False, "rms"), ("gelu_tanh", False, "layer"), ("silu", False, "rms")],
+        *[("relu", True, "rms"), ("gelu", True, "layer"), ("gelu_tanh", True, "rms"), ("silu", True, "layer")],
+    ],
+)
 def test_every_activation_and_norm(activation, gated, norm, rng):
     config = next(config for config in FIT.values() if config.encoder and isinstance(config.encoder.input, Tokens))
     plain, packed = both(replace(config, activation=activation, gated=gated, norm=norm), rng)

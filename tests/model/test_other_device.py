@@ -12,16 +12,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.contract import TARGET, in_pieces, random_example
 from tests.model.test_contract import CASES
+from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.loss import projected_cross_entropy
 
-# not experts: which of them is whose is known to numbers alone
+# those that make tables, angles, masks and sums; not experts: which of them is whose is known to numbers alone
 FAKE = [
-    "tokens-tokens-post-sinusoidal", "frames-tokens-pre-learned", "stacked-frames-tokens-post-none", "encoder-tie-all",
-    "tokens-tokens-rotary", "tokens-tokens-grouped-window", "decoder-window", "frames-tokens-qk-norm",
-    "frames-tokens-projected-ctc", "decoder-linear",
+    "tokens-tokens-post-sinusoidal", "stacked-frames-tokens-pre-learned", "tokens-tokens-rotary",
+    "decoder-grouped-window", "decoder-linear", "encoder-tie-all",
 ]  # fmt: skip
 GPU = torch.device("cuda:0")
+
+
+def one_layer(config: TransformerConfig) -> TransformerConfig:
+    stacks = {half: getattr(config, half) for half in ("encoder", "decoder")}
+    return replace(config, **{half: stack and replace(stack, n_layers=1) for half, stack in stacks.items()})
 
 
 def on_gpu(value: Tensor | None) -> Tensor | None:
@@ -32,7 +37,7 @@ def on_gpu(value: Tensor | None) -> Tensor | None:
 
 @pytest.mark.parametrize("name", FAKE)
 def test_whole_and_step_by_step(name):
-    config = CASES[name]
+    config = one_layer(CASES[name])
     with FakeTensorMode():
         with GPU:
             model = Transformer(config).eval()
@@ -44,7 +49,7 @@ def test_whole_and_step_by_step(name):
             return
         memory = example.memory(model)
         with torch.no_grad():
-            assert in_pieces(model, example.target, memory, (3, *(1,) * (TARGET - 3))).device == GPU
+            assert in_pieces(model, example.target, memory, (3, 1, TARGET - 4)).device == GPU
         states = model.decoder_states(example.target, memory=memory)
         loss = projected_cross_entropy(states, model.output, example.target, label_smoothing=0.1)
         assert loss.device == GPU
@@ -53,7 +58,7 @@ def test_whole_and_step_by_step(name):
 def test_rows_that_go_on_stay_where_they_are():
     with FakeTensorMode():
         with GPU:
-            model = Transformer(CASES["tokens-tokens-rotary"]).eval()
+            model = Transformer(one_layer(CASES["tokens-tokens-rotary"])).eval()
             source, target, rows = torch.ones(3, 7).long(), torch.ones(3, 4).long(), torch.tensor([2, 0, 1, 1])
             memory, cache = model.encode(source, torch.tensor([7, 5, 2])), model.new_cache()
             sentences = torch.tensor([1, 0])

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import transduce as td
-from tests.contract import output_lengths, random_example, random_model
+from tests.contract import Example, output_lengths, random_example, random_model
 from tests.kernels import needs_cpp
-from tests.model.test_contract import CASES, every
+from tests.model.test_contract import CASES
 from tests.runs import random_run
 from transduce.model import packed as packing
 from transduce.model.config import TransformerConfig
@@ -18,6 +18,13 @@ from transduce.model.packed import SMALLEST, Int8Weight, PackedLinear, can_pack,
 from transduce.model.transformer import Transformer
 
 CPU = torch.device("cpu")
+SOME = [
+    "tokens-tokens-post-sinusoidal", "tokens-tokens-grouped-queries", "tokens-tokens-no-bias", "tokens-tokens-bart",
+    "tokens-tokens-experts", "tokens-tokens-tie-none", "tokens-tokens-everything", "frames-tokens-projected-ctc",
+    "frames-tokens-self-conditioned-pre", "frames-tokens-conv2d-2-2", "frames-tokens-conformer-wide",
+    "stacked-frames-tokens-pre-none", "decoder-linear", "decoder-gelu_tanh", "encoder-tie-none", "encoder-everything",
+]  # fmt: skip
+"""Every kind of weight, and every layer that has one."""
 needs_kernels = pytest.mark.skipif(not can_pack(CPU, torch.float32), reason="needs PyTorch with oneDNN")
 needs_int8 = pytest.mark.skipif(not can_pack(CPU, torch.int8), reason="needs PyTorch with oneDNN's int8 kernels")
 
@@ -49,15 +56,15 @@ def packed_maps(model: torch.nn.Module) -> int:
     return sum(isinstance(module, PackedLinear) for module in model.modules())
 
 
-@needs_kernels
-@every
-@pytest.mark.usefixtures("either")
-def test_it_gives_the_plain_models_logits(config, rng):
+def single(example: Example) -> Example:
+    frames = example.source is not None and example.source.is_floating_point()
+    return replace(example, source=example.source.float()) if frames else example
+
+
+def it_gives_the_plain_models_logits(config: TransformerConfig, rng: torch.Generator) -> None:
     plain, packed = both(config, rng, torch.float32)
     assert packed_maps(packed) and not any(type(module) is torch.nn.Linear for module in packed.modules())
-    example = random_example(config, rng)
-    if example.source is not None and example.source.is_floating_point():
-        example = replace(example, source=example.source.float())
+    example = single(random_example(config, rng))
     with torch.inference_mode():
         want, got = example.logits(plain), example.logits(packed)
         for row, n in enumerate(output_lengths(config, example)):
@@ -65,6 +72,13 @@ def test_it_gives_the_plain_models_logits(config, rng):
         if config.ctc:
             memory = example.memory(plain).states
             torch.testing.assert_close(packed.ctc_logits(memory), plain.ctc_logits(memory), rtol=1e-5, atol=1e-4)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("name", SOME)
+def test_it_gives_the_plain_models_logits(name, rng):
+    it_gives_the_plain_models_logits(CASES[name], rng)
 
 
 @pytest.mark.skipif(not can_pack(CPU, torch.bfloat16), reason="needs a CPU with bfloat16")
@@ -164,15 +178,10 @@ def test_int8_knows_nothing_of_the_batch(rng):
     assert all(torch.equal(product(x[i : i + n]), whole[i : i + n]) for n in (1, 3, 64) for i in range(0, 200 - n, 17))
 
 
-@needs_int8
-@pytest.mark.usefixtures("either")
-@every
-def test_an_int8_model_is_near_the_plain_one(config, rng):
+def an_int8_model_is_near_the_plain_one(config: TransformerConfig, rng: torch.Generator) -> None:
     plain = random_model(config, rng).float()
     rounded = pack(deepcopy(plain), int8=True)
-    example = random_example(config, rng)
-    if example.source is not None and example.source.is_floating_point():
-        example = replace(example, source=example.source.float())
+    example = single(random_example(config, rng))
     with torch.inference_mode():
         want, got = (
             torch.cat([row[:n] for row, n in zip(each, output_lengths(config, example), strict=True)])
@@ -182,6 +191,24 @@ def test_an_int8_model_is_near_the_plain_one(config, rng):
     # rounding may choose another expert at some positions, but not at half of them
     coarse = 127 / largest_weight()  # where C++ does not compute, weights may have half as many steps
     assert (got - want).square().mean(-1).median() <= 0.004 * coarse**2 * want.var()
+
+
+@needs_int8
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("name", SOME)
+def test_an_int8_model_is_near_the_plain_one(name, rng):
+    an_int8_model_is_near_the_plain_one(CASES[name], rng)
+
+
+@needs_int8
+@needs_kernels
+@pytest.mark.usefixtures("either")
+@pytest.mark.long
+def test_every_other_model_too(rng):
+    for name, config in CASES.items():
+        print(name)
+        it_gives_the_plain_models_logits(config, rng)
+        an_int8_model_is_near_the_plain_one(config, rng)
 
 
 @needs_int8
