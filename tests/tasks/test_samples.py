@@ -1,0 +1,78 @@
+"""Samples and open files in place of paths, and what of them cannot be used."""
+
+import io
+
+import jaxtyping
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+import transduce as td
+from tests.runs import RATE, sound
+
+SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, no_repeat_ngram=4)  # no second search
+
+
+def test_samples_are_transcribed_as_a_file_of_them_is(transcriber, tmp_path, caplog):
+    """At the model's own rate, at another one, louder than full scale, as integers, as an array or as a tensor."""
+    for rate, gain, kind in ((RATE, 1.0, np.float32), (2 * RATE, 1.0, np.int16), (11025, 5.0, np.float32)):
+        wave = gain * sound("red blue", rate=rate)
+        samples = wave.astype(kind) if kind is np.float32 else (wave * 32767).astype(kind)
+        soundfile.write(tmp_path / "a.wav", samples, rate, subtype="FLOAT" if kind is np.float32 else "PCM_16")
+        (want,) = transcriber.transcribe([tmp_path / "a.wav"], SHORT)
+        for given in (samples, torch.from_numpy(samples)):
+            (got,) = transcriber.transcribe([(given, rate)], SHORT)
+            assert (got.path, got.error, got.segments) == ("sound 1", "", want.segments)
+    assert transcriber([(np.zeros(RATE), RATE)], SHORT) == [""]
+    assert [r.getMessage() for r in caplog.records] == [
+        "sound 1 is silent, every sample being 0, so its text is blank; if its channels cancel out, take one"
+    ]
+
+
+SAMPLES = "samples must be floats, or integers of 16 or 32 bits, of shape (n,), but"
+GIVE = "average the channels, and give (samples, rate)"
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate", "message"),
+    [
+        (np.zeros((2, 9)), RATE, f"{SAMPLES} they are torch.float64 of shape (2, 9); {GIVE}"),
+        (np.zeros(9, np.uint8), RATE, f"{SAMPLES} they are torch.uint8 of shape (9,); {GIVE}"),
+        (torch.zeros(0), RATE, f"{SAMPLES} they are torch.float32 of shape (0,); {GIVE}"),
+        (np.zeros(RATE), 8, "its sample rate must lie in 1000 ... 768000 Hz, but it is 8; give (samples, rate)"),
+        (np.full(RATE, np.inf), RATE, "it has NaN or infinite samples; convert it again or leave it out"),
+    ],
+    ids=["channels", "bytes", "nothing", "rate", "infinite"],
+)  # fmt: skip
+def test_samples_that_cannot_be_used_are_refused_alone(transcriber, recordings, samples, rate, message):
+    got = transcriber.transcribe([recordings[0].audio, (samples, rate)], SHORT)
+    assert [t.error for t in got] == ["", f"sound 2 cannot be used: {message}"]
+
+
+@pytest.mark.parametrize("given", [np.zeros(RATE), torch.zeros(RATE), (np.zeros(RATE), RATE, 2)], ids=type)
+def test_what_is_no_sound_is_refused_alone(transcriber, given, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the type is wrong on purpose
+    (got,) = transcriber.transcribe([given], SHORT)
+    assert got.error == (
+        "sound 1 cannot be used: a sound must be a file or (samples, rate), but it is of the type "
+        f"{type(given).__name__}; give a list such as [(samples, rate)]"
+    )
+
+
+def test_rate_and_samples_in_the_wrong_order_are_refused(transcriber, monkeypatch):
+    """As scipy.io.wavfile gives them."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    (got,) = transcriber.transcribe([(RATE, np.zeros(9))], SHORT)
+    assert got.error == f"sound 1 cannot be used: {SAMPLES} they are torch.int64 of shape (); {GIVE}"
+
+
+def test_an_open_file_is_transcribed_as_its_path_is(transcriber, recordings):
+    """Messages name it, by its own name where it has one."""
+    path = recordings[0].audio
+    (want,) = transcriber.transcribe([path], SHORT)
+    with path.open("rb") as file:
+        got, broken = transcriber.transcribe([file, io.BytesIO(b"no sound")], SHORT)
+    assert (got.path, got.segments) == (str(path), want.segments)
+    assert transcriber([io.BytesIO(path.read_bytes())], SHORT) == [want.text]
+    assert broken.error.startswith("sound 2 cannot be read as sound: it is damaged or of an unknown format (libsndfile")
