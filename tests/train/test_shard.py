@@ -1,11 +1,11 @@
 """Sharding, played by one process that holds all; tests/train/test_shard_processes.py starts several."""
 
+import importlib
 from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.fsdp  # here, so that no test pays for it
 from safetensors.torch import load_file
 
 from tests.train import toy
@@ -30,6 +30,7 @@ class OfOne(ShardedDataParallel):
 @pytest.fixture
 def group_of_one(monkeypatch) -> Iterator[None]:
     """A real group of processes with a single one, in which a training may be sharded."""
+    importlib.import_module("torch.distributed.fsdp")  # here, so that no test pays for it
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     monkeypatch.setattr(World, "check", lambda self, config: None)
     monkeypatch.setattr("transduce.train.trainer.ShardedDataParallel", OfOne)

@@ -1,0 +1,31 @@
+"""The share of a GPU's peak that a training reaches."""
+
+import pytest
+import torch
+
+from tests.train import toy
+from transduce.train.flops import peak_flops
+
+
+def test_the_share_of_the_device_is_shown_where_it_is_known(tmp_path, monkeypatch, capsys):
+    """A device that could do a thousand operations a second, ten of them a token: its full speed is 100 tokens/s."""
+    monkeypatch.setattr("transduce.train.trainer.peak_flops", lambda device: 1000.0)
+    training = toy.trainer(tmp_path, config=toy.config(max_updates=3), flops_per_token=10.0)
+    training.run()
+    shown = training.log.shown
+    assert float(shown["MFU"].rstrip("%")) == pytest.approx(float(shown["tokens/s"].replace(",", "")), rel=1e-3)
+    assert "MFU=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"), [("NVIDIA H200", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12)]
+)
+def test_the_peak_of_a_gpu_is_its_data_sheets(monkeypatch, name, peak):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_flops(torch.device("cuda")) == peak
+
+
+def test_the_peak_of_others_is_unknown(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Another GPU")
+    assert peak_flops(torch.device("cuda")) is None
+    assert peak_flops(torch.device("cpu")) is None
