@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from tests.recipes.small import LINES, generator as small, loss_parts, metrics
 from transduce.cli.common import Machine
 from transduce.cli.generate import generate, score_perplexity
 from transduce.cli.jobs import Division
+from transduce.cli.main import main
 from transduce.data.text.language import OneText, Shards, TextFiles, encode_text
 from transduce.data.text.tokenizers import load_tokenizer, train_tokenizer
 from transduce.experiment.run import with_vocabularies
@@ -207,3 +209,22 @@ def test_a_named_tokenizer_is_used_and_symbols_are_tokens(tmp_path, running_text
     untrained(run, small(tmp_path / "trained", data, tokenizer="byte_bpe", vocab_size=270, symbols="<2de>"))
     trained = load_tokenizer(tmp_path / "trained")
     assert trained.vocab_size == 270 and trained.tokens(trained.encode(["<2de>"])[0]) == ["<2de>"]
+
+
+def test_a_recipe_runs_as_a_command_and_leaves_no_trace(running_text, tmp_path, untrained):
+    before = sys.argv, sys.path, sys.modules["__main__"]
+    words = "language-model shakespeare_cpu --training.max-updates 2 --training.validate-every 1 --batch-size 2"
+    model = "--model.d-model 16 --model.d-ff 32 --model.n-heads 2 --model.max-positions 8 --generation.max-length 3"
+
+    def command(words):
+        with pytest.raises(SystemExit) as stop:
+            main(["train", *words])
+        assert stop.value.code == 0
+
+    where = ["--data", str(running_text), "--run", str(tmp_path / "run")]
+    trainer = untrained(command, [*words.split(), *model.split(), *where])
+    assert trainer.config.max_updates == 2 and trainer.model.config.d_model == 16
+    assert (tmp_path / "run" / "validation.json").is_file()
+    plain = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert plain["experiment"]["training"]["max_updates"] == 2
+    assert (sys.argv, sys.path, sys.modules["__main__"]) == before
