@@ -36,7 +36,6 @@ def sizes_may_be_tensors() -> Iterator[None]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"norm": "rms", "gated": True, "activation": "silu", "positions": "rotary", "n_heads": 4, "n_kv_heads": 2},
         {"encoder": None, "activation": "gelu_tanh", "n_kv_heads": 1, "head_width": 6},
         *(
             pytest.param(changes, marks=pytest.mark.long)
@@ -44,6 +43,14 @@ def sizes_may_be_tensors() -> Iterator[None]:
                 {
                     **{"norm_position": "pre", "activation": "gelu", "bias": False, "tie": "none"},
                     **{"sinusoids": "tensor2tensor", "first_position": 2, "output_bias": True, "embedding_norm": True},
+                },
+                {
+                    "norm": "rms",
+                    "gated": True,
+                    "activation": "silu",
+                    "positions": "rotary",
+                    "n_heads": 4,
+                    "n_kv_heads": 2,
                 },
                 {"positions": "learned", "qk_norm": True, "tie": "all"},
                 {"conformer_kernel": 5, "norm_position": "pre"},
