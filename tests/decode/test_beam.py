@@ -71,11 +71,11 @@ def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(suppressed, si
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
 def test_a_narrow_beam_is_the_search_in_lists(beam_size, first, alpha):
-    bounds = [1 + i % 11 for i in range(44)]
+    bounds = [1 + i % 11 for i in range(22)]
     for vocab_size, suppressed in ((5, [PAD, BOS]), (7, [PAD]), (3, [])):
         language = Language(seed=beam_size, vocab_size=vocab_size)
         how = {"beam_size": beam_size, "n_best": beam_size, "alpha": alpha, "finished_first": first}
-        got = search(language, list(range(44)), bounds, suppressed=suppressed, **how)
+        got = search(language, list(range(22)), bounds, suppressed=suppressed, **how)
         for sentence, (bound, hypotheses) in enumerate(zip(bounds, got, strict=True)):
             same(hypotheses, plain_beam_search(language, sentence, bound, beam_size, alpha, suppressed, first))
         assert {h.finished for hypotheses in got for h in hypotheses} == {True, False}
@@ -140,9 +140,15 @@ def test_a_vocabulary_smaller_than_the_beam_and_an_empty_batch():
     assert [(h.tokens, h.finished) for h in hypotheses] == [([], True)]  # only EOS may follow: one sequence exists
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_as_many_come_out_as_exist_however_small_the_vocabulary(seed):
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_as_many_come_out_as_exist_however_small_the_vocabulary(first):
     """Random vocabularies smaller than twice the beam, bounds and rules; every sequence that exists is counted."""
+    for seed in range(first, first + 10):
+        print(seed)
+        as_many_come_out_as_exist(seed)
+
+
+def as_many_come_out_as_exist(seed: int) -> None:
     rng = random.Random(seed)
     vocab_size, bound, ngram, least = rng.randint(3, 6), rng.randint(1, 4), rng.randint(0, 2), rng.randint(0, 2)
     language = Language(seed, vocab_size)
@@ -253,7 +259,7 @@ def test_log_prob_is_that_of_the_forward_pass(example):
 
 def test_batch_size_order_and_padding_change_nothing(example, rng):
     want = example.search(torch.arange(24))
-    for size, extra in ((1, 0), (1, 3), (7, 0), (24, 5)):
+    for size, extra in ((1, 3), (7, 0), (24, 5)):
         order = torch.randperm(24, generator=rng)
         for rows in order.split(size):
             for row, hypotheses in zip(rows.tolist(), example.search(rows, extra=extra), strict=True):
@@ -300,7 +306,7 @@ class WholeNumbers(LanguageScorer):
 @pytest.mark.parametrize("beam_size", [3, 4])
 def test_equally_likely_hypotheses_come_alone_as_among_others(beam_size):
     ties = 0
-    for seed in range(20):
+    for seed in range(10):
         language, sentences = Language(seed, vocab_size=6), list(range(9))
 
         def found(some: list[int], language: Language = language) -> list[list[tuple[list[int], float]]]:
@@ -313,4 +319,4 @@ def test_equally_likely_hypotheses_come_alone_as_among_others(beam_size):
         together = found(sentences)
         ties += sum(len({score for _, score in each}) < beam_size for each in together)
         assert [found([i])[0] for i in sentences] == together
-    assert ties > 20
+    assert ties > 10

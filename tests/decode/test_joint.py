@@ -48,11 +48,16 @@ def search(scorer: Scorer, bounds: list[int], **settings) -> list[list[Hypothesi
     return beam_search(scorer, starts(len(bounds)), constrained(bounds, suppressed=SUPPRESSED), **settings)
 
 
-@pytest.mark.parametrize("weight", [0.3, 1.0])
-def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(rng, weight):
+def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(rng):
     """Seven frames have room for four tokens, all the same."""
-    logits = torch.randn(2, 7, 5, generator=rng, dtype=torch.float64)
-    joint, size = JointLanguage(Language(seed=3), logits, weight), 1 + 2 + 4 + 8 + 16
+    joint = JointLanguage(Language(seed=3), torch.randn(2, 7, 5, generator=rng, dtype=torch.float64), 0.3)
+    for weight in (0.3, 1.0):
+        joint.weight = weight
+        it_finds_what_brute_force_finds(joint)
+
+
+def it_finds_what_brute_force_finds(joint: JointLanguage) -> None:
+    size, weight = 1 + 2 + 4 + 8 + 16, joint.weight
     got = search(joint.scorer([0, 1]), [4, 4], beam_size=size, n_best=size, alpha=0.0)
     for sentence in (0, 1):
         want = brute_force(joint, sentence, 4, 0.0, SUPPRESSED)
@@ -68,7 +73,7 @@ def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(rng, weight):
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 def test_a_narrow_beam_is_the_search_in_lists_and_a_beam_of_one_is_greedy(rng, alpha):
     sentences, bounds = list(range(12)), [1 + i % 5 for i in range(12)]
-    logits = 2 * torch.randn(12, 6, 5, generator=rng, dtype=torch.float64)
+    logits = 2 * torch.randn(12, 5, 5, generator=rng, dtype=torch.float64)
     joint = JointLanguage(Language(seed=4), logits, 0.4)
     for beam_size in (1, 3):
         settings = {"beam_size": beam_size, "n_best": beam_size, "alpha": alpha}
@@ -193,7 +198,7 @@ def test_without_weight_the_hypotheses_are_those_of_attention(rng, dtype):
 def test_batch_size_order_and_padding_change_nothing(rng):
     some = example(rng)
     want = some.search(torch.arange(16), 0.3)
-    for size, extra in ((1, 0), (1, 3), (5, 0), (16, 5)):
+    for size, extra in ((1, 3), (5, 0), (16, 5)):
         order = torch.randperm(16, generator=rng)
         for rows in order.split(size):
             for row, hypotheses in zip(rows.tolist(), some.search(rows, 0.3, extra), strict=True):
