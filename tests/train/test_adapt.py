@@ -57,9 +57,9 @@ def test_at_the_start_it_changes_nothing(tmp_path):
 def test_what_is_saved_is_the_formula_and_what_is_frozen_stays(tmp_path):
     """W + alpha / rank * B A in the rows of q and v, in a file that an ordinary model loads."""
     before = toy.weights(toy.model())
-    training = trainer(tmp_path)
+    training = trainer(tmp_path, max_updates=10)
     training.run()
-    saved = load_file(tmp_path / "checkpoints" / "00000030" / "model.safetensors")
+    saved = load_file(tmp_path / "checkpoints" / "00000010" / "model.safetensors")
     assert saved.keys() == before.keys()
     width, changed = 16, {}
     for name, pairs in parts(training.model).items():
@@ -94,17 +94,18 @@ def test_what_is_saved_is_the_formula_and_what_is_frozen_stays(tmp_path):
 
 
 def test_it_goes_on_with_the_same_bits(tmp_path):
-    straight = trainer(tmp_path / "straight")
+    short = {"max_updates": 12, "validate_every": 4}
+    straight = trainer(tmp_path / "straight", **short)
     straight.run()
     with pytest.raises(KeyboardInterrupt):
-        trainer(tmp_path / "again", objective=Stopped(14)).run()
-    again = trainer(tmp_path / "again")
-    assert again.store.newest().name == "00000014"
-    assert again.run().update == 30
+        trainer(tmp_path / "again", objective=Stopped(6), **short).run()
+    again = trainer(tmp_path / "again", **short)
+    assert again.store.newest().name == "00000006"
+    assert again.run().update == 12
     assert toy.same(toy.weights(straight.model), toy.weights(again.model))
     assert any(name.endswith(".b") for name in toy.weights(again.model))
     kept = sorted(path.parent.name for path in (tmp_path / "again").rglob("lora.safetensors"))
-    assert kept == ["00000020", "00000030"]
+    assert kept == ["00000008", "00000012"]
 
 
 def test_named_parts_are_trained_beside_it_and_others_are_frozen(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from transduce.plot import attention_map, read_picture
+from transduce.plot import attention_map, learning_curve, read_picture
 from transduce.train.log import Log
 from transduce.train.state import Progress, Validation
 
@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 SLOW = {"matplotlib", "tensorboard", "torch._dynamo"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("program", ["transduce.cli.main", "transduce.experiment"])
 def test_nothing_is_loaded_for_help_that_only_a_training_needs(program):
     """Neither by the command line nor by a recipe before its first update."""
@@ -27,7 +28,8 @@ def test_nothing_is_loaded_for_help_that_only_a_training_needs(program):
     assert done.stdout == "[]\n"
 
 
-def test_tensorboard_has_samples_and_pictures_and_the_bar_the_score(tmp_path, capsys):
+def test_tensorboard_has_samples_and_pictures_and_the_bar_the_score(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("transduce.train.log.learning_curve", learning_curve)
     log, progress = Log(tmp_path, 9), Progress(update=3, validations=[(3, 41.5)])
     log.open(Progress())
     log.validation(
@@ -51,3 +53,4 @@ def test_tensorboard_has_samples_and_pictures_and_the_bar_the_score(tmp_path, ca
     (tmp_path / "kept.png").write_bytes(image.encoded_image_string)
     np.testing.assert_allclose(read_picture(tmp_path / "kept.png"), drawn, rtol=0, atol=1 / 255)
     assert (image.step, (image.height, image.width)) == (3, drawn.shape[:2]) and drawn.std() > 0
+    assert read_picture(tmp_path / "learning_curve.png").std() > 0

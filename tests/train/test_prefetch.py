@@ -78,16 +78,55 @@ HERE = os.getpid()
 few_cores = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
+def test_without_processes_each_is_made_when_it_is_asked_for():
+    made: list[int] = []
+
+    class Noting(Made):
+        def __getitem__(self, i: int) -> int:  # type: ignore[override]
+            made.append(i)
+            return i
+
+    batches = made_by(0, Noting(), [3, 1, 2])
+    assert next(batches) == 3 and made == [3] and list(batches) == [1, 2]
+
+
+def test_what_processes_are_told(monkeypatch):
+    """Played by one: which to make, one by one and as they are, with Ctrl-C ignored; errors travel as values."""
+    told = {}
+
+    def loader(batches, **how):
+        told.update(how)
+        return [how["collate_fn"](batches[i]) for i in how["sampler"]]
+
+    monkeypatch.setattr("transduce.train.prefetch.DataLoader", loader)
+    batches = made_by(2, Made(bad=2), [3, 1, 2, 0])
+    assert [next(batches)[0] for _ in range(2)] == [3, 1]
+    with pytest.raises(ValueError, match=r"^the third is bad$"):
+        next(batches)
+    assert (told["num_workers"], told["batch_size"]) == (2, None)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        told["worker_init_fn"](0)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @few_cores
+@pytest.mark.process
 def test_processes_make_them_in_order_and_leave_ctrl_c_to_the_training():
-    assert list(made_by(0, range(9), [3, 1, 2])) == [3, 1, 2]
-    found = list(made_by(2, Made(), [3, 1, 2, 0, 7, 5]))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests have inherited
+    try:
+        found = list(made_by(2, Made(), [3, 1, 2, 0, 7, 5]))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert [i for i, _, _ in found] == [3, 1, 2, 0, 7, 5]
     makers = {process for _, process, _ in found}
     assert len(makers) == 2 and HERE not in makers and {n for _, _, n in found} == {1}
 
 
 @few_cores
+@pytest.mark.process
 def test_an_error_of_a_process_comes_at_its_turn_as_it_is():
     batches = made_by(2, Made(bad=2), [3, 1, 2, 0])
     assert [next(batches)[0] for _ in range(2)] == [3, 1]

@@ -1,6 +1,7 @@
 """A training that was interrupted ends with the same bits as one that was not."""
 
 import json
+import shutil
 import signal
 from copy import copy
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.train import toy
 from transduce.data.text.pairs import TextPairs
@@ -21,7 +23,7 @@ from transduce.train.optim import OptimConfig
 from transduce.train.state import Progress
 from transduce.train.trainer import Trainer
 
-UPDATES = 30
+UPDATES, LOOK = 18, 6
 
 
 class PowerCut(Exception):
@@ -46,10 +48,9 @@ class Interrupted(CrossEntropy):
 
 @pytest.fixture(scope="module", autouse=True)
 def lean_log():
-    """A line in metrics.jsonl after every 7 updates, and no pictures, which take longer than the toy."""
+    """A line in metrics.jsonl after every 5 updates."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transduce.train.log.EVERY", 7)
-        patch.setattr("transduce.train.log.learning_curve", lambda metrics, path: None)
+        patch.setattr("transduce.train.log.EVERY", 5)
         yield
 
 
@@ -75,7 +76,12 @@ def training(
     model = Transformer(replace(small, encoder=stack, decoder=stack))
     objective = Interrupted(model, update, how)
     config = toy.config(
-        max_updates=updates, accumulate=2, keep_last=2, keep_best=1, optim=OptimConfig(peak_rate=1e-2, weight_decay=0.1)
+        max_updates=updates,
+        validate_every=LOOK,
+        accumulate=2,
+        keep_last=2,
+        keep_best=1,
+        optim=OptimConfig(peak_rate=1e-2, weight_decay=0.1),
     )
     trainer = toy.trainer(directory, objective=objective, data=data, config=config)
     objective.progress = lambda: trainer.progress
@@ -106,7 +112,7 @@ def same_end(one: tuple[Trainer, Progress], other: tuple[Trainer, Progress]) -> 
 def test_the_comparison_can_fail(straight, data, tmp_path):
     """Dropout and segmentation do matter: other randomness, other weights."""
     assert toy.metrics(straight[0].store.directory.parent) == [
-        ("train", 7), ("valid", 10), ("train", 14), ("valid", 20), ("train", 21), ("train", 28), ("valid", 30),
+        ("train", 5), ("valid", 6), ("train", 10), ("valid", 12), ("train", 15), ("valid", 18),
     ]  # fmt: skip
     for field, value in (("seed", 1), ("bpe_dropout", 0.0)):
         changed = copy(data)
@@ -116,9 +122,15 @@ def test_the_comparison_can_fail(straight, data, tmp_path):
         assert not toy.same(toy.weights(straight[0].model), toy.weights(other.model))
 
 
+MORE = [(signal.SIGINT, 1), (signal.SIGINT, 8), (None, 6), (None, 16)]
+
+
 @pytest.mark.parametrize(
     ("how", "update"),
-    [(signal.SIGINT, u) for u in (1, 10, 14, 30)] + [(signal.SIGTERM, 17)] + [(None, u) for u in (1, 10, 11, 28)],
+    [
+        *((signal.SIGINT, 6), (signal.SIGINT, 18), (signal.SIGTERM, 11), (None, 1), (None, 7)),
+        *(pytest.param(*some, marks=pytest.mark.train) for some in MORE),
+    ],
 )
 def test_one_interruption_leaves_no_trace(straight, data, tmp_path, update, how):
     with pytest.raises(PowerCut if how is None else KeyboardInterrupt):
@@ -126,12 +138,12 @@ def test_one_interruption_leaves_no_trace(straight, data, tmp_path, update, how)
     again = training(tmp_path, data)
     saved = again.store.newest()
     on_disk = 0 if saved is None else int(saved.name)
-    assert on_disk == ((update - 1) // 10 * 10 if how is None else update)  # a signal waits for the update's end
+    assert on_disk == ((update - 1) // LOOK * LOOK if how is None else update)  # a signal waits for the update's end
     same_end(straight, (again, again.run()))
 
 
 def test_many_interruptions_leave_no_trace(straight, data, tmp_path):
-    for update in (2, 3, 4, 9, 10, 23, 24, 29):
+    for update in (2, 3, 4, 6, 13, 17):
         with pytest.raises(KeyboardInterrupt):
             training(tmp_path, data, update=update, how=signal.SIGINT).run()
     last = training(tmp_path, data)
@@ -146,7 +158,7 @@ def test_checkpoints_by_the_clock_change_nothing_and_a_crash_goes_on_from_them(s
         trainer.config = replace(trainer.config, save_every_minutes=1e-9)
         return trainer
 
-    for update, kept in ((3, [2]), (17, [10, 16])):
+    for update, kept in ((3, [2]), (11, [6, 10])):
         with pytest.raises(PowerCut):
             often(update).run()
         assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == kept
@@ -155,8 +167,7 @@ def test_checkpoints_by_the_clock_change_nothing_and_a_crash_goes_on_from_them(s
 
 
 def test_a_finished_training_has_nothing_left_to_do(straight, data, tmp_path):
-    first = training(tmp_path, data)
-    first.run()
+    shutil.copytree(straight[0].store.directory.parent, tmp_path, dirs_exist_ok=True)
     before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
     again = training(tmp_path, data)
     same_end(straight, (again, again.run()))
@@ -164,20 +175,20 @@ def test_a_finished_training_has_nothing_left_to_do(straight, data, tmp_path):
 
 
 def test_more_updates_go_on_where_it_ended(straight, data, tmp_path):
-    training(tmp_path, data, updates=13).run()
+    training(tmp_path, data, updates=8).run()
     longer = training(tmp_path, data)
-    assert [update for update, _ in longer.run().validations] == [10, 13, 20, 30]
+    assert [update for update, _ in longer.run().validations] == [6, 8, 12, 18]
     assert toy.same(toy.weights(straight[0].model), toy.weights(longer.model))
 
 
 @pytest.mark.parametrize("choice", [{"layer_decay": 0.5}, {"optimizer": "muon"}], ids=str)
 def test_optimizer_and_average_go_on_where_they_were(data, tmp_path, choice):
     def trainer(name: str, **more) -> Trainer:
-        found = training(tmp_path / name, data, updates=12, **more)
+        found = training(tmp_path / name, data, updates=8, **more)
         config = replace(found.config, optim=replace(found.config.optim, **choice), ema=0.9)
         return toy.trainer(tmp_path / name, objective=found.objective, data=data, config=config)
 
-    straight, first = trainer("a"), trainer("b", update=7, how=signal.SIGINT)
+    straight, first = trainer("a"), trainer("b", update=5, how=signal.SIGINT)
     straight.objective.progress, first.objective.progress = lambda: straight.progress, lambda: first.progress
     straight.run()
     with pytest.raises(KeyboardInterrupt):
@@ -189,13 +200,26 @@ def test_optimizer_and_average_go_on_where_they_were(data, tmp_path, choice):
     assert toy.same(adam(straight), adam(again)) and toy.same(straight.ema, again.ema)
 
 
-def test_a_torn_last_line_of_metrics_is_dropped(straight, data, tmp_path):
+@pytest.fixture(scope="module")
+def stopped_at_15(data, tmp_path_factory) -> Path:
+    """A training that was stopped after 15 updates; it is read only."""
+    directory = tmp_path_factory.mktemp("stopped")
     with pytest.raises(KeyboardInterrupt):
-        training(tmp_path, data, update=15, how=signal.SIGINT).run()
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"update": 30, "kind": "valid", "loss": 1.0}) + "\n")  # of an update to be repeated
-        file.write('{"update": 30, "ki')
-    again = training(tmp_path, data)
+        training(directory, data, update=15, how=signal.SIGINT).run()
+    return directory
+
+
+@pytest.fixture
+def stopped(stopped_at_15, tmp_path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(stopped_at_15, tmp_path / "run")
+
+
+def test_a_torn_last_line_of_metrics_is_dropped(straight, data, stopped):
+    with (stopped / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"update": 18, "kind": "valid", "loss": 1.0}) + "\n")  # of an update to be repeated
+        file.write('{"update": 18, "ki')
+    again = training(stopped, data)
     same_end(straight, (again, again.run()))
 
 
@@ -213,23 +237,21 @@ def test_time_adds_up(data, tmp_path):
     assert again.run().update == 6  # the hundred seconds count
 
 
-def test_what_a_killed_save_left_goes_and_what_is_a_strangers_stays(straight, data, tmp_path):
+def test_what_a_killed_save_left_goes_and_what_is_a_strangers_stays(straight, data, stopped):
     """Hidden directories beside, a checkpoint too many, the optimizer of one that needs none; names that are not ours."""
-    with pytest.raises(KeyboardInterrupt):
-        training(tmp_path, data, update=25, how=signal.SIGINT).run()
-    folder = tmp_path / "checkpoints"
-    strangers = {"00000020.bak", "00000007 copy", "7", ".hidden", ".00000010.tmp.mine"}
-    for name in {".00000030.tmp", ".00000010.old", "00000005", *strangers}:
+    folder = stopped / "checkpoints"
+    strangers = {"00000012.bak", "00000007 copy", "7", ".hidden", ".00000006.tmp.mine"}
+    for name in {".00000018.tmp", ".00000006.old", "00000005", *strangers}:
         (folder / name).mkdir()
         (folder / name / "optimizer.safetensors").write_bytes(b"half")
     (folder / "00000040").write_text("no directory")
-    (folder / "00000010" / "optimizer.safetensors").touch()
-    again = training(tmp_path, data)
-    assert again.store.resume(again.model, again.optimizer).update == 25
+    (folder / "00000006" / "optimizer.safetensors").touch()
+    again = training(stopped, data)
+    assert again.store.resume(again.model, again.optimizer).update == 15
     there = {path.name for path in folder.iterdir()} - {"00000040"}
-    assert there == {"00000010", "00000020", "00000025", *strangers}
-    with_optimizer = [u for u in (10, 20, 25) if (folder / f"{u:08d}" / "optimizer.safetensors").exists()]
-    assert with_optimizer == [20, 25]
+    assert there == {"00000006", "00000012", "00000015", *strangers}
+    with_optimizer = [u for u in (6, 12, 15) if (folder / f"{u:08d}" / "optimizer.safetensors").exists()]
+    assert with_optimizer == [12, 15]
     again.run()
     (folder / "00000040").unlink()
     for name in strangers:
@@ -252,19 +274,22 @@ CUT, GARBLED, GONE = (lambda content: content[:-9]), (lambda content: content[:-
         ("manifest.json", CUT),
     ],
 )
-def test_a_damaged_checkpoint_leaves_the_one_before(straight, data, tmp_path, capsys, name, damage):
-    with pytest.raises(KeyboardInterrupt):
-        training(tmp_path, data, update=25, how=signal.SIGINT).run()
-    hurt(tmp_path / "checkpoints" / "00000025" / name, damage)
-    capsys.readouterr()
-    again = training(tmp_path, data)
-    same_end(straight, (again, again.run()))
-    told, then, *_ = capsys.readouterr().err.split("\n")
-    assert told == (
-        f"checkpoint {tmp_path / 'checkpoints' / '00000025'} is damaged: {name} is missing or not as it was written: "
-        "going on from the one before, 00000020"
+def test_a_damaged_checkpoint_leaves_the_one_before(data, stopped, capsys, name, damage):
+    hurt(stopped / "checkpoints" / "00000015" / name, damage)
+    again = training(stopped, data)
+    assert again.store.resume(again.model, again.optimizer).update == 12
+    saved = load_file(stopped / "checkpoints" / "00000012" / "model.safetensors")
+    assert toy.same(toy.weights(again.model), saved)
+    assert capsys.readouterr().err == (
+        f"checkpoint {stopped / 'checkpoints' / '00000015'} is damaged: {name} is missing or not as it was written: "
+        "going on from the one before, 00000012\n"
     )
-    assert then.endswith("resuming after update 20")
+
+
+def test_from_the_one_before_a_training_ends_the_same(straight, data, stopped):
+    hurt(stopped / "checkpoints" / "00000015" / "model.safetensors", GARBLED)
+    again = training(stopped, data)
+    same_end(straight, (again, again.run()))
 
 
 def hurt(path: Path, damage) -> None:
@@ -275,31 +300,27 @@ def hurt(path: Path, damage) -> None:
         path.write_bytes(damage(path.read_bytes()))
 
 
-def test_where_no_checkpoint_is_whole_nothing_is_lost(data, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        training(tmp_path, data, update=25, how=signal.SIGINT).run()
-    folder = tmp_path / "checkpoints"
-    for update in (20, 25):
+def test_where_no_checkpoint_is_whole_nothing_is_lost(data, stopped):
+    folder = stopped / "checkpoints"
+    for update in (12, 15):
         hurt(folder / f"{update:08d}" / "state.json", GARBLED)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
     with pytest.raises(ValueError) as caught:
-        training(tmp_path, data).run()
+        training(stopped, data).run()
     assert str(caught.value) == (
-        f"a training goes on from a whole checkpoint with its optimizer, but there is none: checkpoint {folder / '00000025'} "
+        f"a training goes on from a whole checkpoint with its optimizer, but there is none: checkpoint {folder / '00000015'} "
         f"is damaged: state.json is missing or not as it was written; move {folder} away to begin again, or "
-        f"--start-from {tmp_path} to go on from its weights"
+        f"--start-from {stopped} to go on from its weights"
     )
-    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert before == {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
 
 
-def test_a_checkpoint_from_before_there_were_manifests_is_gone_on_from(straight, data, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        training(tmp_path, data, update=25, how=signal.SIGINT).run()
-    for path in tmp_path.rglob("manifest.json"):
+def test_a_checkpoint_from_before_there_were_manifests_is_gone_on_from(straight, data, stopped):
+    for path in stopped.rglob("manifest.json"):
         path.unlink()
-    (tmp_path / "checkpoints" / "00000020" / "optimizer.safetensors").unlink()
-    again = training(tmp_path, data)
-    assert again.store.newest().name == "00000025"
+    (stopped / "checkpoints" / "00000012" / "optimizer.safetensors").unlink()
+    again = training(stopped, data)
+    assert again.store.newest().name == "00000015"
     same_end(straight, (again, again.run()))
 
 
