@@ -12,7 +12,7 @@ import yaml
 
 import transduce as td
 from recipes import language_model, masked_language_model, speech_to_text, translation
-from tests.runs import random_run, random_speech_run
+from tests.runs import random_speech_run
 from transduce.cli.main import COMMANDS, OFTEN, main
 from transduce.config import flatten, to_dict
 from transduce.data.text.corpus import Files, Folder
@@ -48,9 +48,9 @@ def said(monkeypatch, capsys):
     return call
 
 
-def test_a_start_from_a_run_takes_its_model_and_features(chosen, tmp_path):
+def test_a_start_from_a_run_takes_its_model_and_features(chosen, translator, tmp_path):
     """Not the recipe's; files and flags win, in either spelling, and another kind of run changes nothing."""
-    source, config = random_run(tmp_path / "source"), tmp_path / "x.yaml"
+    source, config = translator, tmp_path / "x.yaml"
     model = td.load_model(source).config
     recipe = translation.SETTINGS["multi30k"][1].model
     assert model.d_model != recipe.d_model or model != recipe
@@ -85,7 +85,7 @@ def parts(config) -> tuple:
 
 def kinds(recipe) -> dict[str, object]:
     """Settings of a recipe by name, one of each kind: corpus or features are of another class."""
-    return {name: setting for name, setting in {parts(s): (n, s) for n, (_, s) in recipe.SETTINGS.items()}.values()}
+    return dict({parts(setting): (name, setting) for name, (_, setting) in recipe.SETTINGS.items()}.values())
 
 
 by_name = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)

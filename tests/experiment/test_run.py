@@ -1,6 +1,7 @@
 """What recipes share: a command line, the operations of a model."""
 
 import re
+import shutil
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import transduce as td
-from tests.runs import random_run
 from tests.train import toy
 from transduce.experiment.command import main
 from transduce.experiment.run import finish, new_model
@@ -152,9 +152,9 @@ class Tuning:
     device: str = "cpu"
 
 
-def test_weights_that_fit_are_taken_and_the_others_are_listed(tmp_path, capsys):
+def test_weights_that_fit_are_taken_and_the_others_are_listed(translator, tmp_path, capsys):
     """A longer model with another vocabulary: the first layers, norms and the source's table, which was shared, fit."""
-    source = random_run(tmp_path / "source")
+    source = translator
     config = td.load_model(source).config
     wider = replace(config.decoder, input=Tokens(vocab_size=331), n_layers=config.decoder.n_layers + 1)
     model = new_model(Tuning(tmp_path / "run"), replace(config, decoder=wider, tie="output"), source)
@@ -167,8 +167,8 @@ def test_weights_that_fit_are_taken_and_the_others_are_listed(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("n", [8, 40])
-def test_learned_positions_are_kept_as_far_as_both_have_them(tmp_path, capsys, n):
-    source = random_run(tmp_path / "source")
+def test_learned_positions_are_kept_as_far_as_both_have_them(translator, tmp_path, capsys, n):
+    source = shutil.copytree(translator, tmp_path / "source")
     config = replace(td.load_model(source).config, positions="learned", max_positions=20)
     run, old = load_run(source), Transformer(config)
     save_run(source, replace(run, model=config))
@@ -181,15 +181,15 @@ def test_learned_positions_are_kept_as_far_as_both_have_them(tmp_path, capsys, n
         assert f"{stack}.positions.learned: {kept} of {n} positions keep their vectors\n" in out
 
 
-def test_a_run_that_has_begun_starts_from_its_own_checkpoint(tmp_path, capsys):
-    source = random_run(tmp_path / "source")
+def test_a_run_that_has_begun_starts_from_its_own_checkpoint(translator, tmp_path, capsys):
+    source = translator
     (tmp_path / "run" / "checkpoints" / "00000010").mkdir(parents=True)
     new_model(Tuning(tmp_path / "run"), td.load_model(source).config, source)
     assert "starts from" not in capsys.readouterr().out
 
 
-def test_a_start_from_nothing_that_fits_is_refused(tmp_path):
-    source = random_run(tmp_path / "source")
+def test_a_start_from_nothing_that_fits_is_refused(translator, tmp_path):
+    source = translator
     with pytest.raises(ValueError, match=r"^a model that starts from a run must have weights of the same names and sh"):
         new_model(Tuning(tmp_path / "run"), replace(DECODER, d_model=64, n_heads=2, d_ff=48), source)
     with pytest.raises(ValueError, match=r"^a run directory holds config\.json, but .* does not exist"):

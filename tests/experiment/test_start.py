@@ -50,11 +50,10 @@ def check_rows(new: torch.Tensor, old: torch.Tensor, fresh: torch.Tensor, tokens
     return kept
 
 
-@pytest.mark.parametrize("tie", ["all", "output", "none"])
-@pytest.mark.parametrize("multiple", [1, 64])
-def test_pieces_that_both_vocabularies_have_keep_their_vectors(tmp_path, capsys, tie, multiple):
+@pytest.mark.parametrize(("tie", "multiple"), [("all", 64), ("output", 1), ("none", 64)])
+def test_pieces_that_both_vocabularies_have_keep_their_vectors(translator, tmp_path, capsys, tie, multiple):
     """One vocabulary for both sides, whose ids mean other pieces now, in tables that are shared or not, and padded."""
-    source = random_run(tmp_path / "source")
+    source = translator
     old_model, before = td.load_model(source), load_run(source).target_tokenizer
     after, _ = tokenizers(OTHER, GERMAN, vocab_size=350, joint=True)
     config = with_vocabularies(transformer_tiny(), after.vocab_size, after.vocab_size, joint=True)
@@ -135,9 +134,9 @@ def test_the_mask_symbol_stays_the_mask_symbol(tmp_path, multiple):
         assert torch.equal(found[after.vocab_size + 1 :], fresh[after.vocab_size + 1 :])
 
 
-def test_whose_tokenizer_counts(tmp_path):
+def test_whose_tokenizer_counts(translator, tmp_path):
     """The run's own, once it has begun; then that of the files; then that of the run it starts from."""
-    start, begun = random_run(tmp_path / "start"), random_run(tmp_path / "begun", joint=False)
+    start, begun = translator, random_run(tmp_path / "begun", joint=False)
     mine = SentencePieceTokenizer.train(OTHER, vocab_size=300)
     mine.save(tmp_path / "mine.model")
     file, new = tmp_path / "mine.model", tmp_path / "new"
@@ -155,8 +154,8 @@ def test_whose_tokenizer_counts(tmp_path):
     assert speech[0] is speech[1]  # a translation that starts from it has one vocabulary
 
 
-def test_symbols_are_added_to_the_vocabulary_one_starts_from(tmp_path):
-    start = random_run(tmp_path / "start")
+def test_symbols_are_added_to_the_vocabulary_one_starts_from(translator, tmp_path):
+    start = translator
     source, target = saved_tokenizers(tmp_path / "new", start, (), "<2de> <2fr>")
     assert source is target and target.vocab_size == load_run(start).target_tokenizer.vocab_size + 2
     assert target.tokens(target.encode(["<2de> Open"])[0])[:2] == ["▁", "<2de>"]

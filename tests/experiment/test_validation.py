@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import transduce as td
-from tests.runs import ENGLISH, GERMAN, RATE, random_run, random_speech_run, record, sentences
+from tests.runs import ENGLISH, GERMAN, RATE, random_speech_run, record, sentences
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.pairs import FrameReader, SpeechPairs
@@ -32,44 +32,44 @@ from transduce.tasks.search import GREEDY
 
 
 @pytest.fixture(scope="module")
-def translator(tmp_path_factory):
-    return td.load(random_run(tmp_path_factory.mktemp("run")))
+def loaded(translator):
+    return td.load(translator)
 
 
 @pytest.fixture(scope="module")
-def pairs(translator):
+def pairs(loaded):
     text = ParallelText(ENGLISH[:6], GERMAN[:6])
-    return TextPairs(text, translator.source_tokenizer, translator.tokenizer, tokens_per_batch=60)
+    return TextPairs(text, loaded.source_tokenizer, loaded.tokenizer, tokens_per_batch=60)
 
 
-def test_held_out_loss_is_the_mean_over_tokens_each_sentence_alone(translator, pairs):
+def test_held_out_loss_is_the_mean_over_tokens_each_sentence_alone(loaded, pairs):
     total, n_tokens = 0.0, 0
     with torch.no_grad():
         for source, target in zip(ENGLISH[:6], GERMAN[:6], strict=True):
-            (s,), (t,) = translator.source_tokenizer.encode([source]), translator.tokenizer.encode([target])
-            logits = translator.model(source=torch.tensor([[*s, EOS]]), target_in=torch.tensor([[BOS, *t]]))
+            (s,), (t,) = loaded.source_tokenizer.encode([source]), loaded.tokenizer.encode([target])
+            logits = loaded.model(source=torch.tensor([[*s, EOS]]), target_in=torch.tensor([[BOS, *t]]))
             total += F.cross_entropy(logits[0], torch.tensor([*t, EOS]), reduction="sum").item()
             n_tokens += len(t) + 1
-    assert held_out_loss(translator.model, pairs.epoch(0)) == pytest.approx(total / n_tokens, rel=1e-5)
+    assert held_out_loss(loaded.model, pairs.epoch(0)) == pytest.approx(total / n_tokens, rel=1e-5)
 
 
-def test_validation_is_loss_and_the_bleu_of_what_greedy_search_says(translator, pairs):
-    validate = translation_validator(translator, ParallelText(ENGLISH[:6], GERMAN[:6]), pairs.epoch(0), n_samples=2)
-    first, again = validate(translator.model), validate(translator.model)
-    outputs = translator(ENGLISH[:6], GREEDY)
+def test_validation_is_loss_and_the_bleu_of_what_greedy_search_says(loaded, pairs):
+    validate = translation_validator(loaded, ParallelText(ENGLISH[:6], GERMAN[:6]), pairs.epoch(0), n_samples=2)
+    first, again = validate(loaded.model), validate(loaded.model)
+    outputs = loaded(ENGLISH[:6], GREEDY)
     bleu = sacrebleu.corpus_bleu(outputs, [GERMAN[:6]]).score
-    loss = held_out_loss(translator.model, pairs.epoch(0))
+    loss = held_out_loss(loaded.model, pairs.epoch(0))
     assert first.metrics == {"loss": loss, "perplexity": math.exp(loss), "bleu": bleu}
     assert first.score == bleu
     assert first.samples == again.samples == [(ENGLISH[i], GERMAN[i], outputs[i]) for i in (0, 3)]
 
 
-def test_a_model_whose_loss_is_not_finite_is_not_searched(translator, pairs):
+def test_a_model_whose_loss_is_not_finite_is_not_searched(loaded, pairs):
     """Its logits are NaN, among which a search finds nothing."""
-    broken = Transformer(translator.model.config)
+    broken = Transformer(loaded.model.config)
     with torch.no_grad():
         next(broken.parameters()).fill_(1e38)
-    found = translation_validator(translator, ParallelText(ENGLISH[:6], GERMAN[:6]), pairs.epoch(0))(broken)
+    found = translation_validator(loaded, ParallelText(ENGLISH[:6], GERMAN[:6]), pairs.epoch(0))(broken)
     assert found.metrics.keys() == {"loss"} and math.isnan(found.metrics["loss"]) and math.isnan(found.score)
     assert found.by == "bleu"
 
@@ -80,20 +80,20 @@ def test_a_model_whose_loss_is_not_finite_is_not_searched(translator, pairs):
     ("ter", lambda outputs: -sacrebleu.corpus_ter(outputs, [GERMAN[:6]], case_sensitive=True).score),
     ("wer", lambda outputs: -100 * jiwer.wer(GERMAN[:6], outputs)),
 ])  # fmt: skip
-def test_any_measure_can_decide(translator, pairs, by, want):
+def test_any_measure_can_decide(loaded, pairs, by, want):
     """Higher is better, so error rates count as negative; BLEU is told all the same."""
-    validate = translation_validator(translator, ParallelText(ENGLISH[:6], GERMAN[:6]), pairs.epoch(0), by=by)
-    found = validate(translator.model)
-    assert found.score == pytest.approx(want(translator(ENGLISH[:6], GREEDY)))
+    validate = translation_validator(loaded, ParallelText(ENGLISH[:6], GERMAN[:6]), pairs.epoch(0), by=by)
+    found = validate(loaded.model)
+    assert found.score == pytest.approx(want(loaded(ENGLISH[:6], GREEDY)))
     assert list(found.metrics) == ["loss", "perplexity", "bleu", by]
 
 
-def test_the_loss_can_decide_and_what_is_no_metric_is_refused(translator, pairs):
+def test_the_loss_can_decide_and_what_is_no_metric_is_refused(loaded, pairs):
     text = ParallelText(ENGLISH[:6], GERMAN[:6])
-    found = translation_validator(translator, text, pairs.epoch(0), by="loss")(translator.model)
+    found = translation_validator(loaded, text, pairs.epoch(0), by="loss")(loaded.model)
     assert found.score == -found.metrics["loss"]
     with pytest.raises(ValueError, match="blue"):
-        translation_validator(translator, text, pairs.epoch(0), by="blue")
+        translation_validator(loaded, text, pairs.epoch(0), by="blue")
 
 
 @pytest.fixture(scope="module")
@@ -157,18 +157,18 @@ def test_speech_validation_draws_the_straightest_head(speech, tmp_path, monkeypa
     assert path == tmp_path / "a.png"
 
 
-def test_translation_validation_draws_the_alignment_of_the_shortest_sample(translator, pairs, tmp_path, monkeypatch):
+def test_translation_validation_draws_the_alignment_of_the_shortest_sample(loaded, pairs, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("transduce.experiment.validation.attention_map", lambda *parts: drawn.append(parts))
     text = ParallelText(ENGLISH[:6], GERMAN[:6])
-    found = translation_validator(translator, text, pairs.epoch(0), n_samples=6)(translator.model)
+    found = translation_validator(loaded, text, pairs.epoch(0), n_samples=6)(loaded.model)
     found.pictures["attention"](tmp_path / "a.png")
     ((weights, target, source, title, path),) = drawn
-    (s,), (t,) = translator.source_tokenizer.encode(["Print it."]), translator.tokenizer.encode(["Druck es aus."])
-    memory = translator.model.encode(torch.tensor([[*s, EOS]]))
-    want = cross_attention(translator.model, memory, torch.tensor([[BOS, *t]]))[-2, 0].mean(dim=0)
+    (s,), (t,) = loaded.source_tokenizer.encode(["Print it."]), loaded.tokenizer.encode(["Druck es aus."])
+    memory = loaded.model.encode(torch.tensor([[*s, EOS]]))
+    want = cross_attention(loaded.model, memory, torch.tensor([[BOS, *t]]))[-2, 0].mean(dim=0)
     torch.testing.assert_close(weights, want, rtol=0, atol=1e-6)
-    assert (source, target) == (translator.source_tokenizer.tokens([*s, EOS]), translator.tokenizer.tokens([*t, EOS]))
+    assert (source, target) == (loaded.source_tokenizer.tokens([*s, EOS]), loaded.tokenizer.tokens([*t, EOS]))
     assert title == "mean over heads of the last layer but one" and path == tmp_path / "a.png"
 
 
@@ -179,17 +179,27 @@ def test_a_sample_without_positions_for_it_has_no_picture():
     assert _aligned(td.Translator(model, source, target), [(ENGLISH[0], GERMAN[0], "")]) == {}
 
 
+STRANGE = ["▁$", "x$", "\\$_{", "<0x0A>", "語", "ü", "</s>"]
+
+
+def check_height(path, inches):
+    """At 120 dots an inch; and something is drawn."""
+    picture = matplotlib.image.imread(path)
+    assert picture.shape[0] == pytest.approx(inches * 120, abs=1) and picture.std() > 0
+
+
 def test_a_picture_of_any_text_can_be_drawn(tmp_path):
     """No formula in dollars, no script that the font lacks, no length stops a training."""
-    pieces = ["▁$", "x$", "\\$_{", "<0x0A>", "語", "ü", "</s>"]
-    attention_map(torch.rand(7, 30), pieces, 0.04, "a$b_語$: layer 1", tmp_path / "a.png")
-    attention_map(torch.rand(700, 3), ["a"] * 700, 0.04, "long", tmp_path / "b.png")
-    attention_map(torch.rand(7, 3), pieces, pieces[:3], "two texts", tmp_path / "c.png")
-    attention_map(torch.rand(2, 500), pieces[:2], pieces[:1] * 500, "wide", tmp_path / "d.png")
-    heights = {"a": 2.9, "b": 22, "c": 3.9, "d": 2.9}
-    for path, height in ((tmp_path / f"{name}.png", height * 120) for name, height in heights.items()):
-        picture = matplotlib.image.imread(path)
-        assert picture.shape[0] == pytest.approx(height, abs=1) and picture.std() > 0
+    attention_map(torch.rand(7, 30), STRANGE, 0.04, "a$b_語$: layer 1", tmp_path / "a.png")
+    check_height(tmp_path / "a.png", 2.9)
+    attention_map(torch.rand(7, 300), STRANGE, STRANGE[:3] * 100, "two texts", tmp_path / "b.png")
+    check_height(tmp_path / "b.png", 3.9)
+
+
+@pytest.mark.long
+def test_a_picture_of_a_long_text_has_an_end(tmp_path):
+    attention_map(torch.rand(700, 3), ["a"] * 700, 0.04, "long", tmp_path / "a.png")
+    check_height(tmp_path / "a.png", 22)
 
 
 def test_every_measure_can_be_named():
