@@ -15,13 +15,6 @@ from tests.runs import ENGLISH, RATE, sentences, sound
 from transduce.tasks.config import GenerationConfig
 
 
-@pytest.fixture
-def client(url) -> openai.OpenAI:
-    """OpenAI's own."""
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
-        yield client
-
-
 def wav(text: str, *, seed: int = 0) -> bytes:
     """Tones as a WAV file."""
     file = io.BytesIO()

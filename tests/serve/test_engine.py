@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import sleep
 from typing import Any
 
 import pytest
@@ -20,6 +19,8 @@ class Upper:
         self.batches: list[tuple[Any, list[Any]]] = []
         self.began, self.gate, self.left = threading.Event(), threading.Event(), threading.Event()
         self.gate.set()
+        self.clock = 0.0
+        """Seconds, for whom no others count."""
 
     def __call__(self, kind: Any, texts: list[str]) -> Iterator[tuple[int, Any]]:
         """Every text in capitals; "bad" cannot be used, "endless" has no end."""
@@ -30,7 +31,7 @@ class Upper:
             raise ValueError("bad cannot be used")
         for i, text in enumerate(texts):
             if text == "slow":
-                sleep(0.3)
+                self.clock += 0.3
             yield i, text.upper()
             try:
                 while text == "endless":
@@ -76,15 +77,18 @@ def test_inputs_of_a_kind_are_worked_on_together():
     assert work.batches == [(1, ["a", "c", "d"]), (2, ["b", "e"]), (1, ["f", "g"])]
 
 
-def test_what_comes_while_a_batch_waits_joins_it():
+def test_what_comes_while_a_batch_waits_joins_it(monkeypatch):
     async def run(engine: Engine) -> None:
         first = asyncio.create_task(outputs(engine, [Ask("a")]))
-        await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(waits.wait, 20)
         await outputs(engine, [Ask("b")])
         await first
 
-    work = Upper()
+    work, waits = Upper(), threading.Event()
+    monkeypatch.setattr("transduce.serve.engine.monotonic", lambda: work.clock)
     with running(work, batch=2, wait_ms=1000) as engine:
+        wait_for_more = engine._wait_for_more
+        monkeypatch.setattr(engine, "_wait_for_more", lambda: waits.set() or wait_for_more())
         asyncio.run(run(engine))
     assert work.batches == [(None, ["a", "b"])]
 
@@ -143,7 +147,7 @@ def test_small_batches_do_not_say_that_large_ones_are_slow():
     assert pace.seconds(1, 128) == pytest.approx(0.3)
 
 
-def test_what_could_not_be_done_by_the_deadline_is_not_let_in():
+def test_what_could_not_be_done_by_the_deadline_is_not_let_in(monkeypatch):
     """The queue has room for thousands, but the last batches took a quarter of the deadline for each input."""
 
     async def run(engine: Engine) -> None:
@@ -159,6 +163,7 @@ def test_what_could_not_be_done_by_the_deadline_is_not_let_in():
         await working
 
     work = Upper()
+    monkeypatch.setattr("transduce.serve.engine.monotonic", lambda: work.clock)
     with running(work, batch=1, queue=5000, deadline=1.2, wait_ms=0) as engine:
         asyncio.run(run(engine))
 

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import math
 import re
 import shutil
@@ -11,11 +10,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 import soundfile
 
-from tests.serve.conftest import served_of, serving
+from tests.serve.conftest import SAMPLES, client_of, served_of, serving
 from tests.serve.test_clients import wav
 from transduce.cli.common import Machine
 from transduce.cli.serve import load_served
@@ -26,25 +24,7 @@ FOLDER = Path(__file__).parents[2] / "transduce" / "serve" / "page"
 MARKUP = r"(inner|outer)HTML|insertAdjacent|document\.write|\beval\b|Function\(|://(?!www\.w3)"
 """What makes markup or code of a text, or asks another server."""
 LINE = "<b onclick=alert(1)>Open</b> the old letter."
-SAMPLES = {100: ("Print it.", "Druck es aus.", "Mach es aus."), 200: ("Print it.", "Druck es aus.", "Druck es aus.")}
-
-
 SESAME = {"Authorization": "Bearer sesame"}
-
-
-@pytest.fixture(scope="module")
-def recorded(runs) -> dict[str, Path]:
-    """The same runs; that which translates has the record of a training."""
-    folder = runs["mt"]
-    lines = [{"update": u, "epoch": 0, "kind": "train", "loss": 5 - u / 100} for u in (50, 100, 150, 200)]
-    lines += [{"update": u, "epoch": 0, "kind": "valid", "loss": 4 - u / 100, "bleu": u / 10} for u in SAMPLES]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "samples").mkdir()
-    for update, sample in SAMPLES.items():
-        (folder / "samples" / f"{update:08d}.tsv").write_text("\t".join(sample) + "\n")
-    score = {"search": "beam5", "measure": "bleu", "value": 20.5, "low": 19.0, "high": 22.0, "score": "BLEU 20.5"}
-    (folder / "test.json").write_text(json.dumps([score]))
-    return runs
 
 
 class Links(HTMLParser):
@@ -98,11 +78,11 @@ def test_what_cannot_be_drawn_has_no_picture(http, line):
     assert output["attention"] is None
 
 
-def test_an_ensemble_has_the_record_of_its_first_run_and_no_picture(recorded, tmp_path):
-    other = shutil.copytree(recorded["mt"], tmp_path / "other")
-    pair = Path(f"{recorded['mt']},{other}")
+def test_an_ensemble_has_the_record_of_its_first_run_and_no_picture(runs, tmp_path):
+    other = shutil.copytree(runs["mt"], tmp_path / "other")
+    pair = Path(f"{runs['mt']},{other}")
     served = load_served((pair,), ("en-de",), None, ServeConfig(), Machine(device="cpu"))
-    with serving(served) as url, httpx.Client(base_url=url) as client:
+    with serving(served) as url, client_of(url) as client:
         (output,) = client.post("/page/translate", json={"model": "mt,other", "line": "a"}).json()["outputs"]
         assert output["attention"] is None
         assert client.get("/page/runs/mt,other").json()["samples"][0]["source"] == "Print it."
@@ -122,7 +102,7 @@ def test_what_is_refused_is_told(http, fields, status, message):
     assert (answer.status_code, answer.json()) == (status, {"error": message})
 
 
-def test_a_run_tells_how_it_was_trained(http, recorded):
+def test_a_run_tells_how_it_was_trained(http):
     found = http.get("/page/runs/mt").json()
     loss, bleu = found["curves"]
     assert (loss["name"], loss["training"]) == ("loss", [[50, 4.5], [100, 4.0], [150, 3.5], [200, 3.0]])
@@ -136,7 +116,7 @@ def test_a_run_tells_how_it_was_trained(http, recorded):
 
 
 def test_a_token_lets_the_page_in_and_nobody_else(runs):
-    with serving(served_of({"mt": runs["mt"]}), token="sesame") as url, httpx.Client(base_url=url) as client:
+    with serving(served_of({"mt": runs["mt"]}), token="sesame") as url, client_of(url) as client:
         assert client.get("/").status_code == client.get("/page/page.js").status_code == 200
         for method, path in [("GET", "/page/runs"), ("GET", "/page/runs/mt"), ("POST", "/page/translate")]:
             assert client.request(method, path).status_code == 401
@@ -174,7 +154,7 @@ def browser():
 
 
 @pytest.fixture
-def page(browser, recorded, url, request):
+def page(browser, url, request):
     """The page as it has just been opened; nothing went wrong in its scripts when the test ends."""
     wrong = []
     with browser.new_context(**getattr(request, "param", {})) as context:

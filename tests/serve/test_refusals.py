@@ -6,7 +6,12 @@ import logging
 import re
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -15,16 +20,16 @@ import pytest
 import soundfile
 
 from tests.runs import RATE, sound
-from tests.serve.conftest import served_of, serving
+from tests.serve.conftest import client_of, served_of, serving
 from transduce.serve.config import ServeConfig
 
 ASKED = {"q": "Print it.", "source": "en", "target": "de"}
 
 
-def wav(seconds: float = 0.5, kind: str = "WAV") -> bytes:
+def wav(seconds: float = 0.5, kind: str = "WAV", rate: int = RATE) -> bytes:
     """A tone."""
     file = io.BytesIO()
-    soundfile.write(file, np.resize(sound("red"), round(seconds * RATE)), RATE, format=kind)
+    soundfile.write(file, np.resize(sound("red"), round(seconds * rate)), rate, format=kind)
     return file.getvalue()
 
 
@@ -59,7 +64,7 @@ def prompts(**fields: object) -> dict[str, object]:
         ("/inference", upload(b"no sound"), 400,
          "file cannot be read as sound: it is damaged or of an unknown format (libsndfile: Format not recognised); "
          "convert it to WAV or leave it out"),
-        ("/inference", upload(wav(601)), 400,
+        ("/inference", upload(wav(601, rate=1000)), 400,
          "sound may last 600 s, but the file lasts longer; send it in parts"),
         ("/inference", {"data": {"file": "../../etc/passwd"}}, 400, "file: Value error, Expected UploadFile, "
          "received: <class 'str'>; correct it"),
@@ -104,7 +109,9 @@ def malformed(rng: np.random.Generator) -> dict[str, object]:
     return {"content": bytes(whole), "headers": {"content-type": str(rng.choice(kind, p=[0.7, 0.1, 0.1, 0.1]))}}
 
 
-@pytest.mark.parametrize("n", [100, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "n", [30, pytest.param(300, marks=pytest.mark.long), pytest.param(1000, marks=pytest.mark.nightly)]
+)
 def test_malformed_uploads_are_the_clients_fault(http, caplog, n):
     rng, statuses = np.random.default_rng(n), set()
     for _ in range(n):
@@ -117,7 +124,7 @@ def test_malformed_uploads_are_the_clients_fault(http, caplog, n):
 
 
 def test_a_token_is_asked_for(runs, http):
-    with serving(served_of({"mt": runs["mt"]}), token="sesame") as url, httpx.Client(base_url=url) as client:
+    with serving(served_of({"mt": runs["mt"]}), token="sesame") as url, client_of(url) as client:
         for path in ("/languages", "/v1/models", "/metrics", "/frontend/settings"):
             assert client.get(path).status_code == 401
             assert client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 401
@@ -128,57 +135,76 @@ def test_a_token_is_asked_for(runs, http):
         assert client.get("/health").status_code == client.get("/docs").status_code == 200
 
 
-@pytest.fixture
-def held(runs):
-    """A server with a short deadline and a queue of one, whose only translator waits at a gate; and the gate."""
-    config = ServeConfig(deadline=1.0, batch=1, queue=1)
-    (served,) = served_of({"mt": runs["mt"]}, config)
-    work, gate = served.engine.work, threading.Event()
+class Held:
+    """A server with a queue of one, whose only translator waits at a gate."""
 
-    def waiting(kind, payloads):
-        assert gate.wait(20)
-        yield from work(kind, payloads)
+    def __init__(self, run: Path, deadline: float) -> None:
+        self.began, self.submitted, self.gate = threading.Event(), threading.Semaphore(0), threading.Event()
+        self.config = ServeConfig(batch=1, queue=1, deadline=deadline)
+        (self.served,) = served_of({"mt": run}, self.config)
+        engine = self.served.engine
+        self.work, self.submit = engine.work, engine.submit
+        engine.work, engine.submit = self.waiting, self.submitting
 
-    served.engine.work = waiting
-    with serving([served], config) as url, httpx.Client(base_url=url, timeout=30) as client:
-        yield client, gate
-        gate.set()
+    def waiting(self, kind: Any, payloads: list[Any]) -> Iterator[Any]:
+        """Wait, then work."""
+        self.began.set()
+        assert self.gate.wait(60)
+        yield from self.work(kind, payloads)
+
+    def submitting(self, asks: Sequence[Any]) -> None:
+        """Queue some, and say so."""
+        self.submit(asks)
+        self.submitted.release()
 
 
-def test_too_many_wait_and_too_long(held):
-    """One is worked on and one waits: the third is refused at once, the others in the end, and health never waits."""
-    client, gate = held
-    answers: list[httpx.Response] = []
-    threads = [threading.Thread(target=lambda: answers.append(client.post("/translate", json=ASKED))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    while not answers:
+@contextmanager
+def holding(run: Path, *, deadline: float = 60.0, upload: float = 60.0) -> Iterator[tuple[Held, httpx.Client]]:
+    """One of these, and a client of it; the gate is opened in the end."""
+    held = Held(run, deadline)
+    with serving([held.served], replace(held.config, deadline=upload)) as url, client_of(url) as client:
+        try:
+            yield held, client
+        finally:
+            held.gate.set()
+
+
+def test_too_many_wait(runs):
+    """One is worked on and one waits: the third is refused at once, the others are done, and health never waits."""
+    with holding(runs["mt"]) as (held, client), ThreadPoolExecutor() as pool:
+        first = pool.submit(client.post, "/translate", json=ASKED)
+        assert held.began.wait(60) and held.submitted.acquire(timeout=60)
+        second = pool.submit(client.post, "/translate", json=ASKED)
+        assert held.submitted.acquire(timeout=60)
+        third = client.post("/translate", json=ASKED)
+        assert third.status_code == 429 and int(third.headers["Retry-After"]) >= 1
         assert client.get("/health").status_code == client.get("/metrics").status_code == 200
-    assert answers[0].status_code == 429 and int(answers[0].headers["Retry-After"]) >= 1
-    for thread in threads:
-        thread.join()
-    assert [each.status_code for each in answers] == [429, 503, 503]
-    gate.set()
-    assert client.post("/translate", json=ASKED).status_code == 200
+        assert not first.done() and not second.done()
+        held.gate.set()
+        assert first.result().status_code == second.result().status_code == 200
 
 
-def test_nothing_is_done_for_who_has_left(held):
+def test_what_takes_too_long_is_dropped(runs):
+    with holding(runs["mt"], deadline=0.2) as (held, client):
+        assert client.post("/translate", json=ASKED).status_code == 503
+        held.served.engine.config = ServeConfig()
+        held.gate.set()
+        assert client.post("/translate", json=ASKED).status_code == 200
+
+
+def test_nothing_is_done_for_who_has_left(runs):
     """One is worked on, and the client of the next one leaves: it waits no more, and is never worked on."""
-    client, gate = held
-    first = threading.Thread(target=lambda: client.post("/translate", json=ASKED))
-    first.start()
-    while 'transduce_batch_inputs_count{model="mt"} 1.0' not in client.get("/metrics").text:
-        pass
-    with pytest.raises(httpx.ReadTimeout):
-        client.post("/translate", json={**ASKED, "q": "Open it."}, timeout=0.3)
-    while 'transduce_requests_total{path="/translate",status="499"} 1.0' not in (told := client.get("/metrics").text):
-        assert first.is_alive(), told
-    while 'transduce_waiting{model="mt"} 0.0' not in client.get("/metrics").text:
-        assert first.is_alive()
-    gate.set()
-    first.join()
-    assert client.post("/translate", json=ASKED).status_code == 200
-    assert 'transduce_batch_inputs_count{model="mt"} 2.0' in client.get("/metrics").text
+    with holding(runs["mt"]) as (held, client), ThreadPoolExecutor() as pool:
+        first = pool.submit(client.post, "/translate", json=ASKED)
+        assert held.began.wait(60)
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/translate", json={**ASKED, "q": "Open it."}, timeout=0.3)
+        for told in ('requests_total{path="/translate",status="499"} 1.0', 'waiting{model="mt"} 0.0'):
+            while f"transduce_{told}" not in client.get("/metrics").text:
+                assert not first.done(), told
+        held.gate.set()
+        assert first.result().status_code == client.post("/translate", json=ASKED).status_code == 200
+        assert 'transduce_batch_inputs_count{model="mt"} 2.0' in client.get("/metrics").text
 
 
 def test_docs_need_no_network(http):
@@ -191,16 +217,16 @@ def test_docs_need_no_network(http):
     assert "https://" not in page
 
 
-def test_a_slow_upload_ends_and_holds_nobody_up(held):
-    client, gate = held
-    gate.set()
-    place = urlsplit(str(client.base_url))
-    with socket.create_connection((place.hostname, place.port)) as slow:
-        slow.sendall(
-            b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
-        )
-        assert client.post("/translate", json=ASKED).status_code == 200
-        assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+def test_a_slow_upload_ends_and_holds_nobody_up(runs):
+    with holding(runs["mt"], upload=0.3) as (held, client):
+        held.gate.set()
+        place = urlsplit(str(client.base_url))
+        with socket.create_connection((place.hostname, place.port), timeout=60) as slow:
+            slow.sendall(
+                b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+            )
+            assert client.get("/languages").status_code == 200
+            assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
 def test_a_slow_reader_holds_nobody_up(http, url):

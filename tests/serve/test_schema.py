@@ -13,7 +13,7 @@ from schemathesis.specs.openapi.checks import (
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
-@pytest.mark.parametrize("n", [2, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("n", [pytest.param(20, marks=pytest.mark.long), pytest.param(300, marks=pytest.mark.nightly)])
 def test_answers_are_as_they_are_described(url, n):
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     asked = set()
