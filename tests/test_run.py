@@ -221,41 +221,53 @@ def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
     assert (tmp_path / "run" / "config.json").read_bytes() == before
 
 
+def check_held(directory: Path, process: int) -> None:
+    """Another start is refused, says which process holds the directory, and changes nothing."""
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    with pytest.raises(ValueError) as caught, open_run(directory, Run(tiny(), {"data": "abc"}, None, None)):
+        pytest.fail("the directory was opened")
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+    told = re.fullmatch(
+        rf"a run is trained by one process at a time, but {directory} is held by process (\d+) on (\S+) since "
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d; wait for it or stop it, or name another directory with --run",
+        str(caught.value),
+    )
+    assert told and told.groups() == (str(process), socket.gethostname())
+
+
+def test_a_second_start_of_a_run_says_who_holds_it_and_changes_nothing(tmp_path):
+    run = Run(tiny(), {"data": "abc"}, None, None)
+    for _ in range(2):  # when the first has ended, the directory is free again
+        with open_run(tmp_path, run):
+            check_held(tmp_path, os.getpid())
+
+
 HOLD = """
 import sys
 from pathlib import Path
-from tests.test_run import tiny
-from transduce.run import Run, open_run
-with open_run(Path(sys.argv[1]), Run(tiny(), {"data": "abc"}, None, None)):
+from transduce.files import held
+with held(Path(sys.argv[1]), "a run is trained by one process at a time", "name another directory with --run"):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-def test_a_second_start_of_a_run_says_who_holds_it_and_changes_nothing(tmp_path):
-    """However the first one ends, by itself or killed, the directory is free again."""
+@pytest.mark.process
+def test_a_run_whose_process_was_killed_is_free_again(tmp_path):
     run = Run(tiny(), {"data": "abc"}, None, None)
-    for end in (lambda process: process.stdin.close(), lambda process: process.kill()):
-        with subprocess.Popen(
-            [sys.executable, "-c", HOLD, tmp_path],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        ) as process:
-            assert process.stdout.readline() == b"held\n"
-            before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-            with pytest.raises(ValueError) as caught, open_run(tmp_path, run):
-                pytest.fail("the directory was opened")
-            assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-            end(process)
-        told = re.fullmatch(
-            rf"a run is trained by one process at a time, but {tmp_path} is held by process (\d+) on (\S+) since "
-            r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d; wait for it or stop it, or name another directory with --run",
-            str(caught.value),
-        )
-        assert told and told.groups() == (str(process.pid), socket.gethostname())
-        with open_run(tmp_path, run):
-            pass
+    with open_run(tmp_path, run):
+        pass
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.readline() == b"held\n"
+        check_held(tmp_path, process.pid)
+        process.kill()
+    with open_run(tmp_path, run):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -381,11 +393,7 @@ def test_a_run_may_go_on_elsewhere_but_not_with_other_features(tmp_path):
             pass
     with pytest.raises(ValueError) as caught, open_run(tmp_path / "run", run(features={"n_mels": 40, "hop": 0.01})):
         pytest.fail("the directory was opened")
-    assert str(caught.value) == (
-        f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
-        "features.n_mels: 80 -> 40. Name another directory with --run, "
-        f"and --start-from {tmp_path / 'run'} to go on from its weights"
-    )
+    assert "this differs: features.n_mels: 80 -> 40. Name" in str(caught.value)
 
 
 @pytest.mark.parametrize("normalize", ["utterance", "global", "mean", "none"])

@@ -177,6 +177,7 @@ def test_copying_is_no_translation(corpus):
     assert sacrebleu.corpus_bleu(english, [german]).score < 5
 
 
+@pytest.mark.long
 def test_a_word_by_word_dictionary_is_no_translation(corpus):
     """Each English word becomes the German word with the highest Dice coefficient in train, in the English order."""
     english_counts, german_counts, together = Counter(), Counter(), Counter()
