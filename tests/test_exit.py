@@ -43,14 +43,14 @@ def test_output_that_fails_at_the_end_is_told_in_one_line(tmp_path, monkeypatch,
 
 
 def test_a_full_disk_while_a_checkpoint_is_written_keeps_the_one_before(tmp_path, monkeypatch, capsys):
-    toy.trainer(tmp_path, config=toy.config(max_updates=5, validate_every=5)).run()
+    toy.trainer(tmp_path, config=toy.config(max_updates=2, validate_every=2)).run()
     before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path))
 
     monkeypatch.setattr("transduce.files.os.fsync", full)
-    training = toy.trainer(tmp_path, config=toy.config(max_updates=10, validate_every=5))
+    training = toy.trainer(tmp_path, config=toy.config(max_updates=4, validate_every=2))
     capsys.readouterr()
     assert exit_code(training.run, prefix="error", interrupted="") == 2
     last = capsys.readouterr().err.splitlines()[-1]
@@ -58,7 +58,7 @@ def test_a_full_disk_while_a_checkpoint_is_written_keeps_the_one_before(tmp_path
     kept = {path: path.read_bytes() for path in before}
     assert kept == before
     monkeypatch.undo()
-    assert toy.trainer(tmp_path, config=toy.config(max_updates=10, validate_every=5)).run().update == 10
+    assert toy.trainer(tmp_path, config=toy.config(max_updates=4, validate_every=2)).run().update == 4
 
 
 @pytest.mark.parametrize(

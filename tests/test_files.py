@@ -18,7 +18,7 @@ def test_two_writers_with_one_process_id_do_not_meet(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
 
     def write(letter: str) -> None:
-        for _ in range(300):
+        for _ in range(100):
             write_file(path, 50 * letter, durable=False)
             assert path.read_text() in (50 * "a", 50 * "b")
 

@@ -15,7 +15,7 @@ from tests.runs import LITTLE, RATE, random_run, sentences, sound
 from transduce.cli.main import main
 from transduce.tasks.load import load
 
-TALK = sentences(90, seed=5)
+TALK = sentences(72, seed=5)
 
 
 @pytest.fixture(scope="session")
@@ -144,11 +144,10 @@ def test_a_stream_is_the_transcript_piece_by_piece_in_time(run, long, folder, tm
     """Each segment is printed before the next ones are searched; bad sound is named, and the exit code is 1."""
     soundfile.write(tmp_path / "a.wav", soundfile.read(long)[0][: 16 * RATE], RATE)
     options = ["--max-seconds", "3", "--stream"]
-    for kind in ("srt", "tsv"):
-        assert transcribe(run, [tmp_path / "a.wav"], "--format", kind, *options[:2]) == 0
-        want = capsys.readouterr().out
-        assert transcribe(run, [tmp_path / "a.wav"], "--format", kind, *options) == 0
-        assert capsys.readouterr().out == want and want.count("\n") > 5
+    assert transcribe(run, [tmp_path / "a.wav"], "--format", "srt", *options[:2]) == 0
+    want = capsys.readouterr().out
+    assert transcribe(run, [tmp_path / "a.wav"], "--format", "srt", *options) == 0
+    assert capsys.readouterr().out == want and want.count("\n") > 5
     with pytest.raises(SystemExit) as stop:
         transcribe(run, [folder / "none.wav", tmp_path / "a.wav"], "--format", "json", *options)
     out, err = capsys.readouterr()

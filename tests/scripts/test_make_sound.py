@@ -107,6 +107,7 @@ def test_texts_are_sentences_of_the_same_split_of_the_corpus_with_their_translat
             assert 3 <= len(r.text.split()) <= 8
 
 
+@pytest.mark.long
 def test_the_manifests_are_what_the_script_plans(shipped, planned):
     for split, recordings in shipped.items():
         assert [(r.id, r.text, r.speaker, r.columns["german"]) for r in recordings] == [
@@ -119,6 +120,7 @@ def test_another_seed_makes_another_corpus(planned):
     assert make_sound.plan(1) != planned
 
 
+@pytest.mark.long
 def test_speed_and_pitch_change(planned):
     for value, (low, high) in (("speed", (140, 200)), ("pitch", (35, 65))):
         values = [getattr(u, value) for u in planned["train"]]
@@ -186,6 +188,7 @@ needs_espeak = pytest.mark.skipif(not shutil.which("espeak-ng"), reason="needs e
 
 
 @needs_espeak
+@pytest.mark.process
 def test_the_shipped_sound_is_what_espeak_says(shipped, planned):
     """Decoded sound against the waveform: the same contour of loudness (10 ms), word for word."""
     for split, i in (("train", 3), ("valid", 4), ("test", 5)):
@@ -197,6 +200,7 @@ def test_the_shipped_sound_is_what_espeak_says(shipped, planned):
 
 
 @needs_espeak
+@pytest.mark.process
 def test_a_voice_that_espeak_does_not_have_is_told(planned):
     with pytest.raises(ValueError) as error:
         spoken(replace(planned["test"][0], voice="xx-nowhere+m3"))

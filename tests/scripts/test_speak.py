@@ -88,6 +88,7 @@ def test_without_espeak_it_says_what_it_needs(monkeypatch, tmp_path, capsys):
     assert "espeak-ng must be installed, but there is none; try: apt install espeak-ng" in capsys.readouterr().err
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not shutil.which("espeak-ng"), reason="needs espeak-ng")
 def test_espeak_speaks(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("hello world, how are you\n")
