@@ -6,7 +6,7 @@ import pytest
 
 from tests.train import toy
 from transduce.files import read_json_lines
-from transduce.train.objectives import CrossEntropy
+from transduce.train.objectives import CrossEntropy, Loss
 from transduce.train.optim import OptimConfig
 
 
@@ -29,6 +29,13 @@ class Clock:
 
         return slow
 
+    def objective(self) -> CrossEntropy:
+        """What a second is spent on in each update."""
+        objective = CrossEntropy(toy.model())
+        loss = self.passing(lambda batch: Loss(objective.model.output.square().sum(), {}), 1.0)
+        objective.forward = loss
+        return objective
+
 
 def rates_of(training) -> list[float]:
     """The learning rates of its steps; the list grows."""
@@ -40,11 +47,10 @@ def rates_of(training) -> list[float]:
 @pytest.mark.parametrize("how", [{"schedule": "cosine"}, {"schedule": "constant", "cooldown": 0.5}])
 def test_a_training_that_stops_by_the_clock_has_cooled_down(tmp_path, monkeypatch, how):
     """An update takes a second, so a minute makes 60 of five hundred updates."""
-    clock, objective = Clock(monkeypatch), CrossEntropy(toy.model())
-    objective.forward = clock.passing(objective.forward, 1.0)
+    clock = Clock(monkeypatch)
     optim = OptimConfig(peak_rate=1e-2, warmup_steps=2, **how)
     config = toy.config(optim=optim, max_updates=500, validate_every=500, max_minutes=1.0)
-    training = toy.trainer(tmp_path, objective=objective, config=config)
+    training = toy.trainer(tmp_path, objective=clock.objective(), config=config)
     rates = rates_of(training)
     progress = training.run()
     assert progress.update == 60 and progress.seconds == pytest.approx(60)
@@ -72,10 +78,8 @@ def test_a_checkpoint_is_made_after_so_many_minutes_without_one(tmp_path, monkey
     """A second an update: six seconds after the last save, validations included; also of a training that goes on."""
     clock, saved = Clock(monkeypatch), []
     for updates in (13, 30):
-        objective = CrossEntropy(toy.model())
-        objective.forward = clock.passing(objective.forward, 1.0)
         config = toy.config(max_updates=updates, save_every_minutes=0.1)
-        training = toy.trainer(tmp_path, objective=objective, config=config)
+        training = toy.trainer(tmp_path, objective=clock.objective(), config=config)
         save = training.store.save
         training.store.save = lambda *parts, save=save: (saved.append(parts[2].update), save(*parts))
         training.run()
@@ -84,11 +88,10 @@ def test_a_checkpoint_is_made_after_so_many_minutes_without_one(tmp_path, monkey
 
 def test_a_validation_that_would_end_too_late_waits_for_the_end(tmp_path, monkeypatch):
     """A second an update, ten a validation: at update 36, of 54 seconds 8 are left."""
-    clock, objective = Clock(monkeypatch), CrossEntropy(toy.model())
-    objective.forward = clock.passing(objective.forward, 1.0)
+    clock = Clock(monkeypatch)
     config = toy.config(max_updates=500, validate_every=18, max_minutes=0.9)
     validate = clock.passing(toy.Scores(), 10.0)
-    progress = toy.trainer(tmp_path, objective=objective, config=config, validate=validate).run()
+    progress = toy.trainer(tmp_path, objective=clock.objective(), config=config, validate=validate).run()
     assert [update for update, _ in progress.validations] == [18, 54 - 10]
 
 
