@@ -18,6 +18,10 @@ if "SHAPES" in os.environ:  # before anything imports the package
 
 import torch
 
+from transduce import kernels
+
+kernels.library()  # now, as compiling starts a process
+
 OTHER_TIERS = ("process", "train", "long", "nightly", "data", "gpu")
 """Marks of the tests outside the default tier."""
 
@@ -68,6 +72,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def rng(request: pytest.FixtureRequest) -> torch.Generator:
     """A generator seeded by the test's name: the same numbers in every run, others in every test."""
     return torch.Generator().manual_seed(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture
+def no_shape_checks() -> Iterator[None]:
+    """Let a test call functions with what their signatures exclude."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")
