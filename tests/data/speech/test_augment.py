@@ -1,6 +1,7 @@
 """SpecAugment and speed: what is hidden, how much of it, where; and that chance comes from the generator alone."""
 
 import math
+import re
 from collections import Counter
 
 import numpy as np
@@ -176,26 +177,20 @@ def test_speed_one_changes_nothing(rng):
 @pytest.mark.parametrize("speed", [0.0, -1.0, 0.49, 2.01, math.nan, math.inf])
 def test_an_impossible_speed_is_refused(speed):
     for call in (lambda: change_speed(torch.zeros(9), speed), lambda: Augmentation(speeds=(1.0, speed))):
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises(ValueError, match=rf"^speed must lie in \[0\.5, 2\], but speed={re.escape(str(speed))}$"):
             call()
-        assert str(caught.value) == f"speed must lie in [0.5, 2], but speed={speed}"
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("name", "value"),
     [
-        ({"speeds": ()}, "speeds must name at least one, but speeds=(); (1.0,) changes nothing"),
-        ({"n_time_masks": -1}, "n_time_masks must be at least 0, but n_time_masks=-1"),
-        ({"time_mask_width": -0.1}, "time_mask_width must be at least 0, but time_mask_width=-0.1"),
-        ({"n_frequency_masks": -2}, "n_frequency_masks must be at least 0, but n_frequency_masks=-2"),
-        ({"frequency_mask_width": -3}, "frequency_mask_width must be at least 0, but frequency_mask_width=-3"),
-        ({"time_mask_proportion": 1.5}, "time_mask_proportion must lie in [0, 1], but time_mask_proportion=1.5"),
+        ("speeds", ()), ("n_time_masks", -1), ("time_mask_width", -0.1), ("n_frequency_masks", -2),
+        ("frequency_mask_width", -3), ("time_mask_proportion", 1.5), ("vtlp", 1.0),
     ],
-)
-def test_impossible_settings_are_refused(fields, told):
-    with pytest.raises(ValueError) as caught:
-        Augmentation(**fields)
-    assert str(caught.value) == told
+)  # fmt: skip
+def test_impossible_settings_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"^{name} must .*but {name}={re.escape(str(value))}"):
+        Augmentation(**{name: value})
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.0, 1.1])
@@ -221,11 +216,6 @@ def test_warps_are_drawn_from_all_of_their_range():
     drawn = [draw_vtlp(0.2, generator(1, 0, i)) for i in range(500)]
     assert 0.8 <= min(drawn) < 0.81 and 1.19 < max(drawn) <= 1.2
     assert abs(sum(drawn) / len(drawn) - 1) < 0.03  # 0.115 / sqrt(500), six times
-
-
-def test_a_warp_is_less_than_one():
-    with pytest.raises(ValueError, match=r"^vtlp must lie in \[0, 1\), but vtlp=1.0$"):
-        Augmentation(vtlp=1.0)
 
 
 def test_hidden_tokens_are_a_share_of_all_but_the_first(rng):

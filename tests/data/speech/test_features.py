@@ -1,6 +1,7 @@
 """MFCC are what the formulas say, written out here in float64 with explicit sums and matrices."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -239,50 +240,32 @@ def test_no_frames_have_no_statistics():
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"sample_rate": 0}, "sample_rate must be positive and even, but sample_rate=0 Hz"),
-        ({"sample_rate": 11025}, "sample_rate must be positive and even, but sample_rate=11025 Hz"),
-        (
-            {"hop": 0.05},
-            "hop must lie between one sample and frame, but hop=0.05 s and frame=0.025 s at sample_rate=16000 Hz",
-        ),
-        (
-            {"hop": 0.00001},
-            "hop must lie between one sample and frame, but hop=1e-05 s and frame=0.025 s at sample_rate=16000 Hz",
-        ),
-        ({"n_mels": 0}, "n_mels must lie in [1, 1000], but n_mels=0"),
-        ({"n_coefficients": 81}, "n_coefficients must lie in [0, 80], but n_coefficients=81"),
-        ({"n_coefficients": -1}, "n_coefficients must lie in [0, 80], but n_coefficients=-1"),
-        (
-            {"high": 8001.0},
-            "mel bands must lie in 0 <= low < high <= sample_rate / 2, but low=20.0 Hz, high=8001.0 Hz "
-            "and sample_rate=16000 Hz",
-        ),
         (
             {"low": 4000.0, "sample_rate": 8000},
             "mel bands must lie in 0 <= low < high <= sample_rate / 2, but low=4000.0 Hz, high=4000.0 Hz "
             "and sample_rate=8000 Hz",
         ),
+        ({"high": 8001.0}, "low=20.0 Hz, high=8001.0 Hz and sample_rate=16000 Hz"),
+        ({"sample_rate": 0}, "sample_rate=0 Hz"),
+        ({"sample_rate": 11025}, "sample_rate=11025 Hz"),
+        ({"hop": 0.05}, "hop=0.05 s and frame=0.025 s at sample_rate=16000 Hz"),
+        ({"hop": 0.00001}, "hop=1e-05 s and frame=0.025 s at sample_rate=16000 Hz"),
+        ({"n_mels": 0}, "[1, 1000], but n_mels=0"),
+        ({"n_coefficients": 81}, "[0, 80], but n_coefficients=81"),
+        ({"n_coefficients": -1}, "[0, 80], but n_coefficients=-1"),
     ],
 )
 def test_impossible_settings_are_refused(fields, told):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
         FeatureConfig(**fields)
-    assert str(caught.value) == told
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "told"),
-    [
-        ("deltas", 3, "deltas must be one of 0, 1, 2, but deltas=3"),
-        ("normalize", "all", "normalize must be one of utterance, global, mean, none, but normalize='all'"),
-    ],
-)
-def test_what_is_no_choice_is_refused(field, value, told):
+@pytest.mark.parametrize(("field", "value"), [("deltas", 3), ("normalize", "all")])
+def test_what_is_no_choice_is_refused(field, value):
     config = FeatureConfig()
     vars(config)[field] = value  # when tests run, the type checker would refuse it as an argument
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=f"^{field} must be one of .*, but {field}={value!r}$"):
         config.__post_init__()
-    assert str(caught.value) == told
 
 
 def test_bands_too_narrow_for_the_dft_are_refused():
@@ -299,20 +282,16 @@ def test_bands_too_narrow_for_the_dft_are_refused():
 @pytest.mark.parametrize(
     ("normalize", "mean", "std", "found"),
     [
-        ("global", None, None, "mean and std of shape (40,), but mean has None and std has None"),
-        (
-            "global",
-            torch.zeros(13),
-            torch.ones(13),
-            "mean and std of shape (40,), but mean has (13,) and std has (13,)",
-        ),
-        ("mean", None, None, "mean and std of shape (40,), but mean has None and std has None"),
-        ("none", torch.zeros(40), torch.ones(40), "mean and std of shape None, but mean has (40,) and std has (40,)"),
+        ("global", None, None, ("(40,)", "None", "None")),
+        ("global", torch.zeros(13), torch.ones(13), ("(40,)", "(13,)", "(13,)")),
+        ("mean", None, None, ("(40,)", "None", "None")),
+        ("none", torch.zeros(40), torch.ones(40), ("None", "(40,)", "(40,)")),
     ],
 )
 def test_mean_and_std_belong_to_global_and_mean(normalize, mean, std, found):
     with pytest.raises(ValueError) as caught:
         FeatureExtractor(FeatureConfig(normalize=normalize), mean=mean, std=std)
     assert str(caught.value) == (
-        f"normalize={normalize} needs {found}; `statistics` makes them for global and mean, and no other has any"
+        f"normalize={normalize} needs mean and std of shape {found[0]}, but mean has {found[1]} and std has {found[2]}; "
+        "`statistics` makes them for global and mean, and no other has any"
     )

@@ -48,27 +48,26 @@ def refusal(path: Path) -> str:
     return told.removeprefix(f"{path} ")
 
 
-@pytest.mark.parametrize("shape", [(7, 4), (7,), (0, 3), (1, 7, 3), ()])
-def test_another_shape_is_refused(tmp_path, shape):
-    assert refusal(saved(tmp_path / "a.npy", np.zeros(shape))) == (
-        f"cannot be used: vectors must have shape (frames, 3), but they have {shape}; "
-        "set n_features, or leave the file out"
-    )
+def test_another_shape_is_refused(tmp_path):
+    for shape in ((7, 4), (7,), (0, 3), (1, 7, 3), ()):
+        assert f"shape (frames, 3), but they have {shape}; set n_features" in refusal(
+            saved(tmp_path / "a.npy", np.zeros(shape))
+        )
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
-def test_what_is_not_finite_is_refused(tmp_path, value):
-    array = np.zeros((7, 3))
-    array[4, 1] = value
-    assert refusal(saved(tmp_path / "a.npy", array)) == (
-        "cannot be used: it has NaN or infinite values in float32; leave it out"
-    )
+def test_what_is_not_finite_is_refused(tmp_path):
+    for value in (np.nan, np.inf, -np.inf, 1e300):
+        array = np.zeros((7, 3))
+        array[4, 1] = value
+        assert refusal(saved(tmp_path / "a.npy", array)) == (
+            "cannot be used: it has NaN or infinite values in float32; leave it out"
+        ), value
 
 
 @pytest.mark.parametrize("dtype", ["int64", "complex64", "bool"])
 def test_what_is_no_float_is_refused(tmp_path, dtype):
     path = saved(tmp_path / "a.npy", np.zeros((7, 3), dtype=dtype))
-    assert refusal(path) == f"cannot be used: vectors must be floats, but it holds {dtype}; convert it"
+    assert f"must be floats, but it holds {dtype}" in refusal(path)
 
 
 def test_what_is_no_npy_is_refused(tmp_path):
@@ -79,19 +78,14 @@ def test_what_is_no_npy_is_refused(tmp_path):
         (tmp_path / name).write_bytes(content)
     for name in ("empty", "text", "cut", "head", "many.npz", "objects.npy"):
         told = refusal(tmp_path / name)
-        assert told.startswith("cannot be read as vectors: ") and told.endswith("; write it with numpy.save")
-    assert refusal(tmp_path / "none.npy") == "cannot be read: No such file or directory; check the path"
-    assert refusal(tmp_path) == "cannot be read: Is a directory; check the path"
+        assert told.startswith("cannot be read as vectors: "), name
+    assert "No such file or directory" in refusal(tmp_path / "none.npy")
+    assert "Is a directory" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"n_features": 0}, "n_features must be at least 1, but n_features=0"),
-        ({"n_features": 3, "hop": 0.0}, "hop must lie in (0, inf), but hop=0.0"),
-    ],
+    ("fields", "told"), [({"n_features": 0}, "n_features=0"), ({"n_features": 3, "hop": 0.0}, "hop=0.0")]
 )
-def test_a_configuration_checks_itself(fields, message):
-    with pytest.raises(ValueError) as error:
+def test_a_configuration_checks_itself(fields, told):
+    with pytest.raises(ValueError, match=f"but {told}$"):
         VectorConfig(**fields)
-    assert str(error.value) == message

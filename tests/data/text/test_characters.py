@@ -27,25 +27,26 @@ def test_ids_are_places_in_the_sorted_set_of_characters(tmp_path):
     assert CharTokenizer.load(tmp_path / "characters.json").encode(TEXTS) == ids
 
 
-@pytest.mark.parametrize(("unknown", "named"), [("ß", "'ß' (U+00DF)"), ("\x07", "'\\x07' (U+0007)")])
-def test_an_unknown_character_is_named(unknown, named):
+def test_an_unknown_character_is_named():
     message = (
-        f"a text may hold the 3 characters that were trained on, but {named} is none of them; "
+        "a text may hold the 3 characters that were trained on, but 'ß' (U+00DF) is none of them; "
         "leave it out or train with a text that has it"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        CharTokenizer.train(["abc"]).encode(["ab", f"b{unknown}c"])
+        CharTokenizer.train(["abc"]).encode(["ab", "bßc"])
+    with pytest.raises(ValueError, match=re.escape(r"'\x07' (U+0007)")):
+        CharTokenizer.train(["abc"]).encode(["\x07"])
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("model", "told"),
     [
         (b'{"letters": "ab"}', """characters must come as JSON {"characters": "..."}, but: KeyError('characters')"""),
-        (b'{"characters": "aba"}', "characters must be a string in which each stands once, but it is 'aba'"),
-        (b'{"characters": ""}', "characters must be a string in which each stands once, but it is ''"),
-        (b'{"characters": 3}', "characters must be a string in which each stands once, but it is 3"),
+        (b'{"characters": "aba"}', "each stands once, but it is 'aba'"),
+        (b'{"characters": ""}', "each stands once, but it is ''"),
+        (b'{"characters": 3}', "each stands once, but it is 3"),
     ],
 )
-def test_what_are_no_characters_is_refused(model, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+def test_what_are_no_characters_is_refused(model, told):
+    with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
         CharTokenizer(model)

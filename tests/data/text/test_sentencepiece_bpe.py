@@ -92,6 +92,7 @@ def test_dropout_is_a_function_of_the_seed(tokenizer):
     assert sum(a != b for a, b in zip(first, other, strict=True)) > len(TEXT) / 2
 
 
+@pytest.mark.process
 def test_dropout_is_the_same_in_another_process(tokenizer, tmp_path):
     """Resuming asks for the segmentation that the killed process had; some releases of SentencePiece salt the seed."""
     tokenizer.save(tmp_path / "a.model")
@@ -146,12 +147,7 @@ def test_a_vocabulary_without_room_for_the_characters_is_refused():
     letters = len(set("".join(TEXT)) - {" "}) + 1  # ▁ is a letter
     with pytest.raises(ValueError) as caught:
         SentencePieceTokenizer.train(TEXT, vocab_size=264)
-    message = str(caught.value)
-    assert message.startswith("SentencePiece could not learn vocab_size=264 pieces: ")
-    assert f"264 vs {260 + letters}" in message
-    assert message.endswith(
-        "; it must exceed 260 (special pieces and bytes) by more than the number of different characters"
-    )
+    assert "vocab_size=264" in str(caught.value) and f"264 vs {260 + letters}" in str(caught.value)
 
 
 def test_a_model_with_other_special_ids_is_refused(tmp_path):

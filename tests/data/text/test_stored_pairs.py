@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import re
 from collections import Counter
 
 import numpy as np
@@ -100,16 +101,12 @@ def test_what_is_left_out_is_what_is_left_out_in_memory(files, tmp_path):
         f"{n_short} pairs, {large.n_target:,} target tokens, in {large.n_pools} pools, each of which is an epoch; "
         f"left out: 2 blank, {whole.n_long} too long"
     )
-    with pytest.raises(ValueError) as error:
-        stored(files, tmp_path / "cache", max_length=1)
     shortest = min(
         max(len(s), len(t))
         for s, t in zip(*(b.encode(x) for b, x in zip(BOTH, (SOURCE, TARGET), strict=True)), strict=True)
     )
-    assert str(error.value) == (
-        f"max_length must leave something to train on, but max_length=1 and the shortest of {N} pairs has "
-        f"{shortest + 1} tokens"
-    )
+    with pytest.raises(ValueError, match=f"max_length=1 and the shortest of {N} pairs has {shortest + 1} tokens"):
+        stored(files, tmp_path / "cache", max_length=1)
 
 
 @pytest.mark.parametrize(("n", "kind"), [(60, ParallelText), (61, LargeText)])
@@ -167,20 +164,15 @@ def test_validation_can_be_held_out_of_a_large_text(files, tmp_path, caplog):
     everything = [*zip(SOURCE, TARGET, strict=True), *zip(SOURCE[:50], TARGET[:50], strict=True)]
     assert list(text) == [pair for pair in everything if pair not in held]
     assert 0 < len(text.sample()[0]) <= 30 and not held & set(zip(*text.sample(), strict=True))
-    assert [r.getMessage() for r in caplog.records] == [
-        "validation holds out 40 of 255 training pairs; those equal to one of them leave the training text too"
-    ]
+    (said,) = (r.getMessage() for r in caplog.records)
+    assert re.findall(r"\d+", said) == ["40", "255"]
     again, other = (files.splits(seed, tmp_path / "cache") for seed in (7, 8))
     assert again[:2] == (text, valid) and other[1] != valid
     folders = {stored(files, tmp_path / "cache").text.folder for _ in range(2)}
     assert len(folders) == 1  # the text is surveyed once, whatever the seed
-    with pytest.raises(ValueError) as error:
-        Files(train_source=files.train_source, train_target=files.train_target, hold_out=70).splits(
-            7, tmp_path / "cache"
-        )
-    assert str(error.value) == (
-        "hold_out must be less than 70 for a text of so many pairs, but hold_out=70; hold out fewer"
-    )
+    large = Files(train_source=files.train_source, train_target=files.train_target, hold_out=70)
+    with pytest.raises(ValueError, match="less than 70 .*hold_out=70"):
+        large.splits(7, tmp_path / "cache")
 
 
 def test_the_sample_is_drawn_from_the_whole_text(files, tmp_path):

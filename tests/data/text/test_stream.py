@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -87,12 +88,10 @@ def test_what_is_too_short_is_refused():
     assert str(error.value) == (
         "a window takes context + 1 tokens, but context=5 and the text has 5; give more text or make the context shorter"
     )
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="batch_size=0"):
         Windows(stream=split(range(5)), context=3, batch_size=0)
-    assert str(error.value) == "batch_size must be at least 1, but batch_size=0"
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="two tokens or more, but it has 1"):
         HeldOut(split([1]), context=5, batch_size=1)
-    assert str(error.value) == "a validation text needs two tokens or more, but it has 1; give more text"
 
 
 @pytest.mark.parametrize(("vocab_size", "width"), [(1 << 16, 2), ((1 << 16) + 1, 4)])
@@ -117,14 +116,10 @@ def test_shards_hold_the_ids_in_the_smallest_type(tmp_path, vocab_size, width):
 
 
 def test_shards_that_do_not_fit_are_refused(tmp_path):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=r"a shard, but there is none; scripts/make_shards\.py"):
         open_shards([], tokenizer=b"t")
-    assert str(error.value) == (
-        "a stream needs a shard, but there is none; scripts/make_shards.py makes them from text"
-    )
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="but they reach from 0 to 9"):
         write_shard(tmp_path / "a", np.array([0, 9]), vocab_size=9, tokenizer=b"t", source="x")
-    assert str(error.value) == "ids must lie in 0 ... 8, but they reach from 0 to 9"
     path = tmp_path / "a.bin"
     write_shard(path, np.array([0, 8]), vocab_size=9, tokenizer=b"t", source="x")
     ours, theirs = (hashlib.sha256(name).hexdigest()[:12] for name in (b"t", b"u"))
@@ -138,15 +133,13 @@ def test_shards_that_do_not_fit_are_refused(tmp_path):
     path.write_bytes(b"\0\0\0\1")
     bad = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     open_shards([path], tokenizer=b"t")
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} .*{good}.*{bad}"):
         open_shards([path], tokenizer=b"t", verify=True)
-    assert str(error.value) == (f"{path} must have the checksum of its header, {good}, but has {bad}; make it again")
     path.write_bytes(b"\0\0\0")
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} must have 4 bytes.* but has 3"):
         open_shards([path], tokenizer=b"t")
-    assert str(error.value) == f"{path} must have 4 bytes, as its header says, but has 3; make it again"
     path.with_suffix(".json").unlink()
-    with pytest.raises(ValueError, match=r"a shard has its header beside it, but .*a.json: FileNotFoundError.*again"):
+    with pytest.raises(ValueError, match=r"a\.json: FileNotFoundError"):
         open_shards([path], tokenizer=b"t")
 
 

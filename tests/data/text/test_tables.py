@@ -1,5 +1,6 @@
 """Pairs in Parquet and Arrow files are those of the same text in lines; what cannot be read is named."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,16 +50,18 @@ def test_a_folder_is_its_files_by_name(tmp_path):
     assert PairFiles(tables.table_files(tmp_path), ("en", "de")).read() == ParallelText(["s1", "s0"], ["t1", "t0"])
 
 
-@pytest.mark.parametrize("column", ["fr", "n", "translation", "translation.fr", "en.de"])
-def test_a_missing_column_is_named_beside_those_that_are_there(tmp_path, column):
+def test_a_missing_column_is_named_beside_those_that_are_there(tmp_path):
     path = written(tmp_path / "a.parquet", table())
-    there = "translation.en, translation.de" if column == "translation.fr" else "en, de, n, translation, text.de"
     with pytest.raises(ValueError) as error:
-        PairFiles((path,), ("en", column)).read()
+        PairFiles((path,), ("en", "fr")).read()
     assert str(error.value) == (
-        f"source and target must be columns of text, but {path} has no {column} of that kind; it has {there}; name "
-        "them with --source-column and --target-column"
+        f"source and target must be columns of text, but {path} has no fr of that kind; it has en, de, n, translation, "
+        "text.de; name them with --source-column and --target-column"
     )
+    for column in ("n", "translation", "translation.fr", "en.de"):
+        there = "translation.en, translation.de" if column == "translation.fr" else "en, de, n, translation, text.de"
+        with pytest.raises(ValueError, match=re.escape(f"{path} has no {column} of that kind; it has {there};")):
+            PairFiles((path,), ("en", column)).read()
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
@@ -68,21 +71,15 @@ def test_a_missing_column_is_named_beside_those_that_are_there(tmp_path, column)
 def test_a_damaged_file_is_named(tmp_path, name, damage):
     path = written(tmp_path / name, table())
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is no whole Parquet or Arrow file: "):
         PairFiles((path,), ("en", "de")).read()
-    assert str(error.value).startswith(f"{path} is no whole Parquet or Arrow file: ")
-    assert str(error.value).endswith("; fetch it again")
 
 
 def test_what_is_no_table_and_no_pyarrow_are_refused(tmp_path, monkeypatch):
     for path in (tmp_path / "none.parquet", tmp_path):
-        with pytest.raises(ValueError) as error:
+        with pytest.raises(ValueError, match=re.escape(f".parquet, .arrow, .feather, but {path} is none")):
             tables.table_files(path)
-        assert str(error.value) == (
-            f"a table must be a file or a folder of files that end in .parquet, .arrow, .feather, but {path} is none"
-        )
     monkeypatch.setattr(tables, "find_spec", lambda name: None)
     path = written(tmp_path / "a.parquet", table())
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape("pip install 'transduce[arrow]'")):
         Files(train_table=path).read("train")
-    assert str(error.value) == f"{path} is read with pyarrow, but it is not installed; pip install 'transduce[arrow]'"

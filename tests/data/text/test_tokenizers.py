@@ -85,17 +85,16 @@ def test_json_is_byte_level_bpe_or_characters(tmp_path):
 )
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content, what):
     (tmp_path / "a.model").write_bytes(content)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'a.model'}: {what}")):
         load_tokenizer(tmp_path / "a.model")
-    assert str(error.value).startswith(
-        "a tokenizer file is a SentencePiece model, or JSON of the library tokenizers, of characters or of pronunciations, but "
-        f"{tmp_path / 'a.model'}: {what}"
-    )
+
+
+def test_a_tokenizer_that_is_not_there_is_named_with_the_names_of_those_there_may_be(tmp_path):
     with pytest.raises(ValueError) as error:
         load_tokenizer(tmp_path / "b.model")
     assert str(error.value) == (
-        "a tokenizer is one of characters.json, tokenizer.json, tokenizer.model, tokenizer.imported.json, tokenizer.pronunciations.json, or a folder with one, but "
-        f"{tmp_path / 'b.model'} does not exist"
+        "a tokenizer is one of characters.json, tokenizer.json, tokenizer.model, tokenizer.imported.json, "
+        f"tokenizer.pronunciations.json, or a folder with one, but {tmp_path / 'b.model'} does not exist"
     )
 
 
@@ -152,28 +151,14 @@ def test_a_symbol_stays_whole_under_dropout():
 @pytest.mark.parametrize(
     ("kind", "symbols", "message"),
     [
-        (
-            "characters",
-            ["<2de>"],
-            "symbols are tokens of SentencePiece or of the library tokenizers, but this is a CharTokenizer; leave them out or take "
-            "another tokenizer (--tokenizer byte_bpe)",
-        ),
-        (
-            "sentencepiece",
-            ["<2de>", "</s>"],
-            "a symbol must be no special piece, but </s> has another meaning in this vocabulary; rename it",
-        ),
-        (
-            "byte_bpe",
-            ["<|endoftext|>"],
-            "a symbol must be no special token, but <|endoftext|> is one of this vocabulary already; leave it out",
-        ),
+        ("characters", ["<2de>"], "but this is a CharTokenizer; "),
+        ("sentencepiece", ["<2de>", "</s>"], "a symbol must be no special piece, but </s> "),
+        ("byte_bpe", ["<|endoftext|>"], "a symbol must be no special token, but <|endoftext|> "),
     ],
 )
 def test_symbols_that_cannot_be_are_refused(kind, symbols, message):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(message)):
         train_tokenizer(kind, TEXT, vocab_size=300, symbols=symbols)
-    assert str(error.value) == message
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "sentencepiece"])
