@@ -74,14 +74,6 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(request.node.name.encode()))
 
 
-@pytest.fixture
-def no_shape_checks() -> Iterator[None]:
-    """Let a test call functions with what their signatures exclude."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
     """`once(name, make)` is a folder that `make(folder)` has filled, once for all test processes.
