@@ -132,14 +132,11 @@ def test_no_request_names_a_file_or_changes_anything(run, capsys):
 def test_wrong_uses_are_told(run, tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        for words, message in [
-            ([tmp_path], f"a run directory holds config.json, but {tmp_path} has no config.json; a recipe makes one (--run "
-             "DIRECTORY)"),
-            ([tmp_path / "no"], f"a run directory holds config.json, but {tmp_path / 'no'} does not exist; a recipe makes one "
-             "(--run DIRECTORY)"),
-            ([run, "--port", port], f"127.0.0.1 and port {port} cannot be listened at (Address already in use); --port 0 "
-             "takes a free port"),
-            ([run, "--port", "70000"], "port must lie in [0, 65535], but port=70000"),
-        ]:  # fmt: skip
+        for words, wrong in [
+            ([tmp_path], f"{tmp_path} has no config.json"),
+            ([tmp_path / "no"], f"{tmp_path / 'no'} does not exist"),
+            ([run, "--port", port], f"port {port} cannot be listened at"),
+            ([run, "--port", "70000"], "port=70000"),
+        ]:
             assert main(["watch", *map(str, words)]) == 2, words
-            assert capsys.readouterr().err == f"transduce: {message}\n"
+            assert wrong in capsys.readouterr().err, words

@@ -54,7 +54,7 @@ def server(home):
     """That folder on the web."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(home))) as server:
         server.asked = []
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield server
         server.shutdown()
 
