@@ -75,13 +75,10 @@ def test_two_systems_are_compared_on_the_same_draws(judge):
 
 
 def test_what_is_missing_is_told(judge, monkeypatch):
-    for call, message in (
-        (lambda: comet.of(None), "COMET reads source texts, but the sources are sound; name another measure, such as bleu"),
-        (lambda: comet(["a"], ["b"]), "every side of a score must be a list of at least one line, but sources is empty"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError) as error:
-            call()
-        assert str(error.value) == message
+    with pytest.raises(ValueError, match="the sources are sound"):
+        comet.of(None)
+    with pytest.raises(ValueError, match="sources is empty"):
+        comet(["a"], ["b"])
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(ValueError) as error:
         validation._measures(["bleu"], "comet", SOURCES)

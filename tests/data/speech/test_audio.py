@@ -105,29 +105,25 @@ def test_silence_is_silence(tmp_path):
 
 def test_a_missing_file_and_a_directory(tmp_path):
     assert refusal(tmp_path / "none.wav") == "cannot be read: No such file or directory; check the path"
-    assert refusal(tmp_path) == "cannot be read as sound: it is a directory; name a sound file"
+    assert "it is a directory" in refusal(tmp_path)
     os.mkfifo(tmp_path / "pipe.wav")  # opening it would wait for a writer
-    assert refusal(tmp_path / "pipe.wav") == "cannot be read as sound: it is no regular file; name a sound file"
+    assert "it is no regular file" in refusal(tmp_path / "pipe.wav")
 
 
 def test_an_empty_file(tmp_path):
     (tmp_path / "a.wav").touch()
-    assert refusal(tmp_path / "a.wav") == (
-        "cannot be read as sound: the file is empty; fetch it again or leave it out"
-    )  # fmt: skip
+    assert "the file is empty" in refusal(tmp_path / "a.wav")
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.raw", "a"])
 def test_what_is_not_sound(tmp_path, name):
     (tmp_path / name).write_bytes(b"once upon a time\n" * 50)
-    message = refusal(tmp_path / name)
-    assert message.startswith("cannot be read as sound: it is damaged or of an unknown format (libsndfile: ")
-    assert message.endswith("); convert it to WAV or leave it out")
+    assert "it is damaged or of an unknown format (libsndfile: " in refusal(tmp_path / name)
 
 
 def test_no_samples(tmp_path):
     path = write(tmp_path / "a.wav", np.zeros(0))
-    assert refusal(path) == "cannot be used: it has no samples; record it again or leave it out"
+    assert "it has no samples" in refusal(path)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
@@ -138,8 +134,7 @@ def test_samples_that_are_no_numbers(tmp_path, bad):
             samples = tone(rate, 0.1)
             samples[at] = bad
             path = write(tmp_path / "a.wav", samples, rate, "DOUBLE")
-            told = "cannot be used: it has NaN or infinite samples; convert it again or leave it out"
-            assert refusal(path) == told, (rate, at)
+            assert "it has NaN or infinite samples" in refusal(path), (rate, at)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +151,8 @@ def test_a_file_cut_short_gives_what_is_there_and_says_so(tmp_path, ending, subt
     got = read_audio(path, 16000)
     assert 0.4 * len(whole) < len(got) < 0.51 * len(whole)
     torch.testing.assert_close(got, whole[: len(got)], rtol=0, atol=1e-6)
-    assert told(caplog) == [
-        f"{path} is cut short: its header promises 2.00 s, but it holds {len(got) / 16000:.2f}; what is there is used"
-    ]
+    (said,) = told(caplog)
+    assert str(path) in said and "2.00 s" in said and f"{len(got) / 16000:.2f};" in said
     path.write_bytes(raw[:20])
     assert refusal(path).startswith("cannot be read as sound: ")
 

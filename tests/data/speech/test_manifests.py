@@ -81,7 +81,7 @@ def test_what_cannot_be_is_told(folder, fields, message):
 
 def test_a_test_without_texts_is_refused_before_the_training(folder):
     write_manifest(folder / "test.tsv", [Recording("a", folder / "a.wav", 1.0, "A", " ")])
-    with pytest.raises(ValueError, match="a test needs texts .* none of its 1 recordings"):
+    with pytest.raises(ValueError, match=r"a test needs texts .* none of its 1 recordings"):
         Manifests(data=folder, valid=Path("valid.tsv")).read(1)
 
 

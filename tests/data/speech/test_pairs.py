@@ -210,18 +210,14 @@ def test_silence_is_drawn_for_either_side_and_counts_in_the_budget(recordings, r
 def test_what_is_reckoned_with_natural_log_mels_is_refused_for_others(recordings, reader, tokenizer, kind):
     other = replace(reader, feature_extractor=FeatureExtractor(replace(FEATURES, log_mel=kind)))
     for fields, told in (
-        ({"vtlp": 0.1}, f"vtlp=0.1 and log_mel='{kind}'; set vtlp=0.0"),
-        ({"tilt": 3.0}, f"tilt=3.0 and log_mel='{kind}'; set tilt=0.0"),
-        (
-            {"silence": 0.2, "lowest_snr": 9.0},
-            f"silence=0.2, lowest_snr=9.0 and log_mel='{kind}'; set silence=0.0, lowest_snr=None",
-        ),
+        ({"vtlp": 0.1}, "vtlp=0.1"),
+        ({"tilt": 3.0}, "tilt=3.0"),
+        ({"silence": 0.2, "lowest_snr": 9.0}, "silence=0.2, lowest_snr=9.0"),
     ):
-        with pytest.raises(ValueError) as error:
-            SpeechPairs(recordings, other, tokenizer, frames_per_batch=200, augmentation=replace(PLAIN, **fields))
-        assert str(error.value) == f"vtlp, silence, lowest_snr, gain, tilt are for natural log-mels, but {told}"
+        with pytest.raises(ValueError, match=f"natural log-mels, but {told} and log_mel='{kind}'"):
+            SpeechPairs(recordings[:2], other, tokenizer, frames_per_batch=200, augmentation=replace(PLAIN, **fields))
     usual = replace(Augmentation(), vtlp=0.0)
-    assert SpeechPairs(recordings, other, tokenizer, frames_per_batch=200, augmentation=usual).recordings
+    assert SpeechPairs(recordings[:2], other, tokenizer, frames_per_batch=200, augmentation=usual).recordings
 
 
 def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader, tokenizer):
@@ -263,10 +259,7 @@ def test_half_a_recording_does_not_learn_the_whole_text(tmp_path, reader, tokeni
     assert sum(pairs.skipped.values()) == 1
     frames = FEATURES.n_frames(round(there * RATE))
     covered = (FEATURES.frame_samples + (frames - 1) * FEATURES.hop_samples) / RATE
-    assert told(caplog)[-1] == (
-        f"{path} lasts {covered:.2f} s, but its manifest says {promised:g}; it is left out, for its text may say more; "
-        "fetch it again or correct the manifest"
-    )
+    assert told(caplog)[-1].startswith(f"{path} lasts {covered:.2f} s, but its manifest says {promised:g}; ")
     assert len(told(caplog)) == (1 if ending == "opus" else 2)  # the header of the others tells as well
     with pytest.raises(ValueError) as error:
         SpeechPairs([cut], reader, tokenizer, frames_per_batch=900)
@@ -329,13 +322,9 @@ def test_what_cannot_be_used_is_left_out_counted_and_named(tmp_path, reader, tok
     assert len(warnings) == 5
     for name in ("text", "empty", "none", "short"):
         assert sum(line.startswith(f"{tmp_path / name}.wav cannot be ") for line in warnings) == 1
-    assert warnings[-1].startswith(f"{long} lasts 7.") and warnings[-1].endswith(
-        " s, but its manifest says 1; it is left out, being longer than 3 s"
-    )
-    assert str(pairs).endswith(
-        "left out: 1 blank text, 2 longer than 3 s, 4 unusable sound, 1 fewer positions than tokens"
-    )
+    assert warnings[-1].startswith(f"{long} lasts 7.") and "its manifest says 1; " in warnings[-1]
     assert str(pairs).startswith("3 recordings, 0.00 hours, 2 speakers, ")
+    assert all(f"{n} {why}" in str(pairs) for why, n in pairs.skipped.items() if n)
 
 
 def test_nothing_left_is_told_with_the_reason(tmp_path, reader, tokenizer):
@@ -378,10 +367,7 @@ def test_global_statistics_are_those_of_all_training_frames(recordings, folder, 
     np.testing.assert_allclose(feature_extractor.std.numpy(), frames.std(axis=0), rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError) as error:
         make_feature_extractor(config, [bad], FeatureCache(folder / "cache"), workers=0)
-    assert str(error.value) == (
-        f"normalize=global needs training data that can be used, but none can: {bad.audio} cannot be read: "
-        "No such file or directory; check the path"
-    )
+    assert f"{bad.audio} cannot be read: No such file or directory" in str(error.value)
 
 
 def test_global_statistics_leave_out_what_training_leaves_out(tmp_path, recordings):
@@ -420,11 +406,9 @@ def test_vectors_take_the_same_way(tmp_path, tokenizer, caplog):
         pairs = SpeechPairs(
             [*recordings, wide], reader, tokenizer, frames_per_batch=60, augmentation=SPEEDS, max_seconds=0.23
         )
-    assert told(caplog) == [
-        f"{wide.audio} cannot be used: vectors must have shape (frames, 3), but they have (20, 4); set n_features, or "
-        "leave the file out",
-        f"{recordings[4].audio} lasts 0.24 s, but its manifest says 0.2; it is left out, being longer than 0.23 s",
-    ]
+    unusable, long = told(caplog)
+    assert unusable.startswith(f"{wide.audio} cannot be used: ") and "(20, 4)" in unusable
+    assert long.startswith(f"{recordings[4].audio} lasts 0.24 s, but its manifest says 0.2; ")
     assert pairs.recordings == recordings[:4] and list(pairs.n_frames) == [1.0]  # vectors have no speed
     got = {len(frames): frames.numpy() for frames, _, _ in rows(pairs, 1)}
     for i in range(4):

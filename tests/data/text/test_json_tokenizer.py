@@ -94,5 +94,5 @@ def test_a_trained_one_merges_what_is_frequent_and_loses_nothing():
     ids = tokenizer.encode([text, "Größe 🙂\n"])
     assert tokenizer.decode(ids) == [text, "Größe 🙂\n"]
     assert "low" in tokenizer.tokens(ids[0])
-    with pytest.raises(ValueError, match="at least 257, .*vocab_size=256"):
+    with pytest.raises(ValueError, match=r"at least 257, .*vocab_size=256"):
         JSONTokenizer.train([text], vocab_size=256)

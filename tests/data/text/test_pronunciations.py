@@ -189,7 +189,7 @@ def test_its_file_is_json_to_which_words_may_be_added(tokenizer, tmp_path):
     ],
 )
 def test_other_json_is_refused(model):
-    with pytest.raises(ValueError, match="^pronunciations must come as JSON "):
+    with pytest.raises(ValueError, match=r"^pronunciations must come as JSON "):
         PronunciationTokenizer(model)
 
 

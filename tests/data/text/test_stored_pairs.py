@@ -171,7 +171,7 @@ def test_validation_can_be_held_out_of_a_large_text(files, tmp_path, caplog):
     folders = {stored(files, tmp_path / "cache").text.folder for _ in range(2)}
     assert len(folders) == 1  # the text is surveyed once, whatever the seed
     large = Files(train_source=files.train_source, train_target=files.train_target, hold_out=70)
-    with pytest.raises(ValueError, match="less than 70 .*hold_out=70"):
+    with pytest.raises(ValueError, match=r"less than 70 .*hold_out=70"):
         large.splits(7, tmp_path / "cache")
 
 
