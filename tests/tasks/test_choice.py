@@ -191,10 +191,6 @@ def test_diverse_beams_reach_the_search_and_differ_more(text_run, letters_run, t
     [
         ({"temperature": 0.5}, "temperature, top_k and top_p are of sampling, but temperature=0.5, top_k=0, top_p=1.0 and "
          "sample=False; add sample"),
-        ({"sample": True, "temperature": 0.0}, "temperature must lie in (0, inf), but temperature=0.0"),
-        ({"sample": True, "beam_groups": 5}, "a sample has no beam, but sample=True and beam_groups=5; leave one of them out"),
-        ({"beam_groups": 2}, "beam_groups must divide beam_size, but beam_groups=2 and beam_size=5"),
-        ({"mbr": "ter"}, "mbr must be one of none, bleu, chrf, wer, cer, but mbr='ter'"),
         ({"mbr": "chrf", "beam_size": 1}, "mbr=chrf chooses among beam_size hypotheses or samples, but beam_size=1; try "
          "beam_size=32 and sample"),
     ],
@@ -204,9 +200,23 @@ def test_what_does_not_go_together_is_refused(fields, message):
         td.SearchConfig(**fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ({"sample": True, "temperature": 0.0}, ["temperature=0.0"]),
+        ({"sample": True, "beam_groups": 5}, ["sample=True", "beam_groups=5"]),
+        ({"beam_groups": 2}, ["divide", "beam_groups=2", "beam_size=5"]),
+        ({"mbr": "ter"}, ["none, bleu, chrf, wer, cer", "mbr='ter'"]),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(fields, parts):
+    with pytest.raises(ValueError) as error:
+        td.SearchConfig(**fields)
+    assert all(part in str(error.value) for part in parts)
+
+
 def test_greedy_search_leaves_chance_and_choice_alone(text_run, tmp_path, capsys):
     own = td.SearchConfig(beam_size=6, sample=True, top_k=3, temperature=0.4, mbr="chrf")
     assert own.greedy() == td.SearchConfig(beam_size=1)
     assert main(["translate", str(text_run), "--greedy", "--sample", "--mbr", "chrf", "-", *CPU]) == 2
-    told = "--greedy takes the likeliest token each time, so leave it or --sample, --mbr out"
-    assert capsys.readouterr().err == f"transduce: {told}\n"
+    assert "--greedy " in (told := capsys.readouterr().err) and "--sample, --mbr" in told

@@ -158,13 +158,13 @@ def test_an_encoder_alone_has_states(rng):
 def test_what_cannot_be_scored_is_refused(translator, tmp_path):
     for call, message in (
         (lambda: translator.score(["a", "b"], ["c"]), "every input has one given text, but there are 2 inputs and 1 texts"),
-        (lambda: translator.score(["a"], "c"), "given outputs are a list of texts, but got one string; use ['c']"),
-        (lambda: translator.encode("a"),
-         "encode, score and align take a list of lines, but got one string; use ['a']"),
         (lambda: td.load(language_run(tmp_path / "run", positions="learned")).score(["A", "A" * 42]),
          "text 2 must fit into the model's learned positions, which end at 40, but it takes 41; split it"),
     ):  # fmt: skip
         with pytest.raises(ValueError) as error:
             call()
         assert str(error.value) == message
+    for call, name in ((lambda: translator.score(["a"], "c"), "c"), (lambda: translator.encode("a"), "a")):
+        with pytest.raises(ValueError, match=rf"list of .*one string; use \['{name}'\]$"):
+            call()
     assert translator.encode([]) == translator.score([], []) == translator.align([], []) == []

@@ -125,9 +125,7 @@ def test_the_command_line_takes_a_language_model(task, request, tmp_path, capsys
         (["--lm-weight", "2"], "lm=None and lm_weight=2.0"),
     ):
         assert main([*command, *some]) == 2
-        assert capsys.readouterr().err == (
-            f"transduce: --lm and --lm-weight go together, but {told}; try --lm LM --lm-weight 0.3\n"
-        )
+        assert f"--lm and --lm-weight go together, but {told};" in capsys.readouterr().err
 
 
 def test_a_binary_of_kenlm_gives_what_its_arpa_file_gives(text, tmp_path):
@@ -175,7 +173,6 @@ def test_a_language_model_that_does_not_fit_is_refused(text, letters_run, tmp_pa
          f"{text}; train it with --tokenizer and the target's tokenizer file of that run"),
         (letters, letters, f"a language model stands beside what translates or transcribes, but {letters} is a language model; use "
          "transduce generate"),
-        (text, text, f"generating takes a run of a language model, but {text} translates; use transduce translate"),
         (text, tmp_path / "none", f"a language model is a run directory or a file of n-grams, but {tmp_path / 'none'} does not exist; "
          "check the path"),
         (text, tmp_path / "wrong.arpa", f"{tmp_path / 'wrong.arpa'}: an n-gram model is an ARPA file whose words are the run's "
@@ -183,6 +180,8 @@ def test_a_language_model_that_does_not_fit_is_refused(text, letters_run, tmp_pa
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             td.load(run, lm=lm)
+    with pytest.raises(ValueError, match=f"{re.escape(str(text))} translates; use transduce translate$"):
+        td.load(text, lm=text)
     message = "lm_weight needs a language model, but lm_weight=0.5 and none is loaded; name one with --lm, or td.load(RUN, lm=...)"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         td.load(text)(ENGLISH[:1], lm_weight=0.5)

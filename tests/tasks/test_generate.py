@@ -173,16 +173,13 @@ def test_long_prompts_keep_their_end_and_text_stops_where_positions_end(caplog):
     assert g.encode(prompt[:40], 1000) == g.tokenizer.encode([prompt[:40]])[0]
     texts = g.generate([prompt[:33], prompt[:3], prompt[:40]], GenerationConfig(max_length=20))
     assert [len(text[0].tokens) for text in texts] == [8, 20, 1]
-    assert [record.getMessage() for record in caplog.records] == [
-        "a prompt of 81 tokens was cut to its last 30 (max_positions=40)",
-        "a prompt of 81 tokens was cut to its last 20 (max_positions=40)",
-        "text stopped after 2 of 3 prompts, where the model's positions end (max_positions=40)",
-    ]
+    told = [record.getMessage() for record in caplog.records]
+    for message, parts in zip(told, (("81 tokens", " 30 "), ("81 tokens", " 20 "), ("2 of 3 prompts",)), strict=True):
+        assert all(part in message for part in (*parts, "max_positions=40"))
     caplog.clear()
     assert len("".join(g.stream(prompt[:33], GenerationConfig(max_length=20)))) == 8
-    assert [record.getMessage() for record in caplog.records] == [
-        "text stopped after 1 of 1 prompts, where the model's positions end (max_positions=40)"
-    ]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "1 of 1 prompts" in told
     endless = generator("characters")  # sinusoidal positions have no end
     assert [len(t[0].tokens) for t in endless.generate([prompt], GenerationConfig(max_length=50))] == [50]
 
@@ -214,13 +211,11 @@ def test_a_run_keeps_whichever_tokenizer_it_has(tmp_path, kind):
 
 
 def test_the_wrong_kind_of_run_is_named(letters_run, text_run):
-    for kind, message in (
-        (td.Translator, "translating takes a run of text to text, but"),
-        (td.Transcriber, "transcribing takes a run of speech to text, but"),
-    ):
-        with pytest.raises(ValueError) as caught:
+    for kind in (td.Translator, td.Transcriber):
+        with pytest.raises(
+            ValueError, match=f"{re.escape(str(letters_run))} is a language model; use transduce generate$"
+        ):
             load_as(kind, letters_run)
-        assert str(caught.value) == f"{message} {letters_run} is a language model; use transduce generate"
     with pytest.raises(ValueError) as caught:
         load_as(Generator, text_run)
     assert str(caught.value) == (
@@ -234,7 +229,6 @@ def test_the_wrong_kind_of_run_is_named(letters_run, text_run):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_length": 0}, "max_length must be at least 1, but max_length=0"),
         (
             {"beam_size": 4, "top_k": 3},
             "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k and top_p alone "
@@ -251,7 +245,7 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
         GenerationConfig(**settings)
 
 
-@pytest.mark.parametrize(("name", "value"), [("seed", -1), ("alpha", -0.5), ("top_p", 1.5)])
+@pytest.mark.parametrize(("name", "value"), [("max_length", 0), ("seed", -1), ("alpha", -0.5), ("top_p", 1.5)])
 def test_settings_out_of_their_bounds_are_refused(name, value):
     with pytest.raises(ValueError, match=rf"^{name} .*{name}={value}$"):
         GenerationConfig(**{name: value})

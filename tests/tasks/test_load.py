@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import transduce as td
-from tests.runs import ENGLISH, library_tokenizer, random_run, random_speech_run
+from tests.runs import ENGLISH, LITTLE, library_tokenizer, random_run, random_speech_run
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.tasks.lexicon import load_lexicon, save_lexicon
@@ -18,9 +18,9 @@ from transduce.tasks.translate import likeliest
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["joint", "one per side"])
-def translator(request, tmp_path_factory):
-    return td.load(random_run(tmp_path_factory.mktemp("run"), joint=request.param))
+@pytest.fixture(scope="module", params=["text_run", "two_vocabularies"], ids=["joint", "one per side"])
+def translator(request):
+    return td.load(request.getfixturevalue(request.param))
 
 
 @pytest.mark.parametrize("decoding", [SHORT, replace(SHORT, beam_size=1)], ids=["beam", "greedy"])
@@ -66,9 +66,8 @@ def test_a_too_long_line_is_cut_with_a_warning_that_names_it(translator, caplog)
     short = replace(SHORT, max_source_length=9)
     with caplog.at_level(logging.WARNING):
         cut = translator.translate([ENGLISH[5], line], short, first_line=41)
-    assert [record.getMessage() for record in caplog.records if record.name == "transduce"][-1] == (
-        f"line 42 has {n_tokens} tokens and was cut to 8 (max_source_length)"
-    )
+    told = [record.getMessage() for record in caplog.records if record.name == "transduce"][-1]
+    assert all(part in told for part in ("line 42 ", f" {n_tokens} ", "cut to 8 ", "max_source_length"))
     assert cut[1][0].text == translator(["word " * 30 + "letter"], short)[0]  # only what was cut off differs
 
 
@@ -95,10 +94,9 @@ def test_a_long_line_comes_as_a_whole_or_by_its_sentences_as_is_likelier(transla
                 assert output.text == whole[i][rank].text
     for i in (0, 2, 4):  # too short, blank, and one sentence only
         assert [(o.text, o.tokens) for o in got[i]] == [(o.text, o.tokens) for o in whole[i]]
-    assert [r.getMessage() for r in caplog.records if r.name == "transduce"] == [
-        f"{len(chosen)} of 5 lines, having more than {one} tokens (split_length), were translated sentence by "
-        f"sentence: {', '.join(map(str, chosen)) or 'none'}"
-    ]
+    (told,) = [r.getMessage() for r in caplog.records if r.name == "transduce"]
+    assert told.startswith(f"{len(chosen)} of 5 lines") and f" {one} tokens (split_length)" in told
+    assert told.endswith(f": {', '.join(map(str, chosen)) or 'none'}")
 
 
 def test_the_likelier_way_is_the_one_with_the_higher_mean_of_all_its_tokens():
@@ -176,21 +174,6 @@ def test_progress_counts_every_line(translator):
     assert counts == [1] * 6
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"beam_size": 0}, "beam_size must lie in [1, 1000], but beam_size=0"),
-        ({"n_best": 6}, "n_best must lie in [1, 5], but n_best=6"),
-        ({"alpha": -1.0}, "alpha must be at least 0, but alpha=-1.0"),
-        ({"length_extra": 0}, "length_extra must lie in [1, 1000000], but length_extra=0"),
-    ],
-)
-def test_decoding_checks_itself(fields, message):
-    with pytest.raises(ValueError) as error:
-        td.SearchConfig(**fields)
-    assert str(error.value) == message
-
-
 def test_load_says_what_a_directory_lacks(tmp_path):
     with pytest.raises(ValueError) as error:
         td.load(tmp_path / "none")
@@ -198,7 +181,7 @@ def test_load_says_what_a_directory_lacks(tmp_path):
         f"a run directory holds config.json, but {tmp_path / 'none'} does not exist; "
         "a recipe makes one (--run DIRECTORY)"
     )
-    run = random_run(tmp_path / "run")
+    run = random_run(tmp_path / "run", model=LITTLE)
     (run / "model.safetensors").unlink()
     with pytest.raises(ValueError) as error:
         td.load(run)

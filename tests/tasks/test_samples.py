@@ -25,29 +25,24 @@ def test_samples_are_transcribed_as_a_file_of_them_is(transcriber, tmp_path, cap
             (got,) = transcriber.transcribe([(given, rate)], SHORT)
             assert (got.path, got.error, got.segments) == ("sound 1", "", want.segments)
     assert transcriber([(np.zeros(RATE), RATE)], SHORT) == [""]
-    assert [r.getMessage() for r in caplog.records] == [
-        "sound 1 is silent, every sample being 0, so its text is blank; if its channels cancel out, take one"
-    ]
-
-
-SAMPLES = "samples must be floats, or integers of 16 or 32 bits, of shape (n,), but"
-GIVE = "average the channels, and give (samples, rate)"
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert told.startswith("sound 1 is silent")
 
 
 @pytest.mark.parametrize(
-    ("samples", "rate", "message"),
+    ("samples", "rate", "part"),
     [
-        (np.zeros((2, 9)), RATE, f"{SAMPLES} they are torch.float64 of shape (2, 9); {GIVE}"),
-        (np.zeros(9, np.uint8), RATE, f"{SAMPLES} they are torch.uint8 of shape (9,); {GIVE}"),
-        (torch.zeros(0), RATE, f"{SAMPLES} they are torch.float32 of shape (0,); {GIVE}"),
-        (np.zeros(RATE), 8, "its sample rate must lie in 1000 ... 768000 Hz, but it is 8; give (samples, rate)"),
-        (np.full(RATE, np.inf), RATE, "it has NaN or infinite samples; convert it again or leave it out"),
+        (np.zeros((2, 9)), RATE, "torch.float64 of shape (2, 9); average the channels, and give (samples, rate)"),
+        (np.zeros(9, np.uint8), RATE, "torch.uint8 of shape (9,)"),
+        (torch.zeros(0), RATE, "torch.float32 of shape (0,)"),
+        (np.zeros(RATE), 8, "sample rate must lie in 1000 ... 768000 Hz, but it is 8;"),
+        (np.full(RATE, np.inf), RATE, "NaN or infinite samples"),
     ],
     ids=["channels", "bytes", "nothing", "rate", "infinite"],
-)  # fmt: skip
-def test_samples_that_cannot_be_used_are_refused_alone(transcriber, recordings, samples, rate, message):
-    got = transcriber.transcribe([recordings[0].audio, (samples, rate)], SHORT)
-    assert [t.error for t in got] == ["", f"sound 2 cannot be used: {message}"]
+)
+def test_samples_that_cannot_be_used_are_refused_alone(transcriber, recordings, samples, rate, part):
+    whole, refused = transcriber.transcribe([recordings[0].audio, (samples, rate)], SHORT)
+    assert whole.error == "" and refused.error.startswith("sound 2 cannot be used: ") and part in refused.error
 
 
 @pytest.mark.parametrize("given", [np.zeros(RATE), torch.zeros(RATE), (np.zeros(RATE), RATE, 2)], ids=type)
@@ -64,7 +59,10 @@ def test_rate_and_samples_in_the_wrong_order_are_refused(transcriber, monkeypatc
     """As scipy.io.wavfile gives them."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     (got,) = transcriber.transcribe([(RATE, np.zeros(9))], SHORT)
-    assert got.error == f"sound 1 cannot be used: {SAMPLES} they are torch.int64 of shape (); {GIVE}"
+    assert got.error == (
+        "sound 1 cannot be used: samples must be floats, or integers of 16 or 32 bits, of shape (n,), but they are "
+        "torch.int64 of shape (); average the channels, and give (samples, rate)"
+    )
 
 
 def test_an_open_file_is_transcribed_as_its_path_is(transcriber, recordings):

@@ -91,9 +91,8 @@ def test_more_outputs_widen_the_beam():
     assert own.changed() == own
     assert own.changed(n_best=8) == replace(own, n_best=8, beam_size=8)
     assert own.changed(n_best=2, alpha=0.1) == replace(own, n_best=2, alpha=0.1)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=r"^n_best .*n_best=8$"):
         own.changed(n_best=8, beam_size=5)
-    assert str(error.value) == "n_best must lie in [1, 5], but n_best=8"
     with pytest.raises(ValueError) as error:
         own.changed(nbest=2)
     assert str(error.value) == (f"a search setting must be one of {', '.join(vars(own))}, but it is 'nbest'")
@@ -106,18 +105,21 @@ def test_greedy_settings_are_the_same_but_for_the_beam():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("name", "value"),
     [
-        ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0, but no_repeat_ngram=-1"),
-        ({"ctc_weight": -0.1}, "ctc_weight must lie in [0, 1], but ctc_weight=-0.1"),
-        ({"max_seconds": 0.5}, "max_seconds must be at least 1.0, but max_seconds=0.5"),
-        ({"length_ratio": -0.5}, "length_ratio must lie in [0, 1000], but length_ratio=-0.5"),
+        ("beam_size", 0),
+        ("n_best", 6),
+        ("alpha", -1.0),
+        ("length_ratio", -0.5),
+        ("length_extra", 0),
+        ("no_repeat_ngram", -1),
+        ("ctc_weight", -0.1),
+        ("max_seconds", 0.5),
     ],
 )
-def test_impossible_settings_are_refused(fields, message):
-    with pytest.raises(ValueError) as error:
-        td.SearchConfig(**fields)
-    assert str(error.value) == message
+def test_settings_out_of_their_bounds_are_refused(name, value):
+    with pytest.raises(ValueError, match=rf"^{name} .*{name}={value}$"):
+        td.SearchConfig(**{name: value})
 
 
 def test_rules_reach_the_search_of_every_task(transcriber, recordings, text_run, tmp_path):
@@ -185,10 +187,11 @@ def test_outputs_begin_behind_named_tokens_and_are_scored_there(tmp_path, beam_s
     for text, message in (
         ("</s> <2dee>", "begin_with takes tokens of the vocabulary, but '<2dee>' is none; leave it out"),
         ("<s> " * 13, "begin_with must leave room for an output, but it has 13 tokens; take fewer"),
-        ("</s>>", "begin_with takes tokens of the vocabulary, but '</s>>' is none; did you mean '</s>'?"),
     ):
         with pytest.raises(ValueError) as error:
             translator(lines, begin_with=text)
         assert str(error.value) == message
+    with pytest.raises(ValueError, match=r"'</s>>' is none; did you mean '</s>'"):
+        translator(lines, begin_with="</s>>")
     with pytest.raises(ValueError, match=r"^input 1 must fit into the model's learned positions, which end at 15, but"):
         translator.encode(["Print it. " * 4])

@@ -126,10 +126,8 @@ def test_digital_silence_is_blank_and_named(transcriber, recordings, tmp_path, c
     assert [t.text for t in got] == [first, "", "", last] and first and last
     assert [t.error for t in got] == [""] * 4 and {len(t.segments[0].outputs) for t in got} == {2}
     assert done == [(1, 4)] * 4
-    assert [r.getMessage() for r in caplog.records] == [
-        f"{path} is silent, every sample being 0, so its text is blank; if its channels cancel out, take one"
-        for path in silent
-    ]
+    told = [r.getMessage() for r in caplog.records]
+    assert [each.partition(" is silent")[0] for each in told] == [str(path) for path in silent]
 
 
 def test_the_silence_of_a_long_file_is_left_out(transcriber, tmp_path, caplog):
@@ -148,15 +146,12 @@ def test_what_lies_outside_of_what_the_run_knows_is_named(transcriber, recording
     short = (np.resize(sound("red"), RATE // 4), RATE)
     assert own([recordings[0].audio, short]) == transcriber([recordings[0].audio, short], SHORT)
     own([recordings[0].audio], max_seconds=2.5, min_seconds=0.0)
-    assert [r.getMessage() for r in caplog.records] == [
-        "sound 2 lasts 0.25 s, but the shortest recording that the run was trained on 1.00; expect errors"
-    ]
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert told.startswith("sound 2 lasts 0.25 s") and " 1.00;" in told
     caplog.clear()
     own([recordings[0].audio], max_seconds=20.0)
-    assert [r.getMessage() for r in caplog.records] == [
-        "segments of up to 20 s are longer than what the run was trained on, 3 s with some reserve; expect errors, or "
-        "leave out max_seconds"
-    ]
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert all(part in told for part in (" 20 s ", " 3 s ", "max_seconds"))
 
 
 def test_n_best_is_sorted_and_as_many_as_asked(transcriber, recordings):
@@ -192,6 +187,7 @@ def test_a_loop_is_a_span_three_times_in_a_row(tokens, loop):
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_a_model_that_repeats_itself_is_cut_and_said(transcriber, recordings, caplog, monkeypatch, beam_size):
     """Every position of the decoder gives the same state, so that one token is always the likeliest."""
+    torch.manual_seed(1)
     model = td.Transformer(transcriber.model.config).double().eval()
     with torch.no_grad():
         model.decoder.norm.weight.zero_()
