@@ -1,9 +1,12 @@
 """Which updates are validated, which checkpoints are kept, and which of them are chosen."""
 
+import signal
 from dataclasses import replace
 
+import pytest
+
 from tests.train import toy
-from transduce.train.state import Progress
+from transduce.train.state import Progress, Validation
 
 
 def test_patience_ends_the_training_after_so_many_looks_without_a_better_score(tmp_path):
@@ -28,6 +31,22 @@ def test_weights_of_another_run_are_looked_at_before_the_first_update(tmp_path):
 def test_the_last_updates_are_looked_at_too(tmp_path):
     progress = toy.trainer(tmp_path, config=toy.config(max_updates=5, validate_every=3)).run()
     assert [update for update, _ in progress.validations] == [3, 5]
+
+
+def test_a_signal_during_the_last_validation_is_heard_after_it(tmp_path):
+    def validate(model):
+        signal.raise_signal(signal.SIGTERM)
+        return Validation({"loss": 1.0}, 1.0)
+
+    training = toy.trainer(tmp_path, config=toy.config(max_updates=3), validate=validate)
+    with pytest.raises(KeyboardInterrupt):
+        training.run()
+    assert training.store.newest().name == "00000003"
+
+
+def test_two_equal_means_are_one_candidate():
+    progress = Progress(update=40, validations=[(20, 1.0), (30, 3.0), (40, 2.0)])
+    assert progress.candidates(2, 2) == {"best checkpoint": [30], "mean of the 2 best": [30, 40]}
 
 
 def test_what_is_kept_is_the_last_and_the_best_and_nothing_else(tmp_path):

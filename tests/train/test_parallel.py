@@ -164,6 +164,29 @@ def test_one_that_ends_is_named_to_those_who_wait(tmp_path, monkeypatch):
     assert str(found[2]).startswith("process 2 of 3 waits in vain: no answer from process 1, ")
 
 
+def test_an_exchange_that_fails_though_all_answer_ends_with_its_own_error():
+    def work(rank: int) -> None:
+        def fail(numbers: torch.Tensor) -> None:
+            raise RuntimeError("out of memory")
+
+        World(rank, 2, store)._named(fail, torch.ones(2))
+
+    store = dist.HashStore()
+    for error in in_threads(2, work):
+        assert isinstance(error, RuntimeError) and str(error) == "out of memory"
+
+
+def test_where_the_store_is_gone_the_first_is_named():
+    """Without torchrun it lives in the first process."""
+
+    class Gone:
+        def set(self, key: str, value: str) -> None:
+            raise RuntimeError("broken pipe")
+
+    with pytest.raises(TimeoutError, match=r"^process 1 of 3 waits in vain: no answer from process 0, "):
+        World(1, 3, Gone())._named(Gone().set, "key", "value")
+
+
 def test_all_must_see_the_same_directory(tmp_path, monkeypatch):
     """Here the second one has an older checkpoint."""
     monkeypatch.setattr("transduce.train.distributed.LATE", timedelta(seconds=0.1))

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +14,15 @@ from transduce.train.config import LoRAConfig, OptimConfig, TrainingConfig
 from transduce.train.distributed import World
 from transduce.train.objectives import CrossEntropy
 from transduce.train.shard import ShardedDataParallel, gathered, local, parts_like
-from transduce.train.state import Validation
+from transduce.train.state import Store, Validation
 
 
 class OfOne(ShardedDataParallel):
-    """A group of one, where nobody else decides."""
+    """A group of one, where nobody else decides, and each update has one pass more, which counts zero."""
+
+    def share(self, group):
+        """As where another process has one batch more."""
+        return [*group, group[0]]
 
     def exchange(self, names, numbers, stop):
         """Without the decisions, which a trainer of one process does not read."""
@@ -103,6 +108,17 @@ def test_what_is_not_sharded_or_not_wanted_stays_out(tmp_path):
     assert parts["other"] is own and parts["output"].shape == plain["output"][:-1].shape
     name = "decoder.layers.0.feed_forward.wide.weight"
     assert hasattr(parts[name], "full_tensor") and torch.equal(parts[name].full_tensor(), plain[name])
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_process_that_does_not_write_gives_its_parts_and_leaves_the_disk_alone(tmp_path):
+    training = toy.trainer(tmp_path, config=toy.config(shard=True, max_updates=1))
+    training.run()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    other = Store(tmp_path, keep_last=1, keep_best=1, writes=False)
+    other.save(training.model, training.optimizer, replace(training.progress, update=2))
+    assert other.resume(training.model, training.optimizer).update == 1
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
 def test_where_others_have_one_batch_more_the_first_counts_zero():
