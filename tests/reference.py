@@ -51,7 +51,7 @@ class Reference:
             states = memory
         else:
             states = self.stack(weights, "decoder", self.embed(weights, "target_input", target), memory, causal=True)
-        logits = np.array([[np.dot(row, state) for row in weights["output"]] for state in states])
+        logits = np.array([weights["output"] @ state for state in states])
         return logits + weights.get("output_bias", 0.0)
 
     def embed(self, weights: Weights, name: str, flow: Array) -> Array:
@@ -241,7 +241,8 @@ class Reference:
                 if window is not None:
                     seen = [s for s in seen if abs(t - s) < window]
                 scores = [np.dot(query[t, part], key[s, shared]) / math.sqrt(d_k) for s in seen]
-                exponentials = [math.exp(score - max(scores)) for score in scores]
+                highest = max(scores)
+                exponentials = [math.exp(score - highest) for score in scores]
                 if linear_weights:
                     exponentials = [np.dot(positive(query[t, part]), positive(key[s, shared])) for s in seen]
                 total = sum(exponentials)
@@ -276,8 +277,8 @@ def positive(x: Array) -> Array:
 
 
 def linear(weights: Weights, name: str, x: Array) -> Array:
-    """W x + b, one output after the other."""
-    return np.array([np.dot(row, x) for row in weights[f"{name}.weight"]]) + weights.get(f"{name}.bias", 0.0)
+    """W x + b."""
+    return weights[f"{name}.weight"] @ x + weights.get(f"{name}.bias", 0.0)
 
 
 def convolved(weights: Weights, name: str, x: Array, stride: int, activation: str) -> Array:

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.contract import TARGET, in_pieces, random_example
-from tests.model.test_contract import CASES
-from transduce.model.config import TransformerConfig
+from tests.model.test_contract import CASES, one_layer
 from transduce.model.transformer import Transformer
 from transduce.train.loss import projected_cross_entropy
 
@@ -22,11 +21,6 @@ FAKE = [
     "decoder-grouped-window", "decoder-linear", "encoder-tie-all",
 ]  # fmt: skip
 GPU = torch.device("cuda:0")
-
-
-def one_layer(config: TransformerConfig) -> TransformerConfig:
-    stacks = {half: getattr(config, half) for half in ("encoder", "decoder")}
-    return replace(config, **{half: stack and replace(stack, n_layers=1) for half, stack in stacks.items()})
 
 
 def on_gpu(value: Tensor | None) -> Tensor | None:

@@ -25,6 +25,7 @@ SOME = [
     "stacked-frames-tokens-pre-none", "decoder-linear", "decoder-gelu_tanh", "encoder-tie-none", "encoder-everything",
 ]  # fmt: skip
 """Every kind of weight, and every layer that has one."""
+FEW = ["tokens-tokens-bart", "frames-tokens-projected-ctc", "tokens-tokens-everything", "decoder-gelu_tanh"]
 needs_kernels = pytest.mark.skipif(not can_pack(CPU, torch.float32), reason="needs PyTorch with oneDNN")
 needs_int8 = pytest.mark.skipif(not can_pack(CPU, torch.int8), reason="needs PyTorch with oneDNN's int8 kernels")
 
@@ -75,9 +76,15 @@ def it_gives_the_plain_models_logits(config: TransformerConfig, rng: torch.Gener
 
 
 @needs_kernels
-@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("name", SOME)
 def test_it_gives_the_plain_models_logits(name, rng):
+    it_gives_the_plain_models_logits(CASES[name], rng)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("without_cpp")
+@pytest.mark.parametrize("name", FEW)
+def test_it_gives_the_plain_models_logits_by_onednn(name, rng):
     it_gives_the_plain_models_logits(CASES[name], rng)
 
 
@@ -194,9 +201,15 @@ def an_int8_model_is_near_the_plain_one(config: TransformerConfig, rng: torch.Ge
 
 
 @needs_int8
-@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("name", SOME)
 def test_an_int8_model_is_near_the_plain_one(name, rng):
+    an_int8_model_is_near_the_plain_one(CASES[name], rng)
+
+
+@needs_int8
+@pytest.mark.usefixtures("without_cpp")
+@pytest.mark.parametrize("name", FEW)
+def test_an_int8_model_is_near_the_plain_one_by_onednn(name, rng):
     an_int8_model_is_near_the_plain_one(CASES[name], rng)
 
 
