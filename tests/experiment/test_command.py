@@ -83,23 +83,33 @@ def parts(config) -> tuple:
     return (type(config), *(parts(each) for each in inner if is_dataclass(each)))
 
 
-def kinds(recipe) -> dict[str, object]:
-    """Settings of a recipe by name, one of each kind: corpus or features are of another class."""
-    return dict({parts(setting): (name, setting) for name, (_, setting) in recipe.SETTINGS.items()}.values())
+def kinds(recipe) -> list[str]:
+    """Names of settings, one of each kind: corpus or features are of another class."""
+    first = {parts(setting): name for name, (_, setting) in reversed(recipe.SETTINGS.items())}
+    return list(first.values())[::-1]
+
+
+def each_kind(default):
+    """A recipe and the name of a setting: one of each recipe by default, and before landing one of each kind."""
+    found = [(recipe, name) for recipe in RECIPES for name in kinds(recipe)]
+    marks = [[] if default(recipe) == name else [pytest.mark.long] for recipe, name in found]
+    names = [f"{recipe.__name__}-{name}" for recipe, name in found]
+    cases = [pytest.param(*case, marks=mark, id=id) for case, mark, id in zip(found, marks, names, strict=True)]
+    return pytest.mark.parametrize(("recipe", "name"), cases)
 
 
 by_name = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
 
 
-@by_name
-def test_what_is_printed_is_read_again(recipe, said, chosen, tmp_path):
-    """From the default setting too, whose corpus or features may be of another class."""
-    for name, setting in kinds(recipe).items():
-        code, out, _ = said(recipe, name, "--print-config", "--training.seed", "7")
-        assert code == 0
-        (tmp_path / "x.json").write_text(out)
-        want = replace(setting, training=replace(setting.training, seed=7))
-        assert to_dict(chosen(recipe, "--config", tmp_path / "x.json")) == to_dict(want)
+@each_kind(lambda recipe: kinds(recipe)[-1])
+def test_what_is_printed_is_read_again(recipe, name, said, chosen, tmp_path):
+    """From the default setting, whose corpus or features may be of another class."""
+    setting = recipe.SETTINGS[name][1]
+    code, out, _ = said(recipe, name, "--print-config", "--training.seed", "7")
+    assert code == 0
+    (tmp_path / "x.json").write_text(out)
+    want = replace(setting, training=replace(setting.training, seed=7))
+    assert to_dict(chosen(recipe, "--config", tmp_path / "x.json")) == to_dict(want)
 
 
 @by_name
@@ -219,18 +229,18 @@ def test_the_reader_of_help_sees_what_is_missing():
     assert {flag: has_text(told) for flag, told in flags(page).items()} == {"--a": False, "--bc": True, "--d": True}
 
 
-@by_name
-def test_every_flag_of_a_recipe_has_a_help_text_and_help_shows_what_is_used_most(recipe, said, monkeypatch):
+@each_kind(lambda recipe: kinds(recipe)[0])
+def test_every_flag_of_a_recipe_has_a_help_text_and_help_shows_what_is_used_most(recipe, name, said, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    for name, setting in kinds(recipe).items():
-        (code, short, _), (_, full, _) = (said(recipe, name, word) for word in ("--help", "--help-all"))
-        short, found = set(flags(short)), flags(full)
-        assert code == 0 and [flag for flag, told in found.items() if not has_text(told)] == []
-        names = {"--" + path.replace("_", "-").removeprefix("corpus.") for path in flatten(to_dict(setting))}
-        assert names - set(found) <= {"--model.encoder", "--model.decoder"}  # a half that is not there has no flags
-        assert {"--config", "--print-config", "--help-all"} <= set(found)
-        assert short < set(found) and len(short) <= 20
-        assert {"--run", "--device", "--start-from", "--training.max-updates", "--config"} <= short
+    (code, short, _), (_, full, _) = (said(recipe, name, word) for word in ("--help", "--help-all"))
+    short, found = set(flags(short)), flags(full)
+    assert code == 0 and [flag for flag, told in found.items() if not has_text(told)] == []
+    fields = flatten(to_dict(recipe.SETTINGS[name][1]))
+    names = {"--" + path.replace("_", "-").removeprefix("corpus.") for path in fields}
+    assert names - set(found) <= {"--model.encoder", "--model.decoder"}  # a half that is not there has no flags
+    assert {"--config", "--print-config", "--help-all"} <= set(found)
+    assert short < set(found) and len(short) <= 20
+    assert {"--run", "--device", "--start-from", "--training.max-updates", "--config"} <= short
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if not name.startswith("train ")])

@@ -121,7 +121,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[A
     """`untrained(run, x)` runs a recipe without updates; the finished model is the initial one. It gives the trainer.
 
     Everything before the training is the recipe's own: data, tokenizers, model, objective, validation, and the run
-    directory with the resolved configuration. So is what comes after it.
+    directory with the resolved configuration. So is what comes after it, but for the page of a run without scores.
     """
     trainers: list[Trainer] = []
 
@@ -133,6 +133,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[A
 
     monkeypatch.setattr("transduce.experiment.run.Trainer.run", no_update)
     monkeypatch.setattr("transduce.experiment.run.finish", finish)
+    monkeypatch.setattr("transduce.experiment.run.write_reports", lambda directory: None)
 
     def prepared(run: Callable[[Any], Any], x: Any) -> Trainer:
         run(x)

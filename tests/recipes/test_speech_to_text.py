@@ -102,6 +102,7 @@ def test_json_of_the_library_tokenizers_in_place_of_sentencepiece(recordings, tm
     library.save(str(tmp_path / "my.json"))
     unk, eos, pad, bos = map(library.token_to_id, ("<unk>", "</s>", "<pad>", "<s>"))
     x = small(tmp_path / "run", recordings, tokenizer=tmp_path / "my.json")
+    x = replace(x, corpus=replace(x.corpus, test=None))
     trainer = untrained(run, x)
     assert (x.run / "target.json").is_file() and trainer.objective.blank_id == pad
     batches = trainer.data.epoch(0)
@@ -115,9 +116,7 @@ def test_json_of_the_library_tokenizers_in_place_of_sentencepiece(recordings, tm
     (tmp_path / "my.json").unlink()
     transcriber = td.load(x.run)
     paths = [recordings / f"test{i:02d}.wav" for i in range(4)]
-    kept = (x.run / "test.beam2.ctc.txt").read_text().split("\n")
     found = transcriber.transcribe(paths)
-    assert [t.text for t in found] == kept[:4]
     outputs = [segment.outputs[0] for t in found for segment in t.segments]
     assert [o.text for o in outputs] == [library.decode(o.tokens) for o in outputs] and any(o.tokens for o in outputs)
     assert not {unk, eos, pad, bos} & {i for o in outputs for i in o.tokens}

@@ -102,16 +102,16 @@ def test_one_vocabulary_per_side(parallel_text, tmp_path, untrained):
     assert len(table) == source.vocab_size and table is not trainer.model.output
 
 
-def brief(folder, **more):
+def brief(folder, train="valid"):
     """Training and validation on four lines each, and no test."""
-    sides = [folder / f"{split}.{language}" for split in ("valid", "test") for language in ("en", "de")]
+    sides = [folder / f"{split}.{language}" for split in (train, "test") for language in ("en", "de")]
     names = ("train_source", "train_target", "valid_source", "valid_target")
-    return Files(**dict(zip(names, sides, strict=True)), **more)
+    return Files(**dict(zip(names, sides, strict=True)))
 
 
 def test_lowercase_reads_without_capitals(translation_run, parallel_text, tmp_path, untrained):
     """Capitals change nothing, and validation does not count those of the references."""
-    x = small(tmp_path / "run", parallel_text, lowercase=True)
+    x = small(tmp_path / "run", parallel_text, lowercase=True, corpus=brief(parallel_text))
     untrained(run, x)
     assert load_run(x.run).experiment["validate_by"] == "bleu.lowercase"
     translate = td.load(x.run)
@@ -133,7 +133,7 @@ def test_lowercase_reads_without_capitals(translation_run, parallel_text, tmp_pa
 def test_a_corpus_that_memory_need_not_hold_is_read_in_pools(parallel_text, tmp_path, monkeypatch, untrained, capsys):
     for name in ("stored_pairs", "corpus"):
         monkeypatch.setattr(f"transduce.data.text.{name}.POOL", 60)
-    x = small(tmp_path / "run", parallel_text, cache=tmp_path / "cache")
+    x = small(tmp_path / "run", parallel_text, cache=tmp_path / "cache", corpus=brief(parallel_text, "train"))
     untrained(run, x)
     printed = capsys.readouterr().out
     assert "150 pairs" in printed and " in 3 pools, each of which is an epoch; " in printed
