@@ -1,11 +1,6 @@
 """A run directory: written whole, read whole, refused with a reason."""
 
 import json
-import os
-import re
-import socket
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,7 +20,7 @@ from transduce.files import save_weights, write_directory, write_file
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
 from transduce.model.transformer import Transformer
-from transduce.run import Run, average, load_model, load_run, open_run, save_run, weights_path
+from transduce.run import Run, average, load_model, load_run, save_run, weights_path
 
 TEXT = ["one two three", "two three four", "drei vier eins"]
 
@@ -205,71 +200,6 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, wrong):
     )
 
 
-def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
-    run = Run(tiny(), {"training": {"seed": 1, "rate": 0.5}, "data": "abc"}, None, None)
-    for _ in range(2):
-        with open_run(tmp_path / "run", run):
-            before = (tmp_path / "run" / "config.json").read_bytes()
-    other = Run(tiny(d_ff=16), {"training": {"seed": 2, "rate": 0.5, "new": 3}}, None, None)
-    with pytest.raises(ValueError) as caught, open_run(tmp_path / "run", other):
-        pytest.fail("the directory was opened")
-    assert str(caught.value) == (
-        f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
-        "training.seed: 1 -> 2; data: abc -> absent; model.d_ff: 12 -> 16; training.new: absent -> 3. "
-        f"Name another directory with --run, and --start-from {tmp_path / 'run'} to go on from its weights"
-    )
-    assert (tmp_path / "run" / "config.json").read_bytes() == before
-
-
-def check_held(directory: Path, process: int) -> None:
-    """Another start is refused, says which process holds the directory, and changes nothing."""
-    before = {path.name: path.read_bytes() for path in directory.iterdir()}
-    with pytest.raises(ValueError) as caught, open_run(directory, Run(tiny(), {"data": "abc"}, None, None)):
-        pytest.fail("the directory was opened")
-    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
-    told = re.fullmatch(
-        rf"a run is trained by one process at a time, but {directory} is held by process (\d+) on (\S+) since "
-        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d; wait for it or stop it, or name another directory with --run",
-        str(caught.value),
-    )
-    assert told and told.groups() == (str(process), socket.gethostname())
-
-
-def test_a_second_start_of_a_run_says_who_holds_it_and_changes_nothing(tmp_path):
-    run = Run(tiny(), {"data": "abc"}, None, None)
-    for _ in range(2):  # when the first has ended, the directory is free again
-        with open_run(tmp_path, run):
-            check_held(tmp_path, os.getpid())
-
-
-HOLD = """
-import sys
-from pathlib import Path
-from transduce.files import held
-with held(Path(sys.argv[1]), "a run is trained by one process at a time", "name another directory with --run"):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.mark.process
-def test_a_run_whose_process_was_killed_is_free_again(tmp_path):
-    run = Run(tiny(), {"data": "abc"}, None, None)
-    with open_run(tmp_path, run):
-        pass
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout.readline() == b"held\n"
-        check_held(tmp_path, process.pid)
-        process.kill()
-    with open_run(tmp_path, run):
-        pass
-
-
 @pytest.mark.parametrize(
     ("said", "found"),
     [({}, "format 0 of transduce 0.1"), ({"format": 7, "transduce": "2.3.1"}, "format 7 of transduce 2.3.1")],
@@ -359,13 +289,6 @@ def test_a_configuration_that_cannot_be_is_refused_by_name(change, told):
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["decoding", "generation"])
-def test_a_run_goes_on_with_another_way_to_write_as_one_from_before_a_field_existed(tmp_path, name):
-    for fields in ({"beam_size": 5}, {"beam_size": 5, "beam_groups": 1}):
-        with open_run(tmp_path / "run", Run(tiny(), {"seed": 1, name: fields}, None, None)):
-            pass
-
-
 def test_differences_are_one_line_each():
     old, new = {"a": {"b": 1, "c": [1, 2]}, "d": None}, {"a": {"b": 1.5, "c": [1, 2]}, "d": None, "e": {"f": "x"}}
     assert flatten(new) == {"a.b": 1.5, "a.c": [1, 2], "d": None, "e.f": "x"}
@@ -381,19 +304,6 @@ def test_nothing_is_unpickled():
         text = source.read_text().replace("allow_pickle=False", "")
         for word in ("pickle", "torch.load", "torch.save", "joblib", "allow_pickle", "shelve", "marshal.load"):
             assert word not in text, f"{word} in {source.name}"
-
-
-def test_a_run_may_go_on_elsewhere_but_not_with_other_features(tmp_path):
-    def run(**changes) -> Run:
-        plain = {"cache": "a", "workers": 2, "device": "cpu", "features": {"n_mels": 80, "hop": 0.01}}
-        return Run(tiny(), plain | changes, None, None)
-
-    for same in (run(), run(cache="b", workers=64, device="cuda")):
-        with open_run(tmp_path / "run", same):
-            pass
-    with pytest.raises(ValueError) as caught, open_run(tmp_path / "run", run(features={"n_mels": 40, "hop": 0.01})):
-        pytest.fail("the directory was opened")
-    assert "this differs: features.n_mels: 80 -> 40. Name" in str(caught.value)
 
 
 @pytest.mark.parametrize("normalize", ["utterance", "global", "mean", "none"])

@@ -1,0 +1,98 @@
+"""Who may open a run directory: one process at a time, with the experiment that it was begun with."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_run import tiny
+from transduce.run import Run, open_run
+
+
+def test_a_claimed_directory_is_only_for_the_same_experiment(tmp_path):
+    run = Run(tiny(), {"training": {"seed": 1, "rate": 0.5}, "data": "abc"}, None, None)
+    for _ in range(2):
+        with open_run(tmp_path / "run", run):
+            before = (tmp_path / "run" / "config.json").read_bytes()
+    other = Run(tiny(d_ff=16), {"training": {"seed": 2, "rate": 0.5, "new": 3}}, None, None)
+    with pytest.raises(ValueError) as caught, open_run(tmp_path / "run", other):
+        pytest.fail("the directory was opened")
+    assert str(caught.value) == (
+        f"a run goes on with the configuration it began with, but in {tmp_path / 'run'} this differs: "
+        "training.seed: 1 -> 2; data: abc -> absent; model.d_ff: 12 -> 16; training.new: absent -> 3. "
+        f"Name another directory with --run, and --start-from {tmp_path / 'run'} to go on from its weights"
+    )
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["decoding", "generation"])
+def test_a_run_goes_on_with_another_way_to_write_as_one_from_before_a_field_existed(tmp_path, name):
+    for fields in ({"beam_size": 5}, {"beam_size": 5, "beam_groups": 1}):
+        with open_run(tmp_path / "run", Run(tiny(), {"seed": 1, name: fields}, None, None)):
+            pass
+
+
+def test_a_run_may_go_on_elsewhere_but_not_with_other_features(tmp_path):
+    def run(**changes) -> Run:
+        plain = {"cache": "a", "workers": 2, "device": "cpu", "features": {"n_mels": 80, "hop": 0.01}}
+        return Run(tiny(), plain | changes, None, None)
+
+    for same in (run(), run(cache="b", workers=64, device="cuda")):
+        with open_run(tmp_path / "run", same):
+            pass
+    with pytest.raises(ValueError) as caught, open_run(tmp_path / "run", run(features={"n_mels": 40, "hop": 0.01})):
+        pytest.fail("the directory was opened")
+    assert "this differs: features.n_mels: 80 -> 40. Name" in str(caught.value)
+
+
+def check_held(directory: Path, process: int) -> None:
+    """Another start is refused, says which process holds the directory, and changes nothing."""
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    with pytest.raises(ValueError) as caught, open_run(directory, Run(tiny(), {"data": "abc"}, None, None)):
+        pytest.fail("the directory was opened")
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+    told = re.fullmatch(
+        rf"a run is trained by one process at a time, but {directory} is held by process (\d+) on (\S+) since "
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d; wait for it or stop it, or name another directory with --run",
+        str(caught.value),
+    )
+    assert told and told.groups() == (str(process), socket.gethostname())
+
+
+def test_a_second_start_of_a_run_says_who_holds_it_and_changes_nothing(tmp_path):
+    run = Run(tiny(), {"data": "abc"}, None, None)
+    for _ in range(2):  # when the first has ended, the directory is free again
+        with open_run(tmp_path, run):
+            check_held(tmp_path, os.getpid())
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from transduce.files import held
+with held(Path(sys.argv[1]), "a run is trained by one process at a time", "name another directory with --run"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.process
+def test_a_run_whose_process_was_killed_is_free_again(tmp_path):
+    run = Run(tiny(), {"data": "abc"}, None, None)
+    with open_run(tmp_path, run):
+        pass
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.readline() == b"held\n"
+        check_held(tmp_path, process.pid)
+        process.kill()
+    with open_run(tmp_path, run):
+        pass
