@@ -3,6 +3,8 @@
 import math
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
 
@@ -27,34 +29,32 @@ COMPILED = kernels.library()
 """Loaded when the tests are collected, as compiling starts a process."""
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    """What it computes is computed by one thread and by two, or by as many as the test says."""
+@contextmanager
+def by_threads(n: int) -> Iterator[None]:
+    """What is computed inside is computed by so many threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
-
-
-products = pytest.mark.parametrize(("shape", "threads"), PRODUCTS, indirect=["threads"])
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @needs_cpp
-@products
-def test_a_product_is_that_of_pytorch(shape, threads, rng):
+@pytest.mark.parametrize(("shape", "n_threads"), PRODUCTS)
+def test_a_product_is_that_of_pytorch(shape, n_threads, rng):
     n, n_out, n_in = shape
     x, weight, bias = (torch.randn(*size, generator=rng) for size in ((n, n_in), (n_out, n_in), (n_out,)))
     product = KernelWeight(weight)
     want = x.double() @ weight.double().T
-    for got, wanted in (
-        (product(x), want),
-        (product(x, bias), want + bias),
-        (product(x, bias, relu=True), (want + bias).relu()),
-    ):
+    folded = torch.randn(2, 3, n_in, generator=rng).transpose(0, 1)  # more dimensions, and not contiguous
+    with by_threads(n_threads):
+        found = product(x), product(x, bias), product(x, bias, relu=True)
+        products = product(folded), product(folded.reshape(6, n_in))
+    for got, wanted in zip(found, (want, want + bias, (want + bias).relu()), strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * math.sqrt(n_in))
     assert torch.equal(product.dense(), weight)
-    folded = torch.randn(2, 3, n_in, generator=rng).transpose(0, 1)  # more dimensions, and not contiguous
-    assert torch.equal(product(folded), product(folded.reshape(6, n_in)).view(3, 2, n_out))
+    assert torch.equal(products[0], products[1].view(3, 2, n_out))
 
 
 def integers(*shape: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -65,8 +65,8 @@ def integers(*shape: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 @needs_cpp
-@products
-def test_int8_is_the_product_of_integers(shape, threads, rng):
+@pytest.mark.parametrize(("shape", "n_threads"), PRODUCTS)
+def test_int8_is_the_product_of_integers(shape, n_threads, rng):
     n, n_out, n_in = shape
     (x_int, x_scale), (w_int, w_scale) = integers(n, n_in, rng=rng), integers(n_out, n_in, rng=rng)
     bias = torch.randn(n_out, generator=rng)
@@ -74,16 +74,19 @@ def test_int8_is_the_product_of_integers(shape, threads, rng):
     product = KernelInt8Weight(w_int * w_scale)
     x = x_int * x_scale
     near = {"rtol": 1e-6, "atol": 1e-6 * float(exact.abs().max()) if n else 0.0}
-    for got, want in ((product(x), exact), (product(x, bias), exact + bias)):
+    with by_threads(n_threads):
+        found = product(x), product(x, bias)
+        above, zeros = product(x, bias, relu=True), product(torch.zeros(2, n_in))
+    for got, want in zip(found, (exact, exact + bias), strict=True):
         torch.testing.assert_close(got.double(), want, **near)
-    assert torch.equal(product(x, bias, relu=True), product(x, bias).relu())
-    assert torch.equal(product(torch.zeros(2, n_in)), torch.zeros(2, n_out))
+    assert torch.equal(above, found[1].relu())
+    assert torch.equal(zeros, torch.zeros(2, n_out))
     torch.testing.assert_close(product.dense(), w_int * w_scale, rtol=1e-6, atol=0)
 
 
 @needs_cpp
 @pytest.mark.parametrize("kind", [KernelWeight, KernelInt8Weight])
-def test_a_row_knows_nothing_of_the_others(kind, threads, rng):
+def test_a_row_knows_nothing_of_the_others(kind, rng):
     product = kind(torch.randn(50, 64, generator=rng))
     x = torch.randn(200, 64, generator=rng) * torch.logspace(-3, 3, 200)[:, None]
     whole = product(x)
@@ -92,14 +95,15 @@ def test_a_row_knows_nothing_of_the_others(kind, threads, rng):
 
 @needs_cpp
 @pytest.mark.parametrize("vocab_size", [1, 3, 15, 16, 17, 1000, 8001])
-def test_the_likeliest_are_those_of_a_sort(vocab_size, threads, rng):
+def test_the_likeliest_are_those_of_a_sort(vocab_size, rng):
     """Among equal ones the first comes first, as a stable sort has it."""
-    for n_sentences, n_rows, n in ((1, 1, 1), (3, 5, 10), (20, 4, 8), (2, 1, 7)):
+    for n_threads, n_sentences, n_rows, n in ((1, 1, 1, 1), (1, 3, 5, 10), (2, 20, 4, 8), (1, 20, 4, 8), (2, 2, 1, 7)):
         scores = torch.randint(-4, 4, (n_sentences * n_rows, vocab_size), generator=rng) / 4
         scores[torch.rand(scores.shape, generator=rng) < 0.2] = -math.inf
         offset = torch.randint(0, 3, (n_sentences, n_rows), generator=rng) / 2
         total = (scores.view(n_sentences, n_rows, vocab_size) + offset[:, :, None]).flatten(1)
-        values, token, row = likeliest(scores, offset, n)
+        with by_threads(n_threads):
+            values, token, row = likeliest(scores, offset, n)
         want, index = (each[:, :n] for each in total.sort(dim=1, descending=True, stable=True))
         k, real = want.size(1), want > -math.inf
         assert torch.equal(values[:, :k], want) and (values[:, k:] == -math.inf).all()
@@ -108,15 +112,17 @@ def test_the_likeliest_are_those_of_a_sort(vocab_size, threads, rng):
 
 
 @needs_cpp
-def test_log_sum_exp(threads, rng):
+def test_log_sum_exp(rng):
     for shape in ((1, 5), (3, 700), (30, 9000), (2, 1), (0, 4)):
         for spread in (0.1, 30.0, 1000.0):
             logits = spread * torch.randn(shape, generator=rng)
             if shape[1] > 1:
                 logits[:, 1] = -math.inf
-            torch.testing.assert_close(
-                log_sum_exp(logits).double(), logits.double().logsumexp(-1), rtol=2e-6, atol=2e-6
-            )
+            want = logits.double().logsumexp(-1)
+            for n_threads in (1, 2):
+                with by_threads(n_threads):
+                    got = log_sum_exp(logits)
+                torch.testing.assert_close(got.double(), want, rtol=2e-6, atol=2e-6)
 
 
 @needs_cpp

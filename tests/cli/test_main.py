@@ -215,7 +215,7 @@ def checkpoint(run: Path, update: int, weights: dict[str, np.ndarray], scores: s
 
 
 def test_average_is_the_mean_of_the_last_or_best(tmp_path, capsys):
-    run = random_run(tmp_path / "run")
+    run = random_run(tmp_path / "run", model=LITTLE)
     first = load_file(run / "model.safetensors")
     for update, factor in ((10, 1.0), (20, 2.0), (30, 6.0)):
         weights = {name: factor * value for name, value in first.items()}
