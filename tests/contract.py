@@ -237,12 +237,17 @@ def beams_fold(model: Transformer, rng: Generator) -> None:
         same(got, model.decode(whole, memory=own)[:, 7:])
 
 
-def keeps_it(model: Transformer, rng: Generator) -> None:
-    """All that a model of this shape must keep."""
+def encodes_alike(model: Transformer, rng: Generator) -> None:
+    """What concerns the rows of a batch, and their padding."""
     padding_is_invisible(model, rng)
     a_row_alone_equals_the_row_in_its_batch(model, rng)
     if model.config.encoder is not None:
         padding_gets_no_gradient(model, rng)
+
+
+def keeps_it(model: Transformer, rng: Generator) -> None:
+    """All that a model of this shape must keep."""
+    encodes_alike(model, rng)
     if model.config.decoder is not None:
         whole_equals_step_by_step(model, rng)
         the_future_is_invisible(model, rng)

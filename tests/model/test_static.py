@@ -21,7 +21,7 @@ import transduce as td
 from tests import contract
 from tests.decode.test_beam import constrained, greedy, same, starts
 from tests.language_runs import language_run
-from tests.model.test_contract import CASES
+from tests.model.test_contract import CASES, one_layer
 from tests.runs import random_run
 from transduce.decode.beam import beam_search
 from transduce.decode.sample import Sampler
@@ -219,7 +219,7 @@ def test_nothing_of_a_step_is_read_by_the_host():
     """Fake tensors have a device, but no numbers: to read one is an error, and so is another device's tensor."""
     with FakeTensorMode():
         with GPU:
-            model = Transformer(CASES["tokens-tokens-most"]).eval()
+            model = Transformer(one_layer(CASES["tokens-tokens-most"])).eval()
             rows = torch.tensor([2, 0, 1, 1])
         make_static(model, lambda step: step)
         example = contract.random_example(model.config, torch.Generator())
