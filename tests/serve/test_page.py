@@ -102,6 +102,15 @@ def test_what_is_refused_is_told(http, fields, status, message):
     assert (answer.status_code, answer.json()) == (status, {"error": message})
 
 
+def test_the_page_learns_what_each_run_does(http):
+    found = http.get("/page/runs").json()
+    does = {"mt": "translate", "asr": "transcribe", "lm": "generate"}
+    assert {each["name"]: each["does"] for each in found["runs"]} == does
+    (mt,) = (each for each in found["runs"] if each["name"] == "mt")
+    assert (mt["source"], mt["target"]) == ("en", "de")
+    assert (found["seconds"], found["max_tokens"]) == (ServeConfig().seconds, ServeConfig().max_tokens)
+
+
 def test_a_run_tells_how_it_was_trained(http):
     found = http.get("/page/runs/mt").json()
     loss, bleu = found["curves"]

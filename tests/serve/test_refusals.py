@@ -66,6 +66,8 @@ def prompts(**fields: object) -> dict[str, object]:
          "convert it to WAV or leave it out"),
         ("/inference", upload(wav(601, rate=1000)), 400,
          "sound may last 600 s, but the file lasts longer; send it in parts"),
+        ("/translate", {"json": {**ASKED, "source": "auto", "target": "xx"}}, 400,
+         "a language is known where the server reads one alone, but it reads []; send it as source"),
         ("/inference", {"data": {"file": "../../etc/passwd"}}, 400, "file: Value error, Expected UploadFile, "
          "received: <class 'str'>; correct it"),
         ("/inference", upload(wav(), model="../mt"), 404, "asr transcribes here, but not '../mt'; see /v1/models"),
@@ -84,6 +86,12 @@ def test_what_is_refused_is_told(http, path, how, status, message):
     answer = http.post(path, **how)
     told = answer.json()["error"]
     assert (answer.status_code, told["message"] if path.startswith("/v1/") else told) == (status, message)
+
+
+def test_sound_of_less_than_a_window_is_refused(http):
+    answer = http.post("/inference", **upload(wav(0.001)))
+    assert answer.status_code == 400
+    assert "200 samples (0.025 s at 8000 Hz), but it has 8;" in answer.json()["error"]
 
 
 def test_lone_surrogates_are_refused(http):
