@@ -275,13 +275,13 @@ def test_translations_are_sampled_too(rng):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": -0.5}, "temperature must be at least 0, but temperature=-0.5"),
-        ({"top_k": -1}, "top_k must be at least 0, but top_k=-1"),
-        ({"top_p": 0.0}, "top_p must lie in (0, 1], but top_p=0.0"),
+        ({"temperature": -0.5}, "temperature=-0.5"),
+        ({"top_k": -1}, "top_k=-1"),
+        ({"top_p": 0.0}, "top_p=0.0"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError, match=re.escape(message)):
         Sampling(**settings)
 
 

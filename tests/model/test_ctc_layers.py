@@ -1,5 +1,6 @@
 """CTC inside the encoder: what its head reads there, and what self-conditioning adds to the states."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -117,12 +118,8 @@ def test_ctranslate2_has_no_such_encoder():
 
 @pytest.mark.parametrize("layers", [(0,), (4,), (2, 1), (1, 1), (-1,)])
 def test_layers_must_be_below_the_last_in_order(layers):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(f"ctc_layers={layers}, ctc=True")):
         replace(CONFIG, ctc_layers=layers)
-    assert str(error.value) == (
-        "ctc_layers must be layers below the last one of an encoder with ctc=True, in order, but "
-        f"ctc_layers={layers}, ctc=True and encoder={ENCODER}"
-    )
 
 
 def test_what_is_missing_is_named():
