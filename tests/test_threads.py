@@ -18,9 +18,9 @@ DECIDED = [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}]
 def before_torch(monkeypatch):
     """As in a process that has not loaded torch, and whose user has decided nothing."""
     monkeypatch.delitem(sys.modules, "torch")
-    monkeypatch.setenv("GOMP_SPINCOUNT", "so that the variable is as it was in the end")
     for name in OWN:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that in the end it is as it was
+        monkeypatch.delenv(name)
 
 
 def test_threads_sleep_soon_unless_it_is_too_late_or_the_user_decides(before_torch, monkeypatch):
