@@ -83,11 +83,8 @@ def test_other_wrong_uses_name_the_word(capsys, words, told):
     ("words", "told"),
     [
         ("abc", ["'abc'", "python recipe.py commands --help-all says more"]),
-        ("--training.max-updates abc --run a", ["--training.max-updates takes", "'abc'"]),
         ("--training.max-minutes abc", ["--training.max-minutes takes None or a number", "'abc'"]),
         ("--training.optim.betas 0.9", ["--training.optim.betas takes a number, a number", "'0.9'"]),
-        ("--training.precision fp8", ["--training.precision", "fp32, bf16, fp16, auto", "'fp8'"]),
-        ("--training.max-updates 0", ["max_updates=0"]),
         ("--training.lora 3", ["--training.lora;", "--training.lora.rank or --training.lora.alpha or"]),
         ("--patiense 3", ["--patiense;", "--training.patience?"]),
         ("--training.no-compil", ["--training.no-compil;", "--training.no-compile?"]),
