@@ -124,7 +124,7 @@ def rival(directory: Path, seed: int, family: str) -> tuple[Any, Any]:
     [
         pytest.param(family, *each.values, marks=each.marks)
         for family in FAMILIES
-        for each in drawn(20, default=(1,) if family in QUICK else (), long=(1, 8, 15))
+        for each in drawn(20, default=(4,) if family in QUICK else (), long=(1, 8, 15))
     ],
 )
 def test_logits_and_outputs_are_those_of_transformers(tmp_path, family, seed):
@@ -134,7 +134,7 @@ def test_logits_and_outputs_are_those_of_transformers(tmp_path, family, seed):
 
 
 def test_the_languages_are_chosen_by_the_command(tmp_path, capsys):
-    theirs, tokenizer = rival(tmp_path / "theirs", 3, "nllb")
+    theirs, tokenizer = rival(tmp_path / "theirs", 1, "nllb")
     run, chosen = tmp_path / "run", {"source_language": "fra_Latn", "target_language": "eng_Latn"}
     assert main(["import", "m2m_100", str(tmp_path / "theirs"), str(run)]) == 0
     tokenizer.src_lang = "fra_Latn"
@@ -153,12 +153,11 @@ def test_the_languages_are_chosen_by_the_command(tmp_path, capsys):
         assert output.alignment.source and not set(output.alignment.source) & {"fra_Latn", "eng_Latn"}
     capsys.readouterr()
     assert main(["translate", str(run), str(tmp_path / "in.txt"), "--target-language", "en"]) == 2
-    message = "a language must be one that the model knows (eng_Latn, deu_Latn, fra_Latn), but it is 'en'"
-    assert capsys.readouterr().err.strip().endswith(message)
+    assert "(eng_Latn, deu_Latn, fra_Latn), but it is 'en'" in capsys.readouterr().err
 
 
 def test_given_texts_are_judged_in_the_languages_that_are_named(tmp_path, capsys):
-    theirs, tokenizer = rival(tmp_path / "theirs", 3, "nllb")
+    theirs, tokenizer = rival(tmp_path / "theirs", 1, "nllb")
     theirs.set_attn_implementation("eager")
     assert main(["import", "m2m_100", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
     for name, line in (("in", ENGLISH[0]), ("out", GERMAN[0])):
@@ -194,17 +193,15 @@ def test_given_texts_are_judged_in_the_languages_that_are_named(tmp_path, capsys
 
 
 def test_a_model_of_many_languages_asks_for_one(tmp_path, capsys):
-    rival(tmp_path / "theirs", 3, "nllb")
+    rival(tmp_path / "theirs", 1, "nllb")
     settings = tmp_path / "theirs" / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"src_lang": None}))
     run = tmp_path / "run"
     assert main(["import", str(tmp_path / "theirs"), str(run)]) == 0
     (tmp_path / "in.txt").write_text("a\n")
     assert main(["translate", str(run), str(tmp_path / "in.txt")]) == 2
-    assert (
-        "say which: --source-language and --target-language (in training --decoding.source-language and "
-        "--decoding.target-language), of eng_Latn, deu_Latn, fra_Latn"
-    ) in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "--source-language and --target-language" in err and "eng_Latn, deu_Latn, fra_Latn" in err
     assert translated(run, ["a"], "--source-language", "eng_Latn")
 
 

@@ -119,9 +119,9 @@ def test_an_impossible_longest_is_refused():
 
 
 def test_an_hour_of_silence_can_be_cut():
-    waveform = torch.zeros(3600 * RATE)
-    found = cuts(waveform, RATE, 30.0)
-    assert_covers(found, len(waveform), 30 * RATE)
+    waveform = torch.zeros(3600 * 1000)
+    found = cuts(waveform, 1000, 30.0)
+    assert_covers(found, len(waveform), 30 * 1000)
 
 
 @pytest.mark.parametrize("size", [1, 7, 80, 333, 10_000])
