@@ -10,6 +10,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from tests.train import toy
+from tests.train.threads import in_threads
 from transduce.train.config import LoRAConfig, OptimConfig, TrainingConfig
 from transduce.train.distributed import World
 from transduce.train.objectives import CrossEntropy
@@ -135,6 +136,32 @@ def test_where_others_have_one_batch_more_the_first_counts_zero():
         [[6], [9, 8], [13], [14]],
         [[7], [10, 8], [12], [14]],
     ]
+
+
+def test_sums_and_norms_are_those_of_all_parts():
+    """Two processes, played by threads, hold gradients of norm 3 and 4."""
+
+    def work(rank: int) -> tuple[list[str], list[float], float, float, list[float]]:
+        parallel = object.__new__(ShardedDataParallel)
+        parallel.world, parallel.clock, parallel.model = (
+            World(rank, 2),
+            lambda: 7.0 + rank,
+            torch.nn.Linear(1, 1, bias=False),
+        )
+        parallel.model.weight.grad = torch.tensor([[3.0 + rank]])
+        names, numbers = parallel.exchange(["loss"], torch.tensor([10.0 + rank, 0.5]), rank == 1)
+        norm = parallel.clip(1.0).item()
+        return (
+            names,
+            numbers.tolist(),
+            parallel.n_tokens(10 + rank),
+            norm,
+            parallel.model.weight.grad.flatten().tolist(),
+        )
+
+    for rank, (names, numbers, n_tokens, norm, gradient) in enumerate(in_threads(2, work)):
+        assert (names, numbers) == (["loss"], [21.0, 1.0, 1.0, 7.0])  # one is to stop; the first one's clock counts
+        assert (n_tokens, norm) == (21.0, 5.0) and gradient == pytest.approx([(3 + rank) / 5], rel=1e-6)
 
 
 @pytest.mark.parametrize(
