@@ -120,7 +120,7 @@ def test_the_lines_of_the_page_translate_as_the_run_does(tmp_path, capsys, monke
     assert main(["export", "run", "exported", "--to", "ctranslate2"]) == 0
     assert capsys.readouterr().out == "exported\n"
     code, _ = re.findall(r"```python\n(import ctranslate2\n.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    assert len(code.splitlines()) == 10 and repr(lines).replace("'", '"') in code
+    assert repr(lines).replace("'", '"') in code
     code = code.replace("length_penalty=1.0", "length_penalty=0, max_decoding_length=20")
     if not joint:
         code = code.replace("tokenizer.model", "source.model")

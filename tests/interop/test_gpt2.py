@@ -155,10 +155,9 @@ def test_older_files_are_read_too(tmp_path, rng):
 # Search
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> tuple[nn.Module, Path]:
+def learned(folder: Path) -> None:
     """A GPT-2 that has learned for a moment, so that it ends at all sorts of steps; and the run made of it."""
-    directory = tmp_path_factory.mktemp("gpt2") / "theirs"
+    directory = folder / "theirs"
     theirs = rival(
         directory, vocab_size=300, n_embd=32, n_positions=64, initializer_range=0.2, resid_pdrop=0.0, embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -175,8 +174,16 @@ def run(tmp_path_factory) -> tuple[nn.Module, Path]:
         theirs(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
     theirs.save_pretrained(directory)
-    assert main(["import", "gpt2", str(directory), str(directory.with_name("run"))]) == 0
-    return theirs, directory.with_name("run")
+    assert main(["import", "gpt2", str(directory), str(folder / "run")]) == 0
+
+
+@pytest.fixture(scope="module")
+def run(once) -> tuple[nn.Module, Path]:
+    """The model and the run."""
+    from transformers import GPT2LMHeadModel
+
+    folder = once("gpt2", learned)
+    return GPT2LMHeadModel.from_pretrained(folder / "theirs"), folder / "run"
 
 
 PROMPTS = [
