@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
 from tests import contract
-from tests.model.test_contract import CASES
+from tests.model.test_contract import CASES, one_layer
 from transduce.model import static
 
 if __name__ == "__main__":
@@ -24,7 +24,7 @@ if __name__ == "__main__":
         counters.clear()
         rng = torch.Generator().manual_seed(3)
         graphs = CompileCounterWithBackend("aot_eager")
-        plain = contract.random_model(replace(CASES[name], max_positions=31), rng)
+        plain = contract.random_model(replace(one_layer(CASES[name]), max_positions=31), rng)
         compiler = partial(torch.compile, backend=graphs, fullgraph=True, dynamic=False)
         model, apart, n_frames = static.make_static(deepcopy(plain), compiler), 0.0, []
         with torch.inference_mode():

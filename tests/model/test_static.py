@@ -232,6 +232,7 @@ def test_nothing_of_a_step_is_read_by_the_host():
             assert logits.device == GPU and cache.slot is not None and cache.slot.states.device == GPU
 
 
+@pytest.mark.process
 @pytest.mark.long
 def test_compiled_it_is_compiled_once_for_every_bucket():
     """Two batches in the same buckets; the program prints graphs, compilations after the first batch, and differences."""
