@@ -31,6 +31,7 @@ def losses_of(trainer: Trainer) -> list[float]:
     return losses
 
 
+@pytest.mark.train
 def test_losses_are_near_those_of_float32(tmp_path):
     """Rounding is 2^-11 relative, 0.05 %; some twenty roundings between ids and loss, whose errors add up as their root
     or worse, and 20 updates that follow them stay below 1 %. The losses themselves fall by more than ten times that."""

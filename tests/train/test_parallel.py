@@ -244,7 +244,8 @@ def test_processes_of_torchrun_join_under_a_name_that_a_restart_changes(monkeypa
     assert (joined["rank"], joined["world_size"], joined["timeout"]) == (1, 4, timedelta(seconds=30))
     assert joined["backend"] == ("cpu:gloo,cuda:nccl" if gpu else "gloo") and devices == ([1] if gpu else [])
     found.store.set("key", "value")
-    assert not store.check(["key"]) and dist.PrefixStore("start 2", store).get("key") == b"value"
+    second = dist.PrefixStore("start 2", store)
+    assert not store.check(["key"]) and second.check(["key"]) and second.get("key") == b"value"
     monkeypatch.delenv("MASTER_ADDR")  # a cluster's variable alone means nothing
     assert world.__wrapped__() == World()
 
