@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import transduce as td
+from tests.runs import LITTLE, random_run
 from transduce.cli.main import main
 from transduce.data.text.parallel import ParallelText
 from transduce.experiment import validation
@@ -85,13 +87,14 @@ def test_what_is_missing_is_told(judge, monkeypatch):
     assert str(error.value) == MISSING
 
 
-def test_it_decides_which_checkpoint_is_best(judge, monkeypatch):
+def test_it_decides_which_checkpoint_is_best(judge, tmp_path, monkeypatch):
     """With the held-out sources."""
     monkeypatch.setattr(validation, "held_out_loss", lambda model, batches: 2.0)
     monkeypatch.setattr(validation, "_aligned", lambda translator, samples: {})
+    monkeypatch.setattr(td.Translator, "__call__", lambda self, lines, how: ["x y", "", "u", "q"])
+    translator = td.load_translator(random_run(tmp_path / "run", model=LITTLE))
     text = ParallelText(SOURCES, REFERENCES)
-    validate = validation.translation_validator(lambda lines, how: ["x y", "", "u", "q"], text, [], by="comet")
-    found = validate(None)
+    found = validation.translation_validator(translator, text, [], by="comet")(translator.model)
     assert found.by == "comet" and found.score == found.metrics["comet"] == pytest.approx(56.25)
     assert [row["src"] for row in judge.calls[0][0]] == SOURCES
 
