@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, SupportsIndex
 
 import sentencepiece
 
@@ -187,7 +187,9 @@ class SentencePieceTokenizer(Tokenizer):
         """
         return self.with_dropout(self.encode(texts), dropout=dropout, seed=seed)
 
-    def with_dropout(self, plain_rows: Iterable[Iterable[int]], *, dropout: float, seed: int) -> list[list[int]]:
+    def with_dropout(
+        self, plain_rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int
+    ) -> list[list[int]]:
         """`encode_with_dropout` of texts that are encoded already."""
         rng = random.Random(seed)
         rows = []

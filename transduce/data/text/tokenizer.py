@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import SupportsIndex, TypeVar
 
 AnyKind = TypeVar("AnyKind", bound="Tokenizer")
 END = "<|endoftext|>"
@@ -183,7 +183,9 @@ class Tokenizer(ABC):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids without bos_id and eos_id, a list per text."""
 
-    def with_dropout(self, plain_rows: Iterable[Iterable[int]], *, dropout: float, seed: int) -> list[list[int]]:
+    def with_dropout(
+        self, plain_rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int
+    ) -> list[list[int]]:
         """Encoded texts as if each merge of BPE was skipped with probability `dropout`: other ones for every seed.
 
         Raises:
