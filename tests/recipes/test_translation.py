@@ -267,10 +267,14 @@ def test_another_run_teaches(translation_run, parallel_text, tmp_path, untrained
 
 
 def test_another_measure_decides(parallel_text, tmp_path, untrained):
+    """Of the validation data, as is the loss."""
     x = small(tmp_path / "run", parallel_text, validate_by="chrf", corpus=brief(parallel_text))
-    found = untrained(run, x).validation()
-    translator, references = td.load(x.run), (parallel_text / "test.de").read_text().splitlines()
-    outputs = translator((parallel_text / "test.en").read_text().splitlines(), td.SearchConfig(beam_size=1))
+    found = untrained(run, replace(x, training=replace(x.training, precision="fp32"))).validation()
+    sources, references = ((parallel_text / f"test.{side}").read_text().splitlines() for side in ("en", "de"))
+    translator = td.load(x.run)
+    outputs = translator(sources, td.SearchConfig(beam_size=1))
+    told = torch.cat([each.log_probs for each in translator.score(sources, references)])
+    assert found.metrics["loss"] == pytest.approx(-told.mean().item(), rel=1e-4)
     assert found.by == "chrf" and found.score == found.metrics["chrf"]
     assert found.metrics["chrf"] == pytest.approx(sacrebleu.corpus_chrf(outputs, [references]).score)
 
