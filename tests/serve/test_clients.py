@@ -121,7 +121,7 @@ def test_completions(client, offline):
     assert {choice.finish_reason for choice in found.choices} == {"length"}
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (sum(map(len, prompts)), 4 * 12)
     greedy = client.completions.create(model="lm", prompt=prompts, max_tokens=12, temperature=0, echo=True)
-    texts = offline["lm"](prompts, GenerationConfig(max_length=12, temperature=0))
+    texts = offline["lm"](prompts, GenerationConfig(max_length=12, temperature=0.0))
     assert [each.text for each in greedy.choices] == [
         prompt + text for prompt, text in zip(prompts, texts, strict=True)
     ]

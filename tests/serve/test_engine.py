@@ -72,7 +72,7 @@ def test_inputs_of_a_kind_are_worked_on_together():
         return await outputs(engine, asks)
 
     work = Upper()
-    with running(work, batch=3, wait_ms=50) as engine:
+    with running(work, batch=3, wait_ms=50.0) as engine:
         assert asyncio.run(run(engine)) == [[each] for each in "ABCDEFG"]
     assert work.batches == [(1, ["a", "c", "d"]), (2, ["b", "e"]), (1, ["f", "g"])]
 
@@ -86,7 +86,7 @@ def test_what_comes_while_a_batch_waits_joins_it(monkeypatch):
 
     work, waits = Upper(), threading.Event()
     monkeypatch.setattr("transduce.serve.engine.monotonic", lambda: work.clock)
-    with running(work, batch=2, wait_ms=1000) as engine:
+    with running(work, batch=2, wait_ms=1000.0) as engine:
         wait_for_more = engine._wait_for_more
         monkeypatch.setattr(engine, "_wait_for_more", lambda: waits.set() or wait_for_more())
         asyncio.run(run(engine))
@@ -164,7 +164,7 @@ def test_what_could_not_be_done_by_the_deadline_is_not_let_in(monkeypatch):
 
     work = Upper()
     monkeypatch.setattr("transduce.serve.engine.monotonic", lambda: work.clock)
-    with running(work, batch=1, queue=5000, deadline=1.2, wait_ms=0) as engine:
+    with running(work, batch=1, queue=5000, deadline=1.2, wait_ms=0.0) as engine:
         asyncio.run(run(engine))
 
 

@@ -304,7 +304,7 @@ def test_one_has_a_text_written(page, offline):
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Tokens").fill("12")
     page.get_by_label("What the text begins with").press("Control+Enter")
-    (text,) = offline["lm"](["ROMEO:"], GenerationConfig(max_length=12, temperature=0))
+    (text,) = offline["lm"](["ROMEO:"], GenerationConfig(max_length=12, temperature=0.0))
     expect(said(page, "generate")).to_contain_text("The text was cut")
     assert page.locator(".written").text_content() == f"ROMEO:{text}"
 
