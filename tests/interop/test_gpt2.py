@@ -213,7 +213,7 @@ def test_prompts_go_on_as_in_generate(run, beam_size, n):
         assert len({len(generator.encode(prompt)) for prompt in PROMPTS}) > 5
 
 
-@pytest.mark.parametrize("stride", [64, 17, 1])
+@pytest.mark.parametrize("stride", [64, 17, pytest.param(1, marks=pytest.mark.long)])
 def test_perplexity_is_the_loss_of_transformers_on_the_same_windows(run, stride):
     theirs, directory = run
     generator, text = td.load(directory), "\n".join(TEXT[:6])

@@ -52,7 +52,7 @@ def test_logits_are_those_of_transformers(tmp_path, rng, changes):
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
-@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("joint", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_run_translates_there_as_here_and_can_come_back(tmp_path, capsys, joint):
     from transformers import MarianMTModel, MarianTokenizer
 

@@ -113,7 +113,7 @@ def test_case_counts_unless_lowercase(measure):
 
 
 @pytest.mark.filterwarnings("ignore:.*unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")  # sacrebleu's
-@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("lowercase", [pytest.param(False, marks=pytest.mark.long), True])
 @pytest.mark.parametrize(
     ("measure", "name", "switch"),
     [(bleu, "bleu", "--lowercase"), (chrf, "chrf", "--chrf-lowercase"), (ter, "ter", "--ter-case-sensitive")],
