@@ -107,11 +107,14 @@ def test_all_stop_an_update_after_one_was_asked_to(tmp_path):
 
 
 def test_the_clock_of_the_first_counts(tmp_path):
-    """All save when ten minutes are over, which they hear of an update later; and at the end."""
+    """All save when ten minutes are over, which they hear of an update later, and at the end; the first one writes."""
+    written: list[int] = []
     saved: dict[int, list[int]] = {0: [], 1: []}
 
     def late(trainer: Trainer) -> None:
         exchange, save, rank = trainer.parallel.exchange, trainer._save, trainer.world.rank
+        write = trainer.store.save
+        trainer.store.save = lambda *parts: (written.append(rank), write(*parts))
         trainer._save = lambda: (saved[rank].append(trainer.progress.update), save())
 
         def shifted(*args: Any) -> Any:
@@ -123,7 +126,7 @@ def test_the_clock_of_the_first_counts(tmp_path):
 
     shared = Shared(tmp_path, 2, spoil=late, max_updates=4, validate_every=4, save_every_minutes=10.0)
     in_threads(2, shared)
-    assert saved == {0: [2, 4], 1: [2, 4]}
+    assert saved == {0: [2, 4], 1: [2, 4]} and written == [0, 0]
     assert all(1000 <= trainer.progress.seconds < 1100 for trainer in shared.trainers)
 
 

@@ -104,6 +104,7 @@ def test_what_processes_are_told(monkeypatch):
     with pytest.raises(ValueError, match=r"^the third is bad$"):
         next(batches)
     assert (told["num_workers"], told["batch_size"]) == (2, None)
+    assert told["multiprocessing_context"] == "fork"  # what makes a batch need not be pickled
     before = signal.getsignal(signal.SIGINT)
     try:
         told["worker_init_fn"](0)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from tests.train import toy
 from tests.train.threads import in_threads
+from transduce.files import read_json_lines
 from transduce.train.config import LoRAConfig, OptimConfig, TrainingConfig
 from transduce.train.distributed import World
 from transduce.train.objectives import CrossEntropy
@@ -55,8 +56,9 @@ def loss_of(model) -> Validation:
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_a_sharded_training_is_the_training_and_goes_on_as_it(tmp_path):
+def test_a_sharded_training_is_the_training_and_goes_on_as_it(tmp_path, monkeypatch):
     """Begun sharded and ended without, and the other way round; the files of checkpoints are alike."""
+    monkeypatch.setattr("transduce.train.log.EVERY", 1)
     ends = {}
     for name, shards in (("plain", [False]), ("sharded", [True]), ("one", [True, False]), ("other", [False, True])):
         for updates, shard in zip((2, 4)[-len(shards) :], shards, strict=True):
@@ -69,10 +71,14 @@ def test_a_sharded_training_is_the_training_and_goes_on_as_it(tmp_path):
         checkpoint = tmp_path / name / "checkpoints" / "00000004"
         files = {path.name: load_file(path) for path in checkpoint.glob("*.safetensors")}
         assert len(files) == 3
-        ends[name] = progress.validations, files
-    (scores, wanted), *others = ends.values()
+        lines = [x for x in read_json_lines(tmp_path / name / "metrics.jsonl") if x["kind"] == "train"]
+        log = [number for line in lines for number in (line["loss"], line["gradient_norm"])]
+        ends[name] = progress.validations, files, log
+    (scores, wanted, logged), *others = ends.values()
+    assert len(logged) == 8
     assert len(scores) == 2 and scores[0][1] != scores[1][1]
-    for found, files in others:
+    for found, files, log in others:
+        assert log == pytest.approx(logged, rel=1e-5)
         assert [score for _, score in found] == pytest.approx([score for _, score in scores], rel=1e-9)
         assert files.keys() == wanted.keys()
         for name, tensors in wanted.items():
