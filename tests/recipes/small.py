@@ -128,7 +128,7 @@ def metrics(run: Path, kind: str) -> list[dict[str, float]]:
 
 def loss_parts(trainer: Trainer) -> dict[str, float]:
     """The loss of the first batch in training, and its parts, per token."""
-    batch = trainer.data.epoch(0)[0]
+    batch = trainer.data.epoch(0)[0].to(trainer.device)  # with its lengths on the host, as in an update
     trainer.model.train()
     loss = trainer.objective(batch)
     parts = {name: part.item() / batch.n_tokens for name, part in loss.parts.items()}

@@ -270,7 +270,7 @@ def test_convolutions_before_the_encoder_are_one_flag(recordings, tmp_path, monk
     trainer = untrained(run, replace(x, corpus=replace(x.corpus, test=None)))
     over = " over time and features" * (dims == 2)
     assert f"10 features, convolutions{over} with strides 2 and 2: a position for 4 frames" in capsys.readouterr().out
-    trainer.objective(trainer.data.epoch(0)[0]).total.backward()
+    trainer.objective(trainer.data.epoch(0)[0].to(trainer.device)).total.backward()
     assert all(parameter.grad.any() for parameter in trainer.model.source_input.parameters())
     transcriber = td.load_transcriber(x.run)
     (sound, *_) = read_manifest(recordings / "valid.tsv")
