@@ -1,13 +1,10 @@
-"""What experiments begin with. The kernels are found before a test begins, since finding them starts a process."""
+"""What experiments begin with."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.runs import random_run
-from transduce import kernels
-
-kernels.library()
 
 
 @pytest.fixture(scope="session")

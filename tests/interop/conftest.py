@@ -8,13 +8,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 
 from tests.interop.rivals import sentencepiece_model
 from tests.runs import ENGLISH, GERMAN
-from transduce import kernels
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled() -> None:
-    """The kernels in C++, for a test that searches may not start a compiler."""
-    kernels.library()
 
 
 @pytest.fixture(scope="session")

@@ -14,17 +14,10 @@ import pytest
 
 from recipes import language_model, masked_language_model, speech_to_text, translation
 from tests.recipes import small
-from transduce import kernels
 from transduce.files import save_weights
 from transduce.train.trainer import Trainer
 
 Once = Callable[[str, Callable[[Path], object]], Path]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled_kernels() -> None:
-    """The kernels, before any test: finding them starts a compiler."""
-    kernels.library()
 
 
 @pytest.fixture(scope="session")

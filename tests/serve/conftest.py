@@ -13,13 +13,10 @@ import uvicorn
 
 from tests.language_runs import language_run
 from tests.runs import LITTLE, random_run, random_speech_run
-from transduce import kernels
 from transduce.serve.app import create_app
 from transduce.serve.config import ServeConfig
 from transduce.serve.models import Languages, Served
 from transduce.tasks.load import load
-
-kernels.library()  # a test of the default tier may start no compiler
 
 SAMPLES = {100: ("Print it.", "Druck es aus.", "Mach es aus."), 200: ("Print it.", "Druck es aus.", "Druck es aus.")}
 """By update: what the translator said of a sentence while it was trained."""

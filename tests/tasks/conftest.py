@@ -1,7 +1,4 @@
-"""Runs that several modules read, made once; whoever changes one takes a copy, or makes one of its own.
-
-The kernels are loaded before a test asks for them, since one of the default tier may start no compiler.
-"""
+"""Runs that several modules read, made once; whoever changes one takes a copy, or makes one of its own."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +9,7 @@ import torch
 import transduce as td
 from tests.language_runs import language_run
 from tests.runs import LITTLE, random_run, random_speech_run, record, sentences
-from transduce import kernels
 from transduce.data.speech.manifest import Recording
-
-kernels.library()
 
 
 @pytest.fixture(scope="session")
