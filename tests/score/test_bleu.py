@@ -5,16 +5,26 @@ import math
 import os
 import random
 import re
+import signal
 import sys
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from sacrebleu.sacrebleu import main as sacrebleu_command
 
 from transduce.score.bleu import bleu, bleu_lowercase, chrf, ter
 from transduce.score.score import Score
+
+
+@pytest.fixture
+def sacrebleu_command():
+    """The program; to import it lets a closed pipe end the process, which other tests do not expect."""
+    before = signal.getsignal(signal.SIGPIPE)
+    from sacrebleu.sacrebleu import main
+
+    signal.signal(signal.SIGPIPE, before)
+    return main
 
 
 def ngrams(line, n):
@@ -120,7 +130,7 @@ def test_case_counts_unless_lowercase(measure):
     ids=["bleu", "chrf", "ter"],
 )
 def test_score_interval_and_signature_are_those_of_the_sacrebleu_command(
-    tmp_path, monkeypatch, references, measure, name, switch, lowercase
+    tmp_path, monkeypatch, sacrebleu_command, references, measure, name, switch, lowercase
 ):
     hypotheses = [line.replace("a", "A") for line in system(references, 0.2, seed=1)]
     second = system(references, 0.1, seed=2)

@@ -8,7 +8,7 @@ import torch
 from scripts import make_scaling
 from scripts.make_scaling import EXTRA, Cluster, jobs
 from tests.train import toy
-from tests.train.test_distributed import together
+from tests.train.processes import together
 from transduce.model.transformer import Transformer
 from transduce.train import distributed
 from transduce.train.flops import flops_per_token
