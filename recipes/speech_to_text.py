@@ -76,6 +76,8 @@ class Experiment:
     training: ex.TrainingConfig = field(default_factory=ex.TrainingConfig)
     validate_by: ex.ValidateBy | None = None
     """What decides which checkpoint is best. By itself it is WER, or BLEU where the target column is a translation."""
+    tokenize: ex.Tokenization | None = None
+    """How BLEU separates words; by itself as the script of the references asks for."""
     decoding: td.SearchConfig = field(
         default_factory=lambda: td.SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5)
     )
@@ -325,7 +327,9 @@ def run(x: Experiment) -> dict[str, float]:
         x,
         objective,
         data=pairs,
-        validate=ex.speech_validator(transcriber, held_out, by=x.validate_by, search=x.decoding.greedy()),
+        validate=ex.speech_validator(
+            transcriber, held_out, by=x.validate_by, tokenize=x.tokenize, search=x.decoding.greedy()
+        ),
         target_tokenizer=spoken,
         feature_extractor=reader.feature_extractor,
         lexicon=words,
@@ -333,7 +337,7 @@ def run(x: Experiment) -> dict[str, float]:
     )
 
     # Decoding and score
-    return ex.speech_report(run, test, x.decoding, x.device, measures=measures) if test else {}
+    return ex.speech_report(run, test, x.decoding, x.device, measures=measures, tokenize=x.tokenize) if test else {}
 
 
 if __name__ == "__main__":

@@ -53,6 +53,8 @@ class Experiment:
     training: ex.TrainingConfig = field(default_factory=ex.TrainingConfig)
     validate_by: ex.ValidateBy = "bleu"
     """What decides which checkpoint is best."""
+    tokenize: ex.Tokenization | None = None
+    """How BLEU separates words; by itself as the script of the references asks for."""
     decoding: td.SearchConfig = field(default_factory=td.SearchConfig)
     shortlist: bool = False
     """Learn, at the end, which target tokens may translate a source token: transduce translate --shortlist is faster."""
@@ -177,7 +179,9 @@ def run(x: Experiment) -> dict[str, float]:
         x,
         ex.CrossEntropy(model, **ex.token_losses(x, model, source, target)),
         data=pairs,
-        validate=ex.translation_validator(td.Translator(model, *spoken), valid, held_out.epoch(0), by=x.validate_by),
+        validate=ex.translation_validator(
+            td.Translator(model, *spoken), valid, held_out.epoch(0), by=x.validate_by, tokenize=x.tokenize
+        ),
         source_tokenizer=source,
         target_tokenizer=target,
         fingerprint=ex.fingerprint(text, valid),
@@ -192,7 +196,15 @@ def run(x: Experiment) -> dict[str, float]:
     translator, pairs = td.load(x.run, x.device), list(zip(test.source, test.target, strict=True))
     measures = ["bleu", "bleu.lowercase", "chrf"]
     groups = x.corpus.test_groups()
-    return ex.search_report(x.run, lambda how: translator(test.source, how), pairs, x.decoding, measures, groups=groups)
+    return ex.search_report(
+        x.run,
+        lambda how: translator(test.source, how),
+        pairs,
+        x.decoding,
+        measures,
+        tokenize=x.tokenize,
+        groups=groups,
+    )
 
 
 if __name__ == "__main__":

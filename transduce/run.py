@@ -60,6 +60,7 @@ MAY_CHANGE = (
     "workers.",
     "decoding.",
     "shortlist.",
+    "tokenize.",
     "generation.",
     "model.recompute.",
     "training.data_workers.",

@@ -6,14 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from sacrebleu.metrics import CHRF
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import STDIN, OptionalFile, read_side, side_name
+from transduce.config import at_least
 from transduce.data.text.lines import split_table
 from transduce.score.alignment import error_report
-from transduce.score.bleu import TranslationMeasure, bleu, chrf, ter
+from transduce.score.bleu import BleuMeasure, TranslationMeasure, bleu, chrf, ter
 from transduce.score.comet import comet
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines
+from transduce.score.tokenization import Tokenization
 from transduce.score.wer import ErrorRate, ErrorRateMeasure, cer, per, wer
 
 TEXT = "text"
@@ -45,12 +48,32 @@ class TranslationOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BleuOptions(TranslationOptions):
+    """What BLEU can be asked for."""
+
+    tokenize: Annotated[Tokenization | None, arg(help_behavior_hint="(default: by the script of REF)")] = None
+    """How words are separated: 13a where spaces do it, zh for Chinese, char for any script without spaces; ja-mecab and
+    ko-mecab need pip install 'sacrebleu[ja]' and 'sacrebleu[ko]'. The signature says which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChrfOptions(TranslationOptions):
+    """What chrF can be asked for."""
+
+    word_order: int = 0
+    """Longest word n-grams that count beside characters; 2 gives chrF++."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TranscriptOptions(Options):
     """What an error rate can be asked for."""
 
     normalize: Annotated[bool, arg(help_behavior_hint="")] = False
     """Ignore case, punctuation (but for apostrophes inside words) and the width of letters and spaces: lower case,
     Unicode NFKC."""
+    english: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Whisper's normalization of English instead: numbers, contractions and spelling too; needs
+    pip install whisper-normalizer."""
     by: Annotated[str | None, arg(metavar="COLUMN[:WIDTH]", help_behavior_hint="")] = None
     """A table of the rates by a column of the manifest, such as speaker; age:10 puts ages into tens."""
     manifest: Annotated[Path | None, arg(metavar="M.tsv", help_behavior_hint="")] = None
@@ -75,6 +98,30 @@ def score_translations(
     systems = _systems(hypotheses, scoring, references)
     measure = replace(measure, lowercase=scoring.lowercase)
     _print_score(measure, systems, references, [read_side(path) for path in references], scoring.resamples)
+
+
+def score_bleu_of(measure: BleuMeasure, hypotheses: Hypotheses, references: References, scoring: BleuOptions) -> None:
+    """Print BLEU with its signature.
+
+    Args:
+        hypotheses: Translations to score, one a line: a file, plain or .gz, or - for standard input.
+        references: The right translations, line by line; more files are more references.
+    """
+    score_translations(replace(measure, tokenize=scoring.tokenize), hypotheses, references, scoring)
+
+
+def score_chrf_of(
+    measure: TranslationMeasure, hypotheses: Hypotheses, references: References, scoring: ChrfOptions
+) -> None:
+    """Print chrF with its signature.
+
+    Args:
+        hypotheses: Translations to score, one a line: a file, plain or .gz, or - for standard input.
+        references: The right translations, line by line; more files are more references.
+    """
+    at_least(0, word_order=scoring.word_order)
+    counted = replace(measure, metric=partial(CHRF, word_order=scoring.word_order))
+    score_translations(counted, hypotheses, references, scoring)
 
 
 def score_with_sources(
@@ -112,7 +159,7 @@ def score_transcripts(
         table = _read_table(scoring.manifest)
         check_lines({side_name(reference): right, side_name(scoring.manifest): next(iter(table.values()))})
     labels = [] if scoring.by is None else _labels(table, scoring.by, scoring.manifest or reference)
-    measure = replace(measure, normalize=scoring.normalize)
+    measure = replace(measure, normalize=scoring.normalize, english=scoring.english)
     rate = _print_score(measure, systems, [reference], [right], scoring.resamples)
     assert isinstance(rate, ErrorRate)
     if scoring.by is not None:
@@ -132,7 +179,8 @@ def _command(function: Callable[..., None], measure: Measure) -> "partial[None]"
     return command
 
 
-score_bleu, score_chrf, score_ter = (_command(score_translations, measure) for measure in (bleu, chrf, ter))
+score_bleu, score_chrf = _command(score_bleu_of, bleu), _command(score_chrf_of, chrf)
+score_ter = _command(score_translations, ter)
 score_comet = _command(score_with_sources, comet)
 score_wer, score_cer, score_per = (_command(score_transcripts, measure) for measure in (wer, cer, per))
 

@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     )
     from transduce.score.measures import MEASURES as MEASURES
     from transduce.score.score import Measure as Measure
+    from transduce.score.tokenization import Tokenization as Tokenization
     from transduce.tasks.shortlist import learn_shortlist as learn_shortlist, save_shortlist as save_shortlist
     from transduce.tasks.translate import in_languages as in_languages
     from transduce.train.config import (

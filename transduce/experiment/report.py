@@ -17,6 +17,7 @@ from transduce.score.alignment import error_report
 from transduce.score.bleu import chrf
 from transduce.score.measures import get_measure
 from transduce.score.score import counted
+from transduce.score.tokenization import Tokenization
 from transduce.score.wer import wer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.fill_mask import FillMask
@@ -36,6 +37,7 @@ def speech_report(
     device: str,
     *,
     measures: Sequence[str] = ("wer", "cer"),
+    tokenize: Tokenization | None = None,
 ) -> dict[str, float]:
     """Transcribe `test` greedily, with the beam, and with CTC beside it where `search` has it; keep every score.
 
@@ -45,6 +47,7 @@ def speech_report(
     Args:
         test: recordings, of which at least one has a text.
         measures: ("bleu", "chrf") for speech translation.
+        tokenize: how BLEU separates words.
     """
     spoken = [recording for recording in test if recording.text.strip()]
     transcriber = load_as(Transcriber, directory, device)
@@ -59,6 +62,7 @@ def speech_report(
         [(recording.id, recording.text) for recording in spoken],
         search,
         measures,
+        tokenize=tokenize,
         sound=(sum(recording.seconds for recording in spoken), reading),
         speakers=[recording.speaker for recording in spoken],
     )
@@ -79,6 +83,7 @@ def search_report(
     search: SearchConfig,
     measures: Sequence[str],
     *,
+    tokenize: Tokenization | None = None,
     sound: tuple[float, float] | None = None,
     speakers: Sequence[str] = (),
     groups: Sequence[str] = (),
@@ -89,6 +94,7 @@ def search_report(
         decode: gives one output for every pair, searched in this way.
         pairs: what went in and what should come out.
         measures: their names, such as "bleu".
+        tokenize: how BLEU separates words.
         sound: where sound went in, the seconds it lasts, and the seconds that reading it took before every search.
         speakers: where sound went in, who speaks, for a table of their error rates.
         groups: the group of every pair, such as its direction; each group has scores of its own, beside that of all.
@@ -111,7 +117,7 @@ def search_report(
         print(f"test, {name}: {len(outputs)}{told}")
         for group in [*dict.fromkeys(groups), ""]:
             chosen = [i for i in range(len(pairs)) if not group or groups[i] == group]
-            for measure in map(get_measure, measures):
+            for measure in (get_measure(name, tokenize) for name in measures):
                 score = measure([outputs[i] for i in chosen], [pairs[i][1] for i in chosen])
                 told = f"{group}: {score}" if group else f"{score}"
                 print(f"  {told}")

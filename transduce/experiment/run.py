@@ -1,5 +1,6 @@
 """What every recipe needs besides its data: a model for it, and the training."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -247,7 +248,11 @@ def finish(directory: Path, trainer: Trainer) -> None:
     averaged = {n: w.clone() for n, w in gathered(merged(trainer.model)).items()} if trainer.take_average() else None
     merge(trainer.model)
     trainer.world.told(None)  # by now the first process has written the checkpoints
-    scores, by = {"best checkpoint": max(score for _, score in progress.validations)}, "score"
+    best = progress.ranked()[0]
+    scores, by = {"best checkpoint": progress.validations[best][1]}, "score"
+    losses = {
+        "best checkpoint": progress.losses[best] if len(progress.losses) == len(progress.validations) else math.inf
+    }
     candidates: dict[str, tuple[list[int], Callable[[], dict[str, torch.Tensor]]]] = {
         name: (updates, partial(average, checkpoint_weights(directory, updates)))
         for name, updates in progress.candidates(config.keep_last, config.keep_best).items()
@@ -257,8 +262,8 @@ def finish(directory: Path, trainer: Trainer) -> None:
     for name, (_, weights) in list(candidates.items())[1:]:
         set_weights(trainer.model, parts_like(weights_of(trainer.model), weights()), name)
         found = trainer.validation()
-        scores[name], by = found.score, found.by
-    chosen = max(scores, key=scores.__getitem__)
+        scores[name], by, losses[name] = found.score, found.by, found.metrics.get("loss", math.inf)
+    chosen = min(scores, key=lambda name: (-scores[name], losses[name]))
     updates, weights = candidates[chosen]
     if trainer.world.first:
         write_file(directory / WEIGHTS, serialize(weights()))

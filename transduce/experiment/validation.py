@@ -20,6 +20,7 @@ from transduce.model.transformer import Transformer
 from transduce.plot import attention_map
 from transduce.score.measures import MEASURES, get_measure
 from transduce.score.score import Lines, Measure
+from transduce.score.tokenization import Tokenization
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
@@ -71,10 +72,16 @@ def held_out_loss(model: Transformer, batches: Sequence[Batch]) -> float:
 
 
 def translation_validator(
-    translator: Translator, text: ParallelText, batches: Sequence[Batch], *, by: str = "bleu", n_samples: int = 3
+    translator: Translator,
+    text: ParallelText,
+    batches: Sequence[Batch],
+    *,
+    by: str = "bleu",
+    tokenize: Tokenization | None = None,
+    n_samples: int = 3,
 ) -> Validator:
     """Loss and BLEU (greedy search) on held-out pairs, `by` where it is another measure, and a picture of attention."""
-    measures = _measures(["bleu"], by, text.source)
+    measures = _measures(["bleu"], by, text.source, tokenize)
 
     def look(model: Transformer) -> Validation:
         outputs = world().gather(translator(world().share(text.source), GREEDY))
@@ -98,10 +105,16 @@ def _aligned(translator: Translator, samples: Sequence[tuple[str, str, str]]) ->
 
 
 def speech_validator(
-    transcriber: Transcriber, pairs: SpeechPairs, *, search: SearchConfig = GREEDY, by: str = "wer", n_samples: int = 3
+    transcriber: Transcriber,
+    pairs: SpeechPairs,
+    *,
+    search: SearchConfig = GREEDY,
+    by: str = "wer",
+    tokenize: Tokenization | None = None,
+    n_samples: int = 3,
 ) -> Validator:
     """Loss and error rates (BLEU, if BLEU or chrF decide) on held-out recordings, and how straight attention is."""
-    measures = _measures(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None)
+    measures = _measures(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None, tokenize)
 
     def look(model: Transformer) -> Validation:
         references = [recording.text for recording in pairs.recordings]
@@ -200,9 +213,10 @@ def _filled(fill_mask: FillMask, batch: Batch) -> Int[Tensor, " n"]:
     return fill_mask.likeliest(batch.source, batch.source_lengths, batch.target_out != IGNORE)
 
 
-def _measures(names: list[str], by: str, sources: Lines | None) -> list[Measure]:
+def _measures(names: list[str], by: str, sources: Lines | None, tokenize: Tokenization | None = None) -> list[Measure]:
     """The measures of these names, and the one that decides where it is not among them, for outputs of these sources."""
-    return [get_measure(name).of(sources) for name in dict.fromkeys([*names, *([by] if by != "loss" else [])])]
+    named = dict.fromkeys([*names, *([by] if by != "loss" else [])])
+    return [get_measure(name, tokenize).of(sources) for name in named]
 
 
 def _spread(n: int, n_samples: int) -> range:

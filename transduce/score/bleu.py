@@ -1,8 +1,10 @@
 """BLEU, chrF and TER by sacrebleu: how they are counted is written in the signature that each score carries."""
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float
@@ -10,8 +12,11 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import estimate_ci
 
-from transduce.score.bootstrap import SEED, resampled_sums
+from transduce.score.bootstrap import SEED, p_value, resampled_sums
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples
+from transduce.score.tokenization import Tokenization, check_tokenization, tokenization
+
+logger = logging.getLogger(__name__)
 
 CHUNK = 200
 """Lines whose n-grams are in memory at a time: as many as fit into a CPU's caches."""
@@ -32,6 +37,10 @@ class TranslationMeasure(Measure):
     """Makes sacrebleu's metric; called with `lowercase`."""
     lowercase: bool = False
 
+    def counter(self, references: Sequence[Lines]) -> Metric:
+        """The metric of sacrebleu that counts against these references."""
+        return self.metric(lowercase=self.lowercase)
+
     def __call__(self, hypotheses: Lines, references: Lines, *more: Lines, resamples: int = 1000) -> Score:
         """The score of all lines together, with its 95 % interval."""
         check_lines({"hypotheses": hypotheses} | _numbered(references, *more))
@@ -39,7 +48,7 @@ class TranslationMeasure(Measure):
         if resamples:
             ((score, _),) = self._bootstrap([hypotheses], [references, *more], resamples)
             return score
-        metric = self.metric(lowercase=self.lowercase)
+        metric = self.counter([references, *more])
         got = metric._compute_score_from_stats(_statistics(metric, hypotheses, [references, *more]).sum(axis=0))
         return Score(got.name, got.score, str(metric.get_signature()), len(hypotheses))
 
@@ -49,38 +58,32 @@ class TranslationMeasure(Measure):
         """Tell whether two systems differ by more than the choice of lines explains: paired bootstrap."""
         check_lines({"hypotheses": hypotheses, "other": other} | _numbered(references, *more))
         check_resamples(resamples, compared=True)
-        # sacrebleu tests every later system against the first one
-        (baseline, _), (system, p_value) = self._bootstrap([other, hypotheses], [references, *more], resamples)
-        # it counts the resamples that exceed the difference, and so calls two equal systems different (p = 0.001)
-        return Comparison(system, baseline, 1.0 if system.value == baseline.value else p_value)
+        (system, ours), (rival, theirs) = self._bootstrap([hypotheses, other], [references, *more], resamples)
+        return Comparison(system, rival, p_value(system.value - rival.value, ours - theirs))
 
     def _bootstrap(
         self, systems: Sequence[Lines], references: Sequence[Lines], resamples: int
-    ) -> list[tuple[Score, float]]:
-        """Each system's score with its interval, and the p-value of its difference from the first (1 for the first).
+    ) -> list[tuple[Score, Float[np.ndarray, " R"]]]:
+        """Each system's score with its interval, and its score on every draw of the lines.
 
-        It is sacrebleu's PairedTest, whose memory grows with lines * resamples, on the same draws.
+        The draws are those of sacrebleu's PairedTest, whose memory grows with lines * resamples.
         """
-        metric = self.metric(lowercase=self.lowercase)
+        metric = self.counter(references)
         statistics = [_statistics(metric, system, references) for system in systems]
         setting = os.environ.get("SACREBLEU_SEED", str(SEED)).lower()
         signature = metric.get_signature()
         signature.update("seed", setting)
         signature.update("bs", resamples)
         sums = resampled_sums(np.hstack(statistics), resamples, None if setting == "none" else int(setting))
-        found: list[tuple[Score, float]] = []
-        first = np.zeros(0)
+        found = []
         for one, drawn in zip(statistics, np.split(sums, len(systems), axis=1), strict=True):
             score = metric._compute_score_from_stats(one.sum(axis=0))
             scores = np.array([metric._compute_score_from_stats(each).score for each in drawn])
             mean, half = estimate_ci(scores)
-            told = Score(score.name, score.score, str(signature), len(one), float(mean - half), float(mean + half))
-            if not found:
-                found, first = [(told, 1.0)], scores
-                continue
-            leads = np.abs(scores - first)
-            more = np.sum(leads - leads.mean() > abs(told.value - found[0][0].value))
-            found.append((told, float(more + 1) / (resamples + 1)))
+            with_interval = Score(
+                score.name, score.score, str(signature), len(one), float(mean - half), float(mean + half)
+            )
+            found.append((with_interval, scores))
         return found
 
 
@@ -104,11 +107,39 @@ def _ter(*, lowercase: bool) -> TER:
     return TER(case_sensitive=not lowercase)
 
 
-bleu = TranslationMeasure(name="bleu", title="BLEU", description="matching word n-grams, 0 to 100", metric=BLEU)
-"""Corpus BLEU: 13a tokens, exponential smoothing.
+@dataclass(frozen=True, kw_only=True)
+class BleuMeasure(TranslationMeasure):
+    """Corpus BLEU with exponential smoothing.
 
-Source: Papineni et al. (2002), BLEU.
-"""
+    Source: Papineni et al. (2002), BLEU.
+    """
+
+    metric: Callable[..., Metric] = BLEU
+    tokenize: Tokenization | None = None
+    """How words are separated; None: as the script of the references asks for (`tokenization`)."""
+
+    def counter(self, references: Sequence[Lines]) -> Metric:
+        """BLEU of sacrebleu; it warns where no reference is long enough.
+
+        Raises:
+            ValueError: this tokenization needs a library that is not installed.
+        """
+        named = self.tokenize or tokenization(line for lines in references for line in lines)
+        check_tokenization(named)
+        metric = BLEU(lowercase=self.lowercase, tokenize=named)
+        longest = metric.max_ngram_order
+        if all(len(metric.tokenizer(line.rstrip()).split()) < longest for lines in references for line in lines):
+            logger.warning(
+                "BLEU is 0 unless %d tokens in a row match, but no reference has so many (tok:%s); "
+                "score by chrF, or name another --tokenize",
+                longest,
+                named,
+            )
+        return metric
+
+
+bleu = BleuMeasure(name="bleu", title="BLEU", description="matching word n-grams, 0 to 100")
+"""BLEU in which case counts."""
 
 bleu_lowercase = replace(bleu, name="bleu.lowercase", title="BLEU, lowercase", lowercase=True)
 """BLEU of texts in lower case."""
@@ -117,6 +148,12 @@ chrf = TranslationMeasure(
     name="chrf", title="chrF2", description="F-score of character 1- to 6-grams, 0 to 100", metric=CHRF
 )
 """Source: Popović (2015), chrF."""
+
+chrf_words = replace(chrf, name="chrf++", title="chrF2++", metric=partial(CHRF, word_order=2))
+"""chrF with word 1- and 2-grams beside the characters.
+
+Source: Popović (2017), chrF++: words helping character n-grams.
+"""
 
 ter = TranslationMeasure(
     name="ter", title="TER", description="edits per 100 reference words", higher_is_better=False, metric=_ter

@@ -20,3 +20,20 @@ def resampled_sums(statistics: Float[np.ndarray, "U K"], resamples: int, seed: i
     rng, n = np.random.default_rng(seed), len(statistics)
     draws = (np.bincount(kinds[rng.integers(n, size=n)], minlength=len(rows)) for _ in range(resamples))
     return np.array([counts.astype(np.float64) @ rows for counts in draws]).reshape(-1, rows.shape[1])
+
+
+def p_value(difference: float, leads: Float[np.ndarray, " R"]) -> float:
+    """How likely a difference like this one, or a larger one, would be between two equally good systems.
+
+    It is the share of draws whose absolute lead exceeds the mean absolute lead by more than the difference, where one more
+    draw counts as such, as sacrebleu computes it; 1 where there is no difference.
+
+    Args:
+        difference: of the scores of two systems on the whole test set.
+        leads: the same on every bootstrap draw of its lines.
+    Source: Koehn (2004), Statistical significance tests for machine translation evaluation.
+    """
+    if difference == 0:
+        return 1.0
+    leads = np.abs(leads)
+    return float(np.sum(leads - leads.mean() > abs(difference)) + 1) / (len(leads) + 1)

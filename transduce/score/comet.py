@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from transduce.score.bootstrap import SEED, resampled_sums
+from transduce.score.bootstrap import SEED, p_value, resampled_sums
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples
 
 
@@ -54,12 +54,7 @@ class CometMeasure(Measure):
         ours, theirs = (self._judged(lines, references) for lines in (hypotheses, other))
         draws = [_means(judged, resamples) for judged in (ours, theirs)]
         system, rival = (self._score(*both) for both in zip((ours, theirs), draws, strict=True))
-        difference = system.value - rival.value
-        if difference == 0:
-            return Comparison(system, rival, 1.0)
-        lead = (draws[0] - draws[1]) * np.sign(difference)
-        p_value = (np.sum(lead - lead.mean() >= abs(difference)) + 1) / (len(lead) + 1)
-        return Comparison(system, rival, float(p_value))
+        return Comparison(system, rival, p_value(system.value - rival.value, draws[0] - draws[1]))
 
     def _judged(self, hypotheses: Lines, references: Lines) -> Float[np.ndarray, " n"]:
         """The judgement of every line, times 100."""

@@ -3,7 +3,7 @@
 import importlib.metadata
 import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from jiwer import CharacterOutput, WordOutput
 
 from transduce.score.alignment import NOUN, Errors, Unit, align, all_errors, count_errors
-from transduce.score.bootstrap import SEED, resampled_sums
+from transduce.score.bootstrap import SEED, p_value, resampled_sums
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples, counted
 
 CHUNK = 10_000
@@ -99,6 +99,14 @@ class ErrorRateMeasure(Measure):
     unit: Unit
     normalize: bool = False
     """Both sides pass through `normalized` first."""
+    english: bool = False
+    """Both sides pass through Whisper's normalization of English first (`english_normalizer`)."""
+
+    def __post_init__(self) -> None:
+        if self.normalize and self.english:
+            raise ValueError(
+                "text is normalized in one way, but normalize=True and english=True; leave one of them out"
+            )
 
     def __call__(self, hypotheses: Lines, references: Lines, *, resamples: int = 1000) -> ErrorRate:
         """The rate of all utterances together, with its 95 % interval.
@@ -108,12 +116,13 @@ class ErrorRateMeasure(Measure):
         """
         check_lines({"hypotheses": hypotheses, "references": references})
         check_resamples(resamples, compared=False)
-        if self.normalize:
-            hypotheses, references = ([normalized(line) for line in lines] for lines in (hypotheses, references))
+        normalizer = english_normalizer() if self.english else normalized if self.normalize else None
+        if normalizer is not None:
+            hypotheses, references = ([normalizer(line) for line in lines] for lines in (hypotheses, references))
         utterances = _errors(hypotheses, references, self.unit)
         errors = all_errors(utterances)
         if errors.n_reference == 0:
-            after = " after normalization" if self.normalize else ""
+            after = " after normalization" if normalizer else ""
             raise ValueError(
                 f"an error rate needs at least one {NOUN[self.unit]} in the references, "
                 f"but all {len(references)} are blank{after}; look for a wrong file or column"
@@ -135,23 +144,19 @@ class ErrorRateMeasure(Measure):
     def compare(self, hypotheses: Lines, other: Lines, references: Lines, *, resamples: int = 1000) -> Comparison:
         """Tell whether two systems differ by more than the choice of utterances explains: paired bootstrap.
 
-        The p-value is one-sided: the share of draws whose lead exceeds the mean lead of all draws by at least the lead
-        itself, where one draw more counts as such. `difference` below 0 means that `hypotheses` are better.
+        `difference` below 0 means that `hypotheses` are better.
         """
         check_lines({"hypotheses": hypotheses, "other": other, "references": references})
         check_resamples(resamples, compared=True)
         system, rival = (self(lines, references, resamples=resamples) for lines in (hypotheses, other))
-        difference = system.value - rival.value
-        if difference == 0:
-            return Comparison(system, rival, 1.0)
         ours, theirs = (_resampled(rate.utterances, resamples) for rate in (system, rival))
-        lead = (ours - theirs) * np.sign(difference)
-        p_value = (np.sum(lead - lead.mean() >= abs(difference)) + 1) / (len(lead) + 1)
-        return Comparison(system, rival, float(p_value))
+        return Comparison(system, rival, p_value(system.value - rival.value, ours - theirs))
 
     def _signature(self, resamples: int) -> str:
         bootstrap = f"bs:{resamples}|seed:{SEED}|" if resamples else ""
         letters = "case:lc|norm:nfkc-nopunct" if self.normalize else "case:mixed|norm:no"
+        if self.english:
+            letters = f"case:lc|norm:whisper-en-{importlib.metadata.version('whisper-normalizer')}"
         space = "|space:yes" if self.unit == "char" else ""
         return f"{bootstrap}{letters}|unit:{self.unit}{space}|jiwer:{importlib.metadata.version('jiwer')}"
 
@@ -189,6 +194,23 @@ def normalized(text: str) -> str:
     text = unicodedata.normalize("NFKC", text.lower())
     spoken = "".join(" " if unicodedata.category(c).startswith("P") and c != "'" else c for c in text)
     return " ".join(filter(None, (word.strip("'") for word in spoken.split())))
+
+
+def english_normalizer() -> Callable[[str], str]:
+    """Whisper's normalization of English: case, punctuation, fillers, contractions, numbers, British spelling.
+
+    Raises:
+        ValueError: the library whisper-normalizer is not installed.
+    Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision, appendix C.
+    """
+    try:
+        from whisper_normalizer.english import EnglishTextNormalizer
+    except ImportError as error:
+        raise ValueError(
+            "Whisper's normalization of English needs the library whisper-normalizer, which is not installed; "
+            "pip install whisper-normalizer, or use --normalize"
+        ) from error
+    return EnglishTextNormalizer()
 
 
 wer = ErrorRateMeasure(name="wer", title="WER", description="word error rate in percent", unit="word")

@@ -66,25 +66,31 @@ class Progress:
     """In fp16: the factor of the loss, and how many good updates there were since it changed."""
     validations: list[tuple[int, float]] = field(default_factory=list)
     """(update, score) of every validation."""
+    losses: list[float] = field(default_factory=list)
+    """Of every validation, in nats; checkpoints of former versions have none."""
 
     @property
     def validated(self) -> bool:
         """Whether this update has been validated."""
         return bool(self.validations) and self.validations[-1][0] == self.update
 
+    def ranked(self) -> list[int]:
+        """Places in `validations`, the best first: the highest score; of equal ones the lowest loss, then the latest."""
+        losses = [math.inf] * (len(self.validations) - len(self.losses)) + self.losses
+        return sorted(range(len(losses)), key=lambda i: (-self.validations[i][1], losses[i], -i))
+
     @property
     def validations_since_best(self) -> int:
         """How many validations came after the best one."""
-        scores = [score for _, score in self.validations]
-        return len(scores) - 1 - scores.index(max(scores)) if scores else 0
+        return len(self.validations) - 1 - self.ranked()[0] if self.validations else 0
 
     def last(self, k: int) -> list[int]:
         """Updates of the last k validations."""
         return [update for update, _ in self.validations[-k:]]
 
     def best(self, k: int) -> list[int]:
-        """Updates of the k best validations, best first; of two equal ones the earlier is better."""
-        return [update for update, _ in sorted(self.validations, key=lambda v: -v[1])[:k]]
+        """Updates of the k best validations, best first."""
+        return [self.validations[i][0] for i in self.ranked()[:k]]
 
     def candidates(self, last: int, best: int) -> dict[str, list[int]]:
         """What may become the finished model: by name, updates whose checkpoints are averaged; the best one alone first.
