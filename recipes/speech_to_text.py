@@ -328,7 +328,7 @@ def run(x: Experiment) -> dict[str, float]:
         objective,
         data=pairs,
         validate=ex.speech_validator(
-            transcriber, held_out, by=x.validate_by, tokenize=x.tokenize, search=x.decoding.greedy()
+            transcriber, held_out, by=x.validate_by, tokenize=x.tokenize, search=x.decoding.greedy(), recordings=valid
         ),
         target_tokenizer=spoken,
         feature_extractor=reader.feature_extractor,

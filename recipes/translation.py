@@ -33,6 +33,8 @@ class Experiment:
     sides, or one for each."""
     symbols: str = ""
     """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
+    normalization: ex.Normalization = "identity"
+    """What the vocabulary makes of characters: identity keeps them; nmt_nfkc writes ² as 2, and full-width as usual ones."""
     lowercase: bool = False
     """A vocabulary without capitals, as in many published figures: text is lower-cased as it is read, and what comes out
     has none. Where validation goes by "bleu", it goes by "bleu.lowercase"."""
@@ -153,7 +155,12 @@ def run(x: Experiment) -> dict[str, float]:
     source, target = ex.saved_tokenizers(
         x.run, x.start_from, x.tokenizer, symbols, needs=("bos_id", "eos_id"), lowercase=x.lowercase
     ) or ex.tokenizers(
-        *text.sample(), vocab_size=x.vocab_size, joint=x.joint, symbols=symbols.split(), lowercase=x.lowercase
+        *text.sample(),
+        vocab_size=x.vocab_size,
+        joint=x.joint,
+        symbols=symbols.split(),
+        lowercase=x.lowercase,
+        normalization=x.normalization,
     )
     spoken = ex.in_languages(source, target, x.decoding)
     pairs, held_out = (

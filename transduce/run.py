@@ -61,6 +61,7 @@ MAY_CHANGE = (
     "decoding.",
     "shortlist.",
     "tokenize.",
+    "normalization.",
     "generation.",
     "model.recompute.",
     "training.data_workers.",

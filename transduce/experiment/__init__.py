@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         read_dictionary as read_dictionary,
     )
     from transduce.data.text.sentencepiece_bpe import (
+        Normalization as Normalization,
         SentencePieceTokenizer as SentencePieceTokenizer,
         tokenizers as tokenizers,
     )

@@ -41,30 +41,29 @@ def speech_report(
 ) -> dict[str, float]:
     """Transcribe `test` greedily, with the beam, and with CTC beside it where `search` has it; keep every score.
 
-    A recording that cannot be used is named and counts as a blank transcript; one without a text is left out. The sound
-    is read once, however many searches there are, and the time of each includes the reading.
+    A recording that cannot be used is named and counts as a blank transcript; what is written for one without a text
+    counts as insertions. The sound is read once, however many searches there are, and the time of each includes the reading.
 
     Args:
         test: recordings, of which at least one has a text.
         measures: ("bleu", "chrf") for speech translation.
         tokenize: how BLEU separates words.
     """
-    spoken = [recording for recording in test if recording.text.strip()]
     transcriber = load_as(Transcriber, directory, device)
     started = time.monotonic()
-    sounds = list(transcriber.read([recording.audio for recording in spoken], search))
+    sounds = list(transcriber.read([recording.audio for recording in test], search))
     reading = time.monotonic() - started
     for error in filter(None, (sound.error for sound in sounds)):
         print(f"  {error}")
     return search_report(
         directory,
         lambda how: [transcript.text for transcript in transcriber.transcripts(sounds, how)],
-        [(recording.id, recording.text) for recording in spoken],
+        [(recording.id, recording.text) for recording in test],
         search,
         measures,
         tokenize=tokenize,
-        sound=(sum(recording.seconds for recording in spoken), reading),
-        speakers=[recording.speaker for recording in spoken],
+        sound=(sum(recording.seconds for recording in test), reading),
+        speakers=[recording.speaker for recording in test],
     )
 
 

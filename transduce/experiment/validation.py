@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.batch import IGNORE, Batch, pad, pad_frames
-from transduce.data.speech.pairs import SpeechPairs
+from transduce.data.speech.manifest import Recording
+from transduce.data.speech.pairs import FrameReader, SpeechPairs
 from transduce.data.text.masking import MaskedBatches, decode_masked
 from transduce.data.text.parallel import ParallelText
 from transduce.data.text.shards import Stream
@@ -111,23 +112,40 @@ def speech_validator(
     search: SearchConfig = GREEDY,
     by: str = "wer",
     tokenize: Tokenization | None = None,
+    recordings: Sequence[Recording] | None = None,
     n_samples: int = 3,
 ) -> Validator:
-    """Loss and error rates (BLEU, if BLEU or chrF decide) on held-out recordings, and how straight attention is."""
+    """Loss and error rates (BLEU, if BLEU or chrF decide) on held-out recordings, and how straight attention is.
+
+    Args:
+        recordings: what is transcribed and scored, whatever the loss leaves out; a blank transcript for a sound that
+            cannot be used. By default those of `pairs`.
+    """
+    scored = pairs.recordings if recordings is None else recordings
     measures = _measures(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None, tokenize)
 
     def look(model: Transformer) -> Validation:
-        references = [recording.text for recording in pairs.recordings]
-        own = [pairs.reader(recording.audio) for recording in world().share(pairs.recordings)]
-        outputs = world().gather([found[0].text for found in transcriber.decode(own, search)])
+        references = [recording.text for recording in scored]
+        own = [_frames(pairs.reader, recording) for recording in world().share(scored)]
+        found = iter(transcriber.decode([frames for frames in own if frames is not None], search))
+        outputs = world().gather(["" if frames is None else next(found)[0].text for frames in own])
         metrics = {measure.name: measure(outputs, references, resamples=0).value for measure in measures}
-        chosen = _spread(len(references), n_samples)
+        chosen = _spread(len(pairs.recordings), n_samples)
         frames = [pairs.reader(pairs.recordings[i].audio) for i in chosen]
         metrics["diagonality"], draw = _alignment(transcriber, pairs, frames, chosen)
-        samples = [(pairs.recordings[i].id, references[i], outputs[i]) for i in chosen]
+        written = {recording.audio: output for recording, output in zip(scored, outputs, strict=True)}
+        samples = [(r.id, r.text, written[r.audio]) for r in (pairs.recordings[i] for i in chosen)]
         return Validation(metrics, samples=samples, pictures={"attention": draw})
 
     return Validator(batches=pairs.epoch(0), look=look, by=by)
+
+
+def _frames(reader: FrameReader, recording: Recording) -> Float[Tensor, "S F"] | None:
+    """The vectors of a recording; None where its sound cannot be used, of which a warning has told."""
+    try:
+        return reader(recording.audio)
+    except ValueError:
+        return None
 
 
 def _alignment(

@@ -39,7 +39,7 @@ class FillMask:
         """Every mask word is one token: the likeliest there, whatever the other masks become.
 
         The mask word counts where it stands alone, so foo_bar stays; a tokenizer of characters takes it everywhere.
-        Text around them comes out as the tokenizer writes it: SentencePiece's in NFKC, with single spaces.
+        Text around them comes out as the tokenizer writes it: SentencePiece's with single spaces.
         """
         check_list(lines, "masks are filled in a list of lines")
         outputs = list(lines)

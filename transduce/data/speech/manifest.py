@@ -20,7 +20,7 @@ class Recording:
     """One utterance.
 
     audio: a sound file, or a .npy file of floats (frames, features).
-    text: the reference. It may be blank: such a recording can be transcribed, but neither trained on nor scored.
+    text: the reference. It may be blank: such a recording is not trained on, and all that is written for it is wrong.
     columns: the cells of the other columns, by name.
     """
 

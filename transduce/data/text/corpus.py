@@ -42,12 +42,22 @@ class PairFiles:
         return each_line_pair(*self.paths) if len(self.paths) == 2 else each_row_pair(*self.paths)
 
     def read(self) -> ParallelText:
-        """All pairs at once.
+        """All pairs that one can learn from: those with text on both sides.
 
         Raises:
             ValueError: as above, or no pair is left.
         """
         return _without_blanks(self, str(self))
+
+    def read_whole(self) -> ParallelText:
+        """All pairs, as validation and test need them, so that line n of an output belongs to line n of the files.
+
+        Raises:
+            ValueError: as for `read`.
+        """
+        pairs = list(self)
+        _without_blanks(pairs, str(self))
+        return ParallelText([source for source, _ in pairs], [target for _, target in pairs])
 
     def read_or_survey(self, cache: Path) -> ParallelText | LargeText:
         """All pairs at once where they are no more than POOL, which is what memory surely takes."""
@@ -161,12 +171,13 @@ class Folder(Corpus):
     """Test files, which only the finished model sees."""
 
     def read(self, split: Split) -> ParallelText:
-        """One split.
+        """One split; of the training text, the pairs with text on both sides.
 
         Raises:
             ValueError: no folder is named, or it lacks the files.
         """
-        return self._files(split).read()
+        files = self._files(split)
+        return files.read() if split == "train" else files.read_whole()
 
     def splits(
         self, seed: int, cache: Path = CACHE
@@ -243,13 +254,15 @@ class Files(Corpus):
         return *train.hold_out(self.hold_out, seed), test
 
     def read(self, split: Split) -> ParallelText | None:
-        """One split; None if there is no test split.
+        """One split, of the training text the pairs with text on both sides; None if there is no test split.
 
         Raises:
             ValueError: a side is missing, or files and TSV are both given.
         """
         files = self._files(split)
-        return files.read() if files else None
+        if files is None:
+            return None
+        return files.read() if split == "train" else files.read_whole()
 
     def _files(self, split: Split) -> PairFiles | None:
         named = {part: getattr(self, f"{split}_{part}") for part in ("source", "target", "tsv", "table")}

@@ -95,8 +95,9 @@ class Directions(Corpus):
         """
         for name in (self.test_directions if split == "test" else ()) or self.directions or self.pairs:
             source, target = self.pairs[name]
-            text = self._files(getattr(self, split), source, target).read()
-            yield name, replace(text, source=[f"{tag_of(target)} {line}" for line in text.source])
+            files, tag = self._files(getattr(self, split), source, target), tag_of(target)
+            text = files.read() if split == "train" else files.read_whole()
+            yield name, replace(text, source=[f"{tag} {line}" if line.strip() else line for line in text.source])
 
     def _files(self, split: str, source: str, target: str) -> PairFiles:
         own = (f"{split}.{source}-{target}", f"{split}.{target}-{source}")

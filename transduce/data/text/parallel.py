@@ -84,6 +84,9 @@ class PairSource(Protocol):
     @property
     def paths(self) -> tuple[Path, ...]: ...
 
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
     def __iter__(self) -> Iterator[Pair]: ...
 
 
@@ -138,11 +141,11 @@ class LargeText:
 def survey(files: PairSource, cache: Path) -> LargeText:
     """Read a large text once: count and hash its pairs, and draw the sample.
 
-    What was found is kept in `cache`, under a hash of the files' paths, sizes and times of change, so that the next
-    start need not read the text.
+    What was found is kept in `cache`, under a hash of the files' paths, sizes and times of change, and of the columns
+    that are read of them, so that the next start need not read the text.
     """
     status = [(str(path.resolve()), (found := path.stat()).st_size, found.st_mtime_ns) for path in files.paths]
-    folder = cache / hashlib.sha256(repr(status).encode()).hexdigest()[:16]
+    folder = cache / hashlib.sha256(repr((status, files.columns)).encode()).hexdigest()[:16]
     found_out = folder / "survey.json"
     if not found_out.is_file():
         _survey(files, folder, found_out)

@@ -1,15 +1,18 @@
-"""SentencePiece BPE: raw text to ids and back (in NFKC, with single spaces); no character is unknown.
+"""SentencePiece BPE: raw text to ids and back (with single spaces); no character is unknown.
 
 Models that were learned elsewhere are taken too, BPE or unigram (Kudo 2018), whatever their special ids are.
 """
 
 import io
 import random
+import re
+import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import groupby, pairwise
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import sentencepiece
 
@@ -22,6 +25,17 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Types of pieces in a SentencePiece model."""
 BPE = 2
 """The type of a model that was learned by merging."""
+
+
+Normalization = Literal["identity", "nmt_nfkc"]
+"""identity keeps every character but tabs and what else ends a line, which become spaces; nmt_nfkc is SentencePiece's rule
+for Unicode NFKC, which writes ² as 2, and a full-width comma as a comma."""
+
+BREAKS = "\t\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
+"""Characters that would make one line several."""
+
+SIGMA = re.compile(r"[^\s<>]*Σ[^\s<>]*")
+"""Words with a capital sigma, whose small letter depends on its place in the word; symbols such as <2el> are left alone."""
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -49,19 +63,28 @@ class SentencePieceTokenizer(Tokenizer):
         self._ids = {self._processor.id_to_piece(i): i for i in range(self.vocab_size)}
         """The id of every piece; a merge learned earlier has the smaller id."""
         self._opening: tuple[int, ...] = ()
+        self.lowercase = self._processor.decode(self._processor.encode("A")) == "a"
+        """Whether a text comes back without capitals."""
         ids = [getattr(self._processor, f"{name}_id")() for name in SPECIAL]
         if ids != [PAD, UNK, BOS, EOS]:
             raise ValueError(f"pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them {ids}")
 
     @classmethod
     def train(
-        cls, texts: Iterable[str], *, vocab_size: int, symbols: Sequence[str] = (), lowercase: bool = False
+        cls,
+        texts: Iterable[str],
+        *,
+        vocab_size: int,
+        symbols: Sequence[str] = (),
+        lowercase: bool = False,
+        normalization: Normalization = "identity",
     ) -> "SentencePieceTokenizer":
         """Learn BPE from raw sentences, with byte fallback. A small corpus may give a smaller vocabulary, which is said.
 
         Args:
             symbols: what is one piece wherever it stands, such as <2de>.
-            lowercase: fold case, but for symbols: a text comes back without capitals.
+            lowercase: a text, but for symbols, comes back without capitals, as `str.lower` writes it.
+            normalization: what becomes of characters; runs of spaces are one space in any case.
 
         Raises:
             ValueError: vocab_size leaves no room for the 4 special pieces, 256 bytes, the symbols and the characters;
@@ -70,32 +93,42 @@ class SentencePieceTokenizer(Tokenizer):
         _check_symbols(symbols, dict.fromkeys(PIECES, CONTROL))
         model = io.BytesIO()
         sentences = (t for t in texts if t.strip())
+        if lowercase:
+            sentences = (_lower_sigma(t) for t in sentences)
+        rules: dict[str, Any] = {"normalization_rule_name": "nmt_nfkc_cf" if lowercase else "nmt_nfkc"}
         try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=sentences,
-                model_writer=model,
-                model_type="bpe",
-                vocab_size=vocab_size,
-                hard_vocab_limit=False,
-                normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
-                byte_fallback=True,
-                character_coverage=0.9999,
-                max_sentence_length=1 << 20,
-                pad_id=PAD,
-                unk_id=UNK,
-                bos_id=BOS,
-                eos_id=EOS,
-                user_defined_symbols=list(symbols),
-                num_threads=1,
-                minloglevel=2,
-            )
+            with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
+                if normalization == "identity":
+                    rules = {"normalization_rule_tsv": file.name}
+                    file.write(_rules(lowercase))
+                    file.flush()
+                sentencepiece.SentencePieceTrainer.train(
+                    sentence_iterator=sentences,
+                    model_writer=model,
+                    model_type="bpe",
+                    vocab_size=vocab_size,
+                    hard_vocab_limit=False,
+                    **rules,
+                    byte_fallback=True,
+                    character_coverage=0.9999,
+                    max_sentence_length=1 << 20,
+                    pad_id=PAD,
+                    unk_id=UNK,
+                    bos_id=BOS,
+                    eos_id=EOS,
+                    user_defined_symbols=list(symbols),
+                    num_threads=1,
+                    minloglevel=2,
+                )
         except RuntimeError as error:
             raise ValueError(
                 f"SentencePiece could not learn vocab_size={vocab_size} pieces: {error}; "
                 f"it must exceed {260 + len(symbols)} (special pieces{', symbols' if symbols else ''} and bytes) by more "
                 "than the number of different characters"
             ) from error
-        tokenizer = cls(model.getvalue())
+        proto = _parse(model.getvalue())
+        proto.normalizer_spec.normalization_rule_tsv = ""  # the rules are in the model; the file is gone
+        tokenizer = cls(proto.SerializeToString())
         say_if_smaller(tokenizer.vocab_size, vocab_size)
         return tokenizer
 
@@ -175,7 +208,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self._processor.get_piece_size()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._processor.encode(list(texts))
+        return self._processor.encode([*map(_lower_sigma, texts)] if self.lowercase else list(texts))
 
     def encode_with_dropout(self, texts: Sequence[str], *, dropout: float, seed: int) -> list[list[int]]:
         """`encode` that skips each merge with probability `dropout`: another segmentation for every seed.
@@ -234,11 +267,26 @@ def tokenizers(
     joint: bool,
     symbols: Sequence[str] = (),
     lowercase: bool = False,
+    normalization: Normalization = "identity",
 ) -> tuple[SentencePieceTokenizer, SentencePieceTokenizer]:
     """Trained tokenizers of both sides; if `joint`, one tokenizer of both texts, twice."""
     options: dict[str, Any] = {"vocab_size": vocab_size, "symbols": symbols, "lowercase": lowercase}
+    options["normalization"] = normalization
     first = SentencePieceTokenizer.train([*source, *target] if joint else source, **options)
     return first, first if joint else SentencePieceTokenizer.train(target, **options)
+
+
+def _lower_sigma(text: str) -> str:
+    """The text with small sigmas for capital ones: ς at the end of a word, σ elsewhere."""
+    return SIGMA.sub(lambda word: word[0].lower(), text) if "Σ" in text else text
+
+
+def _rules(lowercase: bool) -> str:
+    """A line for every character that changes: its code points and those of what it becomes, as SentencePiece reads it."""
+    changed = dict.fromkeys(BREAKS, " ")
+    if lowercase:
+        changed |= {c: c.lower() for c in map(chr, range(sys.maxunicode + 1)) if c.lower() != c}
+    return "".join(f"{ord(old):X}\t{' '.join(f'{ord(c):X}' for c in new)}\n" for old, new in changed.items())
 
 
 def _parse(model: bytes) -> Any:
