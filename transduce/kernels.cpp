@@ -123,7 +123,7 @@ inline void write(const Floats* sums, float* y, const float* bias, int64_t n, bo
     for (int half = 0; half < 2; half++) {
         Floats sum = sums[half];
         if (bias && n == WIDE) sum += load(bias + half * LANES);
-        if (relu && (n == WIDE || !bias)) sum = sum > 0.0f ? sum : Floats{};
+        if (relu && (n == WIDE || !bias)) sum = sum < 0.0f ? Floats{} : sum;  // NaN stays
         store(n == WIDE ? y + half * LANES : row + half * LANES, sum);
     }
     if (n == WIDE) return;
@@ -217,17 +217,23 @@ void tile(const Rounded* x, const float* row_scale, const int8_t* panel, int64_t
     }
 }
 
-// A row as integers of -127 ... 127, each times the result.
+// A row as integers of -127 ... 127, each times the result, which is NaN if one of the row is.
 float quantize(const float* x, int64_t inputs, Rounded* rounded) {
-    Floats high = {};
+    Floats high = {}, sum = {};
     int64_t i = 0;
     for (; i + LANES <= inputs; i += LANES) {
         Floats value = load(x + i), size = value < 0.0f ? -value : value;
         high = size > high ? size : high;
+        sum += value;
     }
     float largest = 0;
     for (int lane = 0; lane < LANES; lane++) largest = std::max(largest, high[lane]);
-    for (; i < inputs; i++) largest = std::max(largest, std::fabs(x[i]));
+    float all = total(sum);
+    for (; i < inputs; i++) largest = std::max(largest, std::fabs(x[i])), all += x[i];
+    if (std::isnan(all)) {
+        std::fill(rounded, rounded + padded(inputs), static_cast<Rounded>(OFFSET));
+        return NAN;
+    }
     float scale = std::max(largest, 1.17549435e-38f) / 127.0f, factor = 1.0f / scale;
     if (!std::isfinite(factor)) factor = 0;
     for (i = 0; i < inputs; i++) {
@@ -336,9 +342,12 @@ void rotate(float* x, int64_t heads, int64_t width, const float* cosines, const 
     }
 }
 
-// One query of one head over n keys and values of `width` numbers, each `stride` after the other: softmax(q k scale) v.
+// One query of one head over n keys and values of `width` numbers, each `stride` after the other: softmax(q k scale) v;
+// zeros where there is no key.
 void attend(const float* query, const float* keys, const float* values, int64_t n, int64_t width, int64_t stride, float scale,
             float* out) {
+    std::fill(out, out + width, 0.0f);
+    if (n < 1) return;
     if (static_cast<int64_t>(room.scores.size()) < n + LANES) room.scores.resize(2 * n + LANES);
     float* scores = room.scores.data();
     float largest = -INFINITY, sum = 0;
@@ -354,7 +363,6 @@ void attend(const float* query, const float* keys, const float* values, int64_t 
         sums += e;
     }
     sum = 1.0f / total(sums);
-    std::fill(out, out + width, 0.0f);
     int64_t at = 0;
     for (; at + 4 * LANES <= width; at += 4 * LANES) {
         Floats all[4] = {};
@@ -573,6 +581,10 @@ void log_sum_exp(const float* logits, int64_t n, int64_t vocabulary, float* out,
         float largest = -INFINITY, sum = 0;
         for (int lane = 0; lane < LANES; lane++) largest = std::max(largest, high[lane]);
         for (int64_t j = i; j < vocabulary; j++) largest = std::max(largest, row[j]);
+        if (!std::isfinite(largest)) {  // the differences below would be NaN
+            out[m] = std::any_of(row, row + vocabulary, [](float x) { return std::isnan(x); }) ? NAN : largest;
+            continue;
+        }
         for (i = 0; i + LANES <= vocabulary; i += LANES) sums += exponential(load(row + i) - largest);
         for (; i < vocabulary; i++) sum += std::exp(row[i] - largest);
         out[m] = std::log(total(sums) + sum) + largest;

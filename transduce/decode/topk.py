@@ -31,7 +31,8 @@ def log_sum_exp(logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
     room = logits.new_empty(ROWS, logits.size(1))
     for rows, top, out in zip(logits.split(ROWS), largest.split(ROWS), total.split(ROWS), strict=True):
         torch.sum(torch.sub(rows, top, out=room[: len(rows)]).clamp_min_(LEAST).exp_(), dim=-1, out=out)
-    return total.log_().add_(largest[:, 0])
+    largest = largest[:, 0]
+    return torch.where(largest.isinf(), largest, total.log_().add_(largest))
 
 
 def likeliest(

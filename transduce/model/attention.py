@@ -43,7 +43,7 @@ def attend(
     n_keys = key.size(2)
     if window is not None and n_keys <= window:
         window = None
-    few = on_cpu and not training and n_queries <= 16
+    few = on_cpu and not training and n_queries <= 16 and not dropout
     if causal and n_queries == n_keys and key_lengths is None and window is None and not few:
         return F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=groups > 1
@@ -71,8 +71,11 @@ def _attend_few(
     That holds for large batches. It is slower for two sentences, for a single thread and a hundred keys, and with a
     gradient.
     """
-    if query.dtype == torch.bfloat16 and key.numel() <= 1 << 21:  # larger ones would not fit into the caches as float32
-        return _attend_few(query.float(), key.float(), value.float(), visible).to(query.dtype)
+    if query.dtype == torch.bfloat16:  # a few rows at a time, which fit into the caches as float32
+        rows = max(1, (1 << 21) // max(1, key[0].numel()))
+        masks = [visible] * len(query) if visible is None or visible.dim() < 4 else visible.split(rows)
+        parts = zip(query.split(rows), key.split(rows), value.split(rows), masks, strict=False)
+        return torch.cat([_attend_few(q.float(), k.float(), v.float(), mask) for q, k, v, mask in parts]).to(query.dtype)
     weights = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)
     if visible is None:
         return weights.softmax(-1) @ value

@@ -22,14 +22,15 @@ def prepare(text: LargeText, source: Tokenizer, target: Tokenizer) -> list[Path]
     """The shards of a text, in order; those that are not there are made.
 
     NAME.bin has the ids of source, target, source, ..., each side ending in EOS. NAME.offsets has where each side begins,
-    and the end, as int64. Their folder is named by a hash of the tokenizers and of what validation holds out. A header,
+    and the end, as int64. Their folder is named by a hash of the tokenizers, of the languages that they are set to, and of what validation holds out. A header,
     NAME.json, is written last, so an interruption costs one shard.
 
     Raises:
         ValueError: all of the text is held out.
     """
     models = source.model + target.model
-    key = hashlib.sha256(models + json.dumps(sorted(text.held_out)).encode()).hexdigest()
+    languages = [side.with_eos(side.encode(["A"])) for side in (source, target)]  # a tag is no part of a model
+    key = hashlib.sha256(models + json.dumps([sorted(text.held_out), languages]).encode()).hexdigest()
     folder = text.folder / key[:16]
     finished = folder / "shards.json"
     if finished.is_file():
