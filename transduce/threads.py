@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+from threading import Thread
 
 SPINS = "1000"
 """Turns that a thread waits awake before it sleeps. GNU's OpenMP has 300,000 of its own accord, milliseconds."""
@@ -43,3 +44,17 @@ def keep_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     settings = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: (1 << 31) - 1, M_TOP_PAD: 1 << 26}
     return mallopt is not None and all(mallopt(name, value) for name, value in settings.items())
+
+
+def use_one_core() -> None:
+    """Let the calling thread compute on one core, and leave to all others, born sooner or later, what they have.
+
+    torch.set_num_threads alone also says what threads begin with that are born afterwards.
+    """
+    import torch  # late, as `wait_politely` comes before it
+
+    others = torch.get_num_threads()
+    torch.set_num_threads(1)
+    again = Thread(target=torch.set_num_threads, args=(others,))
+    again.start()
+    again.join()

@@ -75,7 +75,9 @@ def _attend_few(
         rows = max(1, (1 << 21) // max(1, key[0].numel()))
         masks = [visible] * len(query) if visible is None or visible.dim() < 4 else visible.split(rows)
         parts = zip(query.split(rows), key.split(rows), value.split(rows), masks, strict=False)
-        return torch.cat([_attend_few(q.float(), k.float(), v.float(), mask) for q, k, v, mask in parts]).to(query.dtype)
+        return torch.cat([_attend_few(q.float(), k.float(), v.float(), mask) for q, k, v, mask in parts]).to(
+            query.dtype
+        )
     weights = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)
     if visible is None:
         return weights.softmax(-1) @ value

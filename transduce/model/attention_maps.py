@@ -1,6 +1,8 @@
 """Cross-attention weights, to be drawn or measured."""
 
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -9,6 +11,25 @@ from torch import Tensor
 
 from transduce.model.attention import CrossAttention
 from transduce.model.transformer import Memory, Transformer
+
+Look = Callable[[Float[Tensor, "B H Q S"]], None]
+"""What is done with the attention weights of a layer."""
+
+
+@contextmanager
+def watching(layers: Iterable[CrossAttention], look: Look) -> Iterator[None]:
+    """Call `look` with the weights of these layers whenever this thread runs them; other threads may use them too."""
+    here = threading.get_ident()
+
+    def hook(cross: CrossAttention, inputs: tuple[Any, ...], _: Tensor) -> None:
+        if threading.get_ident() == here:
+            x, key, _, lengths = inputs
+            look(cross.weights(x, key, lengths))
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.callback(layer.register_forward_hook(hook).remove)
+        yield
 
 
 @torch.no_grad()
@@ -21,15 +42,7 @@ def cross_attention(model: Transformer, memory: Memory, target_in: Int[Tensor, "
     if model.encoder is None or model.decoder is None:
         raise ValueError("cross-attention needs an encoder and a decoder, but this model has one of them only")
     found: list[Tensor] = []
-
-    def look(cross: CrossAttention, inputs: tuple[Any, ...], _: Tensor) -> None:
-        x, key, _, lengths = inputs
-        found.append(cross.weights(x, key, lengths))
-
-    with ExitStack() as hooks:
-        for module in model.decoder.modules():
-            if isinstance(module, CrossAttention):
-                hooks.callback(module.register_forward_hook(look).remove)
+    with watching((module for module in model.decoder.modules() if isinstance(module, CrossAttention)), found.append):
         model.decoder_states(target_in, memory=memory)
     return torch.stack(found)
 

@@ -1,13 +1,12 @@
 """How much of the source a hypothesis has looked at: the coverage penalty."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decode.scorer import ModelScorer
 from transduce.model.attention import CrossAttention
+from transduce.model.attention_maps import watching
 from transduce.model.transformer import Memory, Transformer
 
 
@@ -26,16 +25,11 @@ class CoverageScorer(ModelScorer):
         self.looked: Float[Tensor, "N S"] = torch.zeros_like(self.outside, dtype=torch.float32)
 
     def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
-        def look(cross: CrossAttention, inputs: tuple[Any, ...], _: Tensor) -> None:
-            x, key, _, lengths = inputs
-            weights = cross.weights(x, key, lengths).mean(dim=1)  # (B, beams, S)
-            self.looked = self.looked + weights.flatten(0, 1).to(self.looked.dtype)
+        def look(weights: Float[Tensor, "B H Q S"]) -> None:
+            self.looked = self.looked + weights.mean(dim=1).flatten(0, 1).to(self.looked.dtype)  # (B, beams, S)
 
-        hook = self.cross.register_forward_hook(look)
-        try:
+        with watching([self.cross], look):
             return super().step(tokens)
-        finally:
-            hook.remove()
 
     def coverage(self) -> Float[Tensor, " N"]:
         """The sum over source positions of log(min(1, all attention to it so far)).

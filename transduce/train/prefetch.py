@@ -7,8 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch.utils.data import DataLoader
+
+from transduce.threads import use_one_core
 
 BatchT = TypeVar("BatchT")
 
@@ -18,7 +19,7 @@ def prefetch(make: Callable[[int], BatchT], order: Iterable[int], n: int = 2) ->
 
     The thread computes on one core and leaves the others to the model.
     """
-    with ThreadPoolExecutor(max_workers=1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ThreadPoolExecutor(max_workers=1, initializer=use_one_core) as pool:
         waiting: deque[Future[BatchT]] = deque()
         try:
             for i in order:

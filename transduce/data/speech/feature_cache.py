@@ -19,6 +19,7 @@ from transduce.data.speech.config import FeatureConfig
 from transduce.data.speech.features import FeatureExtractor
 from transduce.files import remove_leftovers, write_file
 from transduce.progress import Bar
+from transduce.threads import use_one_core
 
 FORMULA = 1
 """A part of every key; increase it whenever `log_mel`, `read_audio` or `change_speed` give other numbers."""
@@ -135,7 +136,7 @@ def _each(work: Callable[[Path], tuple[Path, str]], paths: list[Path], workers: 
     if not workers:
         yield from map(work, paths)
         return
-    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ThreadPoolExecutor(workers, initializer=use_one_core) as pool:
         try:
             for future in as_completed([pool.submit(work, path) for path in paths]):
                 yield future.result()

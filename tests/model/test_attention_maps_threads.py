@@ -1,0 +1,55 @@
+"""Attention maps and coverage are those of the thread that asks, whatever others do with the same model."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Event
+
+import torch
+
+from tests import contract
+from tests.model.test_contract import BASE, DECODER
+from transduce.model.attention_maps import cross_attention
+from transduce.tasks.coverage import CoverageScorer
+
+
+def test_another_thread_that_decodes_adds_nothing(rng):
+    model = contract.random_model(replace(BASE, decoder=DECODER), rng)
+    example = contract.random_example(model.config, rng)
+    memory = example.memory(model)
+    want = cross_attention(model, memory, example.target)
+    ended = Event()
+
+    @torch.no_grad()
+    def decode():
+        while not ended.is_set():
+            model.decoder_states(example.target, memory=memory)
+
+    with ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(decode) for _ in range(2)]
+        try:
+            for _ in range(25):
+                found = cross_attention(model, memory, example.target)
+                assert found.shape == want.shape
+                torch.testing.assert_close(found, want)
+        finally:
+            ended.set()
+        for other in others:
+            other.result()
+
+
+def test_two_searches_with_coverage_look_for_themselves(rng):
+    model = contract.random_model(replace(BASE, decoder=DECODER), rng)
+    example = contract.random_example(model.config, rng)
+    memory = example.memory(model)
+
+    @torch.no_grad()
+    def coverage():
+        scorer = CoverageScorer(model, memory)
+        for t in range(6):
+            scorer.step(example.target[:, t])
+        return scorer.coverage()
+
+    want = coverage()
+    with ThreadPoolExecutor(3) as pool:
+        for found in [pool.submit(coverage) for _ in range(12)]:
+            torch.testing.assert_close(found.result(), want)

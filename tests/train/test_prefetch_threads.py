@@ -1,0 +1,38 @@
+"""Threads that compute on one core leave to later ones what they had."""
+
+from threading import Thread
+
+import pytest
+import torch
+
+from transduce.data.speech.feature_cache import _each
+from transduce.train.prefetch import prefetch
+
+
+def threads_of_a_new_thread():
+    found = []
+    thread = Thread(target=lambda: found.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_prefetching_computes_on_one_core_and_others_on_all():
+    inside = [(torch.get_num_threads(), threads_of_a_new_thread()) for _ in prefetch(lambda i: i, range(3))]
+    assert inside == [(2, 2)] * 3
+    assert [*prefetch(lambda i: torch.get_num_threads(), range(3))] == [1, 1, 1]
+    assert (torch.get_num_threads(), threads_of_a_new_thread()) == (2, 2)
+
+
+def test_so_does_the_computation_of_features():
+    assert [*_each(lambda path: (path, torch.get_num_threads()), [1, 2, 3], 2)].count(1) == 0
+    assert {n for _, n in _each(lambda path: (path, torch.get_num_threads()), [1, 2, 3], 2)} == {1}
+    assert (torch.get_num_threads(), threads_of_a_new_thread()) == (2, 2)
