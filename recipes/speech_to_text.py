@@ -306,7 +306,7 @@ def run(x: Experiment) -> dict[str, float]:
     shortest, longest = (extreme(r.seconds for r in pairs.recordings) for extreme in (min, max))
     longest = min(x.decoding.max_seconds, max(1.0, BEYOND * longest))
     margin = x.augmentation.silence / 2
-    x = replace(x, decoding=replace(x.decoding, min_seconds=shortest, max_seconds=longest, margin=margin))
+    x = replace(x, decoding=replace(x.decoding, min_seconds=min(shortest, longest), max_seconds=longest, margin=margin))
     print(f"transcribes in segments of {shortest:.1f} to {longest:.1f} s, as the training has no others")
 
     # Model

@@ -54,6 +54,9 @@ Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 
 STDIN = Path("-")
 
+NO = "no_"
+"""What a flag begins with that switches off what a run has."""
+
 GREEDY = "Take the likeliest next token each time: --beam-size 1."
 
 
@@ -120,6 +123,9 @@ def search_options(*, without: Collection[str] = ()) -> Any:
         offered: Any = Annotated[kind | None, arg(metavar=metavar, help_behavior_hint="(the run's)")]
         if kind is bool:
             offered = Annotated[bool, arg(help_behavior_hint="")]
+            if name not in without:
+                off = arg(help=f"Without --{name.replace('_', '-')}, which a run may have.", help_behavior_hint="")
+                options.append((f"{NO}{name}", Annotated[bool, off], False))
         hidden: Any = Annotated[kind | None, Suppress, Fixed]
         options.append((name, hidden if name in without else offered, False if kind is bool else None))
     namespace = {"__doc__": "The run's own configuration decides what is not named here.", "__post_init__": _unchecked}
@@ -162,8 +168,13 @@ def with_options(own: SearchConfig, options: object, forbid: Path | None = None)
     named = {name: value for name, value in vars(options).items() if value is not None and value is not False}
     if forbid:
         named["forbid"] = read_phrases(forbid)
+    for name in [name for name in named if name.startswith(NO)]:
+        del named[name]
+        named[name.removeprefix(NO)] = False
     greedy = named.pop("greedy", False)
-    if greedy and (others := [f"--{name.replace('_', '-')}" for name in named if name in NOT_GREEDY]):
+    single = [name for name in ("beam_size", "n_best") if named.get(name, 1) != 1]
+    others = [f"--{name.replace('_', '-')}" for name in named if name in (*NOT_GREEDY, *single) and named[name]]
+    if greedy and others:
         raise ValueError(f"--greedy takes the likeliest token each time, so leave it or {', '.join(others)} out")
     found = own.changed(**named)
     return found.greedy() if greedy else found

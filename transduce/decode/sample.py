@@ -15,6 +15,9 @@ from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.scorer import Scorer, at_least_float32
 from transduce.decode.topk import likeliest, log_sum_exp
 
+COLDEST = 1e-6
+"""Logits divided by less would not be finite; by this, all but the likeliest token have no probability left."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(SamplingConfig):
@@ -27,7 +30,7 @@ class Sampling(SamplingConfig):
 
     def probs(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
         """What to draw from at a temperature above 0, in float32 or wider."""
-        logits = at_least_float32(logits) / self.temperature
+        logits = at_least_float32(logits) / max(self.temperature, COLDEST)
         if 0 < self.top_k < logits.size(1):
             logits = logits.masked_fill(logits < logits.topk(self.top_k).values[:, -1:], -math.inf)
         probs = logits.softmax(-1)

@@ -34,7 +34,8 @@ def with_file(config: ConfigT, path: Path) -> ConfigT:
         raise ValueError(f"--config takes a file, .json or .yaml, but {path} is none; --print-config writes one")
     text = path.read_text("utf-8")
     try:
-        plain = yaml.safe_load(text) if path.suffix in (".yaml", ".yml") else json.loads(text)
+        in_yaml = path.suffix in (".yaml", ".yml")
+        plain = yaml.load(text, _Yaml) if in_yaml else json.loads(text, object_pairs_hook=_object)
     except (yaml.YAMLError, ValueError) as error:
         told = " ".join(str(error).split())
         raise ValueError(f"--config takes JSON, or YAML in a .yaml, but {path} is not: {told}") from error
@@ -45,6 +46,28 @@ def with_file(config: ConfigT, path: Path) -> ConfigT:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return found
+
+
+def _object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """The fields of an object, each of which is named once; YAML and JSON would silently take the last of several.
+
+    Raises:
+        ValueError: a field is named twice.
+    """
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"a field must be named once, but {twice!r} is named {names.count(twice)} times; join them")
+    return fields
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML whose mappings name each field once."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        _object([(self.construct_object(key, deep=True), None) for key, _ in node.value])
+        return super().construct_mapping(node, deep)
 
 
 def like_run(config: ConfigT, run: Path) -> ConfigT:

@@ -14,6 +14,21 @@ RULES = {each.name for each in fields(RulesConfig)}
 NOT_GREEDY = ("beam_groups", "sample", "temperature", "top_k", "top_p", "mbr")
 """Fields of SearchConfig that greedy search leaves at their defaults."""
 
+STEEPEST = 100.0
+"""The largest alpha: lengths to a higher power are beyond floats."""
+
+
+def check_lengths(min_length: int, max_length: int) -> None:
+    """Check that a length can be neither below one bound nor above the other; 0 is no bound.
+
+    Raises:
+        ValueError: the lower one is the higher one.
+    """
+    if max_length and min_length > max_length:
+        raise ValueError(
+            f"min_length must be at most max_length, but min_length={min_length} and max_length={max_length}; change one"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(RulesConfig):
@@ -105,11 +120,18 @@ class SearchConfig(RulesConfig):
         at_least(1, batch_tokens=self.batch_tokens, max_source_length=self.max_source_length)
         within("[1, 1000000]", length_extra=self.length_extra)
         at_least(0, length_offset=self.length_offset)
-        at_least(0, alpha=self.alpha, max_length=self.max_length, coverage_penalty=self.coverage_penalty)
+        at_least(0, max_length=self.max_length, coverage_penalty=self.coverage_penalty)
+        within(f"[0, {STEEPEST}]", alpha=self.alpha)
+        check_lengths(self.min_length, self.max_length)
         at_least(0, lm_weight=self.lm_weight)
         within("[0, 1000]", length_ratio=self.length_ratio)
         at_least(0, split_length=self.split_length, min_seconds=self.min_seconds, margin=self.margin)
         at_least(1.0, max_seconds=self.max_seconds)
+        if self.min_seconds > self.max_seconds:
+            raise ValueError(
+                f"min_seconds must be at most max_seconds, but min_seconds={self.min_seconds} and "
+                f"max_seconds={self.max_seconds}; change one"
+            )
         within("[0, 1]", ctc_weight=self.ctc_weight)
         within(f"[1, {self.beam_size}]", n_best=self.n_best)
         divides(beam_size=self.beam_size, beam_groups=self.beam_groups)
@@ -156,6 +178,8 @@ class SearchConfig(RulesConfig):
             settings |= {name: tuple(given)} if name in settings else {}
         if "n_best" in settings:
             settings.setdefault("beam_size", max(self.beam_size, settings["n_best"]))
+        if "max_seconds" in settings:  # the run's shortest segment is no wish of the user's
+            settings.setdefault("min_seconds", min(self.min_seconds, settings["max_seconds"]))
         return replace(self, **settings)
 
     def greedy(self) -> "SearchConfig":
@@ -188,7 +212,9 @@ class GenerationConfig(RulesConfig, SamplingConfig):
 
     def __post_init__(self) -> None:
         at_least(1, max_length=self.max_length, beam_size=self.beam_size, n=self.n, batch_size=self.batch_size)
-        at_least(0, alpha=self.alpha, seed=self.seed, diversity=self.diversity)
+        at_least(0, seed=self.seed, diversity=self.diversity)
+        within(f"[0, {STEEPEST}]", alpha=self.alpha)
+        check_lengths(self.min_length, self.max_length)
         divides(beam_size=self.beam_size, beam_groups=self.beam_groups)
         RulesConfig.__post_init__(self)
         SamplingConfig.__post_init__(self)
