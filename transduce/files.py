@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
+PARTIAL = ".partial"
 LOCK, HOLDER = ".lock", ".lock.holder"
 
 MANIFEST = "manifest.json"
@@ -35,10 +36,12 @@ DEEPEST = 100
 
 
 @contextmanager
-def writing_whole(path: Path, *, durable: bool = True) -> Iterator[BufferedIOBase]:
+def writing_whole(path: Path, *, durable: bool = True, keep: bool = False) -> Iterator[BufferedIOBase]:
     """An open file that becomes `path` once the `with` ends well, and otherwise goes.
 
-    `durable=False` does not wait for the disk (a power cut may still tear it).
+    Args:
+        durable: wait for the disk; otherwise a power cut may still tear the file.
+        keep: where the `with` ends in an error, what was written becomes PATH with PARTIAL behind it.
     """
     beside, file = _beside(path)
     try:
@@ -49,6 +52,8 @@ def writing_whole(path: Path, *, durable: bool = True) -> Iterator[BufferedIOBas
                 os.fsync(file.fileno())
             beside.replace(path)
     except BaseException:  # Ctrl-C too: nobody would ever use that name again
+        if keep and beside.stat().st_size:
+            beside.replace(path.with_name(path.name + PARTIAL))
         beside.unlink(missing_ok=True)
         raise
     if durable:

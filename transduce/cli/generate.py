@@ -102,7 +102,7 @@ def generate(
     size = 1 if stream else CHUNK
     if not prompt and not files:
         prompts, size = standard_input(), 1 if sys.stdin.isatty() else size
-    with writing(output, unit="text", total=None, quiet=True) as (out, _):
+    with writing(output, unit="text", total=None, quiet=True, inputs=files) as (out, _):
         whole = format == "json" and not stream
         texts = _texts(generator, prompts, config, size, stream=stream)
         objects = _objects(generator, prompts, config, size, token_scores=token_scores)
@@ -190,7 +190,7 @@ def score_perplexity(
     )
     digest = lines_fingerprint([text])
     job = Measurement(run=run, machine=machine, figures=figures, text=digest, batch_tokens=batch_tokens)
-    carry_out(job, batches, division)
+    carry_out(job, batches, division, inputs=[file])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-import shutil
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 from tqdm import tqdm
 from tyro.conf import arg
 
-from transduce.cli.common import Count, Machine, OptionalFile, each_run, writing
+from transduce.cli.common import Count, Machine, OptionalFile, check_output, each_run, is_plain, writing
 from transduce.cli.parts import (
     Head,
     Share,
@@ -114,23 +114,28 @@ class Division:
         return share_of_environment(os.environ) if self.output and self.part is None else None
 
 
-def carry_out(job: Job, items: list[Any], division: Division) -> None:
+def carry_out(job: Job, items: list[Any], division: Division, inputs: Sequence[Path] = ()) -> None:
     """Do a job on all inputs, or on this process's part of them.
 
     Rows go to standard output in the order of the input, as soon as they are there. A file is written once it is whole:
     until then, every chunk is a file of its own in a folder beside it, and the same job goes on from there.
+
+    Args:
+        inputs: the files that the items are of, none of which the output may replace.
 
     Raises:
         SystemExit: with 1, at the end, if some inputs could not be used.
     """
     at_least(1, workers=division.workers)
     share, output = division.share(), division.output
+    if output is not None:
+        check_output(output, inputs)
     start, stop = share.span(len(items)) if share else (0, len(items))
     mine = items[start:stop]
     costs = [job.cost(item) for item in mine]
     spans = _spans(costs, max(1, min(job.CHUNK, -(-sum(costs) // (division.workers or 1)))))
     n_workers = min(division.workers or _default_workers(job, len(spans)), len(spans))
-    if output is None or (output.exists() and not output.is_file()):
+    if output is None or not is_plain(output):
         return stream(job, ((a, mine[a:b]) for a, b in spans), output, n_workers=n_workers, total=len(mine))
     key = job.key(items)
     head = job.head(key, share, mine) if share else None
@@ -208,12 +213,8 @@ def _keep(
     """Make every chunk that is not there yet a file, and in the end all of them the output; how many errors there were."""
     from transduce.files import held
 
-    if not output.parent.is_dir():
-        raise ValueError(
-            f"an output's folder must exist, but {output.parent} does not; make it, or name another --output"
-        )
     folder = output.with_name(f"{output.name}.unfinished")
-    folder.mkdir(exist_ok=True)
+    _take_folder(folder)
     with held(folder, "an output is made by one process at a time", "name another --output"):
         paths = [each.share.file(folder / "chunk") for each in heads]
         todo = [i for i, path in enumerate(paths) if not _is_done(path, heads[i])]
@@ -236,9 +237,46 @@ def _keep(
             raise
         finally:
             if not done:
-                shutil.rmtree(folder)
-        shutil.rmtree(folder)
+                _remove_chunks(folder)
+        _remove_chunks(folder)
+    _remove_folder(folder)
     return sum(len(part.errors) for part in parts)
+
+
+CHUNK_FILE = re.compile(r"chunk\.part-\d+-of-\d+|\.chunk\..+\.tmp|\.lock(\.holder)?|\.\.lock\.holder\..+\.tmp")
+"""The names of what stands in FILE.unfinished."""
+
+
+def _take_folder(folder: Path) -> None:
+    """Make the folder of chunks, or take it if it has chunks alone.
+
+    Raises:
+        ValueError: something else has that name.
+    """
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        found = "a link" if folder.is_symlink() else "no folder"
+    else:
+        folder.mkdir(exist_ok=True)
+        strange = sorted(path.name for path in folder.iterdir() if not CHUNK_FILE.fullmatch(path.name))
+        if not strange:
+            return
+        found = f"a folder with {strange[0]}"
+    raise ValueError(f"chunks need a folder of their own, but {folder} is {found}; move it, or name another --output")
+
+
+def _remove_chunks(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.name.startswith(("chunk.", ".chunk.")) and CHUNK_FILE.fullmatch(path.name):
+            path.unlink()
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove the folder and its lock; what somebody else has put there in the meantime stays."""
+    for path in folder.iterdir():
+        if CHUNK_FILE.fullmatch(path.name):
+            path.unlink()
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _done(

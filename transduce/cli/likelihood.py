@@ -12,7 +12,9 @@ from transduce.cli.common import (
     Machine,
     OptionalFile,
     Runs,
+    check_output,
     each_run,
+    is_plain,
     local,
     read_side,
     side_name,
@@ -48,13 +50,15 @@ def score_likelihood(
     _check_stdin(files)
     if len(files) not in (1, 2):
         raise ValueError(f"likelihood takes SRC and HYP, or of a language model HYP alone, but got {len(files)} files")
+    if output is not None and is_plain(output):  # now, and not when all is computed
+        check_output(output, files)
     loaded = _loaded(run, machine, alone=len(files) == 1)
     texts = read_side(files[-1])
     if len(files) == 1:
         scores = loaded.score(texts)
     else:
         scores = loaded.score(_inputs(loaded, files[0]), texts, **_languages(source_language, target_language))
-    with writing(output, unit="line", total=None) as (out, _):
+    with writing(output, unit="line", total=None, inputs=files) as (out, _):
         for each in scores:
             plain = {"log_prob": each.log_prob, "tokens": plain_tokens(each)}
             text = f"{each.log_prob:.4f}\t{len(each.tokens)}"
@@ -94,6 +98,8 @@ def rerank(
     from transduce.tasks.search import Output
 
     _check_stdin([source, lists])
+    if output is not None and is_plain(output):
+        check_output(output, [source, lists])
     loaded = _loaded(run, machine, alone=False)
     rows = [Output(text, score=score) for score, text in map(_scored, read_side(lists))]
     inputs = _inputs(loaded, source)
@@ -106,7 +112,7 @@ def rerank(
     languages = _languages(*((target_language, source_language) if backwards else (source_language, target_language)))
     told = {"weight": weight, "own_weight": own_weight, "backwards": backwards, **languages}
     found = loaded.rerank(inputs, [rows[i : i + n] for i in range(0, len(rows), n)], **told)
-    with writing(output, unit="line", total=None) as (out, _):
+    with writing(output, unit="line", total=None, inputs=[source, lists]) as (out, _):
         for ranked in found:
             out.writelines(
                 f"{o.score:.4f}\t{o.text}\n" if all else f"{o.text}\n" for o in (ranked if all else ranked[:1])

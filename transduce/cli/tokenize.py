@@ -30,7 +30,7 @@ def tokenize(
     tokenizer = found.source_tokenizer if source else found.target_tokenizer
     if tokenizer is None:
         raise ValueError(f"tokens need a tokenizer, but {run} has none for its {'source' if source else 'target'}")
-    with writing(output, unit="line", total=None) as (out, bar):
+    with writing(output, unit="line", total=None, inputs=files) as (out, bar):
         for file in files or [STDIN]:
             for line in read_side(file):
                 out.write(" ".join(tokenizer.tokens(tokenizer.encode([line])[0])) + "\n")

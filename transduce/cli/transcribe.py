@@ -137,7 +137,7 @@ def transcribe(
         prefix=prefix,
         require=require,
     )
-    _stream(job, given) if stream else carry_out(job, given, division)
+    _stream(job, given) if stream else carry_out(job, given, division, inputs=files)
 
 
 def _stream(job: "Transcription", files: Sequence[Audio]) -> None:

@@ -115,10 +115,13 @@ def translate(
     if interactive:
         work = job.load()
         return interact(lambda line, number: print(work(number, [line], lambda *_: None).text, end="", flush=True))
-    if files or division.share():
-        return carry_out(job, [line for file in files or [STDIN] for line in lines_or_errors(file)], division)
+    if (
+        files or division.output or division.share()
+    ):  # an output goes on where it was stopped, for which the whole input is needed
+        named = files or (STDIN,)
+        return carry_out(job, [line for file in named for line in lines_or_errors(file)], division, inputs=named)
     some = chunks(standard_input_or_errors(), 1 if sys.stdin.isatty() else job.CHUNK)
-    stream(job, some, division.output, n_workers=division.workers or 1, quiet=sys.stdin.isatty())
+    stream(job, some, None, n_workers=division.workers or 1, quiet=sys.stdin.isatty())
 
 
 @dataclass(frozen=True, kw_only=True)

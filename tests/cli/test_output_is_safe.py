@@ -1,0 +1,149 @@
+"""An output replaces no input, no work of others, and is whole or not there."""
+
+import io
+import os
+import sys
+from contextlib import suppress
+
+import pytest
+
+from tests.language_runs import language_run
+from tests.runs import ENGLISH, LITTLE, random_run
+from transduce.cli import workers
+from transduce.cli.main import main
+from transduce.files import held
+
+LINES = ENGLISH[:6]
+TEXT = "".join(line + "\n" for line in LINES)
+OPTIONS = ["--greedy", "--length-ratio", "0", "--length-extra", "3", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return random_run(tmp_path_factory.mktemp("run"), model=LITTLE)
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory):
+    return language_run(tmp_path_factory.mktemp("letters"), "bytes")
+
+
+@pytest.fixture
+def standard_input(monkeypatch, tmp_path):
+    """Standard input is a file, as behind <."""
+    path = tmp_path / "in.en"
+    path.write_text(TEXT)
+    with path.open("rb") as file:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file))
+        yield path
+
+
+def call(*words):
+    return main([str(word) for word in words])
+
+
+@pytest.fixture
+def refused(capsys):
+    """Give a command; what it says where it is refused."""
+
+    def said(*words):
+        capsys.readouterr()
+        assert call(*words) == 2
+        return capsys.readouterr().err
+
+    return said
+
+
+@pytest.fixture
+def two_a_chunk(monkeypatch):
+    monkeypatch.setattr("transduce.cli.translate.Translation.CHUNK", 2)
+
+
+def test_lines_of_standard_input_become_a_whole_file_and_go_on_after_a_stop(
+    run, tmp_path, standard_input, two_a_chunk, monkeypatch, capsys
+):
+    out, inside, begun = tmp_path / "out", workers.Rows, []
+    out.write_text("of before\n")
+
+    def rows(*arguments):
+        begun.append(1)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return inside(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transduce.cli.translate.Rows", rows)
+        assert call("translate", run, "--output", out, "--workers", 1, *OPTIONS) == 130
+    assert out.read_text() == "of before\n"
+    sys.stdin.buffer.seek(0)
+    capsys.readouterr()
+    assert call("translate", run, "--output", out, "--workers", 1, *OPTIONS) == 0
+    assert "going on with 2 of 3 chunks done" in capsys.readouterr().err
+    assert call("translate", run, standard_input, *OPTIONS) == 0
+    assert out.read_text() == capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.en", "out"]
+
+
+def test_an_output_that_is_an_input_is_refused(run, letters, tmp_path, standard_input, refused):
+    (tmp_path / "link").symlink_to(standard_input)
+    os.link(standard_input, tmp_path / "hard")
+    for output in (standard_input, tmp_path / "link", tmp_path / "hard"):
+        for command in (
+            ["translate", run],
+            ["translate", run, standard_input],
+            ["generate", letters, standard_input, "--max-length", 2],
+            ["score", "likelihood", letters, standard_input],
+            ["score", "perplexity", letters, standard_input],
+            ["tokenize", letters],
+        ):
+            assert "must not replace what is read" in refused(*command, "--output", output)
+    assert standard_input.read_text() == TEXT
+
+
+def test_a_folder_or_link_of_somebody_else_stays(run, tmp_path, standard_input, two_a_chunk, refused):
+    out, folder = tmp_path / "out", tmp_path / "out.unfinished"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    assert "out.unfinished is a folder with thesis.txt" in refused("translate", run, "--output", out, *OPTIONS)
+    assert (folder / "thesis.txt").read_text() == "years of work"
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert "out.unfinished is a link" in refused("translate", run, "--output", out, *OPTIONS)
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["thesis.txt"]
+    folder.unlink()
+    folder.write_text("a file")
+    assert "out.unfinished is no folder" in refused("translate", run, "--output", out, *OPTIONS)
+
+
+def test_of_two_at_once_the_second_is_refused(run, tmp_path, standard_input, refused):
+    (tmp_path / "out.unfinished").mkdir()
+    with held(tmp_path / "out.unfinished", "", ""):
+        assert "one process at a time" in refused("translate", run, "--output", tmp_path / "out", *OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_what_is_written_at_once_is_whole_or_beside(letters, tmp_path, monkeypatch, error):
+    out = tmp_path / "out"
+    out.write_text("of before\n")
+    (tmp_path / "in").write_text("ROMEO\nSpeak\n")
+    call("generate", letters, tmp_path / "in", "--max-length", 3, "--output", out, "--device", "cpu")
+    whole = out.read_text()
+    assert "ROMEO" in whole and "Speak" in whole
+
+    def texts(*_, **__):
+        yield "ROMEO", ["xyz"]
+        raise error
+
+    monkeypatch.setattr("transduce.cli.generate._texts", texts)
+    with suppress(RuntimeError):
+        assert call("generate", letters, tmp_path / "in", "--output", out, "--device", "cpu") == 130
+    assert out.read_text() == whole and (tmp_path / "out.partial").read_text() == "ROMEOxyz\n"
+
+
+@pytest.mark.parametrize("command", ["translate", "tokenize"])
+def test_an_output_without_a_folder_or_in_a_loop_of_links_is_refused(run, tmp_path, standard_input, command, refused):
+    options = OPTIONS if command == "translate" else []
+    assert "folder must exist, but " in refused(command, run, "--output", tmp_path / "none" / "out", *options)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert "loop cannot be one" in refused(command, run, "--output", tmp_path / "loop", *options)
