@@ -193,7 +193,7 @@ def run(x: Experiment) -> dict[str, float]:
     model = ex.new_model(x, config, x.start_from, target_tokenizer=tokenizer)
 
     # Training
-    ex.train(
+    if not ex.train(
         x,
         ex.CrossEntropy(model, **ex.token_losses(x, model, target_tokenizer=tokenizer)),
         data=windows,
@@ -201,7 +201,8 @@ def run(x: Experiment) -> dict[str, float]:
         target_tokenizer=tokenizer,
         fingerprint=language.fingerprints(),
         flops_per_token=ex.flops_per_token(model) * (2 if x.training.consistency else 1),
-    )
+    ):  # of several processes, the first one goes on
+        return {}
 
     # Score
     bigram = bigram_cross_entropy(language.train, language.valid, tokenizer.vocab_size, limit=x.bigram_tokens)

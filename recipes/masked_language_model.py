@@ -151,7 +151,7 @@ def run(x: Experiment) -> dict[str, float]:
     model = ex.new_model(x, config, x.start_from, tokenizer, tokenizer)
 
     # Training
-    ex.train(
+    if not ex.train(
         x,
         ex.CrossEntropy(model, **ex.token_losses(x, model, tokenizer, tokenizer)),
         data=ex.MaskedWindows(windows=windows, masking=x.masking, tokenizer=tokenizer),
@@ -159,7 +159,8 @@ def run(x: Experiment) -> dict[str, float]:
         source_tokenizer=tokenizer,
         target_tokenizer=tokenizer,
         fingerprint=language.fingerprints(),
-    )
+    ):  # of several processes, the first one goes on
+        return {}
 
     # Score
     neighbours = Neighbours(language.train, tokenizer.vocab_size, limit=x.neighbour_tokens)

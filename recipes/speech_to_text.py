@@ -323,7 +323,7 @@ def run(x: Experiment) -> dict[str, float]:
         objective = ex.HybridCTC(model, **losses)
     words = sorted({word for r in recordings for word in r.text.split()})
     transcriber = td.Transcriber(model, spoken, reader.feature_extractor, lexicon=words)
-    ex.train(
+    if not ex.train(
         x,
         objective,
         data=pairs,
@@ -334,7 +334,8 @@ def run(x: Experiment) -> dict[str, float]:
         feature_extractor=reader.feature_extractor,
         lexicon=words,
         fingerprint=ex.recordings_fingerprint(recordings, valid, column=x.interctc_column or heard_column),
-    )
+    ):  # of several processes, the first one goes on
+        return {}
 
     # Decoding and score
     return ex.speech_report(run, test, x.decoding, x.device, measures=measures, tokenize=x.tokenize) if test else {}

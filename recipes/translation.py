@@ -182,7 +182,7 @@ def run(x: Experiment) -> dict[str, float]:
     model = ex.new_model(x, config, x.start_from, source, target)
 
     # Training
-    ex.train(
+    if not ex.train(
         x,
         ex.CrossEntropy(model, **ex.token_losses(x, model, source, target)),
         data=pairs,
@@ -192,7 +192,8 @@ def run(x: Experiment) -> dict[str, float]:
         source_tokenizer=source,
         target_tokenizer=target,
         fingerprint=ex.fingerprint(text, valid),
-    )
+    ):  # of several processes, the first one goes on
+        return {}
 
     if x.shortlist:
         ex.save_shortlist(x.run, ex.learn_shortlist(source, target, *text.sample()))

@@ -7,6 +7,7 @@ import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,17 +68,27 @@ def main(
             print(told)
         from transduce.device import torch_device
         from transduce.experiment.run import teacher_run
-        from transduce.train.distributed import world
+        from transduce.train.distributed import end_with_parent, world
 
         world().check(experiment.training)
-        if not world().first:  # it says nothing, and begins when the data is prepared
-            os.environ["TQDM_DISABLE"] = "1"
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-            world().prepared()
-        torch_device(experiment.device)  # before an hour with the data
-        for teacher in experiment.training.teachers:
-            teacher_run(teacher)
-        run(experiment)
+        if world().size > 1:
+            end_with_parent()
+        first = world().first
+        with ExitStack() as stack:
+            if not first:  # it says nothing, and begins when the data is prepared
+                os.environ["TQDM_DISABLE"] = "1"
+                stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+                if not world().prepared():
+                    sys.exit(2)  # the first one has said why
+            try:
+                torch_device(experiment.device)  # before an hour with the data
+                for teacher in experiment.training.teachers:
+                    teacher_run(teacher)
+                run(experiment)
+            except BaseException:
+                if first:  # where the others still wait for it
+                    world().prepared(well=False)
+                raise
 
     return exit_code(
         go,

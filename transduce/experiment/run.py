@@ -38,7 +38,7 @@ from transduce.tasks.lexicon import save_lexicon
 from transduce.tasks.load import same_features
 from transduce.tasks.page import write_reports
 from transduce.train.adapt import merge, merged
-from transduce.train.distributed import world
+from transduce.train.distributed import leave, world
 from transduce.train.objectives import Objective
 from transduce.train.shard import gathered, parts_like
 from transduce.train.state import Validation
@@ -183,13 +183,16 @@ def train(
     feature_extractor: FeatureExtractor | VectorReader | None = None,
     lexicon: Sequence[str] = (),
     flops_per_token: float | None = None,
-) -> None:
+) -> bool:
     """Train in the experiment's directory, or go on there, and leave the finished model behind.
 
     Args:
         fingerprint: what the training and validation data is, wherever it lies; another one is another experiment.
         lexicon: the words of the training's texts.
         flops_per_token: floating-point operations of training on one token, for the progress bar's MFU.
+
+    Returns:
+        Whether this process goes on: of several the first one, which from now on works alone.
 
     Raises:
         ValueError: another process holds the directory, or another experiment lives there.
@@ -215,9 +218,10 @@ def train(
         _say_what_is_frozen(trainer.model)
         trainer.run()
         finish(x.run, trainer)
-    if not world().first:
-        raise SystemExit(0)  # what comes now is work for one
+    if not leave():
+        return False
     write_reports(x.run)  # for a recipe without scores, with which they would be written
+    return True
 
 
 def _say_if_longer(directory: Path, training: TrainingConfig) -> None:

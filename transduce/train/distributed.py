@@ -1,6 +1,9 @@
 """The processes that train one model: which of them this is, and what they tell one another."""
 
+import ctypes
 import os
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +28,9 @@ LATE = timedelta(seconds=30)
 """Within which a process that does not hang hears that another one has given up."""
 HANG = "TRANSDUCE_HANG_MINUTES"
 """The environment variable with the minutes that a process waits for the others in an exchange; 10 where it is not set."""
+
+PR_SET_PDEATHSIG = 1
+"""The name that <sys/prctl.h> has for the signal that a process gets when its parent ends."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +92,18 @@ class World:
             return box[0]
         return value
 
-    def prepared(self) -> None:
-        """Of the first process: the others may go on. Of the others: wait for that."""
+    def prepared(self, well: bool = True) -> bool:
+        """Of the first process: tell the others that the data is prepared, or could not be. Of the others: wait for that.
+
+        Returns:
+            Whether it is prepared.
+        """
         if self.size > 1 and self.first:
-            self.store.set(PREPARED, "yes")
+            self.store.set(PREPARED, "yes" if well else "no")
         elif self.size > 1:
             self.store.wait([PREPARED], PATIENCE)
+            well = self.store.get(PREPARED) == b"yes"
+        return well
 
     def _named(self, exchange: Any, *values: Any) -> None:
         """Exchange something.
@@ -160,3 +172,22 @@ def world() -> World:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience())
     return World(rank, size, store)
+
+
+def leave() -> bool:
+    """Part from the other processes; whether this is the first one, which goes on alone.
+
+    The group is not destroyed: Gloo may abort a process that ends right afterwards.
+    """
+    here = world()
+    if here.size > 1:
+        os.environ["WORLD_SIZE"] = "1"
+        world.cache_clear()
+    return here.first
+
+
+def end_with_parent() -> None:
+    """Let Linux end this process when the one that started it has been killed, as torchrun cannot end it then."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform.startswith("linux") else None
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
