@@ -38,7 +38,7 @@ def written(path: Path, content, *, stream: bool = False) -> Path:
 def test_a_table_reads_like_lines(tmp_path, name, stream, source, target):
     path = written(tmp_path / name, table(), stream=stream)
     files = Files(train_table=path, test_table=path, hold_out=1, source_column=source, target_column=target)
-    assert files.read("test") == TEXT
+    assert files.read("train") == TEXT
     train, valid, _ = files.splits(0)
     assert sorted(train.source + valid.source) == sorted(TEXT.source) and len(valid) == 1
 
