@@ -1,9 +1,36 @@
 """How a program ends: with an exit code, and the reason on stderr."""
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable
+
+
+class _ClosedOutput(io.TextIOBase):
+    """Standard output where whoever started this program has closed it."""
+
+    def write(self, text: str) -> int:
+        raise ValueError("standard output must be open, but it is closed; name a file with --output, or write > FILE")
+
+
+def prepare_streams(*, needs_output: bool) -> None:
+    """Make standard output UTF-8 unless it is a terminal, and let the program live without closed streams, as under cron.
+
+    Args:
+        needs_output: writing to a closed standard output is an error; otherwise it is lost.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        try:
+            os.fstat(number)
+        except OSError:  # else a file that is opened later would get its number
+            os.open(os.devnull, os.O_RDWR)
+        closed = _ClosedOutput() if name == "stdout" and needs_output else open(number, "r+", closefd=False)  # noqa: SIM115
+        setattr(sys, name, closed)
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.isatty():
+        sys.stdout.reconfigure(encoding="utf-8")
 
 
 def _drop_output() -> None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
 from transduce.arguments import call
-from transduce.exit import exit_code
+from transduce.exit import exit_code, prepare_streams
 from transduce.threads import wait_politely
 
 COMMANDS = {
@@ -72,6 +72,7 @@ OFTEN: dict[str, tuple[str, ...]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0 if it went well, 2 if the input was at fault, 130 after Ctrl-C."""
+    prepare_streams(needs_output=True)
     logging.basicConfig(format="transduce: %(message)s", level=logging.WARNING)
     words = sys.argv[1:] if arguments is None else arguments
     n_words = 2 if " ".join(words[:2]) in COMMANDS else 1

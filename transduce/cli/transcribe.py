@@ -1,5 +1,6 @@
 """`transduce transcribe RUN FILE ...`: recordings to text, TSV, JSON lines or subtitles."""
 
+import codecs
 import io
 import os
 import re
@@ -280,7 +281,7 @@ def _standard_input() -> Iterator[Audio]:
     Raises:
         ValueError: it is neither.
     """
-    raw = sys.stdin.buffer.read()
+    raw = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8)
     if not NO_NAME.search(raw):
         yield from (Path(os.fsdecode(name)) for line in raw.split(b"\n") if (name := line.removesuffix(b"\r")))
     elif SOUND.match(raw):

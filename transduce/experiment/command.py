@@ -16,7 +16,7 @@ from tyro.conf import AvoidSubcommands
 
 from transduce.arguments import HELP_ALL, call, showing
 from transduce.config import flatten, to_dict
-from transduce.exit import exit_code
+from transduce.exit import exit_code, prepare_streams
 from transduce.experiment.config import AnyExperiment
 from transduce.experiment.fields import like_run, with_files
 from transduce.hub import PREFIX
@@ -60,6 +60,7 @@ def main(
     description: str | None,
 ) -> int:
     """A recipe's command line: 0 if all went well, 2 if its input was at fault, 130 after Ctrl-C."""
+    prepare_streams(needs_output=False)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
 
     def go() -> None:

@@ -1,7 +1,9 @@
 """The lines of texts and tables, in files that are plain or .gz."""
 
+import codecs
 import gzip
 import hashlib
+import io
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -31,16 +33,29 @@ def each_line(path: Path) -> Iterator[str]:
     return decode_lines(raw_lines(path), str(path))
 
 
+PACKED = {b"\xfd7zXZ\0": "xz", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
+"""What files that other programs have packed begin with."""
+
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
 def raw_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a text, plain or .gz, as they are, one after the other.
+    """The lines of a text, plain or packed by gzip, as they are, one after the other; its first bytes say which it is.
 
     Raises:
-        ValueError: there is no such file, or it is damaged.
+        ValueError: there is no such file, it is damaged, packed by something else, or in UTF-16.
     """
     check_text(path)
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    with path.open("rb") as file:
+        packed = file.peek(2)[:2] == b"\x1f\x8b" or path.suffix == ".gz"
+        text = io.BufferedReader(gzip.GzipFile(fileobj=file)) if packed else file
         try:
-            yield from file
+            begins = text.peek(6)
+            if by := next((name for magic, name in PACKED.items() if begins.startswith(magic)), None):
+                raise ValueError(f"a text must be plain or packed by gzip, but {path} is packed by {by}; unpack it")
+            if begins.startswith(UTF16):
+                raise ValueError(f"a text must be UTF-8, but {path} is UTF-16; iconv -f utf-16 -t utf-8 converts it")
+            yield from text
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is not a whole gzip file: {error}; unpack it or fetch it again") from error
 
@@ -57,12 +72,17 @@ def decode_line(line: bytes, name: str, number: int) -> str:
     Raises:
         ValueError: the line is not UTF-8.
     """
+    if b"\0" in line:  # valid in UTF-8, but no text has it
+        raise ValueError(
+            f"text must be UTF-8, but {name}, line {number}, has a zero byte, as UTF-16 has; if it is, convert the file "
+            "with iconv -f utf-16le -t utf-8"
+        )
     try:
         text = line.removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"text must be UTF-8, but {name}, line {number}, byte {error.start + 1} is {line[error.start]:#04x}; "
-            "convert the file, for example with iconv -f latin1 -t utf-8"
+            "convert the file from its encoding, with iconv -f ENCODING -t utf-8 (latin1, cp1250 or utf-16, for example)"
         ) from error
     return text.removeprefix("\ufeff") if number == 1 else text  # a byte order mark belongs to the file
 

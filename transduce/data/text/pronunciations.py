@@ -1,10 +1,8 @@
 """Words by their phones: a pronouncing dictionary says how words sound, and texts which of the words that sound alike is meant."""
 
-import gzip
 import json
 import math
 import re
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
@@ -44,12 +42,8 @@ def read_dictionary(path: Path, *, keep_stress: bool = False) -> dict[str, str]:
     """
     if not path.is_file():
         raise ValueError(f"a pronouncing dictionary must be a file, but {path} is none; name another one")
-    try:
-        lines = gzip.decompress(path.read_bytes()).decode().splitlines() if path.suffix == ".gz" else read_lines(path)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise ValueError(f"a file .gz must hold text packed by gzip, but {path}: {error}") from error
     found = dict[str, str]()
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if line.startswith(";;;") or not (cells := line.split("#")[0].split()):
             continue
         word, *phones = cells
