@@ -48,7 +48,7 @@ def test_every_line_is_translated_by_itself_and_bad_input_is_no_end(run, stdin, 
     assert out == "".join(line + "\n" for line in want)
     assert err == (
         "transduce: text must be UTF-8, but standard input, line 3, byte 2 is 0xe4; "
-        "convert the file, for example with iconv -f latin1 -t utf-8\n"
+        "convert the file from its encoding, with iconv -f ENCODING -t utf-8 (latin1, cp1250 or utf-16, for example)\n"
     )
 
 

@@ -179,7 +179,7 @@ def test_a_part_is_done_once_and_belongs_to_one_job(folder, small, tmp_path, mon
         "transduce: 1 of 6 lines could not be translated",
     ]
     before = file.read_bytes()
-    for options in (["--alpha", "0.25"], ["--greedy"]):
+    for options in (["--alpha", "0.25"], ["--beam-size", "4"]):
         assert run(*one, *options) == 2
     config = Path("text/config.json")
     config.write_text(config.read_text().replace('"seed": 3', '"seed": 4'))

@@ -147,7 +147,7 @@ def test_a_line_that_is_not_utf8_is_named_and_gives_a_blank_line(run, stdin, cap
     assert out.split("\n") == [*td.load(run)([LINES[0], "", LINES[2]], beam_size=1, length_ratio=0.0), ""]
     assert err == (
         f"transduce: text must be UTF-8, but {'standard input' if name == '-' else name}, line 2, byte 2 is 0xe4; "
-        "convert the file, for example with iconv -f latin1 -t utf-8\n"
+        "convert the file from its encoding, with iconv -f ENCODING -t utf-8 (latin1, cp1250 or utf-16, for example)\n"
         "transduce: 1 of 3 lines could not be translated\n"
     )
 

@@ -65,7 +65,7 @@ def test_a_model_that_only_several_processes_can_hold_is_built_where_they_share_
         ((0.0, 9.0, 2.0, 6.0), 6.0, None, "best checkpoint (update 40)", 6.0, 3),
         ((0.0, 9.0, 2.0, 6.0), 4.0, None, "mean of the 2 best (update 30, 40)", 4.0, 2),  # which are the last, too
         ((3.9, 4.2, 0.0, 8.0), 4.0, None, "mean of the 2 last (update 30, 40)", 4.0, 3),
-        ((5.0, 5.0, 5.0, 5.0), 5.0, 5.0, "best checkpoint (update 10)", 5.0, 4),
+        ((5.0, 5.0, 5.0, 5.0), 5.0, 5.0, "best checkpoint (update 40)", 5.0, 3),
         ((0.0, 9.0, 2.0, 6.0), 5.0, 4.5, "moving average (update 40)", 4.5, 3),
     ],
 )

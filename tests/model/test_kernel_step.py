@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import torch
 from tests import contract
 from tests.kernels import needs_cpp
 from tests.model.test_contract import CASES, CHOSEN, one_layer
-from transduce.model.config import Tokens
 from transduce.model.kernel_step import KernelEncoder, KernelStep
 from transduce.model.packed import pack
 from transduce.model.transformer import Memory

@@ -64,10 +64,10 @@ def test_what_is_kept_is_the_last_and_the_best_and_nothing_else(tmp_path):
 
 def test_what_is_chosen():
     progress = Progress(update=40, validations=[(10, 1.0), (20, 5.0), (30, 5.0), (40, 2.0)])
-    assert progress.best(1) == [20]  # the earlier of two equals
-    assert progress.best(3) == [20, 30, 40] and progress.last(3) == [20, 30, 40]
-    best, last = {"best checkpoint": [20]}, {"mean of the 2 last": [30, 40]}
-    assert progress.candidates(2, 3) == {**best, "mean of the 3 best": [20, 30, 40], **last}
+    assert progress.best(1) == [30]  # the later of two equals
+    assert progress.best(3) == [30, 20, 40] and progress.last(3) == [20, 30, 40]
+    best, last = {"best checkpoint": [30]}, {"mean of the 2 last": [30, 40]}
+    assert progress.candidates(2, 3) == {**best, "mean of the 3 best": [30, 20, 40], **last}
     assert progress.candidates(9, 1) == {**best, **last}  # in the first half of a training weights are no good
     assert progress.candidates(1, 1) == best
     assert progress.validations_since_best == 2 and progress.validated

@@ -111,7 +111,7 @@ def test_a_resumed_training_has_the_same_bits(tmp_path):
         for updates in parts:
             trainer = training(tmp_path / name, scale=2.0**24, max_updates=updates, validate_every=100)
             progress = trainer.run()
-        ends.append((trainer, replace(progress, seconds=0.0, validations=[])))
+        ends.append((trainer, replace(progress, seconds=0.0, validations=[], losses=[])))
     assert toy.same(toy.weights(ends[0][0].model), toy.weights(ends[1][0].model))
     assert ends[0][1] == ends[1][1] and 4 < ends[0][1].skipped < 11
     assert scale_of(ends[0][0].scaler) == scale_of(ends[1][0].scaler)

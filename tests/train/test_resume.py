@@ -113,12 +113,12 @@ def test_the_comparison_can_fail(straight, data, tmp_path):
     """Dropout and segmentation do matter: other randomness, other weights."""
     directory = straight[0].store.directory.parent
     assert toy.metrics(directory) == [("valid", 4), ("train", 5), ("valid", 8), ("train", 10), ("valid", 12)]
-    then = load_file(directory / "checkpoints" / "00000004" / "model.safetensors")
+    then = load_file(directory / "checkpoints" / "00000008" / "model.safetensors")
     for name, change in (("again", {}), ("seed", {"seed": 1}), ("segmentation", {"bpe_dropout": 0.0})):
         changed = copy(data)
         for field, value in change.items():
             setattr(changed, field, value)
-        other = training(tmp_path / name, changed, updates=4)
+        other = training(tmp_path / name, changed, updates=8)
         other.run()
         assert toy.same(then, toy.weights(other.model)) == (name == "again")
 

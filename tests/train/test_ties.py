@@ -12,7 +12,7 @@ def test_equal_scores_are_decided_by_loss_and_then_by_time():
     scores, losses = [0.0, 1.0, 1.0, 1.0, 0.0], [1.0, 3.0, 2.0, 2.0, 0.5]
     progress = Progress(validations=list(enumerate(scores, start=1)), losses=losses)
     assert progress.best(5) == [4, 3, 2, 5, 1]
-    assert progress.validations_since_best == 1
+    assert progress.validations_since_best == 2  # of the third, than which the fourth is no better
 
 
 def test_checkpoints_without_losses_are_decided_by_time_and_come_after_those_with():

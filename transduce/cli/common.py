@@ -1,17 +1,12 @@
 """What several commands share: a run, its machine and its search, standard input, and where the output goes."""
 
-import io
-import os
 import socket
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 from tyro.conf import Fixed, Suppress, arg
 
 from transduce.data.text.lines import decode_line, raw_lines
@@ -170,7 +165,8 @@ def with_options(own: SearchConfig, options: object, forbid: Path | None = None)
     named = {name: value for name, value in vars(options).items() if value is not None and value is not False}
     if forbid:
         named["forbid"] = read_phrases(forbid)
-    for name in [name for name in named if name.startswith(NO)]:
+    own_fields = {each.name for each in fields(own)}
+    for name in [name for name in named if name not in own_fields and name.startswith(NO)]:
         del named[name]
         named[name.removeprefix(NO)] = False
     greedy = named.pop("greedy", False)
@@ -197,83 +193,6 @@ def check_columns(line: str, number: int, what: str, *, prefix: bool, require: b
     """Raise ValueError where a line that has a `what` and its prefix alone has more tabs; `number` counts from 1."""
     if prefix and not require and (n := line.count("\t") + 1) > 2:
         raise ValueError(f"line {number} must be {what}<TAB>PREFIX, but it has {n} columns; remove tabs")
-
-
-@contextmanager
-def writing(
-    output: Path | None, *, unit: str, total: int | None, quiet: bool = False, inputs: Sequence[Path] = ()
-) -> Iterator[tuple[TextIO, "tqdm[None]"]]:
-    """The file to write to, standard output for None, and a bar on stderr if that is a terminal and not `quiet`.
-
-    A file is there once it is whole; what an error or Ctrl-C leaves of it is FILE.partial. Where bar and output are the
-    same terminal, `bar.clear()` before lines are written lets them begin at its left edge.
-
-    Raises:
-        ValueError: the file is one of the inputs.
-    """
-    with ExitStack() as stack:
-        out: TextIO = sys.stdout
-        if output is not None and is_plain(output):
-            check_output(output, inputs)
-            raw = stack.enter_context(_saying_what_is_left(output.resolve()))
-            out = stack.enter_context(_as_text(raw))
-        elif output is not None:
-            out = stack.enter_context(output.open("w", encoding="utf-8", newline="\n"))
-        stack.enter_context(logging_redirect_tqdm())
-        hidden = quiet or not sys.stderr.isatty()
-        yield out, stack.enter_context(tqdm(total=total, unit=unit, disable=hidden, dynamic_ncols=True))
-
-
-@contextmanager
-def _saying_what_is_left(path: Path) -> Iterator[Any]:
-    """`writing_whole`, and a line on stderr where an error leaves a part of the file."""
-    from transduce.files import PARTIAL, writing_whole
-
-    try:
-        with writing_whole(path, keep=True) as file:
-            yield file
-    except BaseException:
-        if (part := path.with_name(path.name + PARTIAL)).exists():
-            print(f"transduce: what is written so far is in {part}", file=sys.stderr)
-        raise
-
-
-@contextmanager
-def _as_text(raw: Any) -> Iterator[TextIO]:
-    """A binary file as one of text, which stays open."""
-    text = io.TextIOWrapper(raw, encoding="utf-8", newline="\n")
-    try:
-        yield text
-    finally:
-        text.flush()
-        text.detach()
-
-
-def is_plain(output: Path) -> bool:
-    """Whether an output is or becomes a usual file, and no pipe and no device."""
-    return output.is_file() or not output.exists()
-
-
-def check_output(output: Path, inputs: Sequence[Path]) -> None:
-    """Check that an output has a folder and is none of the inputs, standard input among them.
-
-    Raises:
-        ValueError: it has none, or it is one.
-    """
-    try:
-        folder, there = output.resolve().parent, output.stat() if output.exists() else None
-    except (OSError, RuntimeError) as error:  # a loop of links
-        raise ValueError(f"an output must be a file, but {output} cannot be one: {error}") from error
-    if not folder.is_dir():
-        raise ValueError(f"an output's folder must exist, but {folder} does not; make it, or name another --output")
-    if there is None:
-        return
-    read = {str(path): path.stat() for path in inputs if path.exists()}
-    with suppress(OSError, ValueError, AttributeError):  # no standard input, or one that is no file
-        read["standard input"] = os.fstat(sys.stdin.fileno())
-    for name, status in read.items():
-        if os.path.samestat(status, there):
-            raise ValueError(f"an output must not replace what is read, but {output} is {name}; name another --output")
 
 
 def each_or_error(lines: Iterable[bytes], name: str) -> Iterator[str | ValueError]:

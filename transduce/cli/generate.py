@@ -22,10 +22,10 @@ from transduce.cli.common import (
     read_phrases,
     read_side,
     standard_input,
-    writing,
 )
 from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Division, Job, carry_out
+from transduce.cli.output import writing
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.text.lines import lines_fingerprint
 from transduce.tasks.config import GenerationConfig

@@ -14,7 +14,8 @@ from typing import Annotated, Any, ClassVar
 from tqdm import tqdm
 from tyro.conf import arg
 
-from transduce.cli.common import Count, Machine, OptionalFile, check_output, each_run, is_plain, writing
+from transduce.cli.common import Count, Machine, OptionalFile, each_run
+from transduce.cli.output import check_output, is_plain, writing
 from transduce.cli.parts import (
     Head,
     Share,

@@ -7,19 +7,8 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import (
-    STDIN,
-    Machine,
-    OptionalFile,
-    Runs,
-    check_output,
-    each_run,
-    is_plain,
-    local,
-    read_side,
-    side_name,
-    writing,
-)
+from transduce.cli.common import STDIN, Machine, OptionalFile, Runs, each_run, local, read_side, side_name
+from transduce.cli.output import check_output, is_plain, writing
 from transduce.data.speech.manifest import manifest_audio
 from transduce.tasks.formats import plain_tokens
 

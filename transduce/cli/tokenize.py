@@ -5,7 +5,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import STDIN, OptionalFile, Run, read_side, writing
+from transduce.cli.common import STDIN, OptionalFile, Run, read_side
+from transduce.cli.output import writing
 
 
 def tokenize(

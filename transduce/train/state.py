@@ -76,13 +76,19 @@ class Progress:
 
     def ranked(self) -> list[int]:
         """Places in `validations`, the best first: the highest score; of equal ones the lowest loss, then the latest."""
-        losses = [math.inf] * (len(self.validations) - len(self.losses)) + self.losses
-        return sorted(range(len(losses)), key=lambda i: (-self.validations[i][1], losses[i], -i))
+        return sorted(range(len(self.validations)), key=self._rank)
+
+    def _rank(self, i: int) -> tuple[float, float, int]:
+        """What orders validation i among the others."""
+        place = i - len(self.validations) + len(self.losses)  # the first ones may have no loss
+        return -self.validations[i][1], self.losses[place] if place >= 0 else math.inf, -i
 
     @property
     def validations_since_best(self) -> int:
-        """How many validations came after the best one."""
-        return len(self.validations) - 1 - self.ranked()[0] if self.validations else 0
+        """How many validations came after the best one; one with the same score and the same loss is no better."""
+        best = next(iter(self.ranked()), 0)
+        same = (i for i in range(best) if self._rank(i)[:2] == self._rank(best)[:2])
+        return max(0, len(self.validations) - 1 - next(same, best))
 
     def last(self, k: int) -> list[int]:
         """Updates of the last k validations."""

@@ -54,7 +54,7 @@ def test_an_undecodable_byte_is_named_by_file_line_and_byte(tmp_path):
         read_lines(path)
     assert str(caught.value) == (
         f"text must be UTF-8, but {path}, line 3, byte 7 is 0xe9; "
-        "convert the file, for example with iconv -f latin1 -t utf-8"
+        "convert the file from its encoding, with iconv -f ENCODING -t utf-8 (latin1, cp1250 or utf-16, for example)"
     )
 
 
