@@ -28,15 +28,15 @@ def test_the_script_of_the_references_decides(monkeypatch, name):
     assert tokenization([*TEXTS[name], *TEXTS["13a"] * 5]) == "13a", "the majority of the letters"
 
 
-@pytest.mark.parametrize("name", ["zh", "char", "13a"])
+@pytest.mark.parametrize("name", ["zh", "char", "13a", "ja-mecab", "ko-mecab"])
 def test_scores_are_those_of_sacrebleu_with_that_tokenization(name):
     references = TEXTS[name]
     hypotheses = [text[:2] + text[3:] for text in references]
     score = bleu(hypotheses, references, resamples=0)
     assert score.value == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [references], tokenize=name).score)
-    assert f"|tok:{name}|" in score.signature and score.value > 0
+    assert f"|tok:{name}" in score.signature and score.value > 0
     other = bleu_lowercase(hypotheses, references, resamples=0)
-    assert f"|tok:{name}|" in other.signature
+    assert f"|tok:{name}" in other.signature
 
 
 @pytest.mark.parametrize("name", ["ja-mecab", "ko-mecab"])
