@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.language_runs import language_run
 from tests.runs import RATE, sound
 from tests.serve.conftest import client_of, served_of, serving
 from transduce.serve.config import ServeConfig
@@ -86,6 +87,17 @@ def test_what_is_refused_is_told(http, path, how, status, message):
     answer = http.post(path, **how)
     told = answer.json()["error"]
     assert (answer.status_code, told["message"] if path.startswith("/v1/") else told) == (status, message)
+
+
+def test_a_prompt_beyond_the_positions_of_the_model_is_refused_and_not_cut(tmp_path):
+    run = language_run(tmp_path / "lm", positions="learned", max_positions=40)
+    with serving(served_of({"lm": run})) as url, httpx.Client(base_url=url) as client:
+        for fields in ({"prompt": ["a", "a" * 41]}, {"prompt": "a" * 41, "stream": True}):
+            answer = client.post("/v1/completions", **prompts(**fields))
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"] == "a prompt may have 40 tokens here, but one has 41; shorten it"
+        answer = client.post("/v1/completions", **prompts(prompt="a" * 40, max_tokens=1)).json()
+        assert answer["usage"]["prompt_tokens"] == 40
 
 
 def test_sound_of_less_than_a_window_is_refused(http):

@@ -16,6 +16,7 @@ from transduce.serve.errors import OpenAIError, events, responses
 from transduce.serve.models import Going, Prompt, Served, cut
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.generate import Generator
+from transduce.tasks.search import last_position
 
 router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError))
 
@@ -88,6 +89,11 @@ async def complete(request: Request, asked: Annotated[Complete, Depends(body(Com
         raise HTTPException(404, f"{told} goes on from prompts here, but not {asked.model[:40]!r}; see /v1/models")
     config, prompts = request.app.state.config, asked.prompts
     going = _checked(asked, config)
+    assert isinstance(served.task, Generator)
+    n_read = [len(served.task.encode_whole(prompt)) for prompt in prompts]
+    room = last_position(*served.task.models)
+    if max(n_read, default=0) > room:
+        raise HTTPException(400, f"a prompt may have {room} tokens here, but one has {max(n_read)}; shorten it")
     about = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time())}
     about["model"] = served.name
     if asked.stream:
@@ -107,9 +113,8 @@ async def complete(request: Request, asked: Annotated[Complete, Depends(body(Com
             n_tokens += len(output.tokens) + output.finished
             reason = "stop" if stopped or output.finished else "length"
             choices.append(_choice(len(choices), prompt * bool(asked.echo) + text, reason))
-    assert isinstance(served.task, Generator)
-    n_read = sum(len(ids) for ids in served.task.tokenizer.encode(prompts))
-    usage = {"prompt_tokens": n_read, "completion_tokens": n_tokens, "total_tokens": n_read + n_tokens}
+    read = sum(n_read)
+    usage = {"prompt_tokens": read, "completion_tokens": n_tokens, "total_tokens": read + n_tokens}
     return JSONResponse({**about, "choices": choices, "usage": usage})
 
 

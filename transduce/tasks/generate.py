@@ -186,17 +186,21 @@ class Generator:
             logger.warning(told, sum(short), len(outputs), last_position(*self.models))
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
-        """Ids to go on from: at least one, with BOS where every text begins with it, and as many as there is room."""
+        """Ids to go on from: those of the whole prompt, or as many of its last ones as there is room for, with a warning."""
+        ids, limit = self.encode_whole(prompt), last_position(*self.models)
+        if len(ids) > limit:
+            kept = max(limit // 2, limit + 1 - max_length, 1)
+            logger.warning("a prompt of %d tokens was cut to its last %d (max_positions=%d)", len(ids), kept, limit)
+            ids = ids[-kept:]
+        return ids
+
+    def encode_whole(self, prompt: str) -> list[int]:
+        """Ids of a prompt, of any length: at least one, with BOS where every text begins with it."""
         start, (ids,) = self.tokenizer.bos_id, self.tokenizer.encode([prompt])
         if start is not None and (not ids or start != self.tokenizer.eos_id):  # GPT-2's only stands between texts
             ids = [start, *ids]
         if not ids:
             (ids,) = self.tokenizer.encode(["\n"])
-        limit = last_position(*self.models)
-        if len(ids) > limit:
-            kept = max(limit // 2, limit + 1 - max_length, 1)
-            logger.warning("a prompt of %d tokens was cut to its last %d (max_positions=%d)", len(ids), kept, limit)
-            ids = ids[-kept:]
         return ids
 
 
