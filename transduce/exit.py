@@ -4,7 +4,11 @@ import errno
 import io
 import os
 import sys
+import traceback
 from collections.abc import Callable
+
+DEBUG = "TRANSDUCE_DEBUG"
+"""The environment variable that shows where an error comes from."""
 
 
 class _ClosedOutput(io.TextIOBase):
@@ -67,6 +71,8 @@ def exit_code(action: Callable[[], object], *, prefix: str, interrupted: str) ->
         _drop_output()
         return 2
     except (ValueError, FloatingPointError) as error:
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
         print(f"{prefix}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ import sys
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
+from importlib.metadata import version
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
@@ -106,6 +107,9 @@ def _call(name: str, arguments: list[str]) -> None:
 
 def _without_command(words: list[str]) -> int:
     """Answer where no command is named: with help where it was asked for, else with what is wrong."""
+    if words == ["--version"]:
+        print(f"transduce {version('transduce')}")
+        return 0
     groups = {name.split()[0] for name in COMMANDS if " " in name}
     group = words[0] + " " if words and words[0] in groups else ""
     names = [name for name in COMMANDS if name.startswith(group)]

@@ -90,6 +90,7 @@ class Cache:
 
         On a CPU, rows that stay where they are are not copied.
         """
+        rows = rows.long()
         if rows.device.type == "cpu" and self.layers[0].buffers and len(rows) == len(self.layers[0].buffers[0]):
             if self._in_cpp(rows):
                 return
@@ -105,7 +106,12 @@ class Cache:
         buffers, found = [buffer for layer in self.layers for buffer in layer.buffers], library()
         if found is None or any(buffer.dtype != torch.float32 or not buffer.is_contiguous() for buffer in buffers):
             return False
+        if buffers[0].dim() != 4:  # states of linear attention, which are small
+            return False
         n_rows, n_heads, room, width = buffers[0].shape
+        first, last = rows.aminmax() if n_rows else (0, 0)
+        if first < 0 or last >= max(1, n_rows):  # C++ would read beyond its memory
+            raise IndexError(f"rows must lie in 0 ... {n_rows - 1}, but they lie in {int(first)} ... {int(last)}")
         addresses = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
         rows = rows.contiguous()
         found.reorder_rows(addresses, len(buffers), rows.data_ptr(), n_rows, n_heads, room * width, self.length * width)

@@ -1,0 +1,52 @@
+"""Rows that a cache goes on from: any integers, and none that is not there."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests import contract
+from tests.kernels import needs_cpp
+from tests.model.test_contract import BASE, DECODER
+from transduce.model.cache import Cache
+
+
+def filled(n_rows):
+    """A cache of one layer, whose row m has the number m."""
+    cache = Cache(1)
+    numbers = torch.arange(float(n_rows))[:, None, None, None].expand(n_rows, 2, 3, 4)
+    cache.layers[0].append(numbers.contiguous(), -numbers.contiguous())
+    return cache
+
+
+def rows_of(cache):
+    return cache.layers[0].buffers[0][:, 0, 0, 0].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize("rows", [[3, 0, 0, 2], [1, 1], [2, 1, 0, 3, 3, 3]])
+def test_rows_of_any_integers(dtype, rows):
+    cache = filled(4)
+    cache.reorder(torch.tensor(rows, dtype=dtype))
+    assert rows_of(cache) == rows
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 4], [-1, 1, 2, 3], [0, 1, 2, 1 << 40], [9], [0] * 5 + [4]])
+def test_rows_that_are_not_there_are_refused(rows):
+    with pytest.raises((IndexError, RuntimeError)):
+        filled(4).reorder(torch.tensor(rows))
+
+
+@needs_cpp
+def test_states_of_linear_attention_are_reordered_too(rng):
+    """Of one key head and one row, too, where they lie in memory as keys do."""
+    config = replace(BASE, decoder=replace(DECODER, n_layers=1), attention="linear", n_heads=2, n_kv_heads=1)
+    model = contract.random_model(config, rng).float()
+    example = contract.random_example(config, rng, rows=1)
+    memory, cache = model.encode(example.source.clone(), example.source_lengths), model.new_cache()
+    with torch.no_grad():
+        whole = model.decoder_states(example.target, memory=memory)
+        for t in range(example.target.size(1)):
+            step = model.decoder_states(example.target[:, t : t + 1], memory=memory, cache=cache)
+            torch.testing.assert_close(step[:, 0], whole[:, t], rtol=1e-4, atol=1e-4)
+            cache.reorder(torch.tensor([0]))
