@@ -149,12 +149,14 @@ class Case:
             greedy = beam_size == 1 and not sample
             way |= {"max_length": rng.randint(1, 9), "n": 1 if greedy else rng.randint(1, max(4 * sample, beam_size))}
             way |= {**drawing, "beam_size": 1, "beam_groups": 1} if sample else {"temperature": float(not greedy)}
+            way["min_length"] = min(way["min_length"], way["max_length"])
             self.way: Any = td.GenerationConfig(**way)
             return
         way["coverage_penalty"] = some(0.2, 0.2, 2.0, default=0.0)
         way["at_max_length"] = rng.choice(["finished_first", "by_score"])
         way |= {"length_ratio": rng.choice([0.0, 0.5, 1.0]), "length_extra": rng.randint(1, 8)}
         way |= {"max_length": some(0.2, 1, 2, 5, default=0), "n_best": rng.randint(1, beam_size)}
+        way["min_length"] = min(way["min_length"], way["max_length"] or way["min_length"])
         self.lm_weight = some(0.2, 0.3, 1.0, default=0.0)
         if self.task == "text":
             texts = self.inputs[::-1]

@@ -33,6 +33,10 @@ PR_SET_PDEATHSIG = 1
 """The name that <sys/prctl.h> has for the signal that a process gets when its parent ends."""
 
 
+LEFT: list["World"] = []
+"""The groups that this process has been in."""
+
+
 @dataclass(frozen=True)
 class World:
     """One process of `size`, by its `rank`; what is shared goes by round: item i to process i % size."""
@@ -177,10 +181,11 @@ def world() -> World:
 def leave() -> bool:
     """Part from the other processes; whether this is the first one, which goes on alone.
 
-    The group is not destroyed: Gloo may abort a process that ends right afterwards.
+    The group is kept: Gloo may abort a process that drops it.
     """
     here = world()
     if here.size > 1:
+        LEFT.append(here)
         os.environ["WORLD_SIZE"] = "1"
         world.cache_clear()
     return here.first
