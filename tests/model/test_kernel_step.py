@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from tests import contract
 from tests.kernels import needs_cpp
 from tests.model.test_contract import CASES, CHOSEN, one_layer
+from transduce.model.config import Tokens
 from transduce.model.kernel_step import KernelEncoder, KernelStep
 from transduce.model.packed import pack
 from transduce.model.transformer import Memory
@@ -163,3 +165,137 @@ def test_every_other_model_too(rng):
                 a_position_is_that_of_the_whole(one_layer(config), rng, pieces=((1, 1, contract.TARGET - 2),))
             if name in HEARD:
                 an_encoder_is_that_of_the_layers(one_layer(config), rng)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_row_knows_nothing_of_its_neighbours(int8, rng, monkeypatch):
+    """To the last bit, whichever rows share a tile or a thread."""
+    monkeypatch.setattr("transduce.model.packed.SMALLEST", 0)
+    config = next(config for config in FIT.values() if config.encoder and isinstance(config.encoder.input, Tokens))
+    model = pack(contract.random_model(config, rng).float(), int8=int8)
+    example = contract.random_example(config, rng, rows=11)
+    with torch.inference_mode():
+        memory = model.encode(example.source, example.source_lengths)
+        together = contract.in_pieces(model, example.target, memory, (1,) * contract.TARGET)
+        for row in (0, 3, 10):
+            length = example.source_lengths[row : row + 1]
+            alone = model.encode(example.source[row : row + 1, : int(length)], length)
+            assert torch.equal(alone.states[0], memory.states[row, : int(length)])
+            steps = contract.in_pieces(model, example.target[row : row + 1], alone, (1,) * contract.TARGET)
+            assert torch.equal(steps[0], together[row])
+
+
+def test_it_is_there_for_some_and_not_for_all():
+    others = [config for config in CASES.values() if config.decoder and not KernelStep.fits(config, config.decoder)]
+    assert len(FIT) >= 4 and any(c.encoder for c in FIT.values()) and not all(c.encoder for c in FIT.values())
+    assert len(HEARD) >= 4
+    assert {"rotary", "sinusoidal"} <= {config.positions for config in others}
+    for some in (FIT, HEARD):
+        assert {"rotary", "sinusoidal", "learned", "none"} <= {config.positions for config in some.values()}
+    assert {config.attention for config in FIT.values()} == {"softmax"}
+
+
+@pytest.mark.parametrize(
+    ("activation", "gated", "norm"),
+    [
+        *[("relu", False, "layer"), ("gelu", False, "rms"), ("gelu_tanh", False, "layer"), ("silu", False, "rms")],
+        *[("relu", True, "rms"), ("gelu", True, "layer"), ("gelu_tanh", True, "rms"), ("silu", True, "layer")],
+    ],
+)
+def test_every_activation_and_norm(activation, gated, norm, rng):
+    config = next(config for config in FIT.values() if config.encoder and isinstance(config.encoder.input, Tokens))
+    plain, packed = both(replace(config, activation=activation, gated=gated, norm=norm), rng)
+    example = contract.random_example(config, rng)
+    with torch.inference_mode():
+        near(packed.encode(example.source).states, plain.encode(example.source).states)
+        memory = example.memory(plain)
+        pieces = (1,) * contract.TARGET
+        near(contract.in_pieces(packed, example.target, single(memory), pieces), example.logits(plain))
+    assert packed.step.taken == contract.TARGET
+
+
+def test_whoever_watches_a_layer_still_sees_it(rng):
+    config = next(config for config in FIT.values() if config.encoder)
+    plain, model = both(config, rng)
+    example, seen = contract.random_example(config, rng), []
+    memory = single(example.memory(plain))
+    hook = model.decoder.layers[0].cross.register_forward_hook(lambda *_: seen.append(1))
+    contract.in_pieces(model, example.target, memory, (1,) * contract.TARGET)
+    assert len(seen) == contract.TARGET and not model.step.taken
+    hook.remove()
+    contract.in_pieces(model, example.target, memory, (1,) * contract.TARGET)
+    assert len(seen) == contract.TARGET and model.step.taken == contract.TARGET
+
+
+def test_a_copy_has_a_step_of_its_own(rng):
+    config = next(config for config in FIT.values() if config.encoder and isinstance(config.encoder.input, Tokens))
+    model = pack(contract.random_model(config, rng).float())
+    assert isinstance(model.step, KernelStep)
+    copied, seen = deepcopy(model), []
+    example = contract.random_example(config, rng)
+    copied.decoder.layers[0].cross.register_forward_hook(lambda *_: seen.append(1))
+    for each, times in ((model, 0), (copied, contract.TARGET)):
+        contract.in_pieces(each, example.target, example.memory(each), (1,) * contract.TARGET)
+        assert len(seen) == times
+
+
+def test_tokens_that_are_none_are_refused(rng):
+    config = next(config for config in FIT.values() if not config.encoder)
+    _, model = both(config, rng)
+    with pytest.raises(IndexError, match=r"tokens are 0 to \d+, but there is -1 or 99999"):
+        model.decode(torch.tensor([[-1], [99999]]), cache=model.new_cache())
+
+
+def test_what_c_would_read_wrongly_is_refused(rng):
+    config = next(config for config in FIT.values() if config.encoder and isinstance(config.encoder.input, Tokens))
+    plain, model = both(config, rng)
+    memory, cache = single(contract.random_example(config, rng).memory(plain)), model.new_cache()
+    model.decode(torch.tensor([[1], [2], [3]]), memory=memory, cache=cache)
+    with pytest.raises(
+        ValueError, match=r"rows must be those of the cache, 3, and as many for each of 3 sentences, .* are 2"
+    ):
+        model.decode(torch.tensor([[1], [2]]), cache=cache)
+    with pytest.raises(ValueError, match=r"x must be float32 \(\.\.\., \d+\), but it is torch\.float64 \(3, 23, \d+\)"):
+        model.decode(
+            torch.tensor([[1], [2], [3]]),
+            memory=memory._replace(states=memory.states.double()),
+            cache=model.new_cache(),
+        )
+    with pytest.raises(ValueError, match=r"vectors must be float32, as the weights are, but they are torch\.float64"):
+        model.whole(memory.states.double(), None)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@torch.inference_mode()
+def test_ids_and_lengths_of_either_type_and_lengths_beyond(dtype, rng):
+    """What PyTorch's layers take: 32 bits, and lengths that are longer than the memory."""
+    config = next(config for config in FIT.values() if config.encoder and isinstance(config.encoder.input, Tokens))
+    plain, model = both(config, rng)
+    example = contract.random_example(config, rng)
+    memory = Memory(example.memory(plain).states, torch.tensor([99, 21, 19]))
+    want = plain.decode(example.target, memory=memory)
+    told, target = single(memory)._replace(lengths=memory.lengths.to(dtype)), example.target.to(dtype)
+    for pieces in ((1,) * contract.TARGET, (2,) + (1,) * (contract.TARGET - 2)):
+        near(contract.in_pieces(model, target, told, pieces), want)
+
+
+def test_two_searches_take_turns(rng):
+    """What a step adds belongs to a search, not to the model."""
+    config = next(config for config in FIT.values() if config.encoder)
+    plain, model = both(config, rng)
+    wide = single(contract.random_example(config, rng).memory(plain))
+    lengths = (wide.lengths - 1).clamp_min(1)
+    narrow = wide._replace(states=wide.states[:, : int(lengths.max())], lengths=lengths)
+    wide = wide._replace(lengths=lengths)
+    target = contract.random_example(config, rng).target
+
+    def step_by_step(*memories):
+        caches = [model.new_cache() for _ in memories]
+        for t in range(target.size(1)):
+            part = target[:, t : t + 1]
+            yield [model.decoder_states(part, memory=m, cache=c) for m, c in zip(memories, caches, strict=True)]
+
+    with torch.inference_mode():
+        alone = zip(*(step_by_step(memory) for memory in (wide, narrow)), strict=True)
+        for together, (one, other) in zip(step_by_step(wide, narrow), alone, strict=True):
+            torch.testing.assert_close(together, one + other)

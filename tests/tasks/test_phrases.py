@@ -1,5 +1,7 @@
 """What outputs begin with and must not hold, as text: for every task, every kind of tokenizer, greedily and with a beam."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -221,3 +223,12 @@ def test_what_cannot_be_is_refused(translator):
     with pytest.raises(ValueError) as error:
         library("bpe").spelled("☃")
     assert str(error.value) == "a phrase must be made of tokens, but this vocabulary cannot spell '☃'; change it"
+
+
+def test_a_phrase_without_tokens_or_letters_is_taken_as_it_stands(letters_run):
+    """What no text can hold forbids nothing; a space is a phrase, too."""
+    generator, prompt = td.load_generator(letters_run), ["ROMEO:"]
+    config = td.GenerationConfig(max_length=20, temperature=0.0)
+    assert generator(prompt, replace(config, forbid=("☃",))) == generator(prompt, config)
+    free = td.GenerationConfig(max_length=60, seed=1, temperature=3.0)
+    assert " " in generator(prompt, free)[0] and " " not in generator(prompt, replace(free, forbid=(" ",)))[0]
