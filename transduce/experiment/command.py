@@ -63,7 +63,10 @@ def main(
     prepare_streams(needs_output=False)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
 
+    several = False
+
     def go() -> None:
+        nonlocal several
         experiment = choose(settings, default=default, description=description)
         if told := wait_politely():
             print(told)
@@ -72,7 +75,8 @@ def main(
         from transduce.train.distributed import end_with_parent, world
 
         world().check(experiment.training)
-        if world().size > 1:
+        several = world().size > 1
+        if several:
             end_with_parent()
         first = world().first
         with ExitStack() as stack:
@@ -91,11 +95,16 @@ def main(
                     world().prepared(well=False)
                 raise
 
-    return exit_code(
+    code = exit_code(
         go,
         prefix="error",
         interrupted="stopped; run the same command again to go on from the newest checkpoint",
     )
+    if several:  # Gloo's threads may abort an interpreter that ends while other processes are at work or gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, description: str | None) -> ExperimentT:
