@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import jaxtyping
 import pytest
 import torch
 
@@ -84,7 +85,8 @@ MASKED = replace(TRANSLATION, decoder=None)
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_config_checks_itself(make, message):
+def test_a_config_checks_itself(monkeypatch, make, message):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # some types are wrong on purpose
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
 

@@ -188,6 +188,7 @@ class Rows:
     host_lengths: None = None
     heard: None = None
     heard_lengths: None = None
+    second_source: None = None
 
     @property
     def n_tokens(self) -> int:
