@@ -113,6 +113,7 @@ def test_a_training_starts_from_a_published_run(run, hub, monkeypatch, tmp_path)
     assert all(a.equal(b) for a, b in zip(model.parameters(), td.load_model(run).parameters(), strict=True))
 
 
+@pytest.mark.long
 def test_publishing_again_replaces_the_run_but_not_a_card_that_was_changed_there(run, hub, tmp_path, capsys):
     assert main(["publish", str(run), "anna/tiny"]) == 0
     there = hub.repositories["anna/tiny"]
@@ -129,6 +130,7 @@ def test_publishing_again_replaces_the_run_but_not_a_card_that_was_changed_there
     assert there.files["README.md"] == (other / "MODEL_CARD.md").read_bytes() == b"---\nlicense: mit\n---\nby hand\n"
 
 
+@pytest.mark.long
 def test_a_private_branch_is_seen_with_a_token_alone(run, hub, monkeypatch, capsys):
     assert main(["publish", str(run), "anna/secret", "--private", "--revision", "trial"]) == 0
     there = hub.repositories["anna/secret"]
