@@ -147,3 +147,10 @@ def test_an_output_without_a_folder_or_in_a_loop_of_links_is_refused(run, tmp_pa
     assert "folder must exist, but " in refused(command, run, "--output", tmp_path / "none" / "out", *options)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert "loop cannot be one" in refused(command, run, "--output", tmp_path / "loop", *options)
+
+
+def test_a_device_may_be_input_and_output(run, monkeypatch):
+    """As under cron, where standard input is the device that takes what nobody wants."""
+    with open(os.devnull, "rb") as nothing:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(nothing))
+        assert call("translate", run, "--output", os.devnull, *OPTIONS) == 0

@@ -129,8 +129,7 @@ def carry_out(job: Job, items: list[Any], division: Division, inputs: Sequence[P
     """
     at_least(1, workers=division.workers)
     share, output = division.share(), division.output
-    if output is not None:
-        check_output(output, inputs)
+    check_output(output, inputs)
     start, stop = share.span(len(items)) if share else (0, len(items))
     mine = items[start:stop]
     costs = [job.cost(item) for item in mine]

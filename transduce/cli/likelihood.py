@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import STDIN, Machine, OptionalFile, Runs, each_run, local, read_side, side_name
-from transduce.cli.output import check_output, is_plain, writing
+from transduce.cli.output import check_output, writing
 from transduce.data.speech.manifest import manifest_audio
 from transduce.tasks.formats import plain_tokens
 
@@ -39,8 +39,7 @@ def score_likelihood(
     _check_stdin(files)
     if len(files) not in (1, 2):
         raise ValueError(f"likelihood takes SRC and HYP, or of a language model HYP alone, but got {len(files)} files")
-    if output is not None and is_plain(output):  # now, and not when all is computed
-        check_output(output, files)
+    check_output(output, files)  # now, and not when all is computed
     loaded = _loaded(run, machine, alone=len(files) == 1)
     texts = read_side(files[-1])
     if len(files) == 1:
@@ -87,8 +86,7 @@ def rerank(
     from transduce.tasks.search import Output
 
     _check_stdin([source, lists])
-    if output is not None and is_plain(output):
-        check_output(output, [source, lists])
+    check_output(output, [source, lists])
     loaded = _loaded(run, machine, alone=False)
     rows = [Output(text, score=score) for score, text in map(_scored, read_side(lists))]
     inputs = _inputs(loaded, source)

@@ -67,12 +67,14 @@ def is_plain(output: Path) -> bool:
     return output.is_file() or not output.exists()
 
 
-def check_output(output: Path, inputs: Sequence[Path]) -> None:
-    """Check that an output has a folder and is none of the inputs, standard input among them.
+def check_output(output: Path | None, inputs: Sequence[Path]) -> None:
+    """Check that an output, if it is a usual file, has a folder and is none of the inputs, standard input among them.
 
     Raises:
         ValueError: it has none, or it is one.
     """
+    if output is None or not is_plain(output):
+        return
     try:
         folder, there = output.resolve().parent, output.stat() if output.exists() else None
     except (OSError, RuntimeError) as error:  # a loop of links

@@ -115,9 +115,8 @@ def translate(
     if interactive:
         work = job.load()
         return interact(lambda line, number: print(work(number, [line], lambda *_: None).text, end="", flush=True))
-    if (
-        files or division.output or division.share()
-    ):  # an output goes on where it was stopped, for which the whole input is needed
+    if files or division.output or division.share():
+        # an output goes on where it was stopped, for which the whole input is needed
         named = files or (STDIN,)
         return carry_out(job, [line for file in named for line in lines_or_errors(file)], division, inputs=named)
     some = chunks(standard_input_or_errors(), 1 if sys.stdin.isatty() else job.CHUNK)
