@@ -38,3 +38,9 @@ def test_in_bf16_a_row_is_the_same_alone_and_among_others(rng, n_keys, masked):
             assert torch.equal(alone, together[own])
         exact = attend(query.float(), key.float(), value.float(), key_lengths=lengths)
     torch.testing.assert_close(together.float(), exact, rtol=2**-8, atol=1e-3)
+
+
+def test_no_row_gives_no_row():
+    none = torch.zeros(0, 4, 1, 8, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert attend(none, none, none).shape == attend(none, none, none, key_lengths=torch.zeros(0).long()).shape

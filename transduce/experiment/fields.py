@@ -66,8 +66,10 @@ class _Yaml(yaml.SafeLoader):
     """YAML whose mappings name each field once."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        _object([(self.construct_object(key, deep=True), None) for key, _ in node.value])
-        return super().construct_mapping(node, deep)
+        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # before << adds others
+        found: dict[str, Any] = super().construct_mapping(node, deep)
+        _object([(self.construct_object(key, deep=True), None) for key in keys])
+        return found
 
 
 def like_run(config: ConfigT, run: Path) -> ConfigT:

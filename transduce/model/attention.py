@@ -72,8 +72,8 @@ def _attend_few(
     gradient.
     """
     if query.dtype == torch.bfloat16:  # a few rows at a time, which fit into the caches as float32
-        rows = max(1, (1 << 21) // max(1, key[0].numel()))
-        masks = [visible] * len(query) if visible is None or visible.dim() < 4 else visible.split(rows)
+        rows = max(1, (1 << 21) * len(key) // max(1, key.numel()))
+        masks = [visible] * max(1, len(query)) if visible is None or visible.dim() < 4 else visible.split(rows)
         parts = zip(query.split(rows), key.split(rows), value.split(rows), masks, strict=False)
         return torch.cat([_attend_few(q.float(), k.float(), v.float(), mask) for q, k, v, mask in parts]).to(
             query.dtype
