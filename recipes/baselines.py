@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int
 
+from transduce.errors import InputError
+
 if TYPE_CHECKING:
     from transduce.data.text.masking import MaskedBatches
     from transduce.data.text.shards import Stream
@@ -21,11 +23,11 @@ def bigram_cross_entropy(
     counts are of the first `limit` training tokens, or of all; only pairs that `valid` has are kept in memory.
 
     Raises:
-        ValueError: `valid` has no pair, or the prior is not positive.
+        InputError: `valid` has no pair, or the prior is not positive.
     Source: MacKay and Peto (1995), A hierarchical Dirichlet language model.
     """
     if len(valid) < 2 or prior <= 0:
-        raise ValueError(
+        raise InputError(
             "a bigram needs two validation tokens or more and a positive prior, but "
             f"there are {len(valid)} and prior={prior}"
         )

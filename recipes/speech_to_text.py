@@ -224,7 +224,7 @@ def run(x: Experiment) -> dict[str, float]:
         ("ctc_consistency is for CTC", x.ctc_consistency),
     ):
         if value and not x.ctc_weight:
-            raise ValueError(f"{name}, but ctc_weight=0; leave one of them out")
+            raise td.InputError(f"{name}, but ctc_weight=0; leave one of them out")
     others = {
         "tokenizer": x.tokenizer,
         "symbols": x.symbols,
@@ -233,7 +233,7 @@ def run(x: Experiment) -> dict[str, float]:
     }
     others |= {"corpus.target_column": x.corpus.target_column if translating else None}
     if x.pronunciations and (named := [f"{name}={value}" for name, value in others.items() if value]):
-        raise ValueError(
+        raise td.InputError(
             f"pronunciations make the tokens of what is said, and no others, but {', '.join(named)}; leave one of them out "
             "(--pronunciations None)"
         )
@@ -248,7 +248,7 @@ def run(x: Experiment) -> dict[str, float]:
         x = replace(x, decoding=replace(x.decoding, ctc_weight=0.0), model=model)
     if x.interctc_column and (heard_column or not x.model.ctc_layers):
         told = f"ctc_column={x.ctc_column}" if heard_column else "model.ctc_layers=()"
-        raise ValueError(
+        raise td.InputError(
             f"interctc_column is what CTC in the middle of the encoder learns, with the text at its end, but {told}; leave "
             "one of them out"
         )

@@ -142,7 +142,7 @@ SETTINGS = {
 def run(x: Experiment) -> dict[str, float]:
     """Train, then translate and score the test split; returns its scores."""
     if x.corpus.symbols and x.decoding.target_language:
-        raise ValueError(
+        raise td.InputError(
             f"the lines of this corpus say which language to write, but decoding.target_language={x.decoding.target_language}; "
             "leave it out, and name one when you translate"
         )

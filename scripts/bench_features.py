@@ -30,6 +30,7 @@ from torchaudio.compliance import kaldi
 
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
+from transduce.errors import InputError
 
 COMMANDS = Path(__file__).resolve().parents[1] / "recipes" / "data" / "commands" / "sound"
 CONFIG = FeatureConfig()
@@ -60,18 +61,18 @@ def recordings(folder: Path, n: int, seconds: float) -> list[Tensor]:
     """The samples of the folder's first n recordings; where `seconds` is not 0, joined to pieces that long.
 
     Raises:
-        ValueError: there is no sound, or not enough of it.
+        InputError: there is no sound, or not enough of it.
     """
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)[:n]
     if not paths:
-        raise ValueError(f"a folder with sound files must be named, but {folder} has none; use --data DIR")
+        raise InputError(f"a folder with sound files must be named, but {folder} has none; use --data DIR")
     samples = [read_audio(path, CONFIG.sample_rate) for path in paths]
     if not seconds:
         return samples
     pieces = torch.cat(samples).split(round(seconds * CONFIG.sample_rate))
     whole = [piece for piece in pieces if len(piece) == len(pieces[0]) and len(pieces) > 1]
     if not whole:
-        raise ValueError(
+        raise InputError(
             f"a piece must be shorter than all sound together, but --seconds {seconds:g} and the sound lasts "
             f"{sum(map(len, samples)) / CONFIG.sample_rate:.1f} s; take shorter pieces or more --files"
         )
@@ -144,5 +145,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except ValueError as error:
+    except InputError as error:
         raise SystemExit(f"error: {error}") from None

@@ -7,6 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from transduce.errors import InputError
 from transduce.files import read_json_lines
 
 
@@ -14,12 +15,12 @@ def losses(run: Path) -> dict[int, float]:
     """By update.
 
     Raises:
-        ValueError: the run has not been validated.
+        InputError: the run has not been validated.
     """
     path = run / "metrics.jsonl"
     found = {line["update"]: line["loss"] for line in read_json_lines(path) if line["kind"] == "valid"}
     if not found:
-        raise ValueError(f"a run to compare must have been validated, but {path} has no such line; train it first")
+        raise InputError(f"a run to compare must have been validated, but {path} has no such line; train it first")
     return found
 
 
@@ -33,7 +34,7 @@ def main() -> int:
     one, other = losses(x.run), losses(x.other)
     both = sorted(one.keys() & other.keys())
     if not both:
-        raise ValueError(f"both runs must have been validated at one update, but they were at {[*one]} and {[*other]}")
+        raise InputError(f"both runs must have been validated at one update, but they were at {[*one]} and {[*other]}")
     for update in both:
         apart = abs(one[update] - other[update]) / other[update]
         print(
@@ -45,5 +46,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (ValueError, OSError) as error:
+    except (InputError, OSError) as error:
         sys.exit(f"error: {error}")

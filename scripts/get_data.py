@@ -45,6 +45,7 @@ from typing import IO, NamedTuple
 
 from make_manifest import make_folder, make_fsdd, make_kaldi, make_speechocean762
 
+from transduce.errors import InputError
 from transduce.exit import exit_code
 from transduce.files import write_file
 
@@ -99,8 +100,8 @@ LARGEST = 4 * 10**9
 """Bytes that an archive or a text may have when it is unpacked; the largest here, speechocean762, has 0.6e9."""
 
 
-def too_large(name: object, how: str) -> ValueError:
-    return ValueError(f"{name} may have {LARGEST:,} bytes when it is unpacked, but {how}; fetch it elsewhere")
+def too_large(name: object, how: str) -> InputError:
+    return InputError(f"{name} may have {LARGEST:,} bytes when it is unpacked, but {how}; fetch it elsewhere")
 
 
 def digest(name: str, content: bytes) -> str:
@@ -123,19 +124,19 @@ def _sha256(file: IO[bytes], name: str) -> str:
 
 
 def check(name: str, content: bytes, wanted: str | None, *, where: str, way_out: str) -> None:
-    """Raise ValueError unless the text is the one that `wanted` names; None: tell which it is."""
+    """Raise InputError unless the text is the one that `wanted` names; None: tell which it is."""
     got = digest(name, content)
     if wanted is None:
         print(f"not checked: the SHA-256 of {where} is {got}, and none is known to compare with; --sha256 HEX does")
     elif got != wanted:
-        raise ValueError(f"the SHA-256 of {where} must be {wanted}, but it is {got}; {way_out}")
+        raise InputError(f"the SHA-256 of {where} must be {wanted}, but it is {got}; {way_out}")
 
 
 def download(url: str, folder: Path) -> bytes:
     """The bytes at a URL.
 
     Raises:
-        ValueError: it does not answer, or not with the file, which may be put into `folder` by hand.
+        InputError: it does not answer, or not with the file, which may be put into `folder` by hand.
     """
     way_out = f"check the network, or fetch the file elsewhere and put it into {folder}, or name a --mirror"
     try:
@@ -143,16 +144,16 @@ def download(url: str, folder: Path) -> bytes:
             return answer.read()
     except urllib.error.HTTPError as error:
         error.close()
-        raise ValueError(f"{url} must be a file, but the answer is {error.code} {error.reason}; {way_out}") from error
+        raise InputError(f"{url} must be a file, but the answer is {error.code} {error.reason}; {way_out}") from error
     except (OSError, http.client.HTTPException) as error:  # no name, a timeout, a connection that breaks off
-        raise ValueError(f"{url} must be reachable, but {getattr(error, 'reason', error)}; {way_out}") from error
+        raise InputError(f"{url} must be reachable, but {getattr(error, 'reason', error)}; {way_out}") from error
 
 
 def members(archive: Path) -> list[tuple[tarfile.TarInfo, tuple[str, ...]]]:
     """The files of an archive and the parts of their names.
 
     Raises:
-        ValueError: it declares more than LARGEST bytes, or has more.
+        InputError: it declares more than LARGEST bytes, or has more.
     """
     files, declared, read = [], 0, 0
     with tarfile.open(archive, "r:gz") as tar:
@@ -173,16 +174,16 @@ def unpack(archive: Path, folder: Path) -> None:
     """Put the files of an archive into a folder, without the one they share; what is there in its size is kept.
 
     Raises:
-        ValueError: it is no whole archive, a name leads elsewhere, or it is too large; then nothing is written.
+        InputError: it is no whole archive, a name leads elsewhere, or it is too large; then nothing is written.
     """
     try:
         files = members(archive)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(
+        raise InputError(
             f"{archive} must be a whole .tar.gz, but it is not: {error}; move it away to have it fetched anew"
         ) from error
     if astray := [member.name for member, parts in files if ".." in parts or len(parts) < 2]:
-        raise ValueError(
+        raise InputError(
             f"files of an archive must lie inside one folder, but {archive} has {astray[0]!r}; fetch it elsewhere"
         )
     with tarfile.open(archive, "r:gz") as tar:
@@ -198,7 +199,7 @@ def fetch(path: Path, url: str, wanted: str | None) -> None:
     """Fetch a file, unless it is there.
 
     Raises:
-        ValueError: it cannot be fetched, or has another text; an existing file with another text stays as it is.
+        InputError: it cannot be fetched, or has another text; an existing file with another text stays as it is.
     """
     if kept := path.exists():
         check(path.name, path.read_bytes(), wanted, where=str(path), way_out="move it away to have it fetched anew")
@@ -217,7 +218,7 @@ def get(corpus: Corpus, folder: Path, mirror: str | None = None, sha256: str | N
         sha256: of a file for which `corpus` has none.
 
     Raises:
-        ValueError: what `fetch`, `unpack` and the makers of manifests raise.
+        InputError: what `fetch`, `unpack` and the makers of manifests raise.
     """
     folder.mkdir(parents=True, exist_ok=True)
     unpacked = corpus.holds is not None and (folder / corpus.holds).is_dir()

@@ -34,6 +34,7 @@ from tqdm import tqdm
 
 from transduce.config import differences
 from transduce.data.speech.manifest import Recording, read_manifest, recordings_fingerprint
+from transduce.errors import InputError
 from transduce.exit import exit_code
 from transduce.files import write_file
 
@@ -53,23 +54,23 @@ def read_corpus(folder: Path) -> tuple[list[Recording], list[Recording]]:
     """FSDD's training and test recordings.
 
     Raises:
-        ValueError: a manifest is missing or empty, or a recording is in both.
+        InputError: a manifest is missing or empty, or a recording is in both.
     """
     missing = [name for name in ("train.tsv", "test.tsv") if not (folder / name).is_file()]
     if missing:
-        raise ValueError(
+        raise InputError(
             f"FSDD must be a folder with train.tsv and test.tsv, but {folder} has no {' and no '.join(missing)}; "
             f"run `python scripts/get_data.py fsdd {folder}`, or name the right folder"
         )
     train, test = (read_manifest(folder / name) for name in ("train.tsv", "test.tsv"))
     if not train or not test:
-        raise ValueError(
+        raise InputError(
             f"both splits need recordings, but in {folder} train.tsv has {len(train)} and test.tsv has {len(test)}; "
             "make the manifests again"
         )
     tested = {r.id for r in test}
     if both := [r.id for r in train if r.id in tested]:
-        raise ValueError(
+        raise InputError(
             f"a recording must be in one split, but {len(both)} are in train.tsv and in test.tsv of {folder}: "
             f"{', '.join(both[:5])}; make the manifests again"
         )
@@ -80,7 +81,7 @@ def hold_out(train: Sequence[Recording], rng: np.random.Generator) -> tuple[list
     """The recordings to train on, and those for validation: of each speaker and text one in VALID, of two or more one.
 
     Raises:
-        ValueError: a speaker has no text twice.
+        InputError: a speaker has no text twice.
     """
     groups = defaultdict(list)
     for r in train:
@@ -91,7 +92,7 @@ def hold_out(train: Sequence[Recording], rng: np.random.Generator) -> tuple[list
         held_out |= {group[i].id for i in rng.permutation(len(group))[:n]}
     left, valid = [r for r in train if r.id not in held_out], [r for r in train if r.id in held_out]
     if lacking := sorted({r.speaker for r in left} - {r.speaker for r in valid}):
-        raise ValueError(
+        raise InputError(
             "every speaker must have two training recordings of some digit, one of them for validation, but "
             f"{', '.join(lacking)} has one of each; use the whole corpus"
         )
@@ -119,14 +120,14 @@ def read_samples(r: Recording) -> Samples:
     """The samples of a recording, as they are.
 
     Raises:
-        ValueError: it cannot be read, or is not at RATE with one channel.
+        InputError: it cannot be read, or is not at RATE with one channel.
     """
     try:
         samples, rate = soundfile.read(r.audio, dtype="int16", always_2d=True)
     except soundfile.LibsndfileError as error:
-        raise ValueError(f"{r.audio} cannot be read as sound: {error.error_string} Get the corpus again") from error
+        raise InputError(f"{r.audio} cannot be read as sound: {error.error_string} Get the corpus again") from error
     if rate != RATE or samples.shape[1] != 1 or not len(samples):
-        raise ValueError(
+        raise InputError(
             f"recordings must have samples at {RATE} Hz and one channel, but {r.audio} has {len(samples)} at {rate} Hz "
             f"and {samples.shape[1]} channels; get the corpus again"
         )
@@ -189,17 +190,17 @@ def claim(out: Path, setup: dict[str, object]) -> None:
     """Write down what the folder is made from.
 
     Raises:
-        ValueError: it holds something else.
+        InputError: it holds something else.
     """
     kept = out / SETUP
     if kept.is_file():
         if changed := differences(json.loads(kept.read_text()), setup):
-            raise ValueError(
+            raise InputError(
                 f"a folder holds what one command makes, but in {out} this differs: {', '.join(changed)}; "
                 "name another folder, or remove this one"
             )
     elif out.is_dir() and any(out.iterdir()):
-        raise ValueError(
+        raise InputError(
             f"OUT must be a new or an empty folder, or one of the same command, but {out} has files and no {SETUP}; "
             "name another folder"
         )
@@ -211,11 +212,11 @@ def make(fsdd: Path, out: Path, sizes: dict[str, int], seed: int) -> None:
     """All three splits.
 
     Raises:
-        ValueError: FSDD is not what it should be, OUT holds something else, or a size or the seed cannot be.
+        InputError: FSDD is not what it should be, OUT holds something else, or a size or the seed cannot be.
     """
     if min(sizes.values()) < 1 or seed < 0:
         told = ", ".join(f"--{split} {n}" for split, n in sizes.items())
-        raise ValueError(f"sizes must be at least 1 and the seed 0, but they are {told} and --seed {seed}")
+        raise InputError(f"sizes must be at least 1 and the seed 0, but they are {told} and --seed {seed}")
     train, test = read_corpus(fsdd)
     rngs = {split: np.random.default_rng((seed, number)) for number, split in enumerate(SPLITS)}
     train_left, valid = hold_out(train, rngs["valid"])

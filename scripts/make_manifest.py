@@ -16,6 +16,7 @@ import soundfile
 
 from transduce.data.speech.manifest import NEEDED, Recording
 from transduce.data.text.lines import read_lines
+from transduce.errors import InputError
 from transduce.files import write_file
 
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -34,19 +35,19 @@ def write_manifest(
         root: the folder that can be moved as a whole; None: the manifest's own folder.
 
     Raises:
-        ValueError: the recordings have different columns, one of them has the name of a column of every manifest, or a
+        InputError: the recordings have different columns, one of them has the name of a column of every manifest, or a
             cell holds a tab or a line break.
     """
     path = Path(path)
     others = list(recordings[0].columns) if recordings else []
     header = [*NEEDED, target_column, *others]
     if len(set(header)) < len(header):
-        raise ValueError(f"a manifest must name every column once, but it is to have {', '.join(header)}; rename one")
+        raise InputError(f"a manifest must name every column once, but it is to have {', '.join(header)}; rename one")
     folder = os.path.abspath(path.parent)
     rows = [header]
     for r in recordings:
         if list(r.columns) != others:
-            raise ValueError(
+            raise InputError(
                 f"recordings of one manifest must have the same columns, but {recordings[0].id} has "
                 f"{', '.join(others) or 'none'} and {r.id} has {', '.join(r.columns) or 'none'}; fill in the others"
             )
@@ -57,7 +58,7 @@ def write_manifest(
         rows.append([r.id, audio.as_posix(), seconds, r.speaker, r.text, *r.columns.values()])
     for row in rows:
         if bad := [cell for cell in row if any(end in cell for end in "\t\n\r")]:
-            raise ValueError(
+            raise InputError(
                 f"a cell must not hold a tab or the end of a line, but {row[0]} has {bad[0]!r}; use spaces"
             )
     write_file(path, "".join("\t".join(row) + "\n" for row in rows))
@@ -89,12 +90,12 @@ class LeftOut(Exception):
 
 
 def need(directory: Path, *names: str) -> None:
-    """Raise ValueError unless the directory is there and holds files of these names."""
+    """Raise InputError unless the directory is there and holds files of these names."""
     if not directory.is_dir():
         what = "is a file" if directory.exists() else "does not exist"
-        raise ValueError(f"recordings are looked for in a folder, but {directory} {what}; name another")
+        raise InputError(f"recordings are looked for in a folder, but {directory} {what}; name another")
     if missing := [name for name in names if not (directory / name).is_file()]:
-        raise ValueError(
+        raise InputError(
             f"{directory} must hold {', '.join(names)}, but it lacks {', '.join(missing)}; name another folder, or add "
             "what is missing"
         )
@@ -110,13 +111,13 @@ def kaldi(directory: Path, root: Path) -> Iterator[Found]:
     """What a Kaldi data directory lists; its paths are relative to `root`, or to where commands are run, as in Kaldi.
 
     Raises:
-        ValueError: a table is missing, or wav.scp has a command in place of a file.
+        InputError: a table is missing, or wav.scp has a command in place of a file.
     """
     need(directory, "wav.scp", "text", "utt2spk")
     scp = directory / "wav.scp"
     for number, line in enumerate(read_lines(scp), start=1):
         if line.rstrip().endswith("|"):
-            raise ValueError(
+            raise InputError(
                 f"wav.scp must name files, but {scp}, line {number}, has a command: {line.strip()!r}; "
                 "run the commands, write their sound to files, and name those"
             )
@@ -131,7 +132,7 @@ def kaldi(directory: Path, root: Path) -> Iterator[Found]:
             sound, start, end = line.split()
             piece = float(start), float(end)
             if not all(map(math.isfinite, piece)):
-                raise ValueError
+                raise InputError
         except ValueError:
             yield Found(name, problem="a line of segments that is not ID SOUND START END")
         else:
@@ -263,15 +264,15 @@ def write(path: Path, recordings: list[Recording], root: Path | None = None) -> 
         root: a folder that is moved as a whole, if it is not the manifest's own.
 
     Raises:
-        ValueError: there is no recording, or a folder in place of the file.
+        InputError: there is no recording, or a folder in place of the file.
     """
     if not recordings:
-        raise ValueError(
+        raise InputError(
             f"a manifest needs a recording, but none was found for {path}; what was left out is told above, and "
             "--help tells the layouts"
         )
     if path.is_dir():
-        raise ValueError(f"a manifest is a file, but {path} is a folder; name {path / 'train.tsv'}, for example")
+        raise InputError(f"a manifest is a file, but {path} is a folder; name {path / 'train.tsv'}, for example")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_manifest(path, recordings, root=root)
     hours, speakers = sum(r.seconds for r in recordings) / 3600, {r.speaker for r in recordings}
@@ -287,11 +288,11 @@ def make_kaldi(source: Path, out: Path, audio_out: Path | None) -> None:
     """The manifest of a Kaldi data directory.
 
     Raises:
-        ValueError: it has segments, and no folder is named for the pieces.
+        InputError: it has segments, and no folder is named for the pieces.
     """
     if (source / "segments").exists():
         if audio_out is None:
-            raise ValueError(
+            raise InputError(
                 f"{source} has segments, whose pieces must be cut, but no folder is named for them; use --audio-out DIR"
             )
         audio_out.mkdir(parents=True, exist_ok=True)

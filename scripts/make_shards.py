@@ -37,6 +37,7 @@ from transduce.data.text.tokenizers import (
     tokenizer_file,
     train_tokenizer,
 )
+from transduce.errors import InputError
 from transduce.exit import exit_code
 from transduce.files import write_file
 
@@ -114,7 +115,7 @@ def own_tokenizer(x: argparse.Namespace) -> Path:
     """The tokenizer in the folder: copied there, trained, or found from last time.
 
     Raises:
-        ValueError: the one from last time is not what is asked for now.
+        InputError: the one from last time is not what is asked for now.
     """
     tokenizer = load_tokenizer(x.tokenizer) if x.tokenizer else None
     if tokenizer is None:
@@ -154,12 +155,12 @@ def wishes(x: argparse.Namespace) -> dict[str, object]:
 
 
 def check_wishes(x: argparse.Namespace, path: Path) -> None:
-    """Raises ValueError where the tokenizer in the folder was made for other ones; nobody can tell without the manifest."""
+    """Raises InputError where the tokenizer in the folder was made for other ones; nobody can tell without the manifest."""
     manifest = x.output / MANIFEST
     before = json.loads(manifest.read_text()).get("wishes") if manifest.is_file() else None
     now = wishes(x)
     if before not in (None, now):
-        raise ValueError(
+        raise InputError(
             f"all shards of a folder have one tokenizer, but {path} was made with {_said(before)} and now it is "
             f"{_said(now)}; say the same as before, name another --output, or remove {x.output}"
         )
@@ -221,7 +222,7 @@ def main() -> None:
     known = {piece.shard.name for piece in pieces}
     strange = [path.name for path in sorted(x.output.glob("*-*.bin")) if path.stem not in known]
     if strange:
-        raise ValueError(
+        raise InputError(
             f"{x.output} must hold shards of this text only, but has {', '.join(strange[:5])}; remove them"
         )
     if x.processes > 1:

@@ -34,6 +34,7 @@ from torchaudio.functional import resample
 
 from transduce.data.speech.manifest import Recording
 from transduce.data.text.lines import read_lines
+from transduce.errors import InputError
 
 TEXT = Path(__file__).resolve().parents[1] / "recipes" / "data" / "commands"
 SEED = 2017
@@ -112,7 +113,7 @@ def plan(seed: int) -> dict[str, list[Utterance]]:
         sentences = [pair for pair in pairs[split] if known.issuperset(words(pair[0]))]
         rng.shuffle(sentences)
         if len(sentences) < n_sentences:
-            raise ValueError(f"{split} needs {n_sentences} sentences, but {len(sentences)} have only known words")
+            raise InputError(f"{split} needs {n_sentences} sentences, but {len(sentences)} have only known words")
         planned[split] = [
             Utterance(
                 f"{split}-{i:04}",
@@ -130,14 +131,14 @@ def speak(text: str, voice: str, speed: int, pitch: int) -> np.ndarray:
     """A sentence as espeak-ng says it: RATE Hz, floats, trimmed to MARGIN of silence on either side.
 
     Raises:
-        ValueError: espeak-ng fails.
+        InputError: espeak-ng fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         wav = f"{folder}/said.wav"
         how = ["-v", voice, "-s", str(speed), "-p", str(pitch), "-w", wav]
         done = subprocess.run(["espeak-ng", *how, "--", text], capture_output=True, text=True)
         if done.returncode or done.stderr:  # a voice that it does not know is told on stderr only
-            raise ValueError(f"espeak-ng must speak as {voice}, but says {done.stderr.strip()!r}; try version 1.51")
+            raise InputError(f"espeak-ng must speak as {voice}, but says {done.stderr.strip()!r}; try version 1.51")
         said, rate = soundfile.read(wav, dtype="float32")
     sound = resample(torch.from_numpy(said), rate, RATE).numpy()
     sound *= PEAK / np.abs(sound).max()

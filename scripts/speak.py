@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from transduce.data.speech.manifest import Recording, read_manifest
 from transduce.data.text.lines import read_lines
+from transduce.errors import InputError
 from transduce.exit import exit_code
 
 SPEEDS = (105, 180)  # words per minute
@@ -55,12 +56,12 @@ def sentences(path: Path) -> list[str]:
     """What shall be spoken.
 
     Raises:
-        ValueError: there is nothing.
+        InputError: there is nothing.
     """
     lines = [r.text for r in read_manifest(path)] if path.suffix == ".tsv" else read_lines(path)
     found = [" ".join(line.split()) for line in lines if line.strip()]
     if not found:
-        raise ValueError(f"text to speak must have a line that is not blank, but {path} has none; name another file")
+        raise InputError(f"text to speak must have a line that is not blank, but {path} has none; name another file")
     return found
 
 
@@ -68,10 +69,10 @@ def variants() -> list[str]:
     """The names of espeak-ng's variants, such as m3.
 
     Raises:
-        ValueError: there is no espeak-ng.
+        InputError: there is no espeak-ng.
     """
     if shutil.which("espeak-ng") is None:
-        raise ValueError("espeak-ng must be installed, but there is none; try: apt install espeak-ng")
+        raise InputError("espeak-ng must be installed, but there is none; try: apt install espeak-ng")
     listed = subprocess.run(["espeak-ng", "--voices=variant"], capture_output=True, text=True, check=True).stdout
     return sorted(name for name in re.findall(r" !v/(\S+)", listed) if not ODD.search(name))
 
@@ -102,10 +103,10 @@ def make(text: Path, out: Path, each: int, accents: list[str], beside: Path | No
     """Speak, and write the manifest.
 
     Raises:
-        ValueError: there is no text, no espeak-ng, no such voice, or a file is no manifest.
+        InputError: there is no text, no espeak-ng, no such voice, or a file is no manifest.
     """
     if each < 1:
-        raise ValueError(f"each sentence must be said at least once, but each={each}")
+        raise InputError(f"each sentence must be said at least once, but each={each}")
     planned = plan(sentences(text), each, accents, seed)
     others = [replace(r, columns={}) for r in read_manifest(beside)] if beside else []
     folder = out / "said"

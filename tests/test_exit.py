@@ -5,10 +5,12 @@ import io
 import os
 import sys
 
+import numpy as np
 import pytest
 from safetensors import SafetensorError
 
 from tests.train import toy
+from transduce.errors import InputError
 from transduce.exit import exit_code
 from transduce.files import read_weights, save_tensors
 
@@ -95,3 +97,16 @@ def failing(error: Exception):
         raise error
 
     return action
+
+
+def raises(error: Exception) -> None:
+    raise error
+
+
+def test_what_a_user_did_is_one_line_and_a_fault_of_ours_is_not(capsys):
+    """An InputError is a ValueError for who catches that, but a ValueError of NumPy's is no answer to a user."""
+    assert exit_code(lambda: raises(InputError("beam_size must be at least 1")), prefix="x", interrupted="") == 2
+    assert capsys.readouterr().err == "x: beam_size must be at least 1\n"
+    assert issubclass(InputError, ValueError)
+    with pytest.raises(ValueError, match="broadcast"):
+        exit_code(lambda: np.zeros(2) + np.zeros(3), prefix="x", interrupted="")

@@ -14,7 +14,20 @@ PACKAGE = ROOT / "transduce"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 
-SHARED = {"arguments", "config", "device", "exit", "files", "hub", "kernels", "lazy", "plot", "progress", "threads"}
+SHARED = {
+    "arguments",
+    "config",
+    "device",
+    "errors",
+    "exit",
+    "files",
+    "hub",
+    "kernels",
+    "lazy",
+    "plot",
+    "progress",
+    "threads",
+}
 """What every room may know."""
 
 KNOWS = {

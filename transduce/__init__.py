@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from transduce.lazy import lazily
 
 if TYPE_CHECKING:
+    from transduce.errors import InputError as InputError
     from transduce.model.config import (
         Frames as Frames,
         StackConfig as StackConfig,

@@ -17,6 +17,8 @@ import tyro
 from tyro import _errors as wrong
 from tyro.conf import Fixed, Suppress
 
+from transduce.errors import InputError
+
 NARROWEST, WIDEST = 40, 5000
 """Columns of a page of help, at least: on a narrower one, tyro cuts flags and words anywhere; on the widest, it cuts none."""
 
@@ -45,7 +47,7 @@ def call(
         how: what else tyro.cli takes.
 
     Raises:
-        ValueError: an argument is missing, or has no value or one that does not fit, or a word stands for none.
+        InputError: an argument is missing, or has no value or one that does not fit, or a word stands for none.
         SystemExit: help was asked for, and printed (0).
     """
 
@@ -65,8 +67,8 @@ def call(
             found = f"it is {value!r}" if value else "nothing follows it"
             told = f"{_name(argument)} takes {_kind(argument.lowered.metavar)}, but {found}"
         else:  # a configuration that checks itself
-            raise ValueError(getattr(event, "message", event))
-        raise ValueError(told if told.endswith("?") else f"{told}; {prog} {more} says more")
+            raise InputError(getattr(event, "message", event))
+        raise InputError(told if told.endswith("?") else f"{told}; {prog} {more} says more")
 
     width = get_terminal_size().columns
     with _columns(NARROWEST) if width < NARROWEST else nullcontext(), wrong.on_parse_error(refuse):

@@ -10,6 +10,8 @@ import cattrs
 from cattrs.preconf.json import JsonConverter, make_converter
 from cattrs.v import format_exception
 
+from transduce.errors import InputError
+
 Config = TypeVar("Config")
 
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
@@ -29,10 +31,10 @@ def _exactly(value: Any, kind: type) -> Any:
         try:
             return float(value)
         except OverflowError as error:
-            raise ValueError("it is too large for a float") from error
+            raise InputError("it is too large for a float") from error
     if type(value) is kind:
         return value
-    raise ValueError(f"it must be {NAMES[kind]}, but it is {value!r:.60}")
+    raise InputError(f"it must be {NAMES[kind]}, but it is {value!r:.60}")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -45,11 +47,11 @@ def from_dict(kind: type[Config], plain: dict[str, Any], name: str) -> Config:
     """The dataclass `kind` from what `to_dict` made; `name` is what an error calls its origin.
 
     Raises:
-        ValueError: an unknown, missing or impossible field.
+        InputError: an unknown, missing or impossible field.
     """
     try:
         if not isinstance(plain, dict):
-            raise ValueError(
+            raise InputError(
                 f"{name} does not describe a {kind.__name__}: it must be an object, but it is {plain!r:.60}"
             )
         return _converter().structure(plain, kind)
@@ -57,7 +59,7 @@ def from_dict(kind: type[Config], plain: dict[str, Any], name: str) -> Config:
         told = str(error)
         if isinstance(error, cattrs.BaseValidationError):
             told = "; ".join(cattrs.transform_error(error, format_exception=_told))
-        raise ValueError(f"{name} does not describe a {kind.__name__}: {told}") from error
+        raise InputError(f"{name} does not describe a {kind.__name__}: {told}") from error
 
 
 def _told(error: BaseException, kind: Any) -> str:
@@ -90,32 +92,32 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def at_least(low: int | float, **values: int | float | None) -> None:
-    """Raise ValueError unless every value is `low` or more, and finite, or None."""
+    """Raise InputError unless every value is `low` or more, and finite, or None."""
     for name, value in values.items():
         if value is not None and not low <= value < math.inf:
             finite = " and finite" if value == math.inf else ""
-            raise ValueError(f"{name} must be at least {low}{finite}, but {name}={value}")
+            raise InputError(f"{name} must be at least {low}{finite}, but {name}={value}")
 
 
 def within(interval: str, **values: int | float | None) -> None:
-    """Raise ValueError unless every value lies in the interval, such as "[0, 1)" or "(0, inf)", or is None."""
+    """Raise InputError unless every value lies in the interval, such as "[0, 1)" or "(0, inf)", or is None."""
     low, high = map(float, interval[1:-1].split(","))
     above, below = (ge if interval[0] == "[" else gt), (le if interval[-1] == "]" else lt)
     for name, value in values.items():
         if value is not None and not (above(value, low) and below(value, high)):
-            raise ValueError(f"{name} must lie in {interval}, but {name}={value}")
+            raise InputError(f"{name} must lie in {interval}, but {name}={value}")
 
 
 def divides(**values: int) -> None:
-    """Raise ValueError unless the second of two values is at least 1 and divides the first."""
+    """Raise InputError unless the second of two values is at least 1 and divides the first."""
     (whole, n), (part, k) = values.items()
     if k < 1 or n % k:
-        raise ValueError(f"{part} must divide {whole}, but {part}={k} and {whole}={n}")
+        raise InputError(f"{part} must divide {whole}, but {part}={k} and {whole}={n}")
 
 
 def check_choices(config: Any) -> None:
-    """Raise ValueError unless every field of a dataclass whose type is a Literal holds one of its values."""
+    """Raise InputError unless every field of a dataclass whose type is a Literal holds one of its values."""
     for name, kind in get_type_hints(type(config)).items():
         value, choices = getattr(config, name), get_args(kind)
         if get_origin(kind) is Literal and value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, but {name}={value!r}")
+            raise InputError(f"{name} must be one of {', '.join(map(str, choices))}, but {name}={value!r}")

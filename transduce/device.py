@@ -7,6 +7,8 @@ from typing import Literal
 
 import torch
 
+from transduce.errors import InputError
+
 Precision = Literal["fp32", "bf16"]
 TrainingPrecision = Literal["fp32", "bf16", "fp16"]
 
@@ -23,14 +25,14 @@ def torch_device(name: torch.device | str) -> torch.device:
     """The device of this name; "auto" is a GPU where there is one.
 
     Raises:
-        ValueError: there is no such device.
+        InputError: there is no such device.
     """
     try:
         device = torch.device(default_device() if name == "auto" else name)
         torch.empty(1, device=device).item()  # "meta" makes tensors, but computes nothing
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise ValueError(
+        raise InputError(
             f"device must be one that this machine has, but {str(name)!r}: {reason}; try --device cpu"
         ) from error
     return device

@@ -7,6 +7,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from transduce.errors import InputError
+
 DEBUG = "TRANSDUCE_DEBUG"
 """The environment variable that shows where an error comes from."""
 
@@ -15,7 +17,7 @@ class _ClosedOutput(io.TextIOBase):
     """Standard output where whoever started this program has closed it."""
 
     def write(self, text: str) -> int:
-        raise ValueError("standard output must be open, but it is closed; name a file with --output, or write > FILE")
+        raise InputError("standard output must be open, but it is closed; name a file with --output, or write > FILE")
 
 
 def prepare_streams(*, needs_output: bool) -> None:
@@ -70,7 +72,7 @@ def exit_code(action: Callable[[], object], *, prefix: str, interrupted: str) ->
         print(f"{prefix}: {_told(error)}", file=sys.stderr)
         _drop_output()
         return 2
-    except (ValueError, FloatingPointError) as error:
+    except (InputError, FloatingPointError) as error:
         if os.environ.get(DEBUG):
             traceback.print_exc()
         print(f"{prefix}: {error}", file=sys.stderr)

@@ -23,6 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from transduce.errors import InputError
+
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 PARTIAL = ".partial"
@@ -86,14 +88,14 @@ def held(directory: Path, rule: str, way_out: str) -> Iterator[None]:
     """Hold a directory, so that no other process does, until the `with` ends.
 
     Raises:
-        ValueError: another process holds it; the message says the rule, which process it is, since when, and the way out.
+        InputError: another process holds it; the message says the rule, which process it is, since when, and the way out.
     """
     lock, holder = FileLock(directory / LOCK), directory / HOLDER
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
         by = holder.read_text() if holder.is_file() else "another process"
-        raise ValueError(f"{rule}, but {directory} is held by {by}; wait for it or stop it, or {way_out}") from error
+        raise InputError(f"{rule}, but {directory} is held by {by}; wait for it or stop it, or {way_out}") from error
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         write_file(holder, f"process {os.getpid()} on {socket.gethostname()} since {since}")
@@ -209,7 +211,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Tensors by name.
 
     Raises:
-        ValueError: the file is damaged.
+        InputError: the file is damaged.
         FileNotFoundError: there is none.
     """
     if not path.exists():  # safetensors' own error does not name it
@@ -217,14 +219,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)  # it compares the sizes that the file declares with the file's own
     except (SafetensorError, TypeError, KeyError) as error:  # the last two: numbers of a kind that torch lacks
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+        raise InputError(f"{path} is not a whole safetensors file: {error}") from error
 
 
 def set_weights(module: nn.Module, weights: dict[str, Tensor], name: str) -> None:
     """Copy weights into a module; `name` says in errors where they come from.
 
     Raises:
-        ValueError: a name is missing or unknown, or a shape differs.
+        InputError: a name is missing or unknown, or a shape differs.
     """
     copy_weights(weights_of(module), weights, name)
 
@@ -233,7 +235,7 @@ def copy_weights(own: dict[str, Tensor], weights: dict[str, Tensor], name: str) 
     """Copy `weights` into the tensors `own` of the same names; `name` says in errors where they come from.
 
     Raises:
-        ValueError: a name is missing or unknown, a shape differs, or the numbers are none that weights have.
+        InputError: a name is missing or unknown, a shape differs, or the numbers are none that weights have.
     """
     wrong = [f"{n} is missing" for n in own if n not in weights]
     wrong += [f"{n} is unknown" for n in weights if n not in own]
@@ -246,7 +248,7 @@ def copy_weights(own: dict[str, Tensor], weights: dict[str, Tensor], name: str) 
         f"{n} is of {w.dtype}" for n, w in weights.items() if n in own and w.dtype not in (*WEIGHT_TYPES, own[n].dtype)
     ]
     if wrong:
-        raise ValueError(f"weights must fit the configuration, but in {name} {'; '.join(wrong[:5])}")
+        raise InputError(f"weights must fit the configuration, but in {name} {'; '.join(wrong[:5])}")
     with torch.no_grad():
         for n, tensor in own.items():
             tensor.copy_(weights[n])
@@ -256,24 +258,24 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds, whoever wrote it.
 
     Raises:
-        ValueError: it is something else than one object, nested deeper than DEEPEST, or has a number that is not finite.
+        InputError: it is something else than one object, nested deeper than DEEPEST, or has a number that is not finite.
     """
     way_out = f"take {path.name} from a whole run directory"
     try:
         plain = json.loads(path.read_bytes().decode(), parse_constant=_finite, parse_float=_finite)
         _check_depth(plain)
     except RecursionError as error:
-        raise ValueError(f"{path} must be nested at most {DEEPEST} deep, but it is deeper; {way_out}") from error
+        raise InputError(f"{path} must be nested at most {DEEPEST} deep, but it is deeper; {way_out}") from error
     except ValueError as error:  # of decoding and of JSON, too
-        raise ValueError(f"{path} must be JSON without NaN and Infinity, but: {error}; {way_out}") from error
+        raise InputError(f"{path} must be JSON without NaN and Infinity, but: {error}; {way_out}") from error
     if not isinstance(plain, dict):
-        raise ValueError(f"{path} must hold a JSON object, but it holds a {type(plain).__name__}; {way_out}")
+        raise InputError(f"{path} must hold a JSON object, but it holds a {type(plain).__name__}; {way_out}")
     return plain
 
 
 def _finite(number: str) -> float:
     if not math.isfinite(found := float(number)):
-        raise ValueError(f"it has {number}")
+        raise InputError(f"it has {number}")
     return found
 
 

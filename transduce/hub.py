@@ -11,6 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from transduce.errors import InputError
+
 PREFIX = "hub:"
 
 CARD = "README.md"
@@ -21,11 +23,11 @@ def repository(name: Path | str) -> tuple[str, str | None]:
     """USER/NAME and the revision, if one is named, of hub:USER/NAME@REVISION.
 
     Raises:
-        ValueError: it is something else.
+        InputError: it is something else.
     """
     found = re.fullmatch(r"(?:hub:)?([\w.-]+/[\w.-]+)(?:@([^@,\s]+))?", str(name))
     if found is None:
-        raise ValueError(
+        raise InputError(
             f"a run on the hub is named hub:USER/NAME, or hub:USER/NAME@REVISION, but this is {str(name)!r}"
         )
     return found[1], found[2]
@@ -41,7 +43,7 @@ def download(name: Path | str, files: Sequence[str]) -> Path:
         files: the first is the configuration, which is read before the weights, as those may be anybody's.
 
     Raises:
-        ValueError: huggingface_hub is not installed, there is no such repository or revision, it is no run, or the hub
+        InputError: huggingface_hub is not installed, there is no such repository or revision, it is no run, or the hub
             cannot be reached and the cache has nothing.
     """
     identifier, revision = repository(name)
@@ -54,7 +56,7 @@ def download(name: Path | str, files: Sequence[str]) -> Path:
         except (FileNotFoundError, TypeError, ValueError, RecursionError):
             ours = False
         if not ours:
-            raise ValueError(
+            raise InputError(
                 f"{name} must be a run that transduce publish wrote, but it is not; models of transformers are "
                 "downloaded and imported: transduce import HF_DIRECTORY RUN"
             )
@@ -85,7 +87,7 @@ def upload(
         revision: a branch, which is made where there is none; None: main.
 
     Raises:
-        ValueError: huggingface_hub is not installed, there is no token, the hub refuses it or cannot be reached, or a
+        InputError: huggingface_hub is not installed, there is no token, the hub refuses it or cannot be reached, or a
             repository that should be private is public.
     """
     identifier, _ = repository(name)
@@ -93,13 +95,13 @@ def upload(
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 
         if get_token() is None:
-            raise ValueError(
+            raise InputError(
                 "publishing takes a token that may write, but there is none; hf auth login keeps one, or set HF_TOKEN"
             )
         api = HfApi()
         url = str(api.create_repo(identifier, private=private or None, exist_ok=True))
         if private and not api.repo_info(identifier).private:
-            raise ValueError(
+            raise InputError(
                 f"{url} is public already, so --private cannot hold; make it private in its settings, or name another"
             )
         if revision is not None:
@@ -122,7 +124,7 @@ def upload(
 def _errors(name: str) -> Iterator[None]:
     """Say in a line what goes wrong with this repository, and the way out."""
     if find_spec("huggingface_hub") is None:
-        raise ValueError(
+        raise InputError(
             f"{name} needs the library huggingface_hub, but it is not installed; pip install 'transduce[hub]'"
         )
     from huggingface_hub import constants, errors
@@ -130,19 +132,19 @@ def _errors(name: str) -> Iterator[None]:
     try:
         yield
     except errors.RevisionNotFoundError as error:
-        raise ValueError(
+        raise InputError(
             f"{name} has no such revision at {constants.ENDPOINT}; name a branch, a tag or a commit"
         ) from error
     except errors.RepositoryNotFoundError as error:
-        raise ValueError(
+        raise InputError(
             f"{name} must be a repository that you may read, but {constants.ENDPOINT} has none of this name, or not for "
             "you; check the name, or hf auth login"
         ) from error
     except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError) as error:
-        raise ValueError(
+        raise InputError(
             f"{name} is not in the cache, or not whole, and {constants.ENDPOINT} cannot be reached; try again with a "
             "network, and without HF_HUB_OFFLINE"
         ) from error
     except (errors.HfHubHTTPError, errors.HTTPError, errors.OfflineModeIsEnabled, RuntimeError) as error:
         told = " ".join(str(error).split())
-        raise ValueError(f"{name}: {constants.ENDPOINT} refuses, or cannot be reached: {told:.300}") from error
+        raise InputError(f"{name}: {constants.ENDPOINT} refuses, or cannot be reached: {told:.300}") from error

@@ -20,6 +20,7 @@ from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.tokenizers import FILES, Tokenizer, side_files, write_tokenizers
 from transduce.device import torch_device
+from transduce.errors import InputError
 from transduce.files import (
     damaged,
     held,
@@ -120,7 +121,7 @@ def on_disk(directory: Path | str) -> Path:
     """The run directory itself, or, of hub:USER/NAME[@REVISION], where it was downloaded to.
 
     Raises:
-        ValueError: there is no such run on the hub, or it cannot be had; see `download`.
+        InputError: there is no such run on the hub, or it cannot be had; see `download`.
     """
     return download(directory, PUBLISHED) if str(directory).startswith(PREFIX) else Path(directory)
 
@@ -129,13 +130,13 @@ def load_run(directory: Path) -> Run:
     """Read what `save_run` wrote.
 
     Raises:
-        ValueError: `directory` is not a run directory, or its config.json is not ours.
+        InputError: `directory` is not a run directory, or its config.json is not ours.
     """
     directory = on_disk(directory)
     path = directory / CONFIG
     if not path.is_file():
         what = "does not exist" if not directory.exists() else f"has no {CONFIG}"
-        raise ValueError(
+        raise InputError(
             f"a run directory holds {CONFIG}, but {directory} {what}; a recipe makes one (--run DIRECTORY)"
         )
     plain = read_json(path)
@@ -143,7 +144,7 @@ def load_run(directory: Path) -> Run:
     for name in ("model", "experiment"):
         if not isinstance(plain.get(name), dict):
             found = f"it is {plain[name]!r:.60}" if name in plain else "it has none"
-            raise ValueError(f"{path} must have an object {name!r}, but {found}; copy the whole run directory again")
+            raise InputError(f"{path} must have an object {name!r}, but {found}; copy the whole run directory again")
     config = from_dict(TransformerConfig, plain["model"], str(path))
     shared = _read_tokenizer(directory, FILES)
     run = Run(
@@ -158,12 +159,12 @@ def load_run(directory: Path) -> Run:
 
 
 def _check_sizes(directory: Path, run: Run) -> None:
-    """Raise ValueError unless the tokenizers and the feature extractor have the sizes that the model is made for."""
+    """Raise InputError unless the tokenizers and the feature extractor have the sizes that the model is made for."""
     encoder, decoder = run.model.encoder, run.model.decoder
     if run.feature_extractor is not None and encoder is not None and isinstance(encoder.input, Frames):
         wanted, found = encoder.input.n_features, run.feature_extractor.config.n_features
         if found != wanted:
-            raise ValueError(
+            raise InputError(
                 f"the model takes {wanted} features a frame, but those of {directory / CONFIG} are {found}"
             )
     for side, stack, tokenizer in (
@@ -175,17 +176,17 @@ def _check_sizes(directory: Path, run: Run) -> None:
         size = stack.input.vocab_size
         padded = encoder is None and isinstance(tokenizer, JSONTokenizer)  # as GPT-2s have it, which Generator knows
         if tokenizer.vocab_size > size or (tokenizer.vocab_size < size and not padded):
-            raise ValueError(
+            raise InputError(
                 f"a tokenizer must have as many tokens as the model's {side}, which has {size}, but that of {directory} "
                 f"has {tokenizer.vocab_size}; copy the whole run directory again"
             )
 
 
 def _check_format(path: Path, plain: dict[str, Any]) -> None:
-    """Raise ValueError unless this version reads such a config.json."""
+    """Raise InputError unless this version reads such a config.json."""
     if (found := plain.get("format", 0)) != FORMAT:
         by = str(plain.get("transduce", "0.1"))[:20]  # the version that did not say its format
-        raise ValueError(
+        raise InputError(
             f"{path} must have format {FORMAT}, which transduce {version('transduce')} reads, but it has format {str(found)[:20]} "
             f"of transduce {by}; use that version for it (pip install transduce=={by}), or train the run again"
         )
@@ -200,17 +201,17 @@ def _read_feature_extractor(plain: dict[str, Any], directory: Path) -> FeatureEx
     if not config.has_statistics:
         return FeatureExtractor(config)
     if not path.is_file():
-        raise ValueError(
+        raise InputError(
             f"normalize={config.normalize} needs the training data's mean and std, but {directory} has no {STATISTICS}; copy the "
             "whole run directory"
         )
     statistics = read_weights(path)
     if not all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in statistics.values()):
-        raise ValueError(f"mean and std must be finite numbers of float32, but in {path} they are not")
+        raise InputError(f"mean and std must be finite numbers of float32, but in {path} they are not")
     try:
         return FeatureExtractor(config, mean=statistics.get("mean"), std=statistics.get("std"))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 def _read_tokenizer(directory: Path, files: dict[str, type[Tokenizer]]) -> Tokenizer | None:
@@ -229,7 +230,7 @@ def validated_checkpoints(directory: Path) -> list[tuple[Path, float]]:
     """The checkpoints of a run that were validated, with their scores (higher is better), oldest first.
 
     Raises:
-        ValueError: the newest checkpoint does not tell what the validations gave.
+        InputError: the newest checkpoint does not tell what the validations gave.
     """
     found = checkpoints(directory)
     if not found:
@@ -239,7 +240,7 @@ def validated_checkpoints(directory: Path) -> list[tuple[Path, float]]:
     try:
         scores = {int(update): float(score) for update, score in state["validations"]}
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} must list validations as pairs of update and score, but it does not") from error
+        raise InputError(f"{path} must list validations as pairs of update and score, but it does not") from error
     return [(path, scores[int(path.name)]) for path in found if int(path.name) in scores]
 
 
@@ -253,20 +254,20 @@ def weights_path(directory: Path) -> Path:
     """The weights to decode with: the finished model, or the newest checkpoint while there is none.
 
     Raises:
-        ValueError: there are none.
+        InputError: there are none.
     """
     found = [directory / WEIGHTS, *(path / WEIGHTS for path in reversed(checkpoints(directory)))]
     for path in found:
         if path.is_file():
             return path
-    raise ValueError(f"a run needs weights, but {directory} has neither {WEIGHTS} nor a checkpoint; train it first")
+    raise InputError(f"a run needs weights, but {directory} has neither {WEIGHTS} nor a checkpoint; train it first")
 
 
 def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Transformer:
     """The run's model in evaluation mode.
 
     Raises:
-        ValueError: the directory is not a whole run, or this machine has no such device.
+        InputError: the directory is not a whole run, or this machine has no such device.
     """
     directory, device = on_disk(directory), torch_device(device)
     config = load_run(directory).model
@@ -277,7 +278,7 @@ def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Tra
     model = Transformer(config)
     set_weights(model, weights, str(path))
     if wrong := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
-        raise ValueError(
+        raise InputError(
             f"weights must be finite, but in {path} {', '.join(wrong[:3])} are not; take an earlier checkpoint: "
             f"transduce average {directory} --best 1"
         )
@@ -285,10 +286,10 @@ def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Tra
 
 
 def _check_number(config: TransformerConfig, weights: dict[str, Tensor], path: Path) -> None:
-    """Raise ValueError where the configuration asks for far more weights than there are, before they take memory."""
+    """Raise InputError where the configuration asks for far more weights than there are, before they take memory."""
     wanted, found = n_parameters(config), sum(tensor.numel() for tensor in weights.values())
     if wanted > 2 * found:  # below that, the names and shapes that do not fit are told
-        raise ValueError(
+        raise InputError(
             f"weights must fit the configuration, but it describes {wanted:,} and {path} has {found:,}; copy the whole "
             "run directory again"
         )
@@ -300,11 +301,11 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
     Source: Vaswani et al. (2017), section 6.1, "checkpoint averaging".
     """
     if not paths:
-        raise ValueError("an average needs at least one checkpoint, but there is none")
+        raise InputError("an average needs at least one checkpoint, but there is none")
     total: dict[str, Tensor] = {}
     for path in paths:
         if damaged(path.parent, [path.name]):
-            raise ValueError(
+            raise InputError(
                 f"checkpoints to average must be as they were written, but {path} is damaged; remove {path.parent} and "
                 "average the others: transduce average RUN --last N or --best N"
             )
@@ -312,7 +313,7 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
     for path in paths:
         weights = read_weights(path)
         if weights.keys() != first.keys():
-            raise ValueError(f"checkpoints to average must have the same names, but {paths[0]} and {path} differ")
+            raise InputError(f"checkpoints to average must have the same names, but {paths[0]} and {path} differ")
         for name, tensor in weights.items():
             total[name] = total[name] + tensor.double() if name in total else tensor.double()
     return {name: (tensor / len(paths)).to(first[name].dtype) for name, tensor in total.items()}
@@ -323,7 +324,7 @@ def open_run(directory: Path, run: Run) -> Iterator[None]:
     """Make `directory` this run's, or go on with it where it already is, and hold it until the `with` ends.
 
     Raises:
-        ValueError: another process holds the directory, or another experiment lives there; the message says which
+        InputError: another process holds the directory, or another experiment lives there; the message says which
             process, or lists what differs.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -338,7 +339,7 @@ def _begin_or_go_on(directory: Path, run: Run) -> None:
     if not (directory / CONFIG).exists():
         save_run(directory, run)
     elif changed := differences(load_run(directory).resume_key(), run.resume_key()):
-        raise ValueError(
+        raise InputError(
             f"a run goes on with the configuration it began with, but in {directory} this differs: "
             f"{'; '.join(changed)}. Name another directory with --run, and --start-from {directory} to go on from its weights"
         )

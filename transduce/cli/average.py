@@ -3,6 +3,7 @@
 from tyro.conf import Positional
 
 from transduce.cli.common import Count, OptionalFile, OwnRun
+from transduce.errors import InputError
 
 BEFORE = "model.before.safetensors"
 
@@ -21,13 +22,13 @@ def average_checkpoints(
     from transduce.run import WEIGHTS, average, load_run, serialize, validated_checkpoints
 
     if (last is None) == (best is None):
-        raise ValueError(f"name --last N or --best N, one of them, but last={last} and best={best}")
+        raise InputError(f"name --last N or --best N, one of them, but last={last} and best={best}")
     count = last or best or 0
     load_run(run)
     there = validated_checkpoints(run)
     chosen = there[-count:] if last is not None else sorted(there, key=lambda each: -each[1])[:count]
     if not 1 <= count <= len(there):
-        raise ValueError(
+        raise InputError(
             f"an average takes 1 to all checkpoints, but {count} were asked for and {run} has {len(there)}"
         )
     target = output or run / WEIGHTS

@@ -11,6 +11,7 @@ from tyro.conf import Fixed, Suppress, arg
 
 from transduce.data.text.lines import decode_line, raw_lines
 from transduce.data.text.parallel import blocks
+from transduce.errors import InputError
 from transduce.hub import PREFIX
 from transduce.tasks.config import NOT_GREEDY, RULES, SearchConfig
 
@@ -70,7 +71,7 @@ class Machine:
         """The run as something one calls.
 
         Raises:
-            ValueError: something else was trained there, or there is no such device.
+            InputError: something else was trained there, or there is no such device.
         """
         from transduce.device import dtype_of
         from transduce.tasks.load import load_as
@@ -82,11 +83,11 @@ def each_run(runs: Path) -> list[Path]:
     """The directories of "RUN,RUN": what is itself a directory is one, whatever commas its name has.
 
     Raises:
-        ValueError: nothing stands before or behind a comma.
+        InputError: nothing stands before or behind a comma.
     """
     names = [str(runs)] if runs.exists() else str(runs).split(",")
     if "" in names:
-        raise ValueError(f"an ensemble is named RUN,RUN without spaces, but it is {str(runs)!r}")
+        raise InputError(f"an ensemble is named RUN,RUN without spaces, but it is {str(runs)!r}")
     return [Path(name) for name in names]
 
 
@@ -94,7 +95,7 @@ def local(runs: Path) -> Path:
     """The same "RUN,RUN", where hub:USER/NAME[@REVISION] is the directory that it was downloaded to.
 
     Raises:
-        ValueError: there is no such run on the hub, or it cannot be had.
+        InputError: there is no such run on the hub, or it cannot be had.
     """
     if PREFIX not in str(runs):
         return runs
@@ -144,17 +145,17 @@ def search_of(
     """The experiment of the first of some runs, and how to search: its own way, with what the command line names instead.
 
     Raises:
-        ValueError: flags do not go together, or a run or its way to search is not whole.
+        InputError: flags do not go together, or a run or its way to search is not whole.
     """
     from transduce.run import load_run
     from transduce.tasks.load import own_decoding
 
     if token_scores and format != "json":
-        raise ValueError(f"scores of tokens need --format json, but it is {format}; add --format json")
+        raise InputError(f"scores of tokens need --format json, but it is {format}; add --format json")
     found = load_run(first := each_run(runs)[0])
     decoding = with_options(own_decoding(first, found), options, forbid)
     if (lm is None) == (decoding.lm_weight > 0):
-        raise ValueError(
+        raise InputError(
             f"--lm and --lm-weight go together, but lm={lm} and lm_weight={decoding.lm_weight}; try --lm LM --lm-weight 0.3"
         )
     return found.experiment, decoding
@@ -173,7 +174,7 @@ def with_options(own: SearchConfig, options: object, forbid: Path | None = None)
     single = [name for name in ("beam_size", "n_best") if named.get(name, 1) != 1]
     others = [f"--{name.replace('_', '-')}" for name in named if name in (*NOT_GREEDY, *single) and named[name]]
     if greedy and others:
-        raise ValueError(f"--greedy takes the likeliest token each time, so leave it or {', '.join(others)} out")
+        raise InputError(f"--greedy takes the likeliest token each time, so leave it or {', '.join(others)} out")
     found = own.changed(**named)
     return found.greedy() if greedy else found
 
@@ -190,21 +191,21 @@ def phrases_of(
 
 
 def check_columns(line: str, number: int, what: str, *, prefix: bool, require: bool) -> None:
-    """Raise ValueError where a line that has a `what` and its prefix alone has more tabs; `number` counts from 1."""
+    """Raise InputError where a line that has a `what` and its prefix alone has more tabs; `number` counts from 1."""
     if prefix and not require and (n := line.count("\t") + 1) > 2:
-        raise ValueError(f"line {number} must be {what}<TAB>PREFIX, but it has {n} columns; remove tabs")
+        raise InputError(f"line {number} must be {what}<TAB>PREFIX, but it has {n} columns; remove tabs")
 
 
-def each_or_error(lines: Iterable[bytes], name: str) -> Iterator[str | ValueError]:
+def each_or_error(lines: Iterable[bytes], name: str) -> Iterator[str | InputError]:
     """`decode_lines`, but what it would raise stands in its line's place."""
     for number, line in enumerate(lines, start=1):
         try:
             yield decode_line(line.removesuffix(b"\n"), name, number)
-        except ValueError as error:
+        except InputError as error:
             yield error
 
 
-def lines_or_errors(path: Path) -> list[str | ValueError]:
+def lines_or_errors(path: Path) -> list[str | InputError]:
     """The lines of one file, or of standard input for -; an error in place of one that is not UTF-8."""
     return list(each_or_error(sys.stdin.buffer if path == STDIN else raw_lines(path), side_name(path)))
 
@@ -213,13 +214,13 @@ def read_side(path: Path) -> list[str]:
     """The lines of one file, or of standard input for -.
 
     Raises:
-        ValueError: one of them is not UTF-8.
+        InputError: one of them is not UTF-8.
     """
     return [_checked(line) for line in lines_or_errors(path)]
 
 
-def _checked(line: str | ValueError) -> str:
-    if isinstance(line, ValueError):
+def _checked(line: str | InputError) -> str:
+    if isinstance(line, InputError):
         raise line
     return line
 
@@ -228,7 +229,7 @@ def read_phrases(path: Path) -> tuple[str, ...]:
     """The phrases of a file, one a line, without blank lines.
 
     Raises:
-        ValueError: one of them is not UTF-8.
+        InputError: one of them is not UTF-8.
     """
     return tuple(phrase for line in read_side(path) if (phrase := line.removesuffix("\r")).strip())
 
@@ -242,12 +243,12 @@ def standard_input() -> Iterator[str]:
     """The lines of standard input, each as soon as it is there.
 
     Raises:
-        ValueError: one of them is not UTF-8.
+        InputError: one of them is not UTF-8.
     """
     return map(_checked, standard_input_or_errors())
 
 
-def standard_input_or_errors() -> Iterator[str | ValueError]:
+def standard_input_or_errors() -> Iterator[str | InputError]:
     """The lines of standard input, each as soon as it is there; an error in place of one that is not UTF-8."""
     return each_or_error(sys.stdin.buffer, "standard input")
 
@@ -260,19 +261,19 @@ def chunks(items: Iterable[ItemT], size: int, done: int = 0) -> Iterator[tuple[i
 
 
 def check_new(directory: Path) -> None:
-    """Raise ValueError where a directory already holds a model, of whatever library."""
+    """Raise InputError where a directory already holds a model, of whatever library."""
     if (path := directory / "config.json").exists():
-        raise ValueError(f"{directory} already holds a {path.name}; name another directory, or remove this one")
+        raise InputError(f"{directory} already holds a {path.name}; name another directory, or remove this one")
 
 
 def listening_at(host: str, port: int) -> socket.socket:
     """What listens there.
 
     Raises:
-        ValueError: nothing can.
+        InputError: nothing can.
     """
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         told = f"{host} and port {port} cannot be listened at ({str(error.strerror).split(' (while')[0]})"
-        raise ValueError(f"{told}; --port 0 takes a free port") from error
+        raise InputError(f"{told}; --port 0 takes a free port") from error

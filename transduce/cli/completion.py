@@ -4,6 +4,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from transduce.errors import InputError
+
 SCRIPT = """# names of commands and their flags; where neither can stand, names of files
 _transduce() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} first=${{COMP_WORDS[1]}} n=1
@@ -37,7 +39,7 @@ def completion(shell: Positional[Annotated[str, arg(metavar="SHELL")]]) -> None:
     from transduce.cli.main import COMMANDS
 
     if shell not in ("bash", "zsh"):
-        raise ValueError(f"completion is there for bash and zsh, but the shell is {shell!r}; name one of them")
+        raise InputError(f"completion is there for bash and zsh, but the shell is {shell!r}; name one of them")
     groups: dict[str, list[str]] = {}
     for name in COMMANDS:
         first, _, second = name.partition(" ")

@@ -8,6 +8,7 @@ from tyro.conf import Positional, arg
 
 from transduce.cli.common import check_new
 from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.errors import InputError
 
 Ours = Annotated[Path, arg(metavar="RUN", help="A run directory.")]
 Theirs = Annotated[Path, arg(metavar="DIRECTORY", help="The new directory.")]
@@ -32,7 +33,7 @@ def export(
     found, model = load_run(run), load_model(run)
     source, target, lacking = found.source_tokenizer, found.target_tokenizer, ""
     if target is None:
-        raise ValueError(f"a model is exported with its tokenizer, but {run} has none; copy the whole run directory")
+        raise InputError(f"a model is exported with its tokenizer, but {run} has none; copy the whole run directory")
     if to == "ctranslate2":
         from transduce.interop.ctranslate2 import export_ctranslate2
 

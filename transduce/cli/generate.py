@@ -28,6 +28,7 @@ from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.output import writing
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.text.lines import lines_fingerprint
+from transduce.errors import InputError
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.formats import plain_output
 
@@ -83,13 +84,13 @@ def generate(
         output: Where texts go; standard output if not given.
     """
     if token_scores and (format != "json" or stream or interactive):
-        raise ValueError(
+        raise InputError(
             "scores of tokens need --format json and whole texts; add it, and leave out --stream and --interactive"
         )
     if prompt == ():
-        raise ValueError('--prompt takes texts, but nothing follows it; --prompt "" begins from nothing')
+        raise InputError('--prompt takes texts, but nothing follows it; --prompt "" begins from nothing')
     if files and prompt:
-        raise ValueError("prompts come from files or from --prompt, but both are given; leave one out")
+        raise InputError("prompts come from files or from --prompt, but both are given; leave one out")
     if interactive:
         check_interactive({"FILE": files, "--prompt": prompt, "--output": output})
     from transduce.tasks.generate import Generator

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from itertools import count
 
 from transduce.data.text.lines import decode_line
+from transduce.errors import InputError
 
 PROMPT = "> "
 
@@ -14,7 +15,7 @@ PROMPT = "> "
 def interact(answer: Callable[[str, int], object]) -> None:
     """Answer line after line of standard input, with history and editing on a terminal; Ctrl-D ends.
 
-    Ctrl-C stops the answer that is being made, or clears the line that is being typed. An answer that raises ValueError
+    Ctrl-C stops the answer that is being made, or clears the line that is being typed. An answer that raises InputError
     is told on stderr, and the next line is asked for.
 
     Args:
@@ -32,7 +33,7 @@ def interact(answer: Callable[[str, int], object]) -> None:
             answer(line, number)
         except KeyboardInterrupt:
             print("\nstopped", file=sys.stderr)
-        except ValueError as error:
+        except InputError as error:
             print(f"transduce: {error}", file=sys.stderr)
 
 
@@ -40,10 +41,10 @@ def check_interactive(others: dict[str, object]) -> None:
     """Check that nothing else is asked for.
 
     Raises:
-        ValueError: one of these options is given as well.
+        InputError: one of these options is given as well.
     """
     if given := [name for name, value in others.items() if value]:
-        raise ValueError(
+        raise InputError(
             f"--interactive asks for its lines and prints to the terminal, so leave out {', '.join(given)}"
         )
 
@@ -52,7 +53,7 @@ def _next_line(number: int) -> str | None:
     """The next line without its end; None at the end of input.
 
     Raises:
-        ValueError: it is not UTF-8.
+        InputError: it is not UTF-8.
     """
     if sys.stdin.isatty():
         try:

@@ -6,6 +6,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import check_new
+from transduce.errors import InputError
 
 Theirs = Annotated[Path, arg(metavar="HF_DIRECTORY", help="A directory as transformers' save_pretrained makes it.")]
 Ours = Annotated[Path, arg(metavar="RUN", help="A run directory.")]
@@ -28,7 +29,7 @@ def import_run(
     from transduce.tasks.config import SearchConfig
 
     if len(words) not in (2, 3):
-        raise ValueError(f"import takes [KIND] HF_DIRECTORY RUN, but got {' '.join(words) or 'nothing'}")
+        raise InputError(f"import takes [KIND] HF_DIRECTORY RUN, but got {' '.join(words) or 'nothing'}")
     directory, run = map(Path, words[-2:])
     kind, read = importer(directory, words[0] if len(words) == 3 else None)
     check_new(run)

@@ -29,6 +29,7 @@ from transduce.cli.parts import (
 from transduce.cli.workers import Chunk, Rows, Work, results
 from transduce.config import at_least, differences, to_dict
 from transduce.data.text.lines import lines_fingerprint
+from transduce.errors import InputError
 
 logger = logging.getLogger("transduce")
 
@@ -106,11 +107,11 @@ class Division:
         """The part of the input to do; None: all of it.
 
         Raises:
-            ValueError: there is no such part, or it would have no name.
+            InputError: there is no such part, or it would have no name.
         """
         if self.part is not None and self.part != "all":
             if self.output is None:
-                raise ValueError(f"a part is a file, but --part {self.part} has no --output; add --output FILE")
+                raise InputError(f"a part is a file, but --part {self.part} has no --output; add --output FILE")
             return parse_share(self.part)
         return share_of_environment(os.environ) if self.output and self.part is None else None
 
@@ -144,7 +145,7 @@ def carry_out(job: Job, items: list[Any], division: Division, inputs: Sequence[P
     if head and output.exists():
         found = read_part(output)
         if changed := differences(found.head.job, key):
-            raise ValueError(
+            raise InputError(
                 f"a part must belong to one job with the others, but {output} was made with other settings: "
                 f"{'; '.join(changed)}; name another --output, or remove it"
             )
@@ -251,7 +252,7 @@ def _take_folder(folder: Path) -> None:
     """Make the folder of chunks, or take it if it has chunks alone.
 
     Raises:
-        ValueError: something else has that name.
+        InputError: something else has that name.
     """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         found = "a link" if folder.is_symlink() else "no folder"
@@ -261,7 +262,7 @@ def _take_folder(folder: Path) -> None:
         if not strange:
             return
         found = f"a folder with {strange[0]}"
-    raise ValueError(f"chunks need a folder of their own, but {folder} is {found}; move it, or name another --output")
+    raise InputError(f"chunks need a folder of their own, but {folder} is {found}; move it, or name another --output")
 
 
 def _remove_chunks(folder: Path) -> None:

@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 from transduce.cli.common import STDIN, Machine, OptionalFile, Runs, each_run, local, read_side, side_name
 from transduce.cli.output import check_output, writing
 from transduce.data.speech.manifest import manifest_audio
+from transduce.errors import InputError
 from transduce.tasks.formats import plain_tokens
 
 Language = Annotated[str, arg(help_behavior_hint="")]
@@ -38,7 +39,7 @@ def score_likelihood(
     """
     _check_stdin(files)
     if len(files) not in (1, 2):
-        raise ValueError(f"likelihood takes SRC and HYP, or of a language model HYP alone, but got {len(files)} files")
+        raise InputError(f"likelihood takes SRC and HYP, or of a language model HYP alone, but got {len(files)} files")
     check_output(output, files)  # now, and not when all is computed
     loaded = _loaded(run, machine, alone=len(files) == 1)
     texts = read_side(files[-1])
@@ -92,7 +93,7 @@ def rerank(
     inputs = _inputs(loaded, source)
     n, rest = divmod(len(rows), max(1, len(inputs)))
     if rest or not n:
-        raise ValueError(
+        raise InputError(
             f"a list has equally many outputs for every input, but there are {len(rows)} lines in {side_name(lists)} and "
             f"{len(inputs)} in {side_name(source)}; make it with --n-best N --scores"
         )
@@ -137,17 +138,17 @@ def _scored(line: str) -> tuple[float, str]:
     """The score and the text of a line of a list.
 
     Raises:
-        ValueError: there is no score.
+        InputError: there is no score.
     """
     score, tab, text = line.partition("\t")
     try:
         return float(score if tab else "no tab"), text
     except ValueError as error:
-        raise ValueError(
+        raise InputError(
             f"a line of a list is a score, a tab and a text, as translate --n-best 5 --scores writes it, but it is {line!r:.60}"
         ) from error
 
 
 def _check_stdin(files: Sequence[Path]) -> None:
     if (n := list(files).count(STDIN)) > 1:
-        raise ValueError(f"standard input can be read once, but - stands for {n} files; name the others")
+        raise InputError(f"standard input can be read once, but - stands for {n} files; name the others")

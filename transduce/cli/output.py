@@ -11,6 +11,8 @@ from typing import Any, TextIO
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from transduce.errors import InputError
+
 
 @contextmanager
 def writing(
@@ -22,7 +24,7 @@ def writing(
     same terminal, `bar.clear()` before lines are written lets them begin at its left edge.
 
     Raises:
-        ValueError: the file is one of the inputs.
+        InputError: the file is one of the inputs.
     """
     with ExitStack() as stack:
         out: TextIO = sys.stdout
@@ -71,16 +73,16 @@ def check_output(output: Path | None, inputs: Sequence[Path]) -> None:
     """Check that an output, if it is a usual file, has a folder and is none of the inputs, standard input among them.
 
     Raises:
-        ValueError: it has none, or it is one.
+        InputError: it has none, or it is one.
     """
     if output is None or not is_plain(output):
         return
     try:
         folder, there = output.resolve().parent, output.stat() if output.exists() else None
     except (OSError, RuntimeError) as error:  # a loop of links
-        raise ValueError(f"an output must be a file, but {output} cannot be one: {error}") from error
+        raise InputError(f"an output must be a file, but {output} cannot be one: {error}") from error
     if not folder.is_dir():
-        raise ValueError(f"an output's folder must exist, but {folder} does not; make it, or name another --output")
+        raise InputError(f"an output's folder must exist, but {folder} does not; make it, or name another --output")
     if there is None:
         return
     read = {str(path): path.stat() for path in inputs if path.exists()}
@@ -88,4 +90,4 @@ def check_output(output: Path | None, inputs: Sequence[Path]) -> None:
         read["standard input"] = os.fstat(sys.stdin.fileno())
     for name, status in read.items():
         if os.path.samestat(status, there):
-            raise ValueError(f"an output must not replace what is read, but {output} is {name}; name another --output")
+            raise InputError(f"an output must not replace what is read, but {output} is {name}; name another --output")

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from transduce.config import differences
+from transduce.errors import InputError
 
 SLURM = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT")
 TORCHRUN = ("RANK", "WORLD_SIZE")
@@ -39,19 +40,19 @@ def parse_share(text: str) -> Share:
     """The share that "3/8" names.
 
     Raises:
-        ValueError: it names none.
+        InputError: it names none.
     """
     first, _, second = text.partition("/")
     if first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
         return Share(int(first), int(second))
-    raise ValueError(f"--part must be I/N with 1 <= I <= N, such as 3/8, or all, but it is {text!r}")
+    raise InputError(f"--part must be I/N with 1 <= I <= N, such as 3/8, or all, but it is {text!r}")
 
 
 def share_of_environment(environment: Mapping[str, str]) -> Share | None:
     """The share of this task of a SLURM array, of this process of torchrun, or of both; None if there is neither.
 
     Raises:
-        ValueError: the tasks of the array are not numbered in even steps.
+        InputError: the tasks of the array are not numbered in even steps.
     """
     index, total, names = 0, 1, environment.keys()
     if not (set(SLURM) <= names or set(TORCHRUN) <= names):
@@ -60,7 +61,7 @@ def share_of_environment(environment: Mapping[str, str]) -> Share | None:
         task, first, total = (int(environment[name]) for name in SLURM)
         index, rest = divmod(task - first, int(environment.get("SLURM_ARRAY_TASK_STEP", 1)))
         if rest or not 0 <= index < total:
-            raise ValueError(
+            raise InputError(
                 f"the tasks of an array must be numbered in even steps, as --array=1-{total} does, but task {task} is one "
                 f"of {total} from {first} up; name the part: --part I/N"
             )
@@ -107,7 +108,7 @@ def read_part(path: Path) -> Part:
     """What a part's file says of itself.
 
     Raises:
-        ValueError: it is none, or it was cut.
+        InputError: it is none, or it was cut.
     """
     with path.open("rb") as file:
         first = file.readline()
@@ -117,9 +118,9 @@ def read_part(path: Path) -> Part:
             path, Head(plain["job"], Share(*plain["part"]), plain["inputs"]), tuple(plain["errors"]), plain["bytes"]
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} must begin as a part does, but it does not; remove it, and make it again") from error
+        raise InputError(f"{path} must begin as a part does, but it does not; remove it, and make it again") from error
     if (found := path.stat().st_size - len(first)) != part.n_bytes:
-        raise ValueError(
+        raise InputError(
             f"{path} must have {part.n_bytes} bytes of rows, but it has {found}; fetch it or make it again"
         )
     return part
@@ -178,13 +179,13 @@ def _all_parts(output: Path) -> list[Part]:
     """The parts of an output, in order.
 
     Raises:
-        ValueError: one is missing, or they do not belong together.
+        InputError: one is missing, or they do not belong together.
     """
     named = re.compile(re.escape(output.name) + r"\.part-\d+-of-\d+")
     paths = [path for path in output.parent.iterdir() if named.fullmatch(path.name)]
     found = sorted(map(read_part, paths), key=lambda part: part.head.share.number)
     if not found:
-        raise ValueError(
+        raise InputError(
             f"merge joins files such as {Share(1, 4).file(output).name}, but there is none in {output.parent}; "
             "name what --output named"
         )
@@ -192,7 +193,7 @@ def _all_parts(output: Path) -> list[Part]:
     for part in found:
         share = part.head.share
         if part.path != share.file(output):
-            raise ValueError(
+            raise InputError(
                 f"the file of part {share.number} of {share.total} must be named {share.file(output).name}, but it is "
                 f"{part.path}; name it so, or remove it"
             )
@@ -200,7 +201,7 @@ def _all_parts(output: Path) -> list[Part]:
         if share.total != first.head.share.total:
             changed.insert(0, f"parts: {first.head.share.total} -> {share.total}")
         if changed:
-            raise ValueError(
+            raise InputError(
                 f"parts must belong to one job, but {part.path} and {first.path} do not: "
                 f"{'; '.join(changed)}; remove those that are of no use"
             )
@@ -208,7 +209,7 @@ def _all_parts(output: Path) -> list[Part]:
     missing = [number for number in range(1, first.head.share.total + 1) if number not in there]
     if missing:
         which = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
-        raise ValueError(
+        raise InputError(
             f"merge needs all {first.head.share.total} parts of {output}, but these are missing: {which}; "
             "run the same command for them (--part I/N)"
         )

@@ -5,6 +5,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import OwnRun
+from transduce.errors import InputError
 
 Name = Annotated[str, arg(metavar="USER/NAME", help="The repository, which is made where there is none.")]
 Revision = Annotated[str | None, arg(metavar="BRANCH", help_behavior_hint="")]
@@ -32,9 +33,9 @@ def publish(
 
     identifier, branch = repository(name)
     if branch is not None:
-        raise ValueError(f"a branch is named by --revision, but this is {name}; use {identifier} --revision {branch}")
+        raise InputError(f"a branch is named by --revision, but this is {name}; use {identifier} --revision {branch}")
     if not (run / WEIGHTS).is_file():
-        raise ValueError(
+        raise InputError(
             f"a finished run has {WEIGHTS}, but {run} has none; let its training end, or make it of checkpoints: "
             f"transduce average {run} --best 1"
         )

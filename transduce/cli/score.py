@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 from transduce.cli.common import STDIN, OptionalFile, read_side, side_name
 from transduce.config import at_least
 from transduce.data.text.lines import split_table
+from transduce.errors import InputError
 from transduce.score.alignment import error_report
 from transduce.score.bleu import BleuMeasure, TranslationMeasure, bleu, chrf, ter
 from transduce.score.comet import comet
@@ -94,7 +95,7 @@ def score_translations(
         references: The right translations, line by line; more files are more references.
     """
     if not references:
-        raise ValueError(f"a score needs a reference, but only {hypotheses} was given; write HYP REF [REF2 ...]")
+        raise InputError(f"a score needs a reference, but only {hypotheses} was given; write HYP REF [REF2 ...]")
     systems = _systems(hypotheses, scoring, references)
     measure = replace(measure, lowercase=scoring.lowercase)
     _print_score(measure, systems, references, [read_side(path) for path in references], scoring.resamples)
@@ -189,16 +190,16 @@ def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list
     """The file to score, and the one to compare it with, if any.
 
     Raises:
-        ValueError: - stands for more than one of these and the `others`, or a file is named as one of the formats of
+        InputError: - stands for more than one of these and the `others`, or a file is named as one of the formats of
             `transcribe` that are not a text a line.
     """
     systems = [hypotheses, *([scoring.paired] if scoring.paired else [])]
     if (n := [*systems, *others].count(STDIN)) > 1:
-        raise ValueError(f"standard input can be read once, but - stands for {n} files; name the others")
+        raise InputError(f"standard input can be read once, but - stands for {n} files; name the others")
     for path in systems:
         kind = Path(path.name.removesuffix(".gz")).suffix
         if kind.lower() in (".json", ".jsonl", ".srt", ".tsv"):
-            raise ValueError(
+            raise InputError(
                 f"hypotheses must be text, one utterance or sentence a line, but {path} is named {kind}; "
                 "transduce transcribe --format text makes such a file; if it is one, rename it"
             )
@@ -246,13 +247,13 @@ def _read_reference(path: Path, column: str) -> tuple[list[str], Table]:
         table = _read_table(path)
         return _cells(table, column, "--column", path), table
     if column != TEXT:
-        raise ValueError(f"--column {column} needs a manifest, but {side_name(path)} is not named .tsv or .tsv.gz")
+        raise InputError(f"--column {column} needs a manifest, but {side_name(path)} is not named .tsv or .tsv.gz")
     return read_side(path), {}
 
 
 def _cells(table: Table, column: str, option: str, path: Path) -> list[str]:
     if column not in table:
-        raise ValueError(
+        raise InputError(
             f"{option} must name a column of {side_name(path)}, but {column!r} is none; it has {', '.join(table)}"
         )
     return table[column]
@@ -261,13 +262,13 @@ def _cells(table: Table, column: str, option: str, path: Path) -> list[str]:
 def _labels(table: Table, by: str, path: Path) -> list[str]:
     """The cells of a column; of "age:10" the spans of ten that its numbers lie in, as "30-39"."""
     if not table:
-        raise ValueError(f"--by {by} needs a manifest with that column, but REF is a text file; add --manifest M.tsv")
+        raise InputError(f"--by {by} needs a manifest with that column, but REF is a text file; add --manifest M.tsv")
     column, colon, span = (by, "", "") if by in table else by.partition(":")
     cells = _cells(table, column, "--by", path)
     if not colon:
         return [cell or "(blank)" for cell in cells]
     if not span.isdecimal() or int(span) == 0:
-        raise ValueError(f"--by {column}:WIDTH needs a whole number from 1 up, but WIDTH={span!r}; try {column}:10")
+        raise InputError(f"--by {column}:WIDTH needs a whole number from 1 up, but WIDTH={span!r}; try {column}:10")
     return [_span(cell, int(span), column) for cell in cells]
 
 
@@ -277,7 +278,7 @@ def _span(cell: str, width: int, column: str) -> str:
     try:
         low = int(float(cell) // width) * width
     except (ValueError, OverflowError) as error:
-        raise ValueError(
+        raise InputError(
             f"--by {column}:{width} needs numbers in that column, but one cell is {cell!r}; use --by {column}"
         ) from error
     return str(low) if width == 1 else f"{low}-{low + width - 1}"

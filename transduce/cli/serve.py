@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 
 from transduce.cli.common import Count, Machine, OptionalFile, each_run, listening_at
 from transduce.config import within
+from transduce.errors import InputError
 from transduce.serve.config import ServeConfig
 
 if TYPE_CHECKING:
@@ -51,19 +52,19 @@ def serve(
         cors: Origins whose pages may ask, such as http://localhost:3000; * for all.
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise ValueError(
+        raise InputError(
             f"a server needs {', '.join(missing)}, but it is not installed; pip install 'transduce[serve]'"
         )
     within("[0, 65535]", port=port, wyoming_port=wyoming_port)
     token = token_file.read_text("utf-8").strip() if token_file else ""
     if token_file and not token:
-        raise ValueError(f"{token_file} must hold a token, but it is empty; write one into it")
+        raise InputError(f"{token_file} must hold a token, but it is empty; write one into it")
     import uvicorn
 
     from transduce.serve.app import create_app
 
     if wyoming_port is not None and (token or find_spec("wyoming") is None):
-        raise ValueError(
+        raise InputError(
             "--wyoming-port goes without --token-file, as the protocol knows no token, and needs the library wyoming "
             "(pip install 'transduce[wyoming]')"
         )
@@ -88,7 +89,7 @@ def load_served(
     """The runs, ready to be served.
 
     Raises:
-        ValueError: one of them cannot be, or names or languages are wrong.
+        InputError: one of them cannot be, or names or languages are wrong.
     """
     from transduce.device import dtype_of
     from transduce.run import load_run, on_disk
@@ -102,7 +103,7 @@ def load_served(
         directories = each_run(run)
         name = ",".join(each.resolve().name for each in directories)
         if name in [each.name for each in found]:
-            raise ValueError(f"runs are asked for by their names, but two are called {name}; rename one directory")
+            raise InputError(f"runs are asked for by their names, but two are called {name}; rename one directory")
         task = check_served(load(directories, machine.device, dtype_of(machine.precision)), name)
         with_beam(task, beam_size)
         pair = None
@@ -110,7 +111,7 @@ def load_served(
             pair = languages_of(load_run(directories[0]).experiment, given.pop(0) if given else "")
         found.append(Served(name, task, limits, pair, on_disk(directories[0])))
     if given:
-        raise ValueError(
+        raise InputError(
             f"--languages are those of runs that translate, but {', '.join(given)} are too many; leave them out"
         )
     return found

@@ -7,6 +7,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import OwnRun
+from transduce.errors import InputError
 from transduce.hub import PREFIX
 
 Text = Annotated[Path, arg(metavar="FILE")]
@@ -37,16 +38,16 @@ def shortlist(
 
     at_least(1, n=n, lines=lines)
     if str(run).startswith(PREFIX):
-        raise ValueError(
+        raise InputError(
             f"a shortlist is written into a run directory, but {run} is on the hub; make it before transduce publish"
         )
     at_least(0, frequent=frequent)
     found = load_run(run)
     if found.source_tokenizer is None or found.target_tokenizer is None:
-        raise ValueError(f"a shortlist belongs to a run of text to text, but {run} is of another kind")
+        raise InputError(f"a shortlist belongs to a run of text to text, but {run} is of another kind")
     sides = [*zip(*islice(each_line_pair(source, target), lines), strict=True)]
     if not sides:
-        raise ValueError(f"a table of translations is learned from parallel text, but {source} is empty")
+        raise InputError(f"a table of translations is learned from parallel text, but {source} is empty")
     table = learn_shortlist(found.source_tokenizer, found.target_tokenizer, *sides, n=n, frequent=frequent)
     save_shortlist(run, table)
     print(

@@ -7,6 +7,7 @@ from tyro.conf import Positional, arg
 
 from transduce.cli.common import STDIN, OptionalFile, Run, read_side
 from transduce.cli.output import writing
+from transduce.errors import InputError
 
 
 def tokenize(
@@ -30,7 +31,7 @@ def tokenize(
     found = load_run(run)
     tokenizer = found.source_tokenizer if source else found.target_tokenizer
     if tokenizer is None:
-        raise ValueError(f"tokens need a tokenizer, but {run} has none for its {'source' if source else 'target'}")
+        raise InputError(f"tokens need a tokenizer, but {run} has none for its {'source' if source else 'target'}")
     with writing(output, unit="line", total=None, inputs=files) as (out, bar):
         for file in files or [STDIN]:
             for line in read_side(file):

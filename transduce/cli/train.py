@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from transduce.errors import InputError
+
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -11,12 +13,12 @@ def recipes() -> Path:
     """The folder of the recipes: inside the package where it was installed from a wheel, beside it in a clone.
 
     Raises:
-        ValueError: there is none.
+        InputError: there is none.
     """
     for folder in (PACKAGE / "recipes", PACKAGE.parent / "recipes"):
         if (folder / "translation.py").is_file():
             return folder
-    raise ValueError(
+    raise InputError(
         f"transduce train runs the recipes, which lie in {PACKAGE / 'recipes'} or {PACKAGE.parent / 'recipes'}, but "
         "they are in neither; install transduce again"
     )

@@ -34,6 +34,7 @@ from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.speech.manifest import manifest_audio
 from transduce.data.speech.microphone import check_microphone, record
+from transduce.errors import InputError
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import HEAD, STREAM, WRITE, as_line, srt
 
@@ -103,28 +104,28 @@ def transcribe(
             recording: in text a line each, in json an object each. The texts are the same.
     """
     if microphone == bool(files):
-        raise ValueError(
+        raise InputError(
             "name the files to transcribe, - for standard input (sound, or names of files), or --microphone alone"
         )
     if microphone and (prefix or require):
-        raise ValueError(
+        raise InputError(
             "--prefix and --require are for lists of sound, but --microphone records; record to a file, and name that in one"
         )
     if stream and (division.output or division.workers or division.part):
-        raise ValueError("segments come on standard output, so leave out --output, --workers and --part with --stream")
+        raise InputError("segments come on standard output, so leave out --output, --workers and --part with --stream")
     if microphone:
         check_microphone()
     given = list(_listed(files, prefix=prefix, require=require) if prefix or require else _given(files))
     if word_times and format not in ("json", "srt", "vtt"):
-        raise ValueError(f"times of words need --format json, srt or vtt, but it is {format}; add one of them")
+        raise InputError(f"times of words need --format json, srt or vtt, but it is {format}; add one of them")
     if format in ("srt", "vtt") and not microphone and len(given) != 1:
-        raise ValueError(f"subtitles belong to one file, but {len(given)} were named; run it once for each")
+        raise InputError(f"subtitles belong to one file, but {len(given)} were named; run it once for each")
     run, lm = local(run), local(lm) if lm else None
     experiment, decoding = search_of(run, search, forbid=forbid, lm=lm, format=format, token_scores=token_scores)
     if search.n_best and format != "json":
-        raise ValueError(f"several outputs need --format json, but it is {format}; leave out --n-best, or add it")
+        raise InputError(f"several outputs need --format json, but it is {format}; leave out --n-best, or add it")
     if word_times and experiment.get("ctc_weight") == 0:
-        raise ValueError(f"times of words come from CTC, but {run} was trained with ctc_weight=0; leave them out")
+        raise InputError(f"times of words come from CTC, but {run} was trained with ctc_weight=0; leave them out")
     if microphone:
         given.append(_recorded())
     job = Transcription(
@@ -258,18 +259,18 @@ def _listed(files: Sequence[Path], **flags: bool) -> Iterator[str]:
     """The lines of lists of sound with what their texts begin with or hold.
 
     Raises:
-        ValueError: a line is not UTF-8, names no sound, or has too many columns.
+        InputError: a line is not UTF-8, names no sound, or has too many columns.
     """
     for file in files:
         for number, line in enumerate(lines_or_errors(file), start=1):
-            if isinstance(line, ValueError):
-                raise ValueError(f"{line}; with --prefix or --require, a FILE is a list that names sound")
+            if isinstance(line, InputError):
+                raise InputError(f"{line}; with --prefix or --require, a FILE is a list that names sound")
             try:
                 check_columns(line := line.removesuffix("\r"), number, "SOUND", **flags)
-            except ValueError as error:
-                raise ValueError(f"{side_name(file)}: {error}") from error
+            except InputError as error:
+                raise InputError(f"{side_name(file)}: {error}") from error
             if not line.partition("\t")[0].strip():
-                raise ValueError(
+                raise InputError(
                     f"{side_name(file)}: line {number} must begin with the name of a sound; add it, or remove the line"
                 )
             yield line
@@ -279,7 +280,7 @@ def _standard_input() -> Iterator[Audio]:
     """Sound, if the first bytes look like it; else names of files, one a line.
 
     Raises:
-        ValueError: it is neither.
+        InputError: it is neither.
     """
     raw = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8)
     if not NO_NAME.search(raw):
@@ -287,7 +288,7 @@ def _standard_input() -> Iterator[Audio]:
     elif SOUND.match(raw):
         yield _Named("standard input", raw)
     else:
-        raise ValueError(
+        raise InputError(
             "standard input must be a sound file, or names of files, one a line, but it is binary and begins with "
             f"{raw[:4].hex(' ')}; convert the sound to WAV, or name its file"
         )

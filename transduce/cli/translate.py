@@ -29,6 +29,7 @@ from transduce.cli.common import (
 from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Division, Job, carry_out, stream
 from transduce.cli.workers import Progress, Rows, Work
+from transduce.errors import InputError
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import plain_output
 
@@ -93,11 +94,11 @@ def translate(
     _, decoding = search_of(run, search, forbid=forbid, lm=lm, format=format, token_scores=token_scores)
     if alignment_pictures:
         if len(each_run(run)) > 1:
-            raise ValueError(
+            raise InputError(
                 f"pictures show where one model looks, but {run} are several; name one, or leave out the pictures"
             )
         if alignment_pictures.exists() and not alignment_pictures.is_dir():
-            raise ValueError(f"pictures go into a folder, but {alignment_pictures} is a file; name another one")
+            raise InputError(f"pictures go into a folder, but {alignment_pictures} is a file; name another one")
         alignment_pictures.mkdir(parents=True, exist_ok=True)
     job = Translation(
         run=run,
@@ -148,7 +149,7 @@ class Translation(Job):
 
         return partial(self._rows, self.machine.load(Translator, self.run, self.lm))
 
-    def _rows(self, translator: "Translator", start: int, items: list[str | ValueError], progress: Progress) -> Rows:
+    def _rows(self, translator: "Translator", start: int, items: list[str | InputError], progress: Progress) -> Rows:
         lines = [item if isinstance(item, str) else "" for item in items]
         told: dict[str, Any] = {"first_line": start + 1, "progress": lambda n: progress(n, 0)}
         told |= {"token_scores": self.token_scores, "alignments": self.alignments}
@@ -157,7 +158,7 @@ class Translation(Job):
             for i, line in enumerate(lines):
                 try:
                     check_columns(line, start + i + 1, "SOURCE", **flags)
-                except ValueError as error:
+                except InputError as error:
                     items[i], lines[i] = error, ""
             lines, phrases = phrases_of(lines, **flags)
             told |= phrases
@@ -166,7 +167,7 @@ class Translation(Job):
             self._draw(self.alignment_pictures, translator, start, lines, found)
         write = self._json if self.format == "json" else self._text
         rows = (write(line, outputs) for line, outputs in zip(lines, found, strict=True))
-        return Rows("".join(rows), tuple(str(item) for item in items if isinstance(item, ValueError)))
+        return Rows("".join(rows), tuple(str(item) for item in items if isinstance(item, InputError)))
 
     def _draw(
         self, folder: Path, translator: "Translator", start: int, lines: list[str], found: "list[list[Output]]"
@@ -178,7 +179,7 @@ class Translation(Job):
             if line.strip():
                 try:
                     (look,) = translator.with_decoding(self.decoding).align([line], outputs[:1])
-                except ValueError as error:  # too long for learned positions
+                except InputError as error:  # too long for learned positions
                     logger.warning("line %d has no picture: %s", number, error)
                 else:
                     look.draw(folder / f"{number:04}.png", f"line {number}")

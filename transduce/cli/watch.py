@@ -11,6 +11,7 @@ from tyro.conf import Positional
 
 from transduce.cli.common import OwnRun, listening_at
 from transduce.config import within
+from transduce.errors import InputError
 
 HOST = "127.0.0.1"
 
@@ -51,7 +52,7 @@ class Report:
         """The page in UTF-8.
 
         Raises:
-            ValueError: the directory is no run, or is one no more.
+            InputError: the directory is no run, or is one no more.
         """
         from transduce.run import METRICS, SAMPLES
         from transduce.tasks.page import page
@@ -87,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         try:
             status, kind, body = 200, "html", self.report.page()
-        except (ValueError, OSError) as error:
+        except (InputError, OSError) as error:
             status, kind, body = 503, "plain", f"{error}\n".encode("utf-8", "replace")
         self.send_response(status)
         headers = {"Content-Type": f"text/{kind}; charset=utf-8", "Content-Length": len(body)}

@@ -11,6 +11,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from transduce.errors import InputError
+
 logger = logging.getLogger("transduce")
 
 Progress = Callable[[int, int], object]
@@ -43,7 +45,7 @@ def results(
         n_threads: of every process, if there are several.
 
     Raises:
-        ValueError, OSError: as `load` or the work raised it; ChildProcessError if a process was ended from outside.
+        InputError, OSError: as `load` or the work raised it; ChildProcessError if a process was ended from outside.
     """
     numbered = enumerate(chunks)
     if n_workers == 1:
@@ -133,5 +135,5 @@ def _serve(connection: Connection, load: Callable[[], Work]) -> None:
             connection.send(("rows", rows))
     except (EOFError, BrokenPipeError, ConnectionResetError):  # nobody is there any more
         return
-    except (ValueError, OSError) as error:
+    except (InputError, OSError) as error:
         connection.send(("error", error))

@@ -16,6 +16,7 @@ from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.phrases import Required, in_banks
 from transduce.decode.scorer import Scorer
 from transduce.decode.topk import likeliest
+from transduce.errors import InputError
 from transduce.kernels import library
 
 
@@ -86,14 +87,14 @@ def beam_search(
         coverage: what is added to the score of whatever continues each row that the scorer has seen; it is never above 0.
 
     Raises:
-        ValueError: n_best is not in 1 ... beam_size, groups do not divide it, or there are groups and required phrases.
+        InputError: n_best is not in 1 ... beam_size, groups do not divide it, or there are groups and required phrases.
     Source: Wu et al. (2016), section 7, for the penalty; the rule to stop is that of transformers' generate; Vijayakumar
     et al. (2018), Diverse beam search for improved description of complex scenes, for groups (Hamming diversity).
     """
     within(f"[1, {beam_size}]", n_best=n_best)
     divides(beam_size=beam_size, groups=groups)
     if constraints.required and groups > 1:
-        raise ValueError(f"groups of a beam know no required phrases, but groups={groups}; leave one of them out")
+        raise InputError(f"groups of a beam know no required phrases, but groups={groups}; leave one of them out")
     device, max_lengths = prompts.device, constraints.max_lengths
     end = -1 if constraints.eos_id is None else constraints.eos_id  # no token is -1
     running, last = list(range(scorer.n_sentences)), prompts[:, -1]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from transduce.config import at_least, within
+from transduce.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class RulesConfig:
         at_least(0, min_length=self.min_length, no_repeat_ngram=self.no_repeat_ngram)
         within("(0, inf)", repetition_penalty=self.repetition_penalty)
         if not all(self.forbid):
-            raise ValueError("a forbidden phrase must have a character, but one is empty; leave it out")
+            raise InputError("a forbidden phrase must have a character, but one is empty; leave it out")
         at_least(0, suppress=min(self.suppress, default=None))
         at_least(0, suppress_first=min(self.suppress_first, default=None))
 

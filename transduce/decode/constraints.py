@@ -13,6 +13,7 @@ from transduce.decode.phrases import Forbidden, Prefix, Required
 from transduce.decode.scorer import Scorer, at_least_float32
 from transduce.decode.timestamps import Timestamps
 from transduce.decode.topk import log_sum_exp
+from transduce.errors import InputError
 
 NO_RULES = RulesConfig()
 
@@ -40,7 +41,7 @@ class Constraints:
         lexicon: the only words that come out, but in a sentence that begins with or must hold something.
 
     Raises:
-        ValueError: a bound is below 1.
+        InputError: a bound is below 1.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Constraints:
         lexicon: Lexicon | None = None,
     ) -> None:
         if len(max_lengths) and int(max_lengths.min()) < 1:
-            raise ValueError(
+            raise InputError(
                 f"max_lengths must be at least 1, but the least is {int(max_lengths.min())}; "
                 "leave empty sentences out of the batch"
             )
@@ -102,7 +103,7 @@ class Constraints:
         A hypothesis that the rules leave no token may end, whatever they say of its end.
 
         Raises:
-            ValueError: a hypothesis has no token left, and there is no EOS.
+            InputError: a hypothesis has no token left, and there is no EOS.
         """
         eos, rules = self.eos_id, self.rules
         too_short = eos is not None and tokens.size(1) < rules.min_length
@@ -164,7 +165,7 @@ class Constraints:
         if ending is not None:
             scores[:, self.eos_id] = torch.where(stuck, ending.clamp_min(LEAST), scores[:, self.eos_id])
         elif bool(stuck.view(n_sentences, -1).all(dim=1).any()):
-            raise ValueError(
+            raise InputError(
                 f"the rules must leave a token to go on with, but after {n_tokens} tokens they leave none, and no EOS "
                 f"can end the text; loosen no_repeat_ngram={self.rules.no_repeat_ngram}, or suppress and forbid less"
             )

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decode.scorer import Scorer, log_probs
+from transduce.errors import InputError
 
 
 def combined(scorers: Sequence[tuple[float, Scorer]]) -> Scorer:
@@ -20,15 +21,15 @@ def combined(scorers: Sequence[tuple[float, Scorer]]) -> Scorer:
         scorers: pairs of weight and scorer, of one vocabulary and of the same sentences.
 
     Raises:
-        ValueError: a weight is negative, all are 0, or the scorers have not the same number of sentences.
+        InputError: a weight is negative, all are 0, or the scorers have not the same number of sentences.
     Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition; Gulcehre et
     al. (2015), On using monolingual corpora in neural machine translation, section 4.1, for shallow fusion.
     """
     weights, sizes = [weight for weight, _ in scorers], [scorer.n_sentences for _, scorer in scorers]
     if not any(weights) or min(weights) < 0:
-        raise ValueError(f"weights of scorers must not be negative, and one at least positive, but they are {weights}")
+        raise InputError(f"weights of scorers must not be negative, and one at least positive, but they are {weights}")
     if len(set(sizes)) > 1:
-        raise ValueError(f"scorers must have the same sentences, but they have {sizes} sentences")
+        raise InputError(f"scorers must have the same sentences, but they have {sizes} sentences")
     parts = [(weight, scorer) for weight, scorer in scorers if weight]
     weight, scorer = parts[0]
     return scorer if len(parts) == 1 and weight == 1 else JointScorer(parts)

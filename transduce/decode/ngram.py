@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.errors import InputError
+
 MISSING = -100.0
 """Log 10 of the probability of what has no word, where the model has no <unk>; it is KenLM's."""
 
@@ -42,7 +44,7 @@ class NGrams:
         bos_id: the token that is written <s>; eos_id that of </s>.
 
     Raises:
-        ValueError: it is no ARPA file, or its words are other ones.
+        InputError: it is no ARPA file, or its words are other ones.
     Source: Katz (1987), Estimation of probabilities from sparse data; Stolcke (2002), SRILM, for the format.
     """
 
@@ -103,14 +105,14 @@ class NGrams:
         """The number of each n-gram among those of its length.
 
         Raises:
-            ValueError: the model does not have it, although a longer one begins with it.
+            InputError: the model does not have it, although a longer one begins with it.
         """
         node = grams[:, 0]
         for key, word in zip(below[1:], grams.T[1:], strict=True):
             wanted = node * self.n_words + word
             node = np.searchsorted(key, wanted).clip(max=len(key) - 1)
             if len(key) == 0 or (key[node] != wanted).any():
-                raise ValueError(
+                raise InputError(
                     f"the {grams.shape[1] + 1}-grams of an ARPA file must begin with {grams.shape[1]}-grams that it has, "
                     "but one does not; make it anew"
                 )
@@ -127,7 +129,7 @@ class KenLM:
         tokens, bos_id, eos_id, device: see `NGrams`.
 
     Raises:
-        ValueError: kenlm is not installed, or cannot read the file, or its words are other ones.
+        InputError: kenlm is not installed, or cannot read the file, or its words are other ones.
     Source: Heafield (2011), KenLM: faster and smaller language model queries.
     """
 
@@ -135,7 +137,7 @@ class KenLM:
         self, path: Path, tokens: Sequence[str], *, bos_id: int, eos_id: int, device: torch.device | str
     ) -> None:
         if find_spec("kenlm") is None:
-            raise ValueError(
+            raise InputError(
                 "a binary of KenLM is read with kenlm, but it is not installed; pip install 'transduce[kenlm]', or name the "
                 "ARPA file that it was made of"
             )
@@ -144,7 +146,7 @@ class KenLM:
         try:
             self.model = kenlm.Model(str(path))
         except OSError as error:
-            raise ValueError(
+            raise InputError(
                 "a binary of KenLM must be whole and of a version that kenlm reads, but this one is not; make it again with "
                 "build_binary, or name the ARPA file that it was made of"
             ) from error
@@ -174,9 +176,9 @@ def is_binary(path: Path) -> bool:
 
 
 def _check_words(known: bool, found: str) -> None:
-    """Raise ValueError, with what was found, unless a model knows a word."""
+    """Raise InputError, with what was found, unless a model knows a word."""
     if not known:
-        raise ValueError(
+        raise InputError(
             f"an n-gram model is an ARPA file whose words are the run's tokens, but it has {found}; make its text with "
             "transduce tokenize RUN"
         )
@@ -200,14 +202,14 @@ def _sections(lines: Iterable[str], words: dict[str, int]) -> Iterator[tuple[np.
             try:
                 value = float(log_prob), float(rest[n]) if len(rest) > n else 0.0
             except ValueError as error:
-                raise ValueError(
+                raise InputError(
                     f"a line of {n}-grams must have a number, words and a number, but it is {line!r:.60}"
                 ) from error
             if len(ids) == n:
                 grams.append(ids)
                 values.append(value)
     if n:
-        raise ValueError(f"an ARPA file ends with \\end\\, but this one ends in its {n}-grams; fetch or make it again")
+        raise InputError(f"an ARPA file ends with \\end\\, but this one ends in its {n}-grams; fetch or make it again")
 
 
 class NGramScorer:

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from transduce.errors import InputError
+
 
 class Vocabulary:
     """What the tokens of a vocabulary write.
@@ -73,14 +75,14 @@ class Prefix:
         free: the text behind them, in any tokens, of which the last may write more.
 
     Raises:
-        ValueError: no tokens write `free`.
+        InputError: no tokens write `free`.
     """
 
     def __init__(self, vocabulary: Vocabulary, fixed: Sequence[int], free: bytes) -> None:
         self.vocabulary, self.fixed, self.length = vocabulary, list(fixed), len(free)
         self.ways = vocabulary.ways(free)
         if free and not self.ways[0]:
-            raise ValueError(f"a prefix must be made of tokens, but this vocabulary cannot spell {free.decode()!r}")
+            raise InputError(f"a prefix must be made of tokens, but this vocabulary cannot spell {free.decode()!r}")
 
     @property
     def longest(self) -> int:
@@ -175,7 +177,7 @@ class Required:
         phrases: those of each sentence.
 
     Raises:
-        ValueError: no tokens write one of them.
+        InputError: no tokens write one of them.
     """
 
     def __init__(self, vocabulary: Vocabulary, phrases: Sequence[Sequence[bytes]]) -> None:
@@ -190,7 +192,7 @@ class Required:
                 useful[state] = state if ways[state] else useful[matcher.shorter[state]]
             self._of[phrase] = matcher, useful
             if not self._progress(((phrase, 0),)).any():
-                raise ValueError(
+                raise InputError(
                     f"a required phrase must be made of tokens, but this vocabulary cannot spell {phrase.decode()!r}"
                 )
 

@@ -14,6 +14,7 @@ from transduce.decode.constraints import Constraints, ids_tensor
 from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.scorer import Scorer, at_least_float32
 from transduce.decode.topk import likeliest, log_sum_exp
+from transduce.errors import InputError
 
 COLDEST = 1e-6
 """Logits divided by less would not be finite; by this, all but the likeliest token have no probability left."""
@@ -78,7 +79,7 @@ class Sampler:
             a step.
 
     Raises:
-        ValueError: rngs are not n for each sentence.
+        InputError: rngs are not n for each sentence.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Sampler:
     ) -> None:
         rows = range(len(rngs) if sampling.temperature else len(prompts))
         if len(rows) < len(prompts) or len(rows) % max(len(prompts), 1):
-            raise ValueError(
+            raise InputError(
                 f"rngs must be n for every sentence, but there are {len(rngs)} for {len(prompts)} sentences"
             )
         self.scorer, self.constraints, self.sampling = scorer, constraints, sampling

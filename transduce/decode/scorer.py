@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.errors import InputError
+
 
 @runtime_checkable
 class Scorer(Protocol):
@@ -61,14 +63,14 @@ class ModelScorer:
             them, it reads what search begins with. A language model beside a translation model gets its own BOS so.
 
     Raises:
-        ValueError: there is neither a memory nor a prompt.
+        InputError: there is neither a memory nor a prompt.
     """
 
     additive = False
 
     def __init__(self, model: Decoder, memory: Any = None, *, prompts: Int[Tensor, "B P"] | None = None) -> None:
         if memory is None and prompts is None:
-            raise ValueError("a model's scores need its memory, its prompts or both, but memory=None and prompts=None")
+            raise InputError("a model's scores need its memory, its prompts or both, but memory=None and prompts=None")
         self.model, self.memory, self.prompts = model, memory, prompts
         self.cache = model.new_cache()
         self.n_sentences = len(memory.states if prompts is None else prompts)

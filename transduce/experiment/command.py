@@ -16,6 +16,7 @@ from tyro.conf import AvoidSubcommands
 
 from transduce.arguments import HELP_ALL, call, showing
 from transduce.config import flatten, to_dict
+from transduce.errors import InputError
 from transduce.exit import exit_code, prepare_streams
 from transduce.experiment.config import AnyExperiment
 from transduce.experiment.fields import like_run, with_files
@@ -111,7 +112,7 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
     """The named setting, with the fields that files and then flags override; `default` where none is named.
 
     Raises:
-        ValueError: there is no such setting, or a flag or a file does not fit.
+        InputError: there is no such setting, or a flag or a file does not fit.
         SystemExit: help or the configuration was asked for, and printed (0).
     """
     words, prog = sys.argv[1:], sys.argv[0] if sys.argv[0].startswith("transduce ") else f"python {sys.argv[0]}"
@@ -122,7 +123,7 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
     if name not in settings:
         near = get_close_matches(name, settings, n=1)
         way_out = f"did you mean {near[0]}?" if near else f"name one of {', '.join(settings)}"
-        raise ValueError(f"there is no setting {name!r}; {way_out}")
+        raise InputError(f"there is no setting {name!r}; {way_out}")
     told, experiment = settings[name]
     words, files, printing = _own_flags(words)
     start = _starting_run(words, with_files(experiment, files))
@@ -155,7 +156,7 @@ def _own_flags(words: list[str]) -> tuple[list[str], list[Path], bool]:
         flag, equals, value = word.partition("=")
         if flag == "--config":
             if not (name := value if equals else next(rest, "")):
-                raise ValueError(
+                raise InputError(
                     "--config takes a file, .json or .yaml, but nothing follows it; --print-config writes one"
                 )
             files.append(Path(name))

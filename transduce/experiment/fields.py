@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import yaml
 
+from transduce.errors import InputError
+
 ConfigT = TypeVar("ConfigT")
 
 PLAIN = {bool: (bool,), int: (int,), float: (int, float), str: (str,), Path: (str,)}
@@ -27,24 +29,24 @@ def with_file(config: ConfigT, path: Path) -> ConfigT:
     """The configuration with the fields that a file names: one that --print-config wrote, or a run's config.json.
 
     Raises:
-        ValueError: there is no such file, it is neither JSON nor YAML, or a field has a wrong name or a value that does
+        InputError: there is no such file, it is neither JSON nor YAML, or a field has a wrong name or a value that does
             not fit.
     """
     if not path.is_file():
-        raise ValueError(f"--config takes a file, .json or .yaml, but {path} is none; --print-config writes one")
+        raise InputError(f"--config takes a file, .json or .yaml, but {path} is none; --print-config writes one")
     text = path.read_text("utf-8")
     try:
         in_yaml = path.suffix in (".yaml", ".yml")
         plain = yaml.load(text, _Yaml) if in_yaml else json.loads(text, object_pairs_hook=_object)
     except (yaml.YAMLError, ValueError) as error:
         told = " ".join(str(error).split())
-        raise ValueError(f"--config takes JSON, or YAML in a .yaml, but {path} is not: {told}") from error
+        raise InputError(f"--config takes JSON, or YAML in a .yaml, but {path} is not: {told}") from error
     if isinstance(plain, dict) and isinstance(plain.get("experiment"), dict):  # a run's config.json
         plain = {name: value for name, value in plain["experiment"].items() if name != "data"}
     try:
         found: ConfigT = _changed(config, {} if plain is None else plain, "")
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
     return found
 
 
@@ -52,13 +54,13 @@ def _object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     """The fields of an object, each of which is named once; YAML and JSON would silently take the last of several.
 
     Raises:
-        ValueError: a field is named twice.
+        InputError: a field is named twice.
     """
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"a field must be named once, but {twice!r} is named {names.count(twice)} times; join them")
+        raise InputError(f"a field must be named once, but {twice!r} is named {names.count(twice)} times; join them")
     return fields
 
 
@@ -78,7 +80,7 @@ def like_run(config: ConfigT, run: Path) -> ConfigT:
     Where there is no run, or one of another kind, such as a translator for a language model, it stays what it is.
 
     Raises:
-        ValueError: the run's config.json is not ours.
+        InputError: the run's config.json is not ours.
     """
     path = run / "config.json"
     if not path.is_file():
@@ -89,7 +91,7 @@ def like_run(config: ConfigT, run: Path) -> ConfigT:
             config, {name: plain[name] for name in ("model", "features") if name in plain and hasattr(config, name)}, ""
         )
     except (ValueError, TypeError) as error:
-        raise ValueError(f"a run to start from has a config.json of transduce, but {path}: {error}") from error
+        raise InputError(f"a run to start from has a config.json of transduce, but {path}: {error}") from error
     return found if _inputs(found) == _inputs(config) else config
 
 
@@ -110,7 +112,7 @@ def _values(kind: type, plain: dict[str, Any], prefix: str, old: object = None) 
     for name, value in plain.items():
         if name not in names:
             near = get_close_matches(str(name), names, n=1) or names
-            raise ValueError(f"there is no field {prefix}{name}; did you mean {', '.join(near)}?")
+            raise InputError(f"there is no field {prefix}{name}; did you mean {', '.join(near)}?")
         found[name] = _value(hints[name], value, prefix + name, getattr(old, name, None))
     return found
 
@@ -130,12 +132,12 @@ def _value(kind: Any, value: Any, name: str, old: object = None) -> Any:
         try:
             return chosen(**_values(chosen, value, f"{name}."))
         except TypeError as error:
-            raise ValueError(f"{name} lacks fields: {error}") from error
+            raise InputError(f"{name} lacks fields: {error}") from error
     for each in (kind for kind in kinds if kind not in classes):
         fits, found = _fits(each, value)
         if fits:
             return found
-    raise ValueError(f"{name} must be {_told(kinds)}, but it is {json.dumps(value, default=str)}")
+    raise InputError(f"{name} must be {_told(kinds)}, but it is {json.dumps(value, default=str)}")
 
 
 def _fits(kind: Any, value: Any) -> tuple[bool, Any]:
@@ -163,7 +165,7 @@ def _fits(kind: Any, value: Any) -> tuple[bool, Any]:
 def _check_object(plain: Any, name: str) -> None:
     if not isinstance(plain, dict):
         told = json.dumps(plain, default=str)
-        raise ValueError(f"{name.rstrip('.') or 'the whole'} must be an object of fields, but it is {told}")
+        raise InputError(f"{name.rstrip('.') or 'the whole'} must be an object of fields, but it is {told}")
 
 
 def _told(kinds: tuple[Any, ...]) -> str:

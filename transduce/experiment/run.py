@@ -15,6 +15,7 @@ from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.tokenizers import Tokenizer, same_tokens
 from transduce.device import torch_device, trains_in
+from transduce.errors import InputError
 from transduce.experiment.config import AnyExperiment
 from transduce.experiment.start import take_weights
 from transduce.files import set_weights, weights_of, write_file
@@ -60,11 +61,11 @@ def with_frames(config: TransformerConfig, n_features: int, target: int) -> Tran
     """The same model for frames of this many features and a vocabulary of this size.
 
     Raises:
-        ValueError: the model has no encoder that takes frames, or no decoder.
+        InputError: the model has no encoder that takes frames, or no decoder.
     """
     frames = replace(config.frames, n_features=n_features)
     if config.encoder is None or config.decoder is None:
-        raise ValueError(f"speech needs an encoder and a decoder, but decoder={config.decoder}")
+        raise InputError(f"speech needs an encoder and a decoder, but decoder={config.decoder}")
     config = replace(config, encoder=replace(config.encoder, input=frames))
     return with_vocabularies(config, target, target, joint=False)
 
@@ -84,7 +85,7 @@ def new_model(
         target_tokenizer: the same for the target.
 
     Raises:
-        ValueError: start_from is no run with weights, or none of them fits; or the model cannot fit into memory.
+        InputError: start_from is no run with weights, or none of them fits; or the model cannot fit into memory.
     """
     parts = world().size if x.training.shard else 1  # and a validation has whole weights
     check_fits(config, torch_device(x.device), bytes_each=INFERENCE + (TRAINING - INFERENCE) // parts)
@@ -101,14 +102,14 @@ def teacher_run(path: Path) -> Run:
     """The run of a teacher, whose weights are there.
 
     Raises:
-        ValueError: it is no run, or has no weights yet.
+        InputError: it is no run, or has no weights yet.
     """
     try:
         directory = on_disk(path)
         run = load_run(directory)
         weights_path(directory)
-    except ValueError as error:
-        raise ValueError(f"training.teachers: {error}") from error
+    except InputError as error:
+        raise InputError(f"training.teachers: {error}") from error
     return run
 
 
@@ -125,13 +126,13 @@ def token_losses(
         student: the model to train; the others are what it reads and writes.
 
     Raises:
-        ValueError: a teacher is no run with weights, or does, reads or writes something else.
+        InputError: a teacher is no run with weights, or does, reads or writes something else.
     """
     teachers = []
     for path in x.training.teachers:
         run, teacher = teacher_run(path), load_model(path, student.device).requires_grad_(False)
         if differing := _differing(run, student.config, source_tokenizer, target_tokenizer, feature_extractor):
-            raise ValueError(
+            raise InputError(
                 f"a teacher must do what its student does, with the same tokens and features, but {path} has {differing}; train "
                 f"with --tokenizer and its tokenizer file, or start from it (--start-from {path})"
             )
@@ -195,7 +196,7 @@ def train(
         Whether this process goes on: of several the first one, which from now on works alone.
 
     Raises:
-        ValueError: another process holds the directory, or another experiment lives there.
+        InputError: another process holds the directory, or another experiment lives there.
         FloatingPointError, KeyboardInterrupt: see Trainer.run.
     """
     plain = {**to_dict(x), "data": fingerprint}

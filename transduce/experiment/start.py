@@ -9,6 +9,7 @@ from torch import Tensor
 
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.data.text.tokenizers import load_tokenizer
+from transduce.errors import InputError
 from transduce.files import weights_of
 from transduce.model.config import StackConfig, Tokens
 from transduce.model.transformer import Transformer
@@ -51,12 +52,12 @@ def saved_tokenizers(
         None where there is none of them; one tokenizer twice where both sides share it, or one side has none.
 
     Raises:
-        ValueError: a config.json is not ours, or of another format, start_from is no run, a file no tokenizer, or a
+        InputError: a config.json is not ours, or of another format, start_from is no run, a file no tokenizer, or a
             tokenizer lacks what is needed.
     """
     files = [named] if isinstance(named, Path) else [] if isinstance(named, str) else list(named)
     if len(files) > 2:
-        raise ValueError(f"tokenizer is one file for both sides, or one for each, but there are {len(files)}")
+        raise InputError(f"tokenizer is one file for both sides, or one for each, but there are {len(files)}")
     found: list[Tokenizer | None] = []
     begun = (directory / CONFIG).exists()
     if begun or (start_from is not None and not files):
@@ -73,10 +74,10 @@ def saved_tokenizers(
     for path, tokenizer in zip(paths, there, strict=False):
         try:
             tokenizer.required(*needs)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
         if lowercase and tokenizer.decode(tokenizer.encode(["A"])) != ["a"]:
-            raise ValueError(
+            raise InputError(
                 f"lowercase wants a tokenizer without capitals, but {path} keeps them; leave out --lowercase, or train a "
                 "tokenizer with it"
             )
@@ -120,7 +121,7 @@ def take_weights(
     Where a tokenizer is not the run's, tables get the rows of the tokens that both have, and keep their own for others.
 
     Raises:
-        ValueError: the directory is no run with weights, or none of them fits.
+        InputError: the directory is no run with weights, or none of them fits.
     """
     other, own = load_model(directory), weights_of(model)
     weights: dict[str, Tensor] = other.state_dict()  # what is shared, under each of its names
@@ -149,7 +150,7 @@ def take_weights(
             taken.add(name)
     new = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in own.items() if name not in taken)
     if not taken:
-        raise ValueError(
+        raise InputError(
             f"a model that starts from a run must have weights of the same names and shapes, but {directory} has none "
             f"that fit; new are {new}"
         )

@@ -16,6 +16,7 @@ from transduce.data.speech.pairs import FrameReader, SpeechPairs
 from transduce.data.text.masking import MaskedBatches, decode_masked
 from transduce.data.text.parallel import ParallelText
 from transduce.data.text.shards import Stream
+from transduce.errors import InputError
 from transduce.model.attention_maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
 from transduce.plot import attention_map
@@ -38,7 +39,7 @@ class Validator:
     """Called with a model, it gives the trainer the loss on held-out batches beside a look at the model's outputs.
 
     Raises:
-        ValueError: when called, if no metric has the name `by`.
+        InputError: when called, if no metric has the name `by`.
     """
 
     batches: Sequence[Batch]
@@ -57,7 +58,7 @@ class Validator:
         found = self.look(model)
         metrics = {"loss": loss} | ({"perplexity": math.exp(min(loss, 50))} if self.perplexity else {}) | found.metrics
         if self.by not in metrics:
-            raise ValueError(f"what decides must be one of {', '.join(metrics)}, but it is {self.by!r}")
+            raise InputError(f"what decides must be one of {', '.join(metrics)}, but it is {self.by!r}")
         higher = MEASURES[self.by].higher_is_better if self.by in MEASURES else self.by == "accuracy"
         return replace(found, metrics=metrics, score=metrics[self.by] * (1 if higher else -1), by=self.by)
 
@@ -144,7 +145,7 @@ def _frames(reader: FrameReader, recording: Recording) -> Float[Tensor, "S F"] |
     """The vectors of a recording; None where its sound cannot be used, of which a warning has told."""
     try:
         return reader(recording.audio)
-    except ValueError:
+    except InputError:
         return None
 
 

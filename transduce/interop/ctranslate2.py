@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.data.text.tokenizers import Tokenizer, write_tokenizers
+from transduce.errors import InputError
 from transduce.interop.pretrained import check_carried
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.inputs import TokenInput
@@ -49,7 +50,7 @@ def export_ctranslate2(model: Transformer, directory: Path, *, source: Tokenizer
         target: of the decoder.
 
     Raises:
-        ValueError: the library is not installed, or the model has a part that CTranslate2 lacks.
+        InputError: the library is not installed, or the model has a part that CTranslate2 lacks.
     """
     config = model.config
     check_exportable(config)
@@ -80,13 +81,13 @@ def write_ctranslate2(
             is none, and, of a model with an encoder, decoder_start_token and add_source_eos.
 
     Raises:
-        ValueError: as for `export_ctranslate2`.
+        InputError: as for `export_ctranslate2`.
     """
     check_exportable(model.config)
     try:
         from ctranslate2.specs import transformer_spec as specs
     except ImportError as error:
-        raise ValueError(
+        raise InputError(
             "this export needs the library ctranslate2, but it is not installed; pip install 'transduce[ctranslate2]'"
         ) from error
     config = model.config
@@ -118,15 +119,15 @@ def write_ctranslate2(
 
 
 def check_exportable(config: TransformerConfig) -> None:
-    """Raise ValueError where a model has a part that CTranslate2 lacks; the message names it."""
+    """Raise InputError where a model has a part that CTranslate2 lacks; the message names it."""
     if config.decoder is None:
-        raise ValueError(
+        raise InputError(
             "CTranslate2 runs what has a decoder, but this model is an encoder alone; it cannot be exported"
         )
     if config.encoder is not None and not isinstance(config.encoder.input, Tokens):
-        raise ValueError("CTranslate2 takes tokens, but this model's encoder takes frames; it cannot be exported")
+        raise InputError("CTranslate2 takes tokens, but this model's encoder takes frames; it cannot be exported")
     if config.encoder is not None and config.qk_norm:
-        raise ValueError("CTranslate2 does not normalize the keys of a memory, but qk_norm=True; it cannot be exported")
+        raise InputError("CTranslate2 does not normalize the keys of a memory, but qk_norm=True; it cannot be exported")
     check_carried(config, CARRIED, "CTranslate2")
 
 
@@ -140,7 +141,7 @@ def _ends_alone(tokenizer: Tokenizer) -> bool:
     """Whether EOS is all that a text has beside its tokens: no tag of a language, chosen or to be chosen."""
     try:
         return tokenizer.with_eos([[]]) == [[tokenizer.eos_id]]
-    except ValueError:
+    except InputError:
         return False
 
 

@@ -69,7 +69,7 @@ def read_model(
         fields: fields of TransformerConfig that all models of this type have.
 
     Raises:
-        ValueError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
+        InputError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
             safetensors.
     """
     theirs = read_settings(directory, fixed={"model_type": model_type}, defaults=defaults)
@@ -93,7 +93,7 @@ def read_model(
 
 
 def check_halves(theirs: dict[str, Any], directory: Path) -> None:
-    """Raise ValueError unless encoder and decoder have the same heads and widths, for which there is one field here."""
+    """Raise InputError unless encoder and decoder have the same heads and widths, for which there is one field here."""
     for name in ("attention_heads", "ffn_dim"):
         require_equal(theirs, f"encoder_{name}", f"decoder_{name}", directory)
 
@@ -107,7 +107,7 @@ def fill_model(
         own: as `their_weights` gives them.
 
     Raises:
-        ValueError: a name is missing or unknown, or a shape differs.
+        InputError: a name is missing or unknown, or a shape differs.
     """
     fill({name: weight for name, (weight, _) in own.items()}, weights, directory, unneeded=UNNEEDED)
     halves = [half for half in (model.encoder, model.decoder) if half is not None]

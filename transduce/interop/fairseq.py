@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.data.text.imported import ImportedTokenizer
+from transduce.errors import InputError
 from transduce.files import read_json
 from transduce.interop.encoder_decoder import read_model
 from transduce.interop.pretrained import (
@@ -42,13 +43,13 @@ def import_run(directory: Path) -> Imported:
     """Read a model and its tokenizer: tokenizer.json, or sentencepiece.bpe.model and vocab.json of M2M-100.
 
     Raises:
-        ValueError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
+        InputError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
             safetensors; or a file of the tokenizer is missing or does not fit the model.
     Source: Fan et al. (2021), M2M-100; NLLB team (2022); Lewis et al. (2020), BART; Liu et al. (2020), mBART.
     """
     kind = read_json(directory / CONFIG).get("model_type")
     if kind not in MODELS:
-        raise ValueError(f"model_type must be {' or '.join(MODELS)}, but in {directory} it is {kind!r}")
+        raise InputError(f"model_type must be {' or '.join(MODELS)}, but in {directory} it is {kind!r}")
     architecture, fields = MODELS[kind]
     if kind == "m2m_100":
         fields = {**fields, "first_position": read_json(directory / CONFIG).get("pad_token_id", 1) + 1}
@@ -80,7 +81,7 @@ def _tokenizers(
         cutter = {"sentencepiece": b64encode((directory / "sentencepiece.bpe.model").read_bytes()).decode()}
         cutter["pieces"], opening, closing = pieces, [], []
     else:
-        raise ValueError(
+        raise InputError(
             f"a tokenizer is tokenizer.json, or sentencepiece.bpe.model and vocab.json, but {directory} has neither; write it "
             "with transformers: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
         )

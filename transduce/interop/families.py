@@ -5,6 +5,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transduce.errors import InputError
+
 if TYPE_CHECKING:
     from transduce.interop.pretrained import Imported
 
@@ -23,7 +25,7 @@ def importer(directory: Path, kind: str | None = None) -> "tuple[str, Callable[[
         kind: what it must be; None: whatever its config.json says.
 
     Raises:
-        ValueError: there is no config.json, or its model_type is another one or one that cannot be read.
+        InputError: there is no config.json, or its model_type is another one or one that cannot be read.
     """
     from transduce.files import read_json
     from transduce.interop.pretrained import CONFIG
@@ -33,5 +35,5 @@ def importer(directory: Path, kind: str | None = None) -> "tuple[str, Callable[[
     if kind not in (None, found) or found not in allowed:
         rule, value = f"model_type must be {' or '.join(map(repr, allowed))}", f"in {directory} it is {found!r}"
         asked = f", and {kind!r} was asked for" if kind not in (None, *allowed) else ""
-        raise ValueError(f"{rule}, but {value}{asked}")
+        raise InputError(f"{rule}, but {value}{asked}")
     return found, import_module(f"transduce.interop.{FAMILIES[found]}").import_run

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transduce.config import from_dict, to_dict
 from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.interop.pretrained import (
     ACTIVATIONS,
@@ -80,7 +81,7 @@ def import_gpt2(directory: Path) -> GPT2:
     """Read config.json and model.safetensors, in one file or in shards, of a GPT2LMHeadModel or GPT2Model.
 
     Raises:
-        ValueError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
+        InputError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
             safetensors.
     Source: Radford et al. (2019); file format of transformers' save_pretrained.
     """
@@ -89,7 +90,7 @@ def import_gpt2(directory: Path) -> GPT2:
     way_out = "; they matter in training alone, so make them equal in config.json"
     require_equal(theirs, "embd_pdrop", "resid_pdrop", directory, way_out)
     if not isinstance(theirs["eos_token_id"], int | None):
-        raise ValueError(f"eos_token_id must be one id or null, but in {directory} it is {theirs['eos_token_id']}")
+        raise InputError(f"eos_token_id must be one id or null, but in {directory} it is {theirs['eos_token_id']}")
     config = _our_config(theirs, str(directory / CONFIG))
     check_fits(config, torch.device("cpu"))
     model = Transformer(config)
@@ -104,11 +105,11 @@ def import_run(directory: Path) -> Imported:
     """Read a GPT-2 and its tokenizer: tokenizer.json, or vocab.json and merges.txt.
 
     Raises:
-        ValueError: as `import_gpt2`; or there is no tokenizer, or it ends texts with another id.
+        InputError: as `import_gpt2`; or there is no tokenizer, or it ends texts with another id.
     """
     found, tokenizer = import_gpt2(directory), JSONTokenizer.load(directory)
     if tokenizer.eos_id != found.eos_id:
-        raise ValueError(
+        raise InputError(
             f"the tokenizer's <|endoftext|> must be config.json's eos_token_id, but in {directory} "
             f"they are {tokenizer.eos_id} and {found.eos_id}"
         )
@@ -119,7 +120,7 @@ def export_gpt2(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer
     """Write a directory that GPT2LMHeadModel.from_pretrained reads: config.json, model.safetensors, tokenizer.json.
 
     Raises:
-        ValueError: the model is not a GPT-2; the message lists the fields that differ from a GPT-2's.
+        InputError: the model is not a GPT-2; the message lists the fields that differ from a GPT-2's.
     """
     config, end = model.config, tokenizer.eos_id if tokenizer else None
     theirs = _their_config(config, end)
@@ -152,13 +153,13 @@ def _their_config(config: TransformerConfig, end: int | None) -> dict[str, Any]:
     """Translate our fields into the settings of GPT-2's config.json, as far as it has them.
 
     Raises:
-        ValueError: the model is not a decoder alone, or GPT-2 does not have its activation.
+        InputError: the model is not a decoder alone, or GPT-2 does not have its activation.
     """
     if config.encoder is not None or config.decoder is None:
-        raise ValueError("a GPT-2 is a decoder alone, but this model has an encoder; it cannot be exported as one")
+        raise InputError("a GPT-2 is a decoder alone, but this model has an encoder; it cannot be exported as one")
     activations = {ours: name for name, ours in reversed(ACTIVATIONS.items())}  # of two names, the first one counts
     if config.activation not in activations:
-        raise ValueError(
+        raise InputError(
             f"a GPT-2's activation is one of {', '.join(activations)}, but this model's is {config.activation!r}"
         )
     return {

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from transduce.config import from_dict
 from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.interop.pretrained import (
     CONFIG,
@@ -86,7 +87,7 @@ def import_llama(directory: Path) -> Transformer:
     """Read config.json and model.safetensors, in one file or in shards, as a model in evaluation mode.
 
     Raises:
-        ValueError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
+        InputError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
             safetensors.
     Source: Touvron et al. (2023), LLaMA; Yang et al. (2024), Qwen2; Yang et al. (2025), Qwen3; file format of
     transformers' save_pretrained.
@@ -106,7 +107,7 @@ def import_run(directory: Path) -> Imported:
     """Read a model and its tokenizer.json.
 
     Raises:
-        ValueError: as `import_llama`; or there is no tokenizer, or nothing in it ends texts as config.json says.
+        InputError: as `import_llama`; or there is no tokenizer, or nothing in it ends texts as config.json says.
     """
     theirs = read_settings(directory, fixed={}, defaults={"eos_token_id": None})
     return Imported(import_llama(directory), None, _tokenizer(directory, theirs["eos_token_id"]), {})
@@ -116,11 +117,11 @@ def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenize
     """Write what from_pretrained of LlamaForCausalLM reads, or of Qwen2ForCausalLM or Qwen3ForCausalLM, if it has their parts.
 
     Raises:
-        ValueError: the model is none of them; the message lists the fields that differ.
+        InputError: the model is none of them; the message lists the fields that differ.
     """
     config = model.config
     if config.encoder is not None or config.decoder is None:
-        raise ValueError("a Llama is a decoder alone, but this model has an encoder; it cannot be exported as one")
+        raise InputError("a Llama is a decoder alone, but this model has an encoder; it cannot be exported as one")
     theirs = _their_config(config, tokenizer)
     kind = theirs["model_type"]
     check_same(_our_config(DEFAULTS[kind] | COMMON | theirs, directory), config, UNSTORED, kind.capitalize())
@@ -140,7 +141,7 @@ def _our_config(theirs: dict[str, Any], directory: Path) -> TransformerConfig:
         way_out = "; a Transformer here has biases in all linear maps or in those to queries, keys and values"
         require_equal(theirs, "attention_bias", "mlp_bias", directory, way_out)
     elif theirs.get("attention_bias"):
-        raise ValueError(f"attention_bias must be False, but in {directory} it is True")
+        raise InputError(f"attention_bias must be False, but in {directory} it is True")
     ours = (
         {our_name: theirs[their_name] for their_name, our_name in FIELDS.items()}
         | BLOCKS
@@ -161,7 +162,7 @@ def _rotation(theirs: dict[str, Any], directory: Path) -> dict[str, Any]:
     found = {"rotary_theta": told.get("rope_theta", theirs["rope_theta"])}
     kind = told.get("rope_type", told.get("type", "default"))
     if kind not in ("default", "linear", "llama3") or told.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(
+        raise InputError(
             f"rope_type must be 'default' or 'linear' or 'llama3', of whole heads, but in {directory} it is {told}"
         )
     if kind != "default":
@@ -176,7 +177,7 @@ def _window(theirs: dict[str, Any], directory: Path) -> int | None:
     """How far every layer sees.
 
     Raises:
-        ValueError: some layers see further than others.
+        InputError: some layers see further than others.
     """
     size, n_layers = theirs["sliding_window"] if theirs["use_sliding_window"] else None, theirs["num_hidden_layers"]
     first = theirs["max_window_layers"]
@@ -184,7 +185,7 @@ def _window(theirs: dict[str, Any], directory: Path) -> int | None:
         "sliding_attention" if size and i >= first else "full_attention" for i in range(n_layers)
     ]
     if len(set(kinds)) > 1 or kinds[0] not in ("full_attention", "sliding_attention"):
-        raise ValueError(f"all layers must see equally far, but in {directory} layer_types are {', '.join(kinds)}")
+        raise InputError(f"all layers must see equally far, but in {directory} layer_types are {', '.join(kinds)}")
     return size if kinds[0] == "sliding_attention" else None
 
 
@@ -276,7 +277,7 @@ def _tokenizer(directory: Path, ends: int | list[int] | None) -> JSONTokenizer:
         ends: what ends texts; of several, the one that tokenizer_config.json names, else the first.
 
     Raises:
-        ValueError: `ends` is not known by its name as an end, or what begins texts is not known.
+        InputError: `ends` is not known by its name as an end, or what begins texts is not known.
     """
     tokenizer = JSONTokenizer.load(directory)
     library, plain = LibraryTokenizer.from_str(tokenizer.model.decode()), json.loads(tokenizer.model)
@@ -291,7 +292,7 @@ def _tokenizer(directory: Path, ends: int | list[int] | None) -> JSONTokenizer:
         tokenizer = JSONTokenizer(json.dumps(plain, ensure_ascii=False).encode())
     found = tokenizer.bos_id, tokenizer.eos_id
     if found[1] != end or found[0] not in (begins or (None, end)):
-        raise ValueError(
+        raise InputError(
             f"the tokenizer of {directory} must name what begins and ends texts as others do, but its ids are {found}, "
             f"where texts begin with {begins} and end with {ends}; rename these tokens in tokenizer.json"
         )

@@ -25,7 +25,7 @@ def import_marian(directory: Path) -> Marian:
     """Read config.json and model.safetensors, in one file or in shards, of a MarianMTModel.
 
     Raises:
-        ValueError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
+        InputError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
             safetensors.
     Source: Junczys-Dowmunt et al. (2018), Marian; file format of transformers' save_pretrained.
     """
@@ -40,7 +40,7 @@ def import_run(directory: Path) -> Imported:
     """Read a MarianMTModel with its MarianTokenizer: source.spm, target.spm, vocab.json and perhaps target_vocab.json.
 
     Raises:
-        ValueError: as `import_marian`; or a file of the tokenizer is missing or does not fit the model.
+        InputError: as `import_marian`; or a file of the tokenizer is missing or does not fit the model.
     """
     found, theirs = import_marian(directory), read_json(directory / CONFIG)
     separate = read_optional(directory / TOKENIZER).get("separate_vocabs") is True

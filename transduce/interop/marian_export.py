@@ -10,6 +10,7 @@ from torch import Tensor
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizer import Tokenizer
+from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.interop.encoder_decoder import residual_order, their_weights
 from transduce.interop.pretrained import ACTIVATIONS, GENERATION, TOKENIZER, check_carried, write_model, write_settings
@@ -34,7 +35,7 @@ def export_marian(model: Transformer, directory: Path, *, source: Tokenizer | No
         Whether the tokenizers are there, too.
 
     Raises:
-        ValueError: the model is no Marian model; the message says why.
+        InputError: the model is no Marian model; the message says why.
     """
     theirs = _their_config(model.config, target)
     back = residual_order(model.config.d_model).argsort()
@@ -59,11 +60,11 @@ def _their_config(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, 
     """Translate our fields into the settings of config.json, as far as it has them.
 
     Raises:
-        ValueError: the model has not both halves over tokens, or parts that Marian lacks.
+        InputError: the model has not both halves over tokens, or parts that Marian lacks.
     """
     encoder, decoder = config.encoder, config.decoder
     if encoder is None or decoder is None or not isinstance(encoder.input, Tokens):
-        raise ValueError(
+        raise InputError(
             "a Marian model turns tokens into tokens, but this model does not; it cannot be exported as one"
         )
     check_carried(config, CARRIED, "Marian")

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.data.text.tokenizers import Tokenizer, write_tokenizers
+from transduce.errors import InputError
 from transduce.interop.pretrained import CONFIG, write_settings
 from transduce.model.cache import Cache, LayerCache
 from transduce.model.config import Tokens
@@ -99,22 +100,22 @@ def export_onnx(model: Transformer, directory: Path, *, source: Tokenizer | None
     Batches and lengths may have any size, up to the model's max_positions where positions come from a table.
 
     Raises:
-        ValueError: the library onnx is not installed, or the model has no decoder, or parts that are not written.
+        InputError: the library onnx is not installed, or the model has no decoder, or parts that are not written.
     """
     config = model.config
     if config.decoder is None:
-        raise ValueError(
+        raise InputError(
             "ONNX is written of what has a decoder, but this model is an encoder alone; it cannot be exported"
         )
     if config.encoder is not None and not isinstance(config.encoder.input, Tokens):
-        raise ValueError("ONNX is written of what takes tokens, but this encoder takes frames; it cannot be exported")
+        raise InputError("ONNX is written of what takes tokens, but this encoder takes frames; it cannot be exported")
     for name, known in (("window", None), ("n_experts", 0), ("attention", "softmax")):
         if (value := getattr(config, name)) != known:
-            raise ValueError(
+            raise InputError(
                 f"ONNX is written with {name}={known} alone, but this model has {name}={value}; it cannot be exported"
             )
     if find_spec("onnx") is None:
-        raise ValueError("this export needs the library onnx, but it is not installed; pip install 'transduce[onnx]'")
+        raise InputError("this export needs the library onnx, but it is not installed; pip install 'transduce[onnx]'")
     model = deepcopy(model)
     for parent in [*model.modules()]:
         for name, module in [*parent.named_children()]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transduce.config import differences, to_dict
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.text.tokenizer import Tokenizer
+from transduce.errors import InputError
 from transduce.files import copy_weights, read_json, read_weights, write_file
 from transduce.model.config import Activation, TransformerConfig
 from transduce.model.transformer import Transformer
@@ -50,7 +51,7 @@ def read_settings(directory: Path, *, fixed: dict[str, Any], defaults: dict[str,
         defaults: The values of settings that the file leaves out. It must not leave out model_type.
 
     Raises:
-        ValueError: the directory holds another kind of model, or a setting would silently give other numbers here.
+        InputError: the directory holds another kind of model, or a setting would silently give other numbers here.
     """
     found = read_json(directory / CONFIG)
     theirs = {**defaults, "model_type": None, **found}
@@ -60,7 +61,7 @@ def read_settings(directory: Path, *, fixed: dict[str, Any], defaults: dict[str,
     for name, values in allowed.items():
         if theirs[name] not in values:
             rule = " or ".join(map(repr, values))
-            raise ValueError(f"{name} must be {rule}, but in {directory} it is {theirs[name]!r}")
+            raise InputError(f"{name} must be {rule}, but in {directory} it is {theirs[name]!r}")
     return theirs
 
 
@@ -75,7 +76,7 @@ def read_decoding(directory: Path, theirs: dict[str, Any], *, n_opening: int = 0
         n_opening: tokens that every output begins with, behind its first one. Transformers counts them.
 
     Raises:
-        ValueError: a setting has no equal here.
+        InputError: a setting has no equal here.
     """
     found = {**theirs, **read_optional(directory / GENERATION)}
     said = {name: value for name, value in found.items() if value is not None}
@@ -85,10 +86,10 @@ def read_decoding(directory: Path, theirs: dict[str, Any], *, n_opening: int = 0
     for name, allowed in rules.items():
         if said.get(name, allowed[0]) not in allowed:
             rule = f"{name} must be {' or '.join(map(str, allowed))}"
-            raise ValueError(f"{rule}, but in {directory} it is {said[name]!r}; change it in {GENERATION}")
+            raise InputError(f"{rule}, but in {directory} it is {said[name]!r}; change it in {GENERATION}")
     never: list[list[int]] = [*([i] for i in said.get("suppress_tokens", [])), *said.get("bad_words_ids", [])]
     if any(len(ids) != 1 for ids in never):
-        raise ValueError(
+        raise InputError(
             f"bad_words_ids must be tokens, one each, but in {directory} they are {said['bad_words_ids']}; change them in "
             f"{GENERATION}, and name phrases with --forbid"
         )
@@ -96,7 +97,7 @@ def read_decoding(directory: Path, theirs: dict[str, Any], *, n_opening: int = 0
     first = {*said.get("begin_suppress_tokens", [])}
     size = theirs.get("decoder_vocab_size") or theirs["vocab_size"]
     if wrong := [i for i in (*ids, *first) if not 0 <= i < size]:
-        raise ValueError(
+        raise InputError(
             f"what is never written must have ids of 0 to {size - 1}, but in {directory} one is {wrong[0]}"
         )
     decoding = {
@@ -145,23 +146,23 @@ def read_table(path: Path, size: int) -> list[str]:
     """The pieces by id of a vocab.json, which has an id for each piece; "" for ids of the `size` that it does not name.
 
     Raises:
-        ValueError: it is something else, or has an id beyond.
+        InputError: it is something else, or has an id beyond.
     """
     pieces = [""] * size
     for piece, i in read_json(path).items():
         if type(i) is not int or not 0 <= i < size:
-            raise ValueError(f"{path} must have an id of 0 to {size - 1} for every piece, but {piece!r} has {i!r}")
+            raise InputError(f"{path} must have an id of 0 to {size - 1} for every piece, but {piece!r} has {i!r}")
         pieces[i] = piece
     if "<unk>" not in pieces:
-        raise ValueError(f"{path} must have the piece <unk>, but it has not")
+        raise InputError(f"{path} must have the piece <unk>, but it has not")
     return pieces
 
 
 def require_equal(theirs: dict[str, Any], one: str, other: str, directory: Path, way_out: str = "") -> None:
-    """Raise ValueError unless two settings, for which a Transformer here has a single field, are equal."""
+    """Raise InputError unless two settings, for which a Transformer here has a single field, are equal."""
     if theirs[one] != theirs[other]:
         values = f"{theirs[one]} and {theirs[other]}"
-        raise ValueError(f"{one} must equal {other}, but in {directory} they are {values}{way_out}")
+        raise InputError(f"{one} must equal {other}, but in {directory} they are {values}{way_out}")
 
 
 def read_tensors(directory: Path, architecture: str) -> dict[str, Tensor]:
@@ -171,14 +172,14 @@ def read_tensors(directory: Path, architecture: str) -> dict[str, Tensor]:
         architecture: The class in transformers that can read the model and save it again.
 
     Raises:
-        ValueError: there is no safetensors file, or it is damaged.
+        InputError: there is no safetensors file, or it is damaged.
     """
     if (directory / WEIGHTS).is_file():
         return read_weights(directory / WEIGHTS)
     if (directory / INDEX).is_file():
         names = read_json(directory / INDEX).get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(n, str) and Path(n).name == n for n in names.values()):
-            raise ValueError(
+            raise InputError(
                 f"{directory / INDEX} must have a weight_map from names to files beside it, but it has not"
             )
         shards = set(names.values())
@@ -186,7 +187,7 @@ def read_tensors(directory: Path, architecture: str) -> dict[str, Tensor]:
     found = "has none"
     if (directory / "pytorch_model.bin").exists():
         found = "has pytorch_model.bin, which can run any code when it is read"
-    raise ValueError(
+    raise InputError(
         f"weights are read from {WEIGHTS}, but {directory} {found}; if you trust it, convert it with transformers: "
         f"{architecture}.from_pretrained(DIRECTORY).save_pretrained(OTHER)"
     )
@@ -200,14 +201,14 @@ def fill(own: dict[str, Tensor], weights: dict[str, Tensor], directory: Path, *,
         unneeded: Endings of the names that files hold although a model can do without them.
 
     Raises:
-        ValueError: a name is missing or unknown, or a shape differs.
+        InputError: a name is missing or unknown, or a shape differs.
     """
     needed = {name: weight for name, weight in weights.items() if name in own or not name.endswith(unneeded)}
     copy_weights(own, needed, str(directory))
 
 
 def check_same(wanted: TransformerConfig, config: TransformerConfig, free: Collection[str], name: str) -> None:
-    """Raise ValueError unless two configurations are equal, but for fields that may have any value.
+    """Raise InputError unless two configurations are equal, but for fields that may have any value.
 
     Args:
         wanted: what is left of `config` in another format.
@@ -216,7 +217,7 @@ def check_same(wanted: TransformerConfig, config: TransformerConfig, free: Colle
     """
     lines = differences(to_dict(wanted), to_dict(config))
     if changed := [line for line in lines if line.split(":")[0] not in free]:
-        raise ValueError(f"a {name} has fields of one value, but in this model they differ: {'; '.join(changed)}")
+        raise InputError(f"a {name} has fields of one value, but in this model they differ: {'; '.join(changed)}")
 
 
 TRAINING = {"dropout", "attention_dropout", "init", "init_gain", "recompute", "balance_weight", "experts_per_token"}
@@ -224,7 +225,7 @@ TRAINING = {"dropout", "attention_dropout", "init", "init_gain", "recompute", "b
 
 
 def check_carried(config: TransformerConfig, carried: Collection[str], name: str) -> None:
-    """Raise ValueError where a model has a part that another format cannot express.
+    """Raise InputError where a model has a part that another format cannot express.
 
     Args:
         carried: the fields that the format has; those of `TRAINING` may have any value, too, and all others must have
@@ -234,7 +235,7 @@ def check_carried(config: TransformerConfig, carried: Collection[str], name: str
     for half in ("encoder", "decoder"):
         own = config.of(getattr(config, half))
         if (own.positions, own.max_positions) != (config.positions, config.max_positions):
-            raise ValueError(
+            raise InputError(
                 f"{name} knows one kind and number of positions, {config.positions!r} and {config.max_positions}, but the "
                 f"{half} of this model has {own.positions!r} and {own.max_positions}; it cannot be exported as one"
             )
@@ -244,7 +245,7 @@ def check_carried(config: TransformerConfig, carried: Collection[str], name: str
             and each.name not in carried
             and (value := getattr(config, each.name)) != each.default
         ):
-            raise ValueError(
+            raise InputError(
                 f"{name} knows {each.name}={each.default!r} alone, but this model has {each.name}={value!r}; it cannot be "
                 "exported as one"
             )

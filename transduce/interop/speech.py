@@ -17,6 +17,7 @@ from transduce.data.speech.config import FeatureConfig
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.errors import InputError
 from transduce.files import read_json
 from transduce.interop.encoder_decoder import check_halves, fill_model, residual_order, their_weights
 from transduce.interop.pretrained import (
@@ -50,7 +51,7 @@ def import_run(directory: Path) -> Imported:
     """Read config.json, model.safetensors, the settings of features and the tokenizer of a Whisper or a Speech2Text.
 
     Raises:
-        ValueError: the directory lacks one of them, or holds a model with parts that a Transformer here lacks.
+        InputError: the directory lacks one of them, or holds a model with parts that a Transformer here lacks.
     Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision; Wang et al. (2020), fairseq
     S2T; file format of transformers' save_pretrained.
     """
@@ -58,7 +59,7 @@ def import_run(directory: Path) -> Imported:
     theirs = read_settings(directory, fixed={"tie_word_embeddings": True}, **settings)
     check_halves(theirs, directory)
     if theirs["d_model"] % 2:
-        raise ValueError(f"d_model must be even, but in {directory} it is {theirs['d_model']}")
+        raise InputError(f"d_model must be even, but in {directory} it is {theirs['d_model']}")
     return (_whisper if theirs["model_type"] == "whisper" else _speech2text)(directory, theirs)
 
 
@@ -78,7 +79,7 @@ def _whisper(directory: Path, theirs: dict[str, Any]) -> Imported:
         normalize="none",
     )
     if (n_frames := heard.n_frames(0)) != 2 * n_positions:
-        raise ValueError(
+        raise InputError(
             f"Whisper's sound must last for twice max_source_positions={n_positions} frames, but in {directory} it is padded "
             f"to {n_frames}"
         )
@@ -104,13 +105,13 @@ def _speech2text(directory: Path, theirs: dict[str, Any]) -> Imported:
     features = _features(directory, {"padding_value": 0.0, "dither": 0.0})
     normalized = [features[name] for name in ("do_ceptral_normalize", "normalize_means", "normalize_vars")]
     if normalized[0] and not all(normalized):
-        raise ValueError(
+        raise InputError(
             f"normalize_means and normalize_vars must be both true, but in {directory} they are {normalized[1:]}"
         )
     require_equal(features, "num_mel_bins", "feature_size", directory)
     kernels = set(theirs["conv_kernel_sizes"])
     if len(kernels) != 1 or theirs["input_channels"] != 1:
-        raise ValueError(
+        raise InputError(
             f"conv_kernel_sizes must be one size and input_channels 1, but in {directory} they are "
             f"{theirs['conv_kernel_sizes']} and {theirs['input_channels']}"
         )
@@ -182,14 +183,14 @@ def _model(config: TransformerConfig, weights: dict[str, Tensor], directory: Pat
 
 
 def _check_sinusoids(directory: Path, table: Tensor | None) -> None:
-    """Raise ValueError if a table of the encoder's positions is another than the one that is computed here."""
+    """Raise InputError if a table of the encoder's positions is another than the one that is computed here."""
     if table is None:
         return
     d_model = table.size(1)
     own = torch.empty_like(table)
     own[:, residual_order(d_model)] = sinusoidal(0, len(table), d_model, kind="tensor2tensor").to(table.dtype)
     if (far := float((own - table).abs().max())) > 1e-2:
-        raise ValueError(
+        raise InputError(
             f"the encoder's positions must be sinusoids, but in {directory} embed_positions differs from them by {far:.4g}"
         )
 
@@ -201,7 +202,7 @@ def _features(directory: Path, fixed: dict[str, Any]) -> dict[str, Any]:
     for name, value in fixed.items():
         allowed = value if isinstance(value, list) else [value]
         if found.get(name, allowed[0]) not in allowed:
-            raise ValueError(f"{name} must be {allowed[0]!r}, but in {directory} it is {found[name]!r}")
+            raise InputError(f"{name} must be {allowed[0]!r}, but in {directory} it is {found[name]!r}")
     return found
 
 
@@ -217,7 +218,7 @@ def _whisper_tokenizer(directory: Path, generation: dict[str, Any], vocab_size: 
         names = [f"<|{language}|>", f"<|{generation.get('task') or 'transcribe'}|>", PLAIN]
         languages = {name.strip("<|>"): i for name, i in generation.get("lang_to_id", {}).items()}
     if lacking := [name for name in (START, *names) if name not in ids]:
-        raise ValueError(f"{directory} must have the tokens {' '.join((START, *names))}, but it has no {lacking[0]}")
+        raise InputError(f"{directory} must have the tokens {' '.join((START, *names))}, but it has no {lacking[0]}")
     end = JSONTokenizer(json.dumps(plain).encode()).required("eos_id")[0]
     special, opening = {"bos": ids[START], "eos": end, "pad": end, "unk": end}, [ids[name] for name in names]
     parts: Any = {"special": special, "opening": opening, "languages": languages, "place": "first"}
@@ -227,7 +228,7 @@ def _whisper_tokenizer(directory: Path, generation: dict[str, Any], vocab_size: 
 def _piece_table(directory: Path, theirs: dict[str, Any], forced: int | None) -> ImportedTokenizer:
     """The pieces of vocab.json, into which sentencepiece.bpe.model cuts a text that begins with the forced one."""
     if read_optional(directory / TOKENIZER).get("do_upper_case"):
-        raise ValueError(f"do_upper_case must be False, but in {directory} it is True")
+        raise InputError(f"do_upper_case must be False, but in {directory} it is True")
     path, pieces = directory / "sentencepiece.bpe.model", read_table(directory / "vocab.json", theirs["vocab_size"])
     ids = {"bos": theirs["decoder_start_token_id"], "eos": theirs["eos_token_id"], "pad": theirs["pad_token_id"]}
     opening = [] if forced is None else [forced]

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.errors import InputError
 from transduce.model.attention import CrossAttention
 from transduce.model.transformer import Memory, Transformer
 
@@ -37,10 +38,10 @@ def cross_attention(model: Transformer, memory: Memory, target_in: Int[Tensor, "
     """The cross-attention weights of every layer and head; weights on padding are 0.
 
     Raises:
-        ValueError: the model has no encoder or no decoder.
+        InputError: the model has no encoder or no decoder.
     """
     if model.encoder is None or model.decoder is None:
-        raise ValueError("cross-attention needs an encoder and a decoder, but this model has one of them only")
+        raise InputError("cross-attention needs an encoder and a decoder, but this model has one of them only")
     found: list[Tensor] = []
     with watching((module for module in model.decoder.modules() if isinstance(module, CrossAttention)), found.append):
         model.decoder_states(target_in, memory=memory)

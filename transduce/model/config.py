@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from transduce.config import at_least, check_choices, within
+from transduce.errors import InputError
 from transduce.model.front_ends import Frames as Frames, Tokens as Tokens
 
 Attention = Literal["softmax", "linear"]
@@ -42,7 +43,7 @@ class TransformerConfig:
     language model; an encoder alone is for masked language modelling.
 
     Raises:
-        ValueError: a field is out of its range, or two fields contradict each other.
+        InputError: a field is out of its range, or two fields contradict each other.
     """
 
     encoder: StackConfig | None = None
@@ -150,7 +151,7 @@ class TransformerConfig:
         if self.rotary_bands is not None:
             low, high, n = self.rotary_bands
             if not 0 < low < high or n < 1:
-                raise ValueError(f"rotary_bands must be 0 < low < high and n >= 1, but they are {low}, {high} and {n}")
+                raise InputError(f"rotary_bands must be 0 < low < high and n >= 1, but they are {low}, {high} and {n}")
         check_choices(self)
         self._check_attention()
         self._check_halves()
@@ -161,17 +162,17 @@ class TransformerConfig:
 
     def _check_attention(self) -> None:
         if self.head_width is None and self.d_model % self.n_heads:
-            raise ValueError(f"n_heads must divide d_model, but n_heads={self.n_heads} and d_model={self.d_model}")
+            raise InputError(f"n_heads must divide d_model, but n_heads={self.n_heads} and d_model={self.d_model}")
         if self.n_heads % self.kv_heads:
-            raise ValueError(
+            raise InputError(
                 f"n_kv_heads must divide n_heads, but n_kv_heads={self.n_kv_heads} and n_heads={self.n_heads}"
             )
         if self.positions == "rotary" and self.d_head % 2:
-            raise ValueError(
+            raise InputError(
                 f"rotary positions need heads of an even width, but theirs is {self.d_head}; set head_width"
             )
         if self.attention == "linear" and (self.window is not None or self.positions == "rotary"):
-            raise ValueError(
+            raise InputError(
                 "linear attention sums over all that it sees, without a window and without rotation, but "
                 f"window={self.window} and positions={self.positions!r}; use window=None and other positions, or "
                 "attention='softmax'"
@@ -181,16 +182,16 @@ class TransformerConfig:
 
     def _check_halves(self) -> None:
         if self.encoder is None and self.decoder is None:
-            raise ValueError("a Transformer needs an encoder, a decoder or both, but both are None")
+            raise InputError("a Transformer needs an encoder, a decoder or both, but both are None")
         if self.decoder is not None and not isinstance(self.decoder.input, Tokens):
-            raise ValueError(f"a decoder takes Tokens, but decoder.input={self.decoder.input}")
+            raise InputError(f"a decoder takes Tokens, but decoder.input={self.decoder.input}")
         if self.tie == "all" and self.encoder and self.decoder and self.encoder.input != self.decoder.input:
-            raise ValueError(
+            raise InputError(
                 "tie='all' needs one vocabulary on both sides, "
                 f"but encoder.input={self.encoder.input} and decoder.input={self.decoder.input}; use tie='output'"
             )
         if self.ctc and (self.encoder is None or self.decoder is None):
-            raise ValueError(
+            raise InputError(
                 "ctc=True maps the encoder's memory to the decoder's vocabulary and needs both, "
                 f"but encoder={self.encoder} and decoder={self.decoder}; use ctc=False"
             )
@@ -198,17 +199,17 @@ class TransformerConfig:
     def _check_ctc_layers(self) -> None:
         below = range(1, self.encoder.n_layers) if self.encoder and self.ctc else range(0)
         if list(self.ctc_layers) != sorted({*self.ctc_layers} & {*below}):
-            raise ValueError(
+            raise InputError(
                 "ctc_layers must be layers below the last one of an encoder with ctc=True, in order, but "
                 f"ctc_layers={self.ctc_layers}, ctc={self.ctc} and encoder={self.encoder}"
             )
         if self.ctc_conditioning and not self.ctc_layers:
-            raise ValueError("ctc_conditioning takes place after ctc_layers, but ctc_layers=(); name some")
+            raise InputError("ctc_conditioning takes place after ctc_layers, but ctc_layers=(); name some")
 
     def _check_conformer(self) -> None:
         fits = self.encoder is not None and self.norm_position == "pre" and not self.n_experts
         if self.conformer_kernel and not (fits and self.conformer_kernel % 2):
-            raise ValueError(
+            raise InputError(
                 "Conformer layers make an encoder, pre-norm and without experts, with an odd conformer_kernel, but "
                 f"encoder={self.encoder}, norm_position={self.norm_position!r}, n_experts={self.n_experts} and "
                 f"conformer_kernel={self.conformer_kernel}; use conformer_kernel=0"
@@ -250,10 +251,10 @@ class TransformerConfig:
         """The input of a speech model's encoder.
 
         Raises:
-            ValueError: there is no encoder, or its input is not frames.
+            InputError: there is no encoder, or its input is not frames.
         """
         if self.encoder is None or not isinstance(self.encoder.input, Frames):
-            raise ValueError(f"speech needs an encoder that takes Frames, but encoder={self.encoder}")
+            raise InputError(f"speech needs an encoder that takes Frames, but encoder={self.encoder}")
         return self.encoder.input
 
     @property

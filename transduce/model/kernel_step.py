@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transduce.errors import InputError
 from transduce.kernels import required
 from transduce.model.cache import Cache
 from transduce.model.config import StackConfig, TransformerConfig
@@ -103,10 +104,10 @@ class KernelEncoder(KernelStack):
         """The states; 0 at padding.
 
         Raises:
-            ValueError: the vectors are not of float32.
+            InputError: the vectors are not of float32.
         """
         if vectors.dtype != torch.float32:
-            raise ValueError(f"vectors must be float32, as the weights are, but they are {vectors.dtype}")
+            raise InputError(f"vectors must be float32, as the weights are, but they are {vectors.dtype}")
         x = self.positions(vectors).clone(memory_format=torch.contiguous_format)
         lengths = None if lengths is None else lengths.long().clamp(0, x.size(1)).contiguous()
         rotation = self.rotation(0, x.size(1))
@@ -133,7 +134,7 @@ class KernelStep(KernelStack):
 
         Raises:
             IndexError: a token is not in the vocabulary.
-            ValueError: there are other rows than in the cache, or not as many for each sentence of the memory.
+            InputError: there are other rows than in the cache, or not as many for each sentence of the memory.
         """
         first, tokens = cache.layers[0], target_in.long().contiguous()
         x = self.weight.new_empty(len(tokens), 1, self.stack.d_model)
@@ -153,7 +154,7 @@ class KernelStep(KernelStack):
                 cache.memory_lengths = cache.memory_lengths.long().contiguous()  # as they are, but for the first time
                 past.memory_lengths = cache.memory_lengths.data_ptr()
         if len(x) != len(first.buffers[0]) or (past.n_sentences and len(x) % past.n_sentences):
-            raise ValueError(
+            raise InputError(
                 f"rows must be those of the cache, {len(first.buffers[0])}, and as many for each of "
                 f"{past.n_sentences} sentences, but there are {len(x)}"
             )

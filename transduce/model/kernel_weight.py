@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from transduce.errors import InputError
 from transduce.kernels import required
 
 
@@ -40,10 +41,10 @@ class KernelWeight:
         """x W^T + bias, and where `relu` is set, not below 0.
 
         Raises:
-            ValueError: x is not of float32 and this width: in C++ nobody would notice.
+            InputError: x is not of float32 and this width: in C++ nobody would notice.
         """
         if x.dtype != torch.float32 or x.size(-1) != self.map.inputs:
-            raise ValueError(f"x must be float32 (..., {self.map.inputs}), but it is {x.dtype} {tuple(x.shape)}")
+            raise InputError(f"x must be float32 (..., {self.map.inputs}), but it is {x.dtype} {tuple(x.shape)}")
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], self.map.outputs)
         n_rows, added = x.numel() // self.map.inputs, None if bias is None else bias.data_ptr()

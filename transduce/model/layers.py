@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transduce.errors import InputError
 from transduce.model.attention import CrossAttention, SelfAttention
 from transduce.model.cache import LayerCache
 from transduce.model.config import TransformerConfig
@@ -217,7 +218,7 @@ class Layer(nn.Module):
             return cache.memory
         assert self.cross is not None
         if memory is None:
-            raise ValueError("a decoder with cross-attention needs a memory, but memory=None; call encode() first")
+            raise InputError("a decoder with cross-attention needs a memory, but memory=None; call encode() first")
         projected = self.cross.project(memory)
         if cache is not None:
             cache.memory = projected

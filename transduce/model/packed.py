@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transduce.errors import InputError
 from transduce.kernels import library
 from transduce.model.inputs import TokenInput
 from transduce.model.kernel_step import KernelEncoder, KernelStep
@@ -193,11 +194,11 @@ def pack(model: Transformer, *, int8: bool = False) -> Transformer:
         int8: round the large matrices to 8-bit integers; what is small, norms, tables, routers and CTC stay float32.
 
     Raises:
-        ValueError: int8 is wanted where this machine or this PyTorch has no kernels for it.
+        InputError: int8 is wanted where this machine or this PyTorch has no kernels for it.
     """
     dtype = next(model.parameters()).dtype
     if int8 and not (dtype == torch.float32 and can_pack(model.device, torch.int8)):
-        raise ValueError(
+        raise InputError(
             "int8 computes with float32 on a CPU, in C++ or with kernels of oneDNN, but this is "
             f"{dtype} on {model.device} with PyTorch {torch.__version__}; use fp32 or bf16"
         )

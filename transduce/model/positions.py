@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transduce.errors import InputError
 from transduce.model.config import Sinusoids, TransformerConfig
 
 
@@ -109,14 +110,14 @@ class Positions(nn.Module):
         """x plus the positions start ... start + T - 1.
 
         Raises:
-            ValueError: learned positions end before start + T.
+            InputError: learned positions end before start + T.
         """
         stop = start + x.size(1)
         if self.kind in ("none", "rotary"):
             return x
         if self.learned is not None:
             if stop > len(self.learned):
-                raise ValueError(
+                raise InputError(
                     f"learned positions end at max_positions={len(self.learned)}, but the sequence has {stop}"
                 )
             return x + self.learned[start:stop]

@@ -3,6 +3,7 @@
 import torch
 
 from transduce.device import memory
+from transduce.errors import InputError
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 
 TRAINING = 16
@@ -64,7 +65,7 @@ def check_fits(config: TransformerConfig, device: torch.device, *, bytes_each: i
         bytes_each: bytes a parameter, such as TRAINING or INFERENCE.
 
     Raises:
-        ValueError: it cannot.
+        InputError: it cannot.
     """
     n, has = n_parameters(config), memory(device)
     halves = [config.of(stack) for stack in (config.encoder, config.decoder) if stack is not None]
@@ -72,7 +73,7 @@ def check_fits(config: TransformerConfig, device: torch.device, *, bytes_each: i
     wanted = n * bytes_each + table
     if has is not None and wanted > has:
         what = "training takes" if bytes_each > INFERENCE else "its weights take"
-        raise ValueError(
+        raise InputError(
             f"a model must fit into memory, but this one has {n:,} parameters and {what} {_gib(wanted)}, "
             f"where {device} has {_gib(has)}; take fewer layers or smaller ones"
         )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transduce.device import without_cudnn_attention
+from transduce.errors import InputError
 from transduce.model.cache import Cache, LayerCache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.conformer import ConformerLayer
@@ -146,7 +147,7 @@ class Transformer(nn.Module):
         """Logits of the next token at every target position (of every source position in an encoder alone).
 
         Raises:
-            ValueError: an encoder without a source, a decoder without target_in, or a source without an encoder.
+            InputError: an encoder without a source, a decoder without target_in, or a source without an encoder.
         """
         memory = None
         if source is not None or self.encoder is not None:
@@ -155,7 +156,7 @@ class Transformer(nn.Module):
             assert memory is not None
             return self.project(memory.states)
         if target_in is None:
-            raise ValueError("this model has a decoder, so it needs target_in, but target_in=None")
+            raise InputError("this model has a decoder, so it needs target_in, but target_in=None")
         return self.decode(target_in, memory=memory)
 
     def encode(
@@ -174,12 +175,12 @@ class Transformer(nn.Module):
             heard: the logits (B, S, V) of the CTC head for each of the config's ctc_layers are appended to it.
 
         Raises:
-            ValueError: there is no source, or this model has no encoder.
+            InputError: there is no source, or this model has no encoder.
         """
         if self.encoder is None or self.source_input is None:
-            raise ValueError("this model has no encoder, so it takes no source; give the text as target_in")
+            raise InputError("this model has no encoder, so it takes no source; give the text as target_in")
         if source is None:
-            raise ValueError("this model has an encoder, so it needs a source, but source=None")
+            raise InputError("this model has an encoder, so it needs a source, but source=None")
         vectors, lengths = self.source_input(source, source_lengths)
         reads = self.ctc_condition is not None or (heard is not None and self.config.ctc_layers)
         between = partial(self._between, heard) if reads else None
@@ -221,7 +222,7 @@ class Transformer(nn.Module):
             balance: as in `encode`.
         """
         if self.decoder is None or self.target_input is None:
-            raise ValueError("decode() needs a decoder, but this model was built with decoder=None")
+            raise InputError("decode() needs a decoder, but this model was built with decoder=None")
         vectors, _ = self.target_input(target_in)
         return self.decoder(vectors, lengths=lengths, memory=memory, cache=cache, balance=balance)
 
@@ -229,10 +230,10 @@ class Transformer(nn.Module):
         """States to logits of the vocabulary, without the padding rows of the table.
 
         Raises:
-            ValueError: the model is an encoder alone over frames, which has no vocabulary.
+            InputError: the model is an encoder alone over frames, which has no vocabulary.
         """
         if self.output is None:
-            raise ValueError("logits need a vocabulary, but this model has only an encoder over frames; use states()")
+            raise InputError("logits need a vocabulary, but this model has only an encoder over frames; use states()")
         return F.linear(states, self.output[: self.vocab_size], self.output_bias)
 
     def projection(self, ids: Int[Tensor, " U"]) -> Callable[[Float[Tensor, "*B D"]], Float[Tensor, "*B U"]]:
@@ -250,18 +251,18 @@ class Transformer(nn.Module):
         They are computed in the type of the weights, also under autocast.
 
         Raises:
-            ValueError: this model has no CTC head.
+            InputError: this model has no CTC head.
         Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition.
         """
         if self.ctc is None:
-            raise ValueError("ctc_logits() needs a CTC head, but this model was built with ctc=False")
+            raise InputError("ctc_logits() needs a CTC head, but this model was built with ctc=False")
         with torch.autocast(memory_states.device.type, enabled=False):
             return self.ctc(memory_states.to(self.ctc.weight.dtype))
 
     def new_cache(self) -> Cache:
         """A new, empty cache for `decode`."""
         if self.decoder is None:
-            raise ValueError("a cache belongs to a decoder, but this model was built with decoder=None")
+            raise InputError("a cache belongs to a decoder, but this model was built with decoder=None")
         return Cache(len(self.decoder.layers))
 
     @property

@@ -122,7 +122,7 @@ class BleuMeasure(TranslationMeasure):
         """BLEU of sacrebleu; it warns where no reference is long enough.
 
         Raises:
-            ValueError: this tokenization needs a library that is not installed.
+            InputError: this tokenization needs a library that is not installed.
         """
         named = self.tokenize or tokenization(line for lines in references for line in lines)
         check_tokenization(named)

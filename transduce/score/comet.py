@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from transduce.errors import InputError
 from transduce.score.bootstrap import SEED, p_value, resampled_sums
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples
 
@@ -31,15 +32,15 @@ class CometMeasure(Measure):
         """The measure for outputs of these sources.
 
         Raises:
-            ValueError: unbabel-comet is not installed, or the sources are no text.
+            InputError: unbabel-comet is not installed, or the sources are no text.
         """
         if find_spec("comet") is None:
-            raise ValueError(
+            raise InputError(
                 "COMET needs unbabel-comet, but it is not installed; pip install 'transduce[comet]' in an environment of "
                 "its own, without constraints.txt, as it wants numpy below 2"
             )
         if sources is None:
-            raise ValueError("COMET reads source texts, but the sources are sound; name another measure, such as bleu")
+            raise InputError("COMET reads source texts, but the sources are sound; name another measure, such as bleu")
         return replace(self, sources=sources)
 
     def __call__(self, hypotheses: Lines, references: Lines, *, resamples: int = 1000) -> Score:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from transduce.errors import InputError
 from transduce.score.bleu import BleuMeasure, bleu, bleu_lowercase, chrf, chrf_words, ter
 from transduce.score.comet import comet
 from transduce.score.score import Measure
@@ -16,9 +17,9 @@ def get_measure(name: str, tokenize: Tokenization | None = None) -> Measure:
     """The measure of this name; BLEU counts tokens of this kind.
 
     Raises:
-        ValueError: there is none.
+        InputError: there is none.
     """
     if name not in MEASURES:
-        raise ValueError(f"a measure must be one of {', '.join(MEASURES)}, but it is {name!r}; name one of these")
+        raise InputError(f"a measure must be one of {', '.join(MEASURES)}, but it is {name!r}; name one of these")
     measure = MEASURES[name]
     return replace(measure, tokenize=tokenize) if isinstance(measure, BleuMeasure) else measure

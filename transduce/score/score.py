@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from transduce.errors import InputError
+
 Lines = Sequence[str]
 """One text per line."""
 
@@ -74,7 +76,7 @@ class Measure(ABC):
             resamples: bootstrap draws of the lines for the interval; 0 leaves the interval out.
 
         Raises:
-            ValueError: no lines, different numbers of lines, or 0 < `resamples` < 100.
+            InputError: no lines, different numbers of lines, or 0 < `resamples` < 100.
         """
 
     @abstractmethod
@@ -82,7 +84,7 @@ class Measure(ABC):
         """Tell whether `hypotheses` and `other` differ by more than the choice of lines explains: paired bootstrap.
 
         Raises:
-            ValueError: as for a score, or `resamples` is below 100.
+            InputError: as for a score, or `resamples` is below 100.
         Source: Koehn (2004), Statistical significance tests for machine translation evaluation.
         """
 
@@ -96,15 +98,15 @@ def check_lines(sides: Mapping[str, Lines]) -> None:
     """Check that line k of one side can belong to line k of every other; the keys name the sides in the error.
 
     Raises:
-        ValueError: a side is one string or empty, or the numbers of lines differ.
+        InputError: a side is one string or empty, or the numbers of lines differ.
     """
     (first, lines), *_ = sides.items()
     for name, side in sides.items():
         if isinstance(side, str) or not side:
             found = f"one string, {side[:40]!r}" if side else "empty"
-            raise ValueError(f"every side of a score must be a list of at least one line, but {name} is {found}")
+            raise InputError(f"every side of a score must be a list of at least one line, but {name} is {found}")
         if len(side) != len(lines):
-            raise ValueError(
+            raise InputError(
                 f"hypotheses and references must have the same number of lines, but {first} has {len(lines)} "
                 f"and {name} has {len(side)}; look for lines lost, added or split on the way"
             )
@@ -114,8 +116,8 @@ def check_resamples(resamples: int, *, compared: bool) -> None:
     """Check a number of bootstrap draws.
 
     Raises:
-        ValueError: it is below 100, and not the 0 that leaves out the interval of a single score.
+        InputError: it is below 100, and not the 0 that leaves out the interval of a single score.
     """
     if resamples < 100 and (compared or resamples != 0):
         zero = "" if compared else ", or 0 for no interval"
-        raise ValueError(f"resamples must be at least 100{zero}, but resamples={resamples}; 1000 is usual")
+        raise InputError(f"resamples must be at least 100{zero}, but resamples={resamples}; 1000 is usual")

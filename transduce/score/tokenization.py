@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Literal, get_args
 
+from transduce.errors import InputError
+
 Tokenization = Literal["13a", "zh", "ja-mecab", "ko-mecab", "char", "intl", "flores200", "none"]
 """Names of sacrebleu: how text becomes the tokens whose n-grams BLEU counts."""
 
@@ -57,11 +59,11 @@ def check_tokenization(name: Tokenization) -> None:
     """Check that the library of a tokenization is installed.
 
     Raises:
-        ValueError: it is not.
+        InputError: it is not.
     """
     if not is_installed(name):
         module, extra = LIBRARIES[name]
-        raise ValueError(
+        raise InputError(
             f"--tokenize {name} needs the library {module}, which is not installed; "
             f"pip install 'sacrebleu[{extra}]', or name --tokenize char"
         )

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from jiwer import CharacterOutput, WordOutput
 
+from transduce.errors import InputError
 from transduce.score.alignment import NOUN, Errors, Unit, align, all_errors, count_errors
 from transduce.score.bootstrap import SEED, p_value, resampled_sums
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples, counted
@@ -58,7 +59,7 @@ class ErrorRate(Score):
         """The errors of the utterances, by the label that each has; the group with the highest rate stands first.
 
         Raises:
-            ValueError: there are more labels than utterances, or fewer.
+            InputError: there are more labels than utterances, or fewer.
         """
         groups: dict[str, list[Errors]] = defaultdict(list)
         for label, errors in zip(labels, self.utterances, strict=True):
@@ -104,7 +105,7 @@ class ErrorRateMeasure(Measure):
 
     def __post_init__(self) -> None:
         if self.normalize and self.english:
-            raise ValueError(
+            raise InputError(
                 "text is normalized in one way, but normalize=True and english=True; leave one of them out"
             )
 
@@ -112,7 +113,7 @@ class ErrorRateMeasure(Measure):
         """The rate of all utterances together, with its 95 % interval.
 
         Raises:
-            ValueError: as for every measure, or no reference has a token.
+            InputError: as for every measure, or no reference has a token.
         """
         check_lines({"hypotheses": hypotheses, "references": references})
         check_resamples(resamples, compared=False)
@@ -123,7 +124,7 @@ class ErrorRateMeasure(Measure):
         errors = all_errors(utterances)
         if errors.n_reference == 0:
             after = " after normalization" if normalizer else ""
-            raise ValueError(
+            raise InputError(
                 f"an error rate needs at least one {NOUN[self.unit]} in the references, "
                 f"but all {len(references)} are blank{after}; look for a wrong file or column"
             )
@@ -200,13 +201,13 @@ def english_normalizer() -> Callable[[str], str]:
     """Whisper's normalization of English: case, punctuation, fillers, contractions, numbers, British spelling.
 
     Raises:
-        ValueError: the library whisper-normalizer is not installed.
+        InputError: the library whisper-normalizer is not installed.
     Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision, appendix C.
     """
     try:
         from whisper_normalizer.english import EnglishTextNormalizer
     except ImportError as error:
-        raise ValueError(
+        raise InputError(
             "Whisper's normalization of English needs the library whisper-normalizer, which is not installed; "
             "pip install whisper-normalizer, or use --normalize"
         ) from error

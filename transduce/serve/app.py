@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from transduce.errors import InputError
 from transduce.serve import audio, completions, libretranslate, page
 from transduce.serve.body import Access, Bounds, Leaving
 from transduce.serve.config import ServeConfig
@@ -75,7 +76,7 @@ def create_app(
     app.add_middleware(Bounds, config=config)
     if cors:
         app.add_middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=["*"])
-    for kind in (AnyHTTPException, RequestValidationError, ValueError, Busy, Late, Exception):
+    for kind in (AnyHTTPException, RequestValidationError, InputError, Busy, Late, Exception):
         app.add_exception_handler(kind, _refused)
     for router in (audio.router, audio.whisper, libretranslate.router, completions.router, page.router):
         app.include_router(router)

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from transduce.data.speech.audio import audio_blocks
+from transduce.errors import InputError
 from transduce.serve.body import body, content, described
 from transduce.serve.config import ServeConfig
 from transduce.serve.engine import Ask
@@ -126,7 +127,7 @@ async def heard(raw: bytes, transcriber: Transcriber, config: ServeConfig) -> Sa
     """The samples of a sound file, which is decoded no further than sound may last, and their rate.
 
     Raises:
-        ValueError: it is no sound, or too long.
+        InputError: it is no sound, or too long.
     """
     rate = transcriber.feature_extractor.config.sample_rate  # type: ignore[union-attr]
 
@@ -142,9 +143,9 @@ async def heard(raw: bytes, transcriber: Transcriber, config: ServeConfig) -> Sa
 
 
 def check_seconds(seconds: float, config: ServeConfig) -> None:
-    """Raise ValueError where sound lasts too long."""
+    """Raise InputError where sound lasts too long."""
     if seconds > config.seconds:
-        raise ValueError(f"sound may last {config.seconds:g} s, but the file lasts longer; send it in parts")
+        raise InputError(f"sound may last {config.seconds:g} s, but the file lasts longer; send it in parts")
 
 
 async def transcribed(served: Served, sound: Samples, details: Details | None = None) -> Transcript:

@@ -123,7 +123,7 @@ def _checked(asked: Complete, config: ServeConfig) -> GenerationConfig:
 
     Raises:
         HTTPException: too much is asked, or what there is not.
-        ValueError: numbers do not go together.
+        InputError: numbers do not go together.
     """
     if unknown := [name for name in UNKNOWN if getattr(asked, name)]:
         raise HTTPException(400, f"this server does not know {', '.join(unknown)}; leave it out")

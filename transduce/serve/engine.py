@@ -10,6 +10,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+from transduce.errors import InputError
 from transduce.serve.config import ServeConfig
 
 logger = logging.getLogger("transduce")
@@ -71,7 +72,7 @@ class Ask:
 
         Raises:
             Late: the deadline has passed.
-            ValueError: the input is at fault.
+            InputError: the input is at fault.
         """
         try:
             while True:
@@ -108,7 +109,7 @@ class _Job:
             asks = [self.asks[i] for i in sorted(self._open)]
             if len(self.asks) > 1:
                 return asks
-            if not isinstance(error, ValueError):
+            if not isinstance(error, InputError):
                 logger.exception("a request failed")
             asks[0].put(error)
             return []

@@ -9,6 +9,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from transduce.errors import InputError
 from transduce.serve.engine import Busy, Late
 
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -57,7 +58,7 @@ def told(error: Exception) -> tuple[int, str, dict[str, str]]:
             return 400, f"{'.'.join(map(str, wrong['loc'])) or 'the request'}: {wrong['msg']}; correct it", {}
         case HTTPException():
             return error.status_code, str(error.detail), dict(error.headers or {})
-        case ValueError():
+        case InputError():
             return 400, str(error), {}
     return 500, "the server failed, and its log says why; please report it", {}
 

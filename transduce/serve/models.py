@@ -9,6 +9,7 @@ from time import time
 from typing import Any
 
 from transduce.data.speech.features import FeatureExtractor
+from transduce.errors import InputError
 from transduce.serve.config import ServeConfig
 from transduce.serve.engine import END, Ask, Engine
 from transduce.tasks.config import GenerationConfig
@@ -38,13 +39,13 @@ def languages_of(experiment: dict[str, Any], given: str = "") -> Languages:
     """The languages of a run that translates: as they are given, "en-de", or as the endings of its training files are.
 
     Raises:
-        ValueError: they are not known.
+        InputError: they are not known.
     """
     corpus = experiment.get("corpus", {})
     pair = [corpus.get(side) or corpus.get(f"train_{side}") or "" for side in ("source", "target")]
     codes = given.split("-", 1) if given else [str(each).removesuffix(".gz").split(".")[-1] for each in pair]
     if len(codes) != 2 or not all(LANGUAGE.fullmatch(code) for code in codes):
-        raise ValueError(
+        raise InputError(
             f"a run that translates needs its languages, such as en-de, but there is {given or ' and '.join(codes)!r}; add "
             "--languages en-de, one for each run that translates"
         )
@@ -113,7 +114,7 @@ def _look(translator: Translator, line: str, output: Output) -> Alignment | None
         return None
     try:
         return translator.align([line], [output])[0]
-    except ValueError:  # longer than learned positions
+    except InputError:  # longer than learned positions
         return None
 
 
@@ -122,14 +123,14 @@ def _transcribed(transcriber: Transcriber, details: Details, sounds: list[Any]) 
     if len(sounds) == 1:
         for sound in transcriber.read(sounds, transcriber.decoding):
             if sound.error:
-                raise ValueError(sound.error)
+                raise InputError(sound.error)
             yield from ((0, segment) for segment in transcriber.in_order(sound, details=details))
         yield 0, END
         return
     read = transcriber.read(sounds, transcriber.decoding)
     for i, transcript in enumerate(transcriber.transcripts(read, transcriber.decoding, details=details)):
         yield from ((i, segment) for segment in transcript.segments)
-        yield i, ValueError(transcript.error) if transcript.error else END
+        yield i, InputError(transcript.error) if transcript.error else END
 
 
 @dataclass(frozen=True)
@@ -196,12 +197,12 @@ def check_served(task: object, name: str) -> Task:
     """What can be served.
 
     Raises:
-        ValueError: it fills masks, or hears vectors.
+        InputError: it fills masks, or hears vectors.
     """
     if not isinstance(task, Translator | Transcriber | TextGenerator):
-        raise ValueError(f"a server translates, transcribes and generates, but {name} fills masks; leave it out")
+        raise InputError(f"a server translates, transcribes and generates, but {name} fills masks; leave it out")
     if isinstance(task, Transcriber) and not isinstance(task.feature_extractor, FeatureExtractor):
-        raise ValueError(f"a server hears sound, but {name} takes vectors; leave it out")
+        raise InputError(f"a server hears sound, but {name} takes vectors; leave it out")
     return task
 
 

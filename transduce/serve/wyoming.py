@@ -15,6 +15,7 @@ from wyoming.error import Error
 from wyoming.event import Event, async_read_event, async_write_event
 from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info
 
+from transduce.errors import InputError
 from transduce.serve.audio import FIRST, check_seconds, chosen, transcribed
 from transduce.serve.config import ServeConfig
 from transduce.serve.errors import told
@@ -38,7 +39,7 @@ class _Bounded(asyncio.StreamReader):
     async def readexactly(self, n: int) -> bytes:
         """So many bytes."""
         if n > self._n_bytes:
-            raise ValueError(f"a part of an event may have {self._n_bytes} bytes, but it has {n}; send smaller chunks")
+            raise InputError(f"a part of an event may have {self._n_bytes} bytes, but it has {n}; send smaller chunks")
         return await self._from.readexactly(n)
 
 
@@ -77,7 +78,7 @@ class _Talk:
             or len(chunk.audio) % (chunk.width * chunk.channels)
             or [form] != before
         ):
-            raise ValueError(
+            raise InputError(
                 "sound must be whole samples of 2 or 4 bytes, all in one format, but a chunk has "
                 f"{len(chunk.audio)} bytes, rate {form[0]}, width {form[1]} and channels {form[2]}; send 16 bits at 16000 Hz"
             )
@@ -85,7 +86,7 @@ class _Talk:
         self.n_bytes += len(chunk.audio)
         check_seconds(self.n_bytes / (chunk.rate * chunk.width * chunk.channels), self.config)
         if self.n_bytes > self.config.upload_mb * 1e6:
-            raise ValueError(f"sound may have {self.config.upload_mb:g} MB, but it has more; send it in parts")
+            raise InputError(f"sound may have {self.config.upload_mb:g} MB, but it has more; send it in parts")
 
     async def _text(self, chunks: list[AudioChunk]) -> str:
         served = chosen(self.served, self.name or FIRST)

@@ -115,7 +115,7 @@ def model_card(directory: Path) -> str:
     """The card of a run, in Markdown, with the header that the hub reads.
 
     Raises:
-        ValueError: the directory is no run.
+        InputError: the directory is no run.
     """
     run = load_run(directory)
     recipe, fields = recipe_of(run), fields_of(run)
@@ -211,7 +211,7 @@ def write_card(directory: Path) -> Path:
     """Write a run's MODEL_CARD.md, unless somebody has changed the one that is there.
 
     Raises:
-        ValueError: the directory is no run.
+        InputError: the directory is no run.
     """
     path = directory / MODEL_CARD
     if not path.exists() or is_unchanged(path.read_text("utf-8", errors="replace")):

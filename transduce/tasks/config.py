@@ -7,6 +7,7 @@ import numpy as np
 
 from transduce.config import at_least, check_choices, divides, within
 from transduce.decode.config import RulesConfig, SamplingConfig
+from transduce.errors import InputError
 
 RULES = {each.name for each in fields(RulesConfig)}
 """Fields of SearchConfig that say what may come out."""
@@ -22,10 +23,10 @@ def check_lengths(min_length: int, max_length: int) -> None:
     """Check that a length can be neither below one bound nor above the other; 0 is no bound.
 
     Raises:
-        ValueError: the lower one is the higher one.
+        InputError: the lower one is the higher one.
     """
     if max_length and min_length > max_length:
-        raise ValueError(
+        raise InputError(
             f"min_length must be at most max_length, but min_length={min_length} and max_length={max_length}; change one"
         )
 
@@ -128,7 +129,7 @@ class SearchConfig(RulesConfig):
         at_least(0, split_length=self.split_length, min_seconds=self.min_seconds, margin=self.margin)
         at_least(1.0, max_seconds=self.max_seconds)
         if self.min_seconds > self.max_seconds:
-            raise ValueError(
+            raise InputError(
                 f"min_seconds must be at most max_seconds, but min_seconds={self.min_seconds} and "
                 f"max_seconds={self.max_seconds}; change one"
             )
@@ -142,13 +143,13 @@ class SearchConfig(RulesConfig):
         drawn = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
         if not self.sample and tuple(drawn.values()) != (1.0, 0, 1.0):
             told = ", ".join(f"{name}={value}" for name, value in drawn.items())
-            raise ValueError(f"temperature, top_k and top_p are of sampling, but {told} and sample=False; add sample")
+            raise InputError(f"temperature, top_k and top_p are of sampling, but {told} and sample=False; add sample")
         if self.sample and self.beam_groups > 1:
-            raise ValueError(
+            raise InputError(
                 f"a sample has no beam, but sample=True and beam_groups={self.beam_groups}; leave one of them out"
             )
         if self.mbr != "none" and self.beam_size == 1:
-            raise ValueError(
+            raise InputError(
                 f"mbr={self.mbr} chooses among beam_size hypotheses or samples, but beam_size=1; try beam_size=32 and sample"
             )
 
@@ -166,15 +167,15 @@ class SearchConfig(RulesConfig):
         """The same with other settings. A beam too narrow for n_best becomes as wide, unless beam_size is named too.
 
         Raises:
-            ValueError: there is no such setting, or its value is out of its range.
+            InputError: there is no such setting, or its value is out of its range.
         """
         names = [each.name for each in fields(self)]
         for name in settings:
             if name not in names:
-                raise ValueError(f"a search setting must be one of {', '.join(names)}, but it is {name!r}")
+                raise InputError(f"a search setting must be one of {', '.join(names)}, but it is {name!r}")
         for name in ("suppress", "suppress_first", "forbid"):
             if isinstance(given := settings.get(name, ()), str):
-                raise ValueError(f"{name} takes a list, but got {given!r:.40}; put it into brackets")
+                raise InputError(f"{name} takes a list, but got {given!r:.40}; put it into brackets")
             settings |= {name: tuple(given)} if name in settings else {}
         if "n_best" in settings:
             settings.setdefault("beam_size", max(self.beam_size, settings["n_best"]))
@@ -221,12 +222,12 @@ class GenerationConfig(RulesConfig, SamplingConfig):
         sampling = {each.name: getattr(self, each.name) for each in fields(SamplingConfig)}
         if self.beam_size > 1 and (SamplingConfig(**sampling) != SamplingConfig() or self.n > self.beam_size):
             told = ", ".join(f"{name}={value}" for name, value in {**sampling, "n": self.n}.items())
-            raise ValueError(
+            raise InputError(
                 "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k and top_p alone and "
                 f"n <= beam_size, but {told}, beam_size={self.beam_size}"
             )
         if self.beam_size == 1 and self.temperature == 0 and self.n > 1:
-            raise ValueError(
+            raise InputError(
                 f"greedy search has one text per prompt, but n={self.n} at temperature=0; "
                 "raise the temperature, or use beam_size"
             )

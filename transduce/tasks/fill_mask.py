@@ -10,6 +10,7 @@ from transduce.data.batch import pad
 from transduce.data.text.language import encode_text
 from transduce.data.text.masking import encode_masked, mask_id
 from transduce.data.text.tokenizers import Tokenizer
+from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.search import check_list, in_batches, last_position, one_line
@@ -22,12 +23,12 @@ class FillMask:
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         encoder = model.config.encoder
         if encoder is None or model.config.decoder is not None or not isinstance(encoder.input, Tokens):
-            raise ValueError(
+            raise InputError(
                 "masks are filled by an encoder alone over tokens, but this model has "
                 f"encoder={encoder} and decoder={model.config.decoder}; use td.load(directory)"
             )
         if encoder.input.vocab_size <= mask_id(tokenizer):
-            raise ValueError(
+            raise InputError(
                 "the model must have every id of its tokenizer and the mask symbol behind them, but "
                 f"it has {encoder.input.vocab_size} ids and the tokenizer {tokenizer.vocab_size}"
             )
@@ -65,14 +66,14 @@ class FillMask:
         A tokenizer with BOS and EOS puts them around every line.
 
         Raises:
-            ValueError: a line has no token, or is longer than learned positions.
+            InputError: a line has no token, or is longer than learned positions.
         """
         check_list(lines, "encode takes a list of lines")
         rows: list[Source] = [encode_text(self.tokenizer, line).tolist() for line in lines]
         for number, row in enumerate(rows, start=1):
             check_positions(f"line {number}", len(row), last_position(self.model))
             if not len(row):
-                raise ValueError(f"a line must have a token to encode, but line {number} has none; leave it out")
+                raise InputError(f"a line must have a token to encode, but line {number} has none; leave it out")
         return encoder_states(self.model, rows, batch_tokens)
 
     @torch.no_grad()

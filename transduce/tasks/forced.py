@@ -14,6 +14,7 @@ from torch import Tensor
 from transduce.data.batch import pad
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.hypothesis import length_penalty
+from transduce.errors import InputError
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Memory, Transformer
 from transduce.plot import attention_map
@@ -93,7 +94,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
         """What flows into the encoder, for every input.
 
         Raises:
-            ValueError: one of them cannot be used.
+            InputError: one of them cannot be used.
         """
 
     def source_tokens(self, source: Source) -> list[str]:
@@ -126,7 +127,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
         Text has a position per token and one for the end; sound, one per stack of frames.
 
         Raises:
-            ValueError: an input cannot be used, or is longer than learned positions; or this is an ensemble.
+            InputError: an input cannot be used, or is longer than learned positions; or this is an ensemble.
         """
         self._check_alone("encode")
         there = self.with_decoding(self.decoding.changed(**settings))
@@ -140,7 +141,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
         of SearchConfig, such as target_language="de".
 
         Raises:
-            ValueError: there are not as many texts as inputs, or one of either cannot be used.
+            InputError: there are not as many texts as inputs, or one of either cannot be used.
         """
         there = self.with_decoding(self.decoding.changed(**settings))
         return there._token_scores(there._checked(inputs), there._targets(inputs, texts))
@@ -184,13 +185,13 @@ class ForcedDecoding(ABC, Generic[InputT]):
             The outputs with these scores, the best first; else they stay as they are.
 
         Raises:
-            ValueError: as for `score`; or `backwards`, but this run takes sound.
+            InputError: as for `score`; or `backwards`, but this run takes sound.
         """
         rows = [(row, given, out) for row, (given, each) in enumerate(zip(inputs, lists, strict=True)) for out in each]
         decoding = self.decoding.changed(**settings)
         givens, texts = [given for _, given, _ in rows], [output.text for *_, output in rows]
         if backwards and self.position_seconds is not None:
-            raise ValueError(
+            raise InputError(
                 "backwards asks how likely an input comes of an output, but this run takes sound; load one of text"
             )
         scores = self.score(*((texts, givens) if backwards else (givens, texts)), **settings)
@@ -205,7 +206,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
         """Where the decoder looks in each input while it is made to write the text, or an output in its own tokens.
 
         Raises:
-            ValueError: as for `score`; or this is an ensemble.
+            InputError: as for `score`; or this is an ensemble.
         """
         self._check_alone("align")
         there = self.with_decoding(self.decoding.changed(**settings))
@@ -227,9 +228,9 @@ class ForcedDecoding(ABC, Generic[InputT]):
         return [found[row] for row in range(len(sources))]
 
     def _check_alone(self, name: str) -> None:
-        """Raise ValueError where this is an ensemble."""
+        """Raise InputError where this is an ensemble."""
         if len(self.models) > 1:
-            raise ValueError(
+            raise InputError(
                 f"{name} asks one model, but this is an ensemble of {len(self.models)}; load one run alone for it"
             )
 
@@ -273,7 +274,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
         """Ids of the texts, with their ends."""
         check_list(texts, "given outputs are a list of texts")
         if len(inputs) != len(texts):
-            raise ValueError(
+            raise InputError(
                 f"every input has one given text, but there are {len(inputs)} inputs and {len(texts)} texts"
             )
         given = self.tokenizer.with_eos(self.tokenizer.encode([text for text in texts if isinstance(text, str)]))

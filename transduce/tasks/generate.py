@@ -15,6 +15,7 @@ from transduce.decode.constraints import Constraints
 from transduce.decode.joint import combined
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer, Scorer
+from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import GenerationConfig
@@ -36,10 +37,10 @@ class Generator:
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         config = model.config
         if config.encoder is not None or config.decoder is None:
-            raise ValueError("a generator takes a decoder alone, but this model has an encoder; use td.load(directory)")
+            raise InputError("a generator takes a decoder alone, but this model has an encoder; use td.load(directory)")
         assert isinstance(config.decoder.input, Tokens)
         if config.decoder.input.vocab_size < tokenizer.vocab_size:
-            raise ValueError(
+            raise InputError(
                 "the model must have every id of its tokenizer, but "
                 f"it has {config.decoder.input.vocab_size} and the tokenizer {tokenizer.vocab_size}"
             )
@@ -105,11 +106,11 @@ class Generator:
             text_number: its k.
 
         Raises:
-            ValueError: beam search, which knows no text before its end.
+            InputError: beam search, which knows no text before its end.
         """
         config = config or GenerationConfig()
         if config.beam_size > 1:
-            raise ValueError(
+            raise InputError(
                 f"a text comes piece by piece if it is sampled, but beam_size={config.beam_size}; set it to 1, or use "
                 "generate"
             )
@@ -135,7 +136,7 @@ class Generator:
         those that the models give it.
 
         Raises:
-            ValueError: a text is longer than learned positions; `measure_perplexity` takes windows of it.
+            InputError: a text is longer than learned positions; `measure_perplexity` takes windows of it.
         """
         check_list(texts, "score takes a list of texts")
         found = []

@@ -7,6 +7,7 @@ from pathlib import Path
 from transduce.data.text.lines import read_lines
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.decode.lexicon import Lexicon
+from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.run import LEXICON as FILE
 from transduce.tasks.phrases import normalized, vocabulary
@@ -29,16 +30,16 @@ def lexicon(tokenizer: Tokenizer, words: tuple[str, ...]) -> Lexicon:
     """The words as the tokenizer normalizes them.
 
     Raises:
-        ValueError: none of them has tokens.
+        InputError: none of them has tokens.
     """
     found = set[bytes]()
     for word in words:
         try:
             found |= {*normalized(tokenizer, word).split()}
-        except ValueError:  # what has no tokens cannot come out
+        except InputError:  # what has no tokens cannot come out
             continue
     if not found:
-        raise ValueError(
+        raise InputError(
             f"known words must be such as the run's tokenizer can spell, but of {len(words)} it can spell none; write others into "
             f"the run's {FILE}, or say words=any"
         )

@@ -17,6 +17,7 @@ from transduce.data.text.tokenizer import Tokenizer
 from transduce.data.text.tokenizers import same_tokens
 from transduce.decode.joint import combined
 from transduce.decode.ngram import KenLM, NGrams, NGramScorer, is_binary
+from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.packed import pack
 from transduce.model.static import make_static
@@ -56,7 +57,7 @@ def load(
     cannot be trained; `load_model` gives weights that can.
 
     Raises:
-        ValueError: a directory is not a whole run, runs do not go together, or int8 is wanted where there are no kernels
+        InputError: a directory is not a whole run, runs do not go together, or int8 is wanted where there are no kernels
             for it.
     """
     first, *rest = paths(directory)
@@ -66,11 +67,11 @@ def load(
         _check_together(first, found, path, other)
     if others:
         if isinstance(found, FillMask):
-            raise ValueError(f"an ensemble writes text, but {first} {KINDS[FillMask][1]}; name one run")
+            raise InputError(f"an ensemble writes text, but {first} {KINDS[FillMask][1]}; name one run")
         found.models = tuple(each.model for each in (found, *others))
     if lm is not None:
         if not isinstance(found, Translator | Transcriber):
-            raise ValueError(
+            raise InputError(
                 f"a language model stands beside what translates or transcribes, but {first} {KINDS[type(found)][1]}"
             )
         found.lm = load_lm(Path(lm), first, found, device, torch.float32 if dtype == torch.int8 else dtype)
@@ -83,12 +84,12 @@ def load_lm(
     """The language model of a run directory, or of n-grams in an ARPA file or a binary of KenLM, that stands beside another run.
 
     Raises:
-        ValueError: it is neither, or it has other tokens.
+        InputError: it is neither, or it has other tokens.
     """
     tokenizer, target_device = beside.tokenizer, beside.model.device
     bos, eos = tokenizer.required("bos_id", "eos_id")
     if not path.exists():
-        raise ValueError(
+        raise InputError(
             f"a language model is a run directory or a file of n-grams, but {path} does not exist; check the path"
         )
     if path.is_file():
@@ -99,12 +100,12 @@ def load_lm(
             ngrams: NGrams | KenLM = (
                 KenLM(path, tokens, **marks) if binary else NGrams(each_line(path), tokens, **marks)
             )
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
         return LanguageModel(partial(NGramScorer, ngrams))
     generator = load_generator(path, device, dtype)
     if not same_tokens(tokenizer, generator.tokenizer) or generator.model.vocab_size != beside.model.vocab_size:
-        raise ValueError(
+        raise InputError(
             f"a language model must have the tokens of the run that it stands beside, but {path} has others than {run}; train it "
             "with --tokenizer and the target's tokenizer file of that run"
         )
@@ -116,25 +117,25 @@ def paths(directory: Directories) -> list[Path]:
     """The runs of an ensemble, or the only one; what is on the hub is downloaded.
 
     Raises:
-        ValueError: there is none.
+        InputError: there is none.
     """
     found = [on_disk(each) for each in ([directory] if isinstance(directory, Path | str) else directory)]
     if not found:
-        raise ValueError("load takes a run directory, or several as an ensemble, but got none")
+        raise InputError("load takes a run directory, or several as an ensemble, but got none")
     return found
 
 
 def _check_together(first: Path, one: object, path: Path, other: object) -> None:
-    """Raise ValueError unless two runs can be one ensemble: they do the same, and read and write the same."""
+    """Raise InputError unless two runs can be one ensemble: they do the same, and read and write the same."""
     if type(one) is not type(other):
-        raise ValueError(
+        raise InputError(
             f"the runs of an ensemble must do the same, but {first} {KINDS[type(one)][1]}, and {path} "
             f"{KINDS[type(other)][1]}"
         )
     for name in ("tokenizer", "source_tokenizer"):
         a, b = getattr(one, name, None), getattr(other, name, None)
         if isinstance(a, Tokenizer) and isinstance(b, Tokenizer) and not same_tokens(a, b):
-            raise ValueError(
+            raise InputError(
                 f"the runs of an ensemble must have the same {name}, but {path} has another than {first}; train one with "
                 "--tokenizer and the file of the other"
             )
@@ -143,12 +144,12 @@ def _check_together(first: Path, one: object, path: Path, other: object) -> None
         and isinstance(other, Transcriber)
         and not same_features(one.feature_extractor, other.feature_extractor)
     ):
-        raise ValueError(
+        raise InputError(
             f"the runs of an ensemble must have the same features of sound, but those of {first} and {path} differ; "
             "train one with --start-from the other"
         )
     if isinstance(one, Generator) and isinstance(other, Generator) and one.model.vocab_size != other.model.vocab_size:
-        raise ValueError(
+        raise InputError(
             "the models of an ensemble must have equally many tokens, but "
             f"{first} has {one.model.vocab_size} and {path} {other.model.vocab_size}"
         )
@@ -159,7 +160,7 @@ def _load(
 ) -> Translator | Transcriber | Generator | FillMask:
     run = load_run(directory)
     if run.target_tokenizer is None:
-        raise ValueError(f"text needs a tokenizer to come out, but {directory} has none")
+        raise InputError(f"text needs a tokenizer to come out, but {directory} has none")
     int8 = dtype == torch.int8
     model = load_model(directory, device).to(torch.float32 if int8 else dtype)
     heard, written = run.experiment.get("ctc_column"), run.experiment.get("corpus", {}).get("target_column")
@@ -177,11 +178,11 @@ def _load(
     if run.feature_extractor is not None:
         return Transcriber(model, run.target_tokenizer, run.feature_extractor, decoding, load_lexicon(directory))
     if not isinstance(run.model.encoder.input, Tokens):
-        raise ValueError(
+        raise InputError(
             f"a transcriber needs features, but {directory / CONFIG} has none; copy the whole run directory"
         )
     if run.source_tokenizer is None:
-        raise ValueError(f"a translator needs two tokenizers or a shared one, but {directory} has none")
+        raise InputError(f"a translator needs two tokenizers or a shared one, but {directory} has none")
     return Translator(model, run.source_tokenizer, run.target_tokenizer, decoding, load_shortlist(directory, run))
 
 
@@ -189,7 +190,7 @@ def own_decoding(directory: Path, run: Run) -> SearchConfig:
     """How a run searches where nothing else is said.
 
     Raises:
-        ValueError: its configuration does not say it as it should.
+        InputError: its configuration does not say it as it should.
     """
     return from_dict(SearchConfig, run.experiment.get("decoding", {}), f"decoding in {directory / CONFIG}")
 
@@ -203,12 +204,12 @@ def same_features(a: FeatureExtractor | VectorReader, b: FeatureExtractor | Vect
 
 
 def _check_ends(directory: Path, run: Run) -> None:
-    """Raise ValueError unless the tokenizers mark where a text begins and ends."""
+    """Raise InputError unless the tokenizers mark where a text begins and ends."""
     for tokenizer in filter(None, (run.source_tokenizer, run.target_tokenizer)):
         try:
             tokenizer.required("bos_id", "eos_id")
-        except ValueError as error:
-            raise ValueError(f"{directory}: {error}") from error
+        except InputError as error:
+            raise InputError(f"{directory}: {error}") from error
 
 
 KINDS: dict[type, tuple[str, str]] = {
@@ -234,11 +235,11 @@ def load_as(
     """Load a run directory where only one kind of run will do.
 
     Raises:
-        ValueError: something else was trained there.
+        InputError: something else was trained there.
     """
     found = load(directory, device, dtype, lm=lm)
     if not isinstance(found, kind):
-        raise ValueError(f"{KINDS[kind][0]}, but {paths(directory)[0]} {KINDS[type(found)][1]}")
+        raise InputError(f"{KINDS[kind][0]}, but {paths(directory)[0]} {KINDS[type(found)][1]}")
     return found
 
 
@@ -252,7 +253,7 @@ def load_translator(
     """Load a run of text to text, as `load` does.
 
     Raises:
-        ValueError: something else was trained there, or the directory is not a whole run.
+        InputError: something else was trained there, or the directory is not a whole run.
     """
     return load_as(Translator, directory, device, dtype, lm=lm)
 
@@ -267,7 +268,7 @@ def load_transcriber(
     """Load a run of speech to text, as `load` does.
 
     Raises:
-        ValueError: something else was trained there, or the directory is not a whole run.
+        InputError: something else was trained there, or the directory is not a whole run.
     """
     return load_as(Transcriber, directory, device, dtype, lm=lm)
 
@@ -278,7 +279,7 @@ def load_generator(
     """Load a run of language modelling, as `load` does.
 
     Raises:
-        ValueError: something else was trained there, or the directory is not a whole run.
+        InputError: something else was trained there, or the directory is not a whole run.
     """
     return load_as(Generator, directory, device, dtype)
 
@@ -289,6 +290,6 @@ def load_fill_mask(
     """Load a run of masked language modelling, as `load` does.
 
     Raises:
-        ValueError: something else was trained there, or the directory is not a whole run.
+        InputError: something else was trained there, or the directory is not a whole run.
     """
     return load_as(FillMask, directory, device, dtype)

@@ -81,7 +81,7 @@ def write_reports(directory: Path) -> None:
     """Write a run's MODEL_CARD.md, unless somebody has changed the one that is there, and its report.html.
 
     Raises:
-        ValueError: the directory is no run.
+        InputError: the directory is no run.
     """
     write_card(directory)
     write_file(directory / REPORT, page(directory).encode("utf-8", "replace"))
@@ -93,7 +93,7 @@ def page(directory: Path) -> str:
     Whatever text of the run stands in it is escaped. What the clock said is inside <time>, or behind "seconds".
 
     Raises:
-        ValueError: the directory is no run.
+        InputError: the directory is no run.
     """
     run = load_run(directory)
     path = directory / METRICS

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transduce.data.text.language import encode_text
 from transduce.data.text.tokenizers import Tokenizer
+from transduce.errors import InputError
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.tasks.states import token_log_probs
@@ -95,7 +96,7 @@ def measure_perplexity(
         batch_tokens: positions in one go: speed and memory, never the figures.
 
     Raises:
-        ValueError: no token to predict, a stride outside 1 ... window, or a window longer than learned positions.
+        InputError: no token to predict, a stride outside 1 ... window, or a window longer than learned positions.
     """
     batches, nothing = windows(model.config, tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens)
     return nothing.of(each.nats(model) for each in batches)
@@ -116,13 +117,13 @@ def windows(
     window = window or limit
     stride = stride or max(1, window // 2)
     if not 1 <= stride <= window or (config.positions == "learned" and window > limit):
-        raise ValueError(
+        raise InputError(
             "stride must lie in 1 ... window, and window within learned positions, but "
             f"stride={stride}, window={window} and max_positions={limit}"
         )
     stream = encode_text(tokenizer, text).astype(np.int64)
     if len(stream) < 2:
-        raise ValueError(f"perplexity needs a token to predict, but the text has {len(text)} characters")
+        raise InputError(f"perplexity needs a token to predict, but the text has {len(text)} characters")
     start, end = tokenizer.bos_id, tokenizer.eos_id
     given = stream[:1].tolist() if start is None else []
     batches = list(_windows(stream, window, stride, max(1, batch_tokens // window)))

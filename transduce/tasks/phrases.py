@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.decode.phrases import Forbidden, Prefix, Required, Vocabulary
+from transduce.errors import InputError
 
 logger = logging.getLogger("transduce")
 
@@ -27,7 +28,7 @@ def forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...], size: int = 0) -> 
     for phrase in phrases:
         try:
             found.add(normalized(tokenizer, phrase))
-        except ValueError:  # what has no tokens comes out of none
+        except InputError:  # what has no tokens comes out of none
             continue
     return Forbidden(vocabulary(tokenizer, size), sorted(found)) if found else None
 
@@ -36,7 +37,7 @@ def normalized(tokenizer: Tokenizer, phrase: str) -> bytes:
     """The phrase as the tokenizer normalizes it, with a space at either end if it has one there.
 
     Raises:
-        ValueError: not all of it has a token.
+        InputError: not all of it has a token.
     """
     if not (bare := phrase.strip(" ")):
         return phrase.encode()
@@ -51,7 +52,7 @@ def prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
     be cut in any way, and go on, for whoever types may be in the middle of it. A space behind it ends it.
 
     Raises:
-        ValueError: not all of it has a token.
+        InputError: not all of it has a token.
     """
     if not text.strip():
         return None
@@ -71,7 +72,7 @@ def required(tokenizer: Tokenizer, phrases: Sequence[Sequence[str]]) -> Required
     """What each output must hold; None if that is nothing for all of them.
 
     Raises:
-        ValueError: not all of a phrase has a token.
+        InputError: not all of a phrase has a token.
     """
     rows = [[normalized(tokenizer, phrase) for phrase in each] for each in phrases]
     return Required(vocabulary(tokenizer), rows) if any(rows) else None
@@ -87,11 +88,11 @@ def per_line(texts: Sequence[TextT] | None, n: int, name: str, empty: TextT) -> 
     """One text, or list of texts, for each of n inputs; an empty one each where none are given.
 
     Raises:
-        ValueError: there are not as many.
+        InputError: there are not as many.
     """
     if isinstance(texts, str) or (texts is not None and len(texts) != n):
         told = f"{len(texts)}" if not isinstance(texts, str) else "one string"
-        raise ValueError(
+        raise InputError(
             f"{name} must be a list with one for each of the {n} inputs, but got {told}; use an empty one for none"
         )
     return texts or [empty] * n

@@ -26,6 +26,7 @@ from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.decode.shortlist import Shortlist, ShortlistScorer
 from transduce.decode.timestamps import Timestamps
+from transduce.errors import InputError
 from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.coverage import CoverageScorer
@@ -85,7 +86,7 @@ def model_scorers(
         least: the least log-probability that CTC gives a token.
 
     Raises:
-        ValueError: ctc_weight is not 0, but the model has no CTC head, or the tokenizer no padding to be its blank.
+        InputError: ctc_weight is not 0, but the model has no CTC head, or the tokenizer no padding to be its blank.
     """
     found: list[tuple[float, Scorer]] = [(1 - ctc_weight, ModelScorer(model, memory, prompts=prompts))]
     if ctc_weight:
@@ -117,7 +118,7 @@ def search(
     """
     scorer = combined(scorers)
     if constraints.required and config.sample:
-        raise ValueError("samples know no required phrases, but sample=True; leave one of them out")
+        raise InputError("samples know no required phrases, but sample=True; leave one of them out")
     if not config.sample and (config.beam_size > 1 or constraints.required):
         how: dict[str, Any] = {"beam_size": config.beam_size, "alpha": config.alpha, "n_best": config.n_candidates}
         how |= {"groups": config.beam_groups, "diversity": config.diversity}
@@ -170,16 +171,16 @@ def search_sources(
         rngs: `config.rngs` of every source, to draw with.
 
     Raises:
-        ValueError: CTC is to be heard, but the model has no CTC head, or the tokenizer no padding to be its blank; or a
+        InputError: CTC is to be heard, but the model has no CTC head, or the tokenizer no padding to be its blank; or a
             language model, or known words, but there is none.
     """
     if config.words == "known" and not words:
-        raise ValueError(
+        raise InputError(
             "words=known needs the lexicon of a run of speech to text, but this run has none; write words into its lexicon.txt, one in "
             "each line, or say words=any"
         )
     if config.lm_weight and lm is None:
-        raise ValueError(
+        raise InputError(
             f"lm_weight needs a language model, but lm_weight={config.lm_weight} and none is loaded; name one with --lm, or "
             "td.load(RUN, lm=...)"
         )
@@ -190,7 +191,7 @@ def search_sources(
     assert source_lengths is not None
     limit = min(last_position(*models) - len(prompt) + 1, config.max_length or sys.maxsize)
     if limit < 1:
-        raise ValueError(f"begin_with must leave room for an output, but it has {len(prompt)} tokens; take fewer")
+        raise InputError(f"begin_with must leave room for an output, but it has {len(prompt)} tokens; take fewer")
     if lm is not None and config.lm_weight:
         limit = min(limit, lm.max_length)
     bounds = length_bounds(source_lengths, config.length_ratio, config.length_extra, limit=limit)
@@ -254,12 +255,12 @@ def timestamps(tokenizer: Tokenizer, config: SearchConfig) -> Timestamps | None:
     """The rules of times, if they are to come out.
 
     Raises:
-        ValueError: the model knows none.
+        InputError: the model knows none.
     """
     if not config.timestamps:
         return None
     if tokenizer.timestamp_begin_id is None:
-        raise ValueError(
+        raise InputError(
             "timestamps come from tokens of time, as an imported Whisper has them, but this model has none; leave them out, "
             "or ask for the times of words (--word-times) where the run has a CTC head"
         )
@@ -271,7 +272,7 @@ def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
     """What stands before every output: the tokens that `config.begin_with` names, or BOS and what opens every text.
 
     Raises:
-        ValueError: one of them is no token of this vocabulary.
+        InputError: one of them is no token of this vocabulary.
     """
     names = config.begin_with.split()
     if not names:
@@ -285,7 +286,7 @@ def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
     for name in names:
         if name not in known:
             near = get_close_matches(name, known, n=1)
-            raise ValueError(
+            raise InputError(
                 f"begin_with takes tokens of the vocabulary, but {name!r} is none; "
                 + (f"did you mean {near[0]!r}?" if near else "leave it out")
             )
@@ -293,11 +294,11 @@ def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
 
 
 def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
-    """Raise ValueError if an id to suppress is none of this vocabulary, or marks the end of more than a beginning."""
+    """Raise InputError if an id to suppress is none of this vocabulary, or marks the end of more than a beginning."""
     wrong = [i for i in rules.suppress if i >= tokenizer.vocab_size or i == tokenizer.eos_id]
     wrong += [i for i in rules.suppress_first if i >= tokenizer.vocab_size]
     if wrong:
-        raise ValueError(
+        raise InputError(
             f"suppress takes ids of 0 to {tokenizer.vocab_size - 1} except that of the end, but it has {wrong[0]}; leave "
             "it out"
         )
@@ -344,6 +345,6 @@ def one_line(text: str) -> str:
 
 
 def check_list(given: object, rule: str) -> None:
-    """Raise ValueError where one string or path was given instead of a list; `rule` says who takes a list of what."""
+    """Raise InputError where one string or path was given instead of a list; `rule` says who takes a list of what."""
     if isinstance(given, str | Path):
-        raise ValueError(f"{rule}, but got one string; use [{str(given)[:20]!r}]")
+        raise InputError(f"{rule}, but got one string; use [{str(given)[:20]!r}]")

@@ -11,6 +11,7 @@ from safetensors.torch import save as serialize
 from transduce.data.text.lexicon import likeliest_translations
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.decode.shortlist import Shortlist
+from transduce.errors import InputError
 from transduce.files import read_weights, write_file
 from transduce.run import SHORTLIST as FILE, Run
 
@@ -46,7 +47,7 @@ def load_shortlist(directory: Path, run: Run) -> Shortlist | None:
     """What a run directory has, if it has one.
 
     Raises:
-        ValueError: it does not fit the run's tokenizers.
+        InputError: it does not fit the run's tokenizers.
     """
     path = directory / FILE
     if not path.exists():
@@ -64,7 +65,7 @@ def load_shortlist(directory: Path, run: Run) -> Shortlist | None:
         and all(int(x.min()) >= 0 and int(x.max()) < n_target for x in (table, always))
     )  # fmt: skip
     if not right:
-        raise ValueError(
+        raise InputError(
             f"a shortlist must have int32 target ids for {n_source} source tokens, but {path} has others; make it again "
             f"(transduce shortlist {directory} SOURCE TARGET), or remove it"
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from transduce.data.batch import bucket, pad, pad_frames
 from transduce.decode.scorer import at_least_float32
+from transduce.errors import InputError
 from transduce.model.transformer import Memory, Transformer
 
 Source = list[int] | Float[Tensor, "_ F"]
@@ -61,10 +62,10 @@ def check_positions(name: str, n_positions: int, limit: int) -> None:
     """Check that a model has so many positions.
 
     Raises:
-        ValueError: it has fewer.
+        InputError: it has fewer.
     """
     if n_positions > limit:
-        raise ValueError(
+        raise InputError(
             f"{name} must fit into the model's learned positions, which end at {limit}, but it takes {n_positions}; "
             "split it"
         )

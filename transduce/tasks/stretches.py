@@ -15,6 +15,7 @@ from transduce.data.speech.audio import audio_blocks, read_samples, scale
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.segments import cut, levels, segments
 from transduce.data.speech.vectors import VectorReader
+from transduce.errors import InputError
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.transcript import Audio
 
@@ -32,7 +33,7 @@ class Cut:
     """Of every segment."""
     segments: Iterator[tuple[float, float, Float[Tensor, "_ F"]]]
     """Start and stop in seconds, and the frames, of every segment; no frames of digital silence. The sound is read again
-    for them, so they may raise a ValueError that names it."""
+    for them, so they may raise a InputError that names it."""
 
 
 def cut_sound(
@@ -44,7 +45,7 @@ def cut_sound(
     they are normalized before, all at once.
 
     Raises:
-        ValueError: the sound cannot be used; the message names it.
+        InputError: the sound cannot be used; the message names it.
     """
     if isinstance(feature_extractor, VectorReader):
         return _cut_vectors(audio, name, feature_extractor, decoding.max_seconds)
@@ -56,16 +57,16 @@ def cut_sound(
     divisor = scale(found.loudest, str(name))
     try:
         spans = segments(found, decoding.max_seconds, decoding.min_seconds, decoding.margin)
-    except ValueError as error:
-        raise ValueError(f"{name} cannot be transcribed: {error}") from error
+    except InputError as error:
+        raise InputError(f"{name} cannot be transcribed: {error}") from error
 
     def heard() -> Iterator[tuple[float, float, Float[Tensor, "_ F"]]]:
         again = iter(first) if len(first) == 1 else read()  # what is one block is in memory
         for (start, stop), waveform in zip(spans, cut(again, spans, str(name)), strict=True):
             try:
                 frames = feature_extractor(waveform / divisor)
-            except ValueError as error:
-                raise ValueError(f"{name} cannot be transcribed: {error}") from error
+            except InputError as error:
+                raise InputError(f"{name} cannot be transcribed: {error}") from error
             yield start / rate, stop / rate, frames if waveform.any() else frames[:0].clone()
 
     n_frames = [feature_extractor.config.n_frames(stop - start) for start, stop in spans]
@@ -93,7 +94,7 @@ def _reader(audio: Audio, rate: int, name: Path | str) -> Callable[[], Iterator[
     if isinstance(audio, Path | str | BufferedIOBase):
         file = Path(audio) if isinstance(audio, str) else audio
         return lambda: audio_blocks(file, rate, name=str(name))
-    raise ValueError(
+    raise InputError(
         f"{name} cannot be used: a sound must be a file or (samples, rate), but it is of the type "
         f"{type(audio).__name__}; give a list such as [(samples, rate)]"
     )
@@ -101,7 +102,7 @@ def _reader(audio: Audio, rate: int, name: Path | str) -> Callable[[], Iterator[
 
 def _cut_vectors(audio: Audio, name: Path | str, reader: VectorReader, max_seconds: float) -> Cut:
     if not isinstance(audio, Path | str):
-        raise ValueError(f"{name} cannot be used: this model takes vectors, not sound; name files (.npy)")
+        raise InputError(f"{name} cannot be used: this model takes vectors, not sound; name files (.npy)")
     vectors, seconds = reader(Path(audio)), reader.config.seconds
     n = math.ceil(len(vectors) / max(1, int(round(max_seconds / reader.config.hop, 6))))
     spans = list(pairwise(len(vectors) * i // n for i in range(n + 1)))

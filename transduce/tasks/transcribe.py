@@ -17,6 +17,7 @@ from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.decode.hypothesis import Hypothesis, loops
 from transduce.decode.phrases import Prefix
+from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding
@@ -63,12 +64,12 @@ class Transcriber(ForcedDecoding[Audio]):
         """What is said in every sound; see `transcribe`.
 
         Raises:
-            ValueError: one of them cannot be used; `transcribe` goes on with the others.
+            InputError: one of them cannot be used; `transcribe` goes on with the others.
         """
         transcripts = self.transcribe(sounds, decoding, **settings)
         for transcript in transcripts:
             if transcript.error:
-                raise ValueError(transcript.error)
+                raise InputError(transcript.error)
         return [transcript.text for transcript in transcripts]
 
     def transcribe(
@@ -95,7 +96,7 @@ class Transcriber(ForcedDecoding[Audio]):
             word_times: give every output its words, with their times and confidence, by CTC (of the first model).
 
         Raises:
-            ValueError: times of words are asked for, but the model has no CTC head.
+            InputError: times of words are asked for, but the model has no CTC head.
         """
         check_list(sounds, "transcribe takes a list of files")
         config, details = (decoding or self.decoding).changed(**settings), Details(token_scores, word_times)
@@ -147,7 +148,7 @@ class Transcriber(ForcedDecoding[Audio]):
                     sound = Sound(path, stretch, "", first_sound + i, done, len(found.n_frames), told, holds[i])
                     yield sound
                     told, done = sound.from_segment(len(stretch), 0).prefix, done + len(stretch)
-            except ValueError as error:
+            except InputError as error:
                 yield Sound(path, [], str(error), first_sound + i, done)
 
     def transcripts(
@@ -189,12 +190,12 @@ class Transcriber(ForcedDecoding[Audio]):
         Silent segments, whose text is blank, come first, then long ones. A sound with an error has no segment.
 
         Raises:
-            ValueError: with timestamps, more is asked for than one text for each of them.
+            InputError: with timestamps, more is asked for than one text for each of them.
         """
         config = (decoding or self.decoding).changed(**settings)
         times = timestamps(self.tokenizer, config)
         if times and (config.n_best > 1 or (details and (details.token_scores or details.word_times))):
-            raise ValueError("timestamps cut an output into segments; leave out n_best, token_scores and word_times")
+            raise InputError("timestamps cut an output into segments; leave out n_best, token_scores and word_times")
         heard: list[tuple[int, Sound]] = []
         for i, sound in enumerate(sounds):
             for part, (start, stop, frames) in enumerate(sound.segments):
@@ -228,7 +229,7 @@ class Transcriber(ForcedDecoding[Audio]):
         """When each word of a given text is said in its sound, which is not cut, and how sure CTC is of it.
 
         Raises:
-            ValueError: there are not as many texts as sounds, one of either cannot be used, or there is no CTC head.
+            InputError: there are not as many texts as sounds, one of either cannot be used, or there is no CTC head.
         """
         sources, targets = self._checked(sounds), self._targets(sounds, texts)
         words = self._words()
@@ -242,16 +243,16 @@ class Transcriber(ForcedDecoding[Audio]):
         """The frames of every sound, which is not cut.
 
         Raises:
-            ValueError: one of them cannot be used, or is silent.
+            InputError: one of them cannot be used, or is silent.
         """
         check_list(inputs, "encode, score and align take a list of sounds")
         found: list[Source] = []
         for sound in self.read(inputs, replace(self.decoding, max_seconds=WHOLE)):
             if sound.error:
-                raise ValueError(sound.error)
+                raise InputError(sound.error)
             ((_, _, frames),) = sound.segments
             if not len(frames):
-                raise ValueError(f"a sound must have something to hear, but {sound.path} is silent; leave it out")
+                raise InputError(f"a sound must have something to hear, but {sound.path} is silent; leave it out")
             found.append(frames)
         return found
 
@@ -308,23 +309,23 @@ class Transcriber(ForcedDecoding[Audio]):
         return search_sources(self.models, source, lengths, config, self.tokenizer, **told)
 
     def _prefix(self, path: Path | str, prefix: str, phrases: Sequence[str], n_segments: int) -> Prefix | None:
-        """What begins the text of a sound; raise ValueError where that, or what it shall hold, cannot be."""
+        """What begins the text of a sound; raise InputError where that, or what it shall hold, cannot be."""
         if phrases and n_segments > 1:
-            raise ValueError(
+            raise InputError(
                 f"required phrases are for sound in one segment, but {path} has {n_segments}; cut it where you know what "
                 "is said, or raise max_seconds"
             )
         try:
             required(self.tokenizer, [phrases])
             return begin(self.tokenizer, prefix)
-        except ValueError as error:
-            raise ValueError(f"{path} cannot be transcribed: {error}") from error
+        except InputError as error:
+            raise InputError(f"{path} cannot be transcribed: {error}") from error
 
     def _check_positions(self, path: Path | str, n_frames: int) -> None:
         n_positions = max(model.config.frames.out_lengths(n_frames) for model in self.models)
         limit = last_position(*self.models, source=True)
         if n_positions > limit:
-            raise ValueError(
+            raise InputError(
                 f"{path} cannot be transcribed: the model's learned positions end at {limit}, but "
                 f"{n_frames} frames need {n_positions}; cut it into shorter segments (max_seconds)"
             )

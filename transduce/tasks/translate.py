@@ -12,6 +12,7 @@ from transduce.data.text.sentences import sentences
 from transduce.data.text.tokenizer import TAG, Tokenizer, tag_of
 from transduce.decode.hypothesis import length_penalty
 from transduce.decode.shortlist import Shortlist
+from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding
@@ -151,12 +152,12 @@ class Translator(ForcedDecoding[str]):
         """The table, where it is to be used.
 
         Raises:
-            ValueError: there is none, or something is wanted that a shortlist does not go with.
+            InputError: there is none, or something is wanted that a shortlist does not go with.
         """
         if not config.shortlist:
             return None
         if self.shortlist is None:
-            raise ValueError(
+            raise InputError(
                 "a shortlist needs a run's table of translations, but this run has none; "
                 "transduce shortlist RUN SOURCE TARGET makes it"
             )
@@ -166,7 +167,7 @@ class Translator(ForcedDecoding[str]):
         others |= {"lm_weight": config.lm_weight, "sample": config.sample, "an ensemble": len(self.models) > 1}
         others |= {"a language": self.tokenizer.opening}
         if wrong := [name for name, value in others.items() if value]:
-            raise ValueError(f"a shortlist goes with plain search alone, but {wrong[0]} is set; leave one of them out")
+            raise InputError(f"a shortlist goes with plain search alone, but {wrong[0]} is set; leave one of them out")
         return self.shortlist
 
     def sources(self, inputs: Sequence[str]) -> list[Source]:
@@ -217,7 +218,7 @@ def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> 
     A line for which it is not said gets a warning: the model guesses.
 
     Raises:
-        ValueError: a line has a tag although a language was named.
+        InputError: a line has a tag although a language was named.
     """
     known = {tag_of(language) for language in source.tagged_languages}
     if len(known) < 2:
@@ -226,7 +227,7 @@ def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> 
     for number, line in enumerate(lines, start=first_line):
         tags = [tag for tag in map(tag_of, TAG.findall(line)) if tag in known]
         if tags and source.opening:
-            raise ValueError(
+            raise InputError(
                 f"what to write is said once, but a language is named and line {number} has the tag {tags[0]}: {line[:60]!r}; "
                 "leave one of them out"
             )
@@ -244,7 +245,7 @@ def in_languages(source: Tokenizer, target: Tokenizer, decoding: SearchConfig) -
     the source say what to write, the source tokenizer puts them there, and the source's own language is not asked for.
 
     Raises:
-        ValueError: a tokenizer does not know the language.
+        InputError: a tokenizer does not know the language.
     """
     if source.tagged_languages:  # one of our own, which sees by itself what language a line is in
         return source.with_tag(decoding.target_language) if decoding.target_language else source, target

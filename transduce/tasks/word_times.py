@@ -11,6 +11,7 @@ from torchaudio.functional import forced_align
 
 from transduce.data.speech.config import FeatureConfig, VectorConfig
 from transduce.data.text.tokenizer import Tokenizer
+from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.search import Output
 from transduce.tasks.states import Source, encoded
@@ -26,12 +27,12 @@ class WordTimes:
     """The words of transcripts, by the CTC head of the model that wrote them.
 
     Raises:
-        ValueError: the model has no CTC head, or the tokenizer no padding to be its blank.
+        InputError: the model has no CTC head, or the tokenizer no padding to be its blank.
     """
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, features: FeatureConfig | VectorConfig) -> None:
         if model.ctc is None:
-            raise ValueError(
+            raise InputError(
                 "times of words come from a CTC head, but this model has none; leave them out, or train with --model.ctc "
                 "and --ctc-weight 0.5"
             )

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.nn.utils import parametrize
 
+from transduce.errors import InputError
 from transduce.files import weights_of
 from transduce.train.config import LoRAConfig
 
@@ -37,13 +38,13 @@ def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
     """Freeze a model and make low-rank changes of some of its linear maps, and some parts, what is trained.
 
     Raises:
-        ValueError: a name is that of no linear map or of no part, or the rank is larger than a map.
+        InputError: a name is that of no linear map or of no part, or the rank is larger than a map.
     """
     maps = list(linear_maps(model))
     for pattern in config.maps:
         if not any(_fits(name, pattern) for name, _, _ in maps):
             there = ", ".join(sorted({name.rsplit(".", 1)[-1] for name, _, _ in maps}))
-            raise ValueError(f"lora.maps must name linear maps of the model, but {pattern!r} is none; it has {there}")
+            raise InputError(f"lora.maps must name linear maps of the model, but {pattern!r} is none; it has {there}")
     model.requires_grad_(False)
     for parameter in parts_of(model, config.train, "lora.train"):
         parameter.requires_grad_(True)
@@ -51,7 +52,7 @@ def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
     for name, linear, rows in maps:
         if any(_fits(name, pattern) for pattern in config.maps):
             if config.rank > min(len(rows), linear.in_features):
-                raise ValueError(
+                raise InputError(
                     "lora.rank must be at most the rows and columns of every map, but "
                     f"rank={config.rank} and {name} has {len(rows)} and {linear.in_features}"
                 )
@@ -81,7 +82,7 @@ def parts_of(model: nn.Module, parts: Sequence[str], field: str) -> list[nn.Para
     """The parameters of these parts, names of modules or parameters; `field` is what an error calls them.
 
     Raises:
-        ValueError: a name stands for no weight.
+        InputError: a name stands for no weight.
     """
     own = dict(model.named_parameters(remove_duplicate=False))  # a shared table has several names
     found = []
@@ -89,7 +90,7 @@ def parts_of(model: nn.Module, parts: Sequence[str], field: str) -> list[nn.Para
         new = [parameter for name, parameter in own.items() if f"{name}.".startswith(f"{part}.")]
         if not new:
             there = ", ".join(dict.fromkeys(name.split(".")[0] for name in own))
-            raise ValueError(f"{field} must name parts of the model, but {part!r} has no weights; it has {there}")
+            raise InputError(f"{field} must name parts of the model, but {part!r} has no weights; it has {there}")
         found += new
     return found
 
@@ -101,12 +102,12 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
         parts: names of modules or parameters, such as encoder.
 
     Raises:
-        ValueError: a name stands for no weight, or no weight is left to train.
+        InputError: a name stands for no weight, or no weight is left to train.
     """
     for parameter in parts_of(model, parts, "freeze"):
         parameter.requires_grad_(False)
     if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError(f"a training needs weights to train, but freeze={', '.join(parts)} leaves none")
+        raise InputError(f"a training needs weights to train, but freeze={', '.join(parts)} leaves none")
 
 
 def merge(model: nn.Module) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from transduce.config import at_least, within
+from transduce.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +101,9 @@ class LoRAConfig:
 
 
 def refuse_both(consistency: float, n_teachers: int) -> None:
-    """Raise ValueError where a batch would pass twice, and teachers predict it."""
+    """Raise InputError where a batch would pass twice, and teachers predict it."""
     if consistency and n_teachers:
-        raise ValueError(
+        raise InputError(
             f"a batch passes twice, or teachers predict it, but consistency={consistency} and there are {n_teachers} "
             "teachers; leave one of them out"
         )
@@ -187,7 +188,7 @@ class TrainingConfig:
         refuse_both(self.consistency, len(self.teachers))
 
     def _check_shard(self) -> None:
-        """Raise ValueError where something else does not work with parts of weights."""
+        """Raise InputError where something else does not work with parts of weights."""
         other = {
             "optim.optimizer": self.optim.optimizer if self.optim.optimizer != "adamw" else None,
             "lora.rank": self.lora.rank,
@@ -197,7 +198,7 @@ class TrainingConfig:
         }
         for name, value in other.items():
             if value:
-                raise ValueError(
+                raise InputError(
                     f"shard goes with AdamW over all weights, not compiled, but shard=True and {name}={value}; leave one "
                     "of the two away"
                 )

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transduce.config import within
+from transduce.errors import InputError
 from transduce.train.config import TrainingConfig
 
 T = TypeVar("T")
@@ -51,15 +52,15 @@ class World:
         return self.rank == 0
 
     def check(self, config: TrainingConfig) -> None:
-        """Raise ValueError where so many processes cannot share a training of this configuration."""
+        """Raise InputError where so many processes cannot share a training of this configuration."""
         if config.accumulate < self.size:
-            raise ValueError(
+            raise InputError(
                 f"an update must have a batch for every process, but accumulate={config.accumulate} and there are "
                 f"{self.size} processes; give --training.accumulate {self.size}, by which an update has "
                 f"{self.size / config.accumulate:g} x as many tokens; make batches smaller by as much, or raise the rate"
             )
         if config.shard and self.size == 1:
-            raise ValueError(
+            raise InputError(
                 "weights are sharded among several processes, but shard=True and there is 1 process; start the same "
                 "command with torchrun --nproc-per-node 2 --, or leave --training.shard away"
             )
@@ -145,7 +146,7 @@ def patience() -> timedelta:
     """How long a process waits for the others in an exchange.
 
     Raises:
-        ValueError: TRANSDUCE_HANG_MINUTES is no number above 0.
+        InputError: TRANSDUCE_HANG_MINUTES is no number above 0.
     """
     told = os.environ.get(HANG, "10")
     try:
@@ -153,7 +154,7 @@ def patience() -> timedelta:
         within("(0, inf)", **{HANG: minutes})
         return timedelta(minutes=minutes)
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"{HANG} must be a number of minutes above 0, but it is {told!r}; unset it for 10") from error
+        raise InputError(f"{HANG} must be a number of minutes above 0, but it is {told!r}; unset it for 10") from error
 
 
 @cache
@@ -163,7 +164,7 @@ def world() -> World:
     The first call joins them: over NCCL where there are GPUs, one for each process of a machine, over Gloo on CPUs.
 
     Raises:
-        ValueError: see patience().
+        InputError: see patience().
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
         return World()

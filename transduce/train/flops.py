@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from transduce.errors import InputError
+
 PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12}
 """Dense bf16 operations a second, from NVIDIA's data sheets, by part of the device's name."""
 
@@ -28,12 +30,12 @@ def flops_per_token(model: Any) -> float:
         model: a Transformer (model/transformer.py).
 
     Raises:
-        ValueError: the model has an encoder, so that the lengths of two sides matter.
+        InputError: the model has an encoder, so that the lengths of two sides matter.
     Source: Chowdhery et al. (2022), PaLM, appendix B.
     """
     config = model.config
     if config.decoder is None or config.encoder is not None:
-        raise ValueError(f"flops_per_token() takes a decoder alone, but the model is {config}")
+        raise InputError(f"flops_per_token() takes a decoder alone, but the model is {config}")
     config = config.of(config.decoder)
     n = sum(p.numel() for p in model.parameters())
     if config.positions == "learned":

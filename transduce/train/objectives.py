@@ -94,7 +94,7 @@ class CrossEntropy(Objective):
         distillation: the weight of what the teachers predict, in (0, 1], beside the targets.
 
     Raises:
-        ValueError: a weight is out of its range, or there are both teachers and consistency.
+        InputError: a weight is out of its range, or there are both teachers and consistency.
     Source: Liang et al. (2021), R-Drop. They add L1 and L2, so their alpha, 5 for translation, is twice this one.
     """
 
@@ -222,7 +222,7 @@ class HybridCTC(CrossEntropy):
             the other as from a constant.
 
     Raises:
-        ValueError: ctc_weight is not in (0, 1], interctc_weight not in [0, 1], or another weight is negative.
+        InputError: ctc_weight is not in (0, 1], interctc_weight not in [0, 1], or another weight is negative.
     Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition; Lee and Watanabe
     (2021), Intermediate loss regularization for CTC-based speech recognition, whose w is 0.3; Higuchi et al. (2022),
     Hierarchical conditional end-to-end ASR, for smaller units inside; Yao et al. (2024), CR-CTC: Consistency regularization
@@ -270,7 +270,7 @@ class HybridCTC(CrossEntropy):
         """Both losses, weighted.
 
         Raises:
-            ValueError: the model has no CTC head.
+            InputError: the model has no CTC head.
         """
         entropy, parts = super().terms(memory, states, batch, heard)
         logits = self.model.ctc_logits(memory.states)

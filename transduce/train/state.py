@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.config import from_dict, to_dict
+from transduce.errors import InputError
 from transduce.files import (
     MANIFEST,
     copy_weights,
@@ -134,7 +135,7 @@ class Store:
         """The newest checkpoint that is whole; one that is damaged and newer is named on stderr. None: there are none.
 
         Raises:
-            ValueError: there are some, but none is whole.
+            InputError: there are some, but none is whole.
         """
         damages: list[str] = []
         for path in reversed(numbered(self.directory)):
@@ -144,7 +145,7 @@ class Store:
                 return path
             damages.append(f"checkpoint {path} is damaged: {wrong} is missing or not as it was written")
         if damages:
-            raise ValueError(
+            raise InputError(
                 f"a training goes on from a whole checkpoint with its optimizer, but there is none: {damages[0]}; move "
                 f"{self.directory} away to begin again, or --start-from {self.directory.parent} to go on from its weights"
             )
@@ -217,7 +218,7 @@ class Store:
         for name, tensor in read_weights(moments).items():
             index, _, key = name.partition(".")
             if not index.isdecimal() or int(index) >= len(stepped):
-                raise ValueError(f"{moments} must hold the optimizer's state of this model, but it has {name!r:.60}")
+                raise InputError(f"{moments} must hold the optimizer's state of this model, but it has {name!r:.60}")
             state.setdefault(int(index), {}).update(parts_like({key: stepped[int(index)]}, {key: tensor}))
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         # a newer one that is damaged stays until the next save

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from transduce.device import dtype_of, trains_in, without_cudnn_attention
+from transduce.errors import InputError
 from transduce.train.adapt import add_lora, freeze
 from transduce.train.config import TrainingConfig
 from transduce.train.distributed import world
@@ -125,7 +126,7 @@ class Trainer:
         set_scale(self.scaler, self.progress.loss_scale)
         self.started, self.saved_at = now - self.progress.seconds, self.progress.seconds
         if self.world.told(self.progress.update) != self.progress.update:
-            raise ValueError(
+            raise InputError(
                 f"every process must see the same run directory, but {self.store.directory} has update "
                 f"{self.progress.update} for process {self.world.rank} and another one for the first"
             )
@@ -148,7 +149,7 @@ class Trainer:
     def _epoch(self, stop: StopRequest) -> None:
         batches, size = self.data.epoch(self.progress.epoch), self.config.accumulate
         if len(batches) < self.world.size:
-            raise ValueError(
+            raise InputError(
                 f"every process must have a batch, but there are {self.world.size} processes and the data has "
                 f"{len(batches)} batches; start fewer processes or make batches smaller"
             )

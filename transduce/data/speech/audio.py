@@ -18,6 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torchaudio.functional import resample
 
+from transduce.errors import InputError
+
 logger = logging.getLogger("transduce")
 
 BLOCK = 2**20
@@ -51,7 +53,7 @@ def read_audio(sound: Path | BufferedIOBase, sample_rate: int, *, name: str = ""
         name: what messages call it; its path if not given.
 
     Raises:
-        ValueError: the file is missing, a directory, empty, not sound or damaged, or it has no samples, or NaN or
+        InputError: the file is missing, a directory, empty, not sound or damaged, or it has no samples, or NaN or
             infinite ones; the message names it.
     """
     path = name or str(sound)
@@ -64,7 +66,7 @@ def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -
     An open file is afterwards where it was before, also if the last blocks are not asked for.
 
     Raises:
-        ValueError: as `read_audio`, but for NaN and infinite samples.
+        InputError: as `read_audio`, but for NaN and infinite samples.
     """
     with _opened(sound, name) as file:
         _check_rate(file.samplerate, name, "correct the header or leave it out")
@@ -79,7 +81,7 @@ def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -
         yield from _at_rate(mono(), Fraction(sample_rate, file.samplerate))
         promised, there = _promised(file), sum(sizes) / file.samplerate
     if not sizes:
-        raise ValueError(f"{name} cannot be used: it has no samples; record it again or leave it out")
+        raise InputError(f"{name} cannot be used: it has no samples; record it again or leave it out")
     if promised - there > MISSING:
         logger.warning(
             "%s is cut short: its header promises %.2f s, but it holds %.2f; what is there is used",
@@ -97,13 +99,13 @@ def read_samples(samples: np.ndarray | Tensor, rate: int, sample_rate: int, *, n
         name: what messages call them.
 
     Raises:
-        ValueError: samples or rate are something else, or samples are NaN or infinite.
+        InputError: samples or rate are something else, or samples are NaN or infinite.
     """
     waveform = torch.as_tensor(samples)
     if waveform.dtype in (torch.int16, torch.int32):
         waveform = waveform / -float(torch.iinfo(waveform.dtype).min)
     if waveform.shape != (waveform.numel(),) or not len(waveform) or not waveform.is_floating_point():
-        raise ValueError(
+        raise InputError(
             f"{name} cannot be used: samples must be floats, or integers of 16 or 32 bits, of shape (n,), but they are "
             f"{waveform.dtype} of shape {tuple(waveform.shape)}; average the channels, and give (samples, rate)"
         )
@@ -114,7 +116,7 @@ def read_samples(samples: np.ndarray | Tensor, rate: int, sample_rate: int, *, n
 def _check_rate(rate: int, name: str, way_out: str) -> None:
     low, high = RATES
     if not low <= rate <= high:
-        raise ValueError(
+        raise InputError(
             f"{name} cannot be used: its sample rate must lie in {low} ... {high} Hz, but it is {rate}; {way_out}"
         )
 
@@ -128,10 +130,10 @@ def scale(loudest: Float[Tensor, ""], name: str) -> Float[Tensor, ""]:
     """What sound is divided by that has its loudest sample so far from 0.
 
     Raises:
-        ValueError: that is NaN or infinite.
+        InputError: that is NaN or infinite.
     """
     if not loudest.isfinite():  # resampling passes both on
-        raise ValueError(f"{name} cannot be used: it has NaN or infinite samples; convert it again or leave it out")
+        raise InputError(f"{name} cannot be used: it has NaN or infinite samples; convert it again or leave it out")
     return loudest.clamp_min(1.0)
 
 
@@ -139,17 +141,17 @@ def sound_status(path: Path) -> os.stat_result:
     """Size and time of a file that exists and is not empty.
 
     Raises:
-        ValueError: the file is missing, not a regular file, or empty.
+        InputError: the file is missing, not a regular file, or empty.
     """
     try:
         status = path.stat()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}; check the path") from error
+        raise InputError(f"{path} cannot be read: {error.strerror}; check the path") from error
     if not stat.S_ISREG(status.st_mode):
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
-        raise ValueError(f"{path} cannot be read as sound: it is {kind}; name a sound file")
+        raise InputError(f"{path} cannot be read as sound: it is {kind}; name a sound file")
     if status.st_size == 0:
-        raise ValueError(f"{path} cannot be read as sound: the file is empty; fetch it again or leave it out")
+        raise InputError(f"{path} cannot be read as sound: the file is empty; fetch it again or leave it out")
     return status
 
 
@@ -193,7 +195,7 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
             yield file
     except (soundfile.SoundFileError, TypeError) as error:  # TypeError: a format without header, such as .raw
         told = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
-        raise ValueError(
+        raise InputError(
             f"{name} cannot be read as sound: it is damaged or of an unknown format (libsndfile: "
             f"{told.strip().rstrip('.')}); convert it to WAV or leave it out"
         ) from error

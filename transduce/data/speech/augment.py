@@ -34,7 +34,7 @@ def change_speed(waveform: Float[Tensor, " n"], speed: float) -> Float[Tensor, "
     """The waveform played `speed` times as fast: m = ceil(n / speed) samples. Tempo and pitch change together.
 
     Raises:
-        ValueError: speed is outside 0.5 ... 2.
+        InputError: speed is outside 0.5 ... 2.
     Source: Ko et al. (2015), Audio augmentation for speech recognition.
     """
     within(SPEEDS, speed=speed)

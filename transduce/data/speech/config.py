@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from transduce.config import at_least, check_choices, within
+from transduce.errors import InputError
 
 LogMel = Literal["plain", "kaldi", "whisper"]
 Normalize = Literal["utterance", "global", "mean", "none"]
@@ -52,10 +53,10 @@ class FeatureConfig:
         within("(0, 1]", frame=self.frame)
         within("(0, inf)", hop=self.hop)
         if self.sample_rate < 2 or self.sample_rate % 2:  # torchaudio's filters end at sample_rate // 2
-            raise ValueError(f"sample_rate must be positive and even, but sample_rate={self.sample_rate} Hz")
+            raise InputError(f"sample_rate must be positive and even, but sample_rate={self.sample_rate} Hz")
         within("[2, 1000000]", sample_rate=self.sample_rate)
         if not (0 < self.hop <= self.frame and self.hop_samples >= 1):
-            raise ValueError(
+            raise InputError(
                 f"hop must lie between one sample and frame, but hop={self.hop} s and frame={self.frame} s "
                 f"at sample_rate={self.sample_rate} Hz"
             )
@@ -63,7 +64,7 @@ class FeatureConfig:
         within(f"[0, {self.n_mels}]", n_coefficients=self.n_coefficients)
         within("[0, 3600]", pad_to=self.pad_to)
         if not 0 <= self.low < self.highest <= self.sample_rate / 2:
-            raise ValueError(
+            raise InputError(
                 f"mel bands must lie in 0 <= low < high <= sample_rate / 2, but low={self.low} Hz, "
                 f"high={self.highest} Hz and sample_rate={self.sample_rate} Hz"
             )
@@ -175,7 +176,7 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         if not self.speeds:
-            raise ValueError("speeds must name at least one, but speeds=(); (1.0,) changes nothing")
+            raise InputError("speeds must name at least one, but speeds=(); (1.0,) changes nothing")
         for speed in self.speeds:
             within(SPEEDS, speed=speed)
         at_least(0, n_time_masks=self.n_time_masks, time_mask_width=self.time_mask_width)
@@ -191,13 +192,13 @@ class Augmentation:
         """Check that this can be done to these features.
 
         Raises:
-            ValueError: VTLP, silence, noise or another level would be reckoned with log-mels as they are not.
+            InputError: VTLP, silence, noise or another level would be reckoned with log-mels as they are not.
         """
         off = {"vtlp": 0.0, "silence": 0.0, "lowest_snr": None, "gain": 0.0, "tilt": 0.0}
         wrong = {name: getattr(self, name) for name, value in off.items() if getattr(self, name) != value}
         if wrong and features.log_mel != "plain":
             found = ", ".join(f"{name}={value}" for name, value in wrong.items())
-            raise ValueError(
+            raise InputError(
                 f"{', '.join(off)} are for natural log-mels, but {found} and log_mel={features.log_mel!r}; set "
                 + ", ".join(f"{name}={off[name]}" for name in wrong)
             )

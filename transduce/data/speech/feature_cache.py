@@ -17,6 +17,7 @@ from transduce.data.speech.audio import read_audio, sound_status
 from transduce.data.speech.augment import change_speed
 from transduce.data.speech.config import FeatureConfig
 from transduce.data.speech.features import FeatureExtractor
+from transduce.errors import InputError
 from transduce.files import remove_leftovers, write_file
 from transduce.progress import Bar
 from transduce.threads import use_one_core
@@ -48,7 +49,7 @@ class FeatureCache:
         """The file in which the log-mel of `path` is kept, or will be.
 
         Raises:
-            ValueError: `path` is not a file, or is empty.
+            InputError: `path` is not a file, or is empty.
         """
         status = sound_status(path)
         sound = (str(path.resolve()), status.st_size, status.st_mtime_ns)
@@ -59,7 +60,7 @@ class FeatureCache:
         """The log-mel of a sound file. Where the directory lacks it or holds a damaged one, it is computed and kept.
 
         Raises:
-            ValueError: the sound cannot be read or is shorter than one window; the message names the file.
+            InputError: the sound cannot be read or is shorter than one window; the message names the file.
         """
         config = features.config
         known = self._kept.get((path, _settings(config), speed))
@@ -77,8 +78,8 @@ class FeatureCache:
         for speed in speeds:
             try:
                 found[speed] = features.log_mel(change_speed(waveform, speed))
-            except ValueError as error:
-                raise ValueError(f"{path} cannot be used at speed {speed}: {error}") from error
+            except InputError as error:
+                raise InputError(f"{path} cannot be used at speed {speed}: {error}") from error
             content = io.BytesIO()
             np.save(content, found[speed].numpy(), allow_pickle=False)
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ class FeatureCache:
         for path in dict.fromkeys(paths):
             try:
                 found = {speed: self.file(path, config, speed) for speed in speeds}
-            except ValueError as error:
+            except InputError as error:
                 errors[path] = str(error)
                 continue
             if lacking := [speed for speed, kept in found.items() if not kept.exists()]:
@@ -118,7 +119,7 @@ class FeatureCache:
         def told(path: Path) -> tuple[Path, str]:
             try:
                 self._compute(path, plain, missing[path])
-            except ValueError as error:
+            except InputError as error:
                 return path, str(error)
             return path, ""
 

@@ -12,6 +12,7 @@ from torchaudio.compliance import kaldi
 from torchaudio.functional import compute_deltas, create_dct, melscale_fbanks
 
 from transduce.data.speech.config import FeatureConfig
+from transduce.errors import InputError
 
 FLOOR = 1e-6
 """Added to the energy of a mel band before its logarithm: digital silence becomes log(1e-6) = -13.8."""
@@ -40,7 +41,7 @@ class FeatureExtractor:
         std: standard deviation of every feature there; likewise.
 
     Raises:
-        ValueError: a mel band is narrower than the steps of the DFT; or mean and std are missing, have another shape,
+        InputError: a mel band is narrower than the steps of the DFT; or mean and std are missing, have another shape,
             or are given where they are not used.
     Source: Davis & Mermelstein (1980), Comparison of parametric representations; Povey et al. (2011), The Kaldi speech
     recognition toolkit; Radford et al. (2022), Whisper, section 2.2.
@@ -56,7 +57,7 @@ class FeatureExtractor:
         wanted = (config.n_features,) if config.has_statistics else None
         found = [None if given is None else tuple(given.shape) for given in (mean, std)]
         if found != [wanted, wanted]:
-            raise ValueError(
+            raise InputError(
                 f"normalize={config.normalize} needs mean and std of shape {wanted}, but mean has {found[0]} and std "
                 f"has {found[1]}; `statistics` makes them for global and mean, and no other has any"
             )
@@ -74,7 +75,7 @@ class FeatureExtractor:
         """How many bins of the DFT every band holds, by weight."""
         n_empty = int((self._bands.amax(dim=0) == 0).sum())
         if n_empty:
-            raise ValueError(
+            raise InputError(
                 f"every mel band must hold a frequency of the DFT, but {n_empty} of n_mels={config.n_mels} between "
                 f"{config.low} and {config.highest} Hz lie between its steps of "
                 f"{config.sample_rate / config.n_fft:.4g} Hz; take fewer bands or a longer frame"
@@ -88,12 +89,12 @@ class FeatureExtractor:
         """log(energy + FLOOR) of every mel band, or what else config.log_mel says, S = n_frames(n).
 
         Raises:
-            ValueError: the waveform is shorter than one window.
+            InputError: the waveform is shorter than one window.
         """
         config = self.config
         waveform = F.pad(waveform, (0, max(0, config.pad_samples - len(waveform))))
         if len(waveform) < config.frame_samples:
-            raise ValueError(
+            raise InputError(
                 f"a waveform must fill one window of {config.frame_samples} samples ({config.frame} s at "
                 f"{config.sample_rate} Hz), but it has {len(waveform)}; leave it out or add silence"
             )
@@ -147,14 +148,14 @@ def statistics(utterances: Iterable[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor
     The frames must not be normalized: make them with normalize="none".
 
     Raises:
-        ValueError: there are no frames.
+        InputError: there are no frames.
     """
     n, total, squares = 0, torch.zeros(()), torch.zeros(())
     for frames in utterances:
         wide = frames.double()
         n, total, squares = n + len(wide), total + wide.sum(dim=0), squares + wide.square().sum(dim=0)
     if n == 0:
-        raise ValueError("statistics need at least one frame, but there is none; look at what was left out, and why")
+        raise InputError("statistics need at least one frame, but there is none; look at what was left out, and why")
     mean = total / n
     return mean.float(), (squares / n - mean.square()).clamp_min(0).sqrt().float()
 

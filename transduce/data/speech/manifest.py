@@ -10,6 +10,7 @@ import numpy as np
 
 from transduce.config import within
 from transduce.data.text.lines import lines_fingerprint, read_lines, split_table
+from transduce.errors import InputError
 
 NEEDED = ("id", "audio", "seconds", "speaker")
 """Columns of every manifest. The target column is needed as well, and there may be others."""
@@ -41,7 +42,7 @@ def read_manifest(path: Path | str, target_column: str = "text") -> list[Recordi
         target_column: the column that becomes `Recording.text`; "text" is then one of the others.
 
     Raises:
-        ValueError: a column is missing or named twice, a line has another number of cells, an id stands twice, seconds
+        InputError: a column is missing or named twice, a line has another number of cells, an id stands twice, seconds
             are no positive number, no audio is named; by file and line.
     """
     path = Path(path)
@@ -53,7 +54,7 @@ def read_manifest(path: Path | str, target_column: str = "text") -> list[Recordi
         row = dict(zip(header, cells, strict=True))
         name, audio, seconds, speaker = (row.pop(column) for column in NEEDED)
         if name in seen:
-            raise ValueError(
+            raise InputError(
                 f"an id must stand once, but {where} has id={name!r}, as line {seen[name]} has; rename one of them"
             )
         seen[name] = number
@@ -66,11 +67,11 @@ def manifest_audio(path: Path) -> list[Path]:
     """The sound files that a manifest names, in its order; it may lack every other column.
 
     Raises:
-        ValueError: there is no column `audio`, a line has another number of cells or names no file; by file and line.
+        InputError: there is no column `audio`, a line has another number of cells or names no file; by file and line.
     """
     header, rows = split_table(read_lines(path), str(path))
     if "audio" not in header:
-        raise ValueError(
+        raise InputError(
             f"a manifest's first line must name the column audio, but {path} has {', '.join(header)}; add it, or name "
             "the sound files themselves"
         )
@@ -82,16 +83,16 @@ def manifest_audio(path: Path) -> list[Path]:
 
 def _named(audio: str, where: str) -> str:
     if not audio:
-        raise ValueError(f"audio must name a file, but {where} names none; name one, or leave out the line")
+        raise InputError(f"audio must name a file, but {where} names none; name one, or leave out the line")
     return audio
 
 
 def _check_header(path: Path, header: list[str], target_column: str) -> None:
     there = ", ".join(header)
     if target_column in NEEDED:
-        raise ValueError(f"the target column must hold text, but it is {target_column!r}; {path} has {there}")
+        raise InputError(f"the target column must hold text, but it is {target_column!r}; {path} has {there}")
     if missing := [column for column in (*NEEDED, target_column) if column not in header]:
-        raise ValueError(
+        raise InputError(
             f"a manifest's first line must name the columns {', '.join((*NEEDED, target_column))}, but {path} has "
             f"{there or 'none'} and lacks {', '.join(missing)}; add them, or name another target column"
         )
@@ -103,7 +104,7 @@ def _positive(cell: str, where: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise ValueError(
+        raise InputError(
             f"seconds must be a positive number, but {where} has {cell!r}; write the length of the sound, such as 2.5"
         )
     return seconds
@@ -113,11 +114,11 @@ def cells(recordings: Sequence[Recording], column: str) -> list[str]:
     """The cells of a column other than the target's.
 
     Raises:
-        ValueError: there is no such column.
+        InputError: there is no such column.
     """
     for r in recordings:
         if column not in r.columns:
-            raise ValueError(
+            raise InputError(
                 f"a text must be in another column of the manifests, but it is {column!r}, and there are "
                 f"{', '.join(r.columns) or 'no others'}; name one of them"
             )
@@ -139,14 +140,14 @@ def split(
         share: the share of speakers or recordings held out, rounded; at least one is held out, and at least one stays.
 
     Raises:
-        ValueError: there is one speaker or recording only, or `share` is not between 0 and 1.
+        InputError: there is one speaker or recording only, or `share` is not between 0 and 1.
     """
     within("(0, 1)", share=share)
     names = [r.speaker if what == "speakers" else r.id for r in recordings]
     groups = sorted(set(names)) if what == "speakers" else names
     if len(groups) < 2:
         other = "hold out recordings (hold_out=recordings)" if what == "speakers" else "look at leave_out"
-        raise ValueError(
+        raise InputError(
             f"holding out {what} takes two, but there are {len(groups)}; name a manifest for validation, or {other}"
         )
     n = min(max(round(share * len(groups)), 1), len(groups) - 1)
@@ -186,7 +187,7 @@ class Manifests:
         """Training, validation and test recordings; `seed` decides what validation takes.
 
         Raises:
-            ValueError: a manifest is missing or wrong, leave_out is not a speaker, no recording is left for training or
+            InputError: a manifest is missing or wrong, leave_out is not a speaker, no recording is left for training or
                 for validation, or the test has no texts.
         """
         train = self._read(self.train)
@@ -197,7 +198,7 @@ class Manifests:
             train = self._without(train)
             if not test:
                 names = ", ".join(sorted({r.speaker for r in everybody})[:10])
-                raise ValueError(
+                raise InputError(
                     f"leave_out must be a speaker of the manifests, but {self.leave_out!r} is not: {names}"
                 )
         train, valid = (
@@ -206,12 +207,12 @@ class Manifests:
             else split(train, self.hold_out, self.share, seed)
         )
         if not train or not valid:
-            raise ValueError(
+            raise InputError(
                 f"training and validation need recordings, but there are {len(train)} and {len(valid)}; "
                 f"look at {self.train}, {self.valid} and leave_out={self.leave_out!r}"
             )
         if test and not any(r.text.strip() for r in test):
-            raise ValueError(f"a test needs texts to compare with, but none of its {len(test)} recordings has one")
+            raise InputError(f"a test needs texts to compare with, but none of its {len(test)} recordings has one")
         return train, valid, test
 
     def _without(self, recordings: list[Recording]) -> list[Recording]:
@@ -220,7 +221,7 @@ class Manifests:
     def _read(self, path: Path) -> list[Recording]:
         path = self.data / path if self.data else path
         if not path.is_file():
-            raise ValueError(
+            raise InputError(
                 f"a manifest must be there, but {path} is not; use --data DIR, or name the manifests "
                 "(scripts/get_data.py makes them)"
             )

@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from transduce.errors import InputError
+
 
 def check_microphone() -> None:
     """Check that there is something to record with, before anything else takes time.
 
     Raises:
-        ValueError: sounddevice is not installed.
+        InputError: sounddevice is not installed.
     """
     if find_spec("sounddevice") is None:
-        raise ValueError(
+        raise InputError(
             "a microphone needs the library sounddevice, but it is not installed; pip install 'transduce[microphone]'"
         )
 
@@ -27,7 +29,7 @@ def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:
         wait: what is recorded until it returns.
 
     Raises:
-        ValueError: sounddevice is not installed, or there is no microphone, or no sound came from it.
+        InputError: sounddevice is not installed, or there is no microphone, or no sound came from it.
     """
     check_microphone()
     import sounddevice
@@ -42,7 +44,7 @@ def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:
         with sounddevice.InputStream(samplerate=rate, channels=1, dtype="float32", callback=keep):
             wait()
     except sounddevice.PortAudioError as error:
-        raise ValueError(f"a microphone must be there, but {error}; plug one in, or name a sound file") from error
+        raise InputError(f"a microphone must be there, but {error}; plug one in, or name a sound file") from error
     if not blocks:
-        raise ValueError("a microphone must give sound, but nothing came; look at the system's sound settings")
+        raise InputError("a microphone must give sound, but nothing came; look at the system's sound settings")
     return np.concatenate(blocks)[:, 0], rate

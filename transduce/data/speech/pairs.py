@@ -32,6 +32,7 @@ from transduce.data.speech.labels import encode_labels
 from transduce.data.speech.manifest import Recording, cells
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.tokenizer import Tokenizer
+from transduce.errors import InputError
 
 logger = logging.getLogger("transduce")
 
@@ -75,7 +76,7 @@ class FrameReader:
             silence: frames of silence before and after the utterance.
 
         Raises:
-            ValueError: the file cannot be used; the message names it.
+            InputError: the file cannot be used; the message names it.
         """
         rng = rng or generator(0, 0, 0)
         frames = self._unmasked(path, speed)
@@ -115,7 +116,7 @@ class FrameReader:
         for path in paths:
             try:
                 self.feature_extractor(path)
-            except ValueError as error:
+            except InputError as error:
                 errors[path] = str(error)
         return errors
 
@@ -148,7 +149,7 @@ class SpeechPairs:
             it: level, noise, vocal tract and masks.
 
     Raises:
-        ValueError: no recording is left, a recording lacks that column, the tokenizer has nothing that begins or ends a
+        InputError: no recording is left, a recording lacks that column, the tokenizer has nothing that begins or ends a
             text, or the features are not those that the augmentation is for.
     """
 
@@ -187,7 +188,7 @@ class SpeechPairs:
         self.skipped["fewer positions than tokens"] = len(usable) - len(kept)
         if not kept:
             counts = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items())
-            raise ValueError(f"training needs recordings, but of {len(recordings)} none is left: {counts}; {told}")
+            raise InputError(f"training needs recordings, but of {len(recordings)} none is left: {counts}; {told}")
         self.recordings, self.target = [usable[i] for i in kept], [target[i] for i in kept]
         self.heard = [heard[i] for i in kept] if heard_column else None
         self.n_frames = dict(zip(speeds, n_frames[:, kept], strict=True))
@@ -312,7 +313,7 @@ def make_feature_extractor(
         max_seconds: longer recordings are left out of the statistics, as they are left out of training.
 
     Raises:
-        ValueError: statistics are needed, and no recording can be used.
+        InputError: statistics are needed, and no recording can be used.
     """
     if isinstance(config, VectorConfig):
         return VectorReader(config)
@@ -326,7 +327,7 @@ def make_feature_extractor(
             f"of {len(recordings)} recordings none lasts {max_seconds:g} s or less" if recordings else "there are none"
         )
         told = next(iter(bad.values()), none)
-        raise ValueError(f"normalize={config.normalize} needs training data that can be used, but none can: {told}")
+        raise InputError(f"normalize={config.normalize} needs training data that can be used, but none can: {told}")
     log_mels = (cache.get(path, plain) for path in paths if path not in bad)
     usable = (log_mel for log_mel in log_mels if config.seconds(len(log_mel)) <= max_seconds + ROUNDING)
     mean, std = statistics(plain.mfcc(log_mel) for log_mel in usable)

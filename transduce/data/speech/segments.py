@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from transduce.errors import InputError
+
 FRAME = 0.01
 """Seconds over which the level is measured: at least one period of the deepest voice."""
 
@@ -63,7 +65,7 @@ def cut(
         name: what messages call it.
 
     Raises:
-        ValueError: the recording ends before the last span does.
+        InputError: the recording ends before the last span does.
     """
     given, begin, block = iter(blocks), 0, torch.zeros(0)
     for start, stop in spans:
@@ -71,7 +73,7 @@ def cut(
         while begin + len(block) < stop:
             begin, following = begin + len(block), next(given, None)
             if following is None:
-                raise ValueError(
+                raise InputError(
                     f"{name} must stay as it is while it is read, but now it ends after {begin} samples; try again"
                 )
             block = following
@@ -89,10 +91,10 @@ def segments(found: Levels, longest: float, shortest: float = 0.0, margin: float
     of the longest segment possible.
 
     Raises:
-        ValueError: `longest` is below one second.
+        InputError: `longest` is below one second.
     """
     if not longest >= 1:
-        raise ValueError(f"longest must be at least one second, but longest={longest} s; 30.0 is usual")
+        raise InputError(f"longest must be at least one second, but longest={longest} s; 30.0 is usual")
     limit = int(longest * found.sample_rate)
     if found.n_samples <= limit:
         return [(0, found.n_samples)]

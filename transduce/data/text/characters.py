@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from transduce.data.text.tokenizer import Tokenizer
+from transduce.errors import InputError
 
 
 class CharTokenizer(Tokenizer):
@@ -13,15 +14,15 @@ class CharTokenizer(Tokenizer):
         """Read JSON that holds the characters as one string.
 
         Raises:
-            ValueError: `model` is something else.
+            InputError: `model` is something else.
         """
         super().__init__(model)
         try:
             characters = json.loads(model)["characters"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f'characters must come as JSON {{"characters": "..."}}, but: {error!r:.200}') from error
+            raise InputError(f'characters must come as JSON {{"characters": "..."}}, but: {error!r:.200}') from error
         if not isinstance(characters, str) or not characters or len(set(characters)) < len(characters):
-            raise ValueError(f"characters must be a string in which each stands once, but it is {characters!r:.60}")
+            raise InputError(f"characters must be a string in which each stands once, but it is {characters!r:.60}")
         self._characters = characters
         self._ids = {character: i for i, character in enumerate(characters)}
 
@@ -30,7 +31,7 @@ class CharTokenizer(Tokenizer):
         """A vocabulary of every character that occurs in the texts.
 
         Raises:
-            ValueError: the texts are empty.
+            InputError: the texts are empty.
         """
         characters = "".join(sorted(set().union(*texts)))
         return cls(json.dumps({"characters": characters}).encode())
@@ -43,13 +44,13 @@ class CharTokenizer(Tokenizer):
         """An id per character.
 
         Raises:
-            ValueError: a character that is not in the vocabulary.
+            InputError: a character that is not in the vocabulary.
         """
         try:
             return [[self._ids[character] for character in text] for text in texts]
         except KeyError as error:
             (unknown,) = error.args
-            raise ValueError(
+            raise InputError(
                 f"a text may hold the {self.vocab_size} characters that were trained on, but {unknown!r} "
                 f"(U+{ord(unknown):04X}) is none of them; leave it out or train with a text that has it"
             ) from error

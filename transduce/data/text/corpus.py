@@ -11,6 +11,7 @@ from transduce.config import at_least
 from transduce.data.text.lines import check_row, each_line
 from transduce.data.text.parallel import POOL, LargeText, ParallelText, has_text, survey
 from transduce.data.text.tables import each_cell_row, table_files
+from transduce.errors import InputError
 
 CACHE = Path("runs/text")
 """Where large corpora are prepared unless something else is said."""
@@ -35,7 +36,7 @@ class PairFiles:
         """The pairs one after the other, those with a blank side too.
 
         Raises:
-            ValueError: the line counts differ, a line of a TSV has no tab or more than one, or a column is missing.
+            InputError: the line counts differ, a line of a TSV has no tab or more than one, or a column is missing.
         """
         if self.columns:
             return ((s, t) for path in self.paths for s, t in each_cell_row(path, self.columns))
@@ -45,7 +46,7 @@ class PairFiles:
         """All pairs that one can learn from: those with text on both sides.
 
         Raises:
-            ValueError: as above, or no pair is left.
+            InputError: as above, or no pair is left.
         """
         return _without_blanks(self, str(self))
 
@@ -53,7 +54,7 @@ class PairFiles:
         """All pairs, as validation and test need them, so that line n of an output belongs to line n of the files.
 
         Raises:
-            ValueError: as for `read`.
+            InputError: as for `read`.
         """
         pairs = list(self)
         _without_blanks(pairs, str(self))
@@ -69,14 +70,14 @@ def each_line_pair(source: Path, target: Path) -> Iterator[tuple[str, str]]:
     """Line i of one file and line i of the other.
 
     Raises:
-        ValueError: their line counts differ.
+        InputError: their line counts differ.
     """
     sides = each_line(source), each_line(target)
     for n, (s, t) in enumerate(zip_longest(*sides)):
         if s is None or t is None:
             more = n + 1 + sum(1 for _ in sides[s is None])
             counts = (n, more) if s is None else (more, n)
-            raise ValueError(
+            raise InputError(
                 f"parallel files must have the same number of lines, "
                 f"but {source} has {counts[0]} and {target} has {counts[1]}"
             )
@@ -87,7 +88,7 @@ def each_row_pair(path: Path) -> Iterator[tuple[str, str]]:
     """The lines of a file, each a source sentence, a tab and its target sentence.
 
     Raises:
-        ValueError: a line has no tab or more than one.
+        InputError: a line has no tab or more than one.
     """
     for number, line in enumerate(each_line(path), start=1):
         row = line.split("\t")
@@ -103,7 +104,7 @@ def _without_blanks(pairs: Iterable[tuple[str, str]], name: str) -> ParallelText
             source.append(pair[0])
             target.append(pair[1])
     if not source:
-        raise ValueError(f"a corpus needs a pair with text on both sides, but {name}: {n} lines, none such")
+        raise InputError(f"a corpus needs a pair with text on both sides, but {name}: {n} lines, none such")
     return ParallelText(source, target, n - len(source))
 
 
@@ -130,10 +131,10 @@ def find_text(folder: Path | None, name: str) -> Path | None:
     """The file of this name in a folder, plain or .gz; None if there is none.
 
     Raises:
-        ValueError: no folder is named.
+        InputError: no folder is named.
     """
     if folder is None:
-        raise ValueError("a folder of parallel text must be named: use --data DIR, or set TRANSDUCE_DATA")
+        raise InputError("a folder of parallel text must be named: use --data DIR, or set TRANSDUCE_DATA")
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
@@ -141,7 +142,7 @@ def text_in(folder: Path | None, name: str) -> Path:
     """The same of a file that must be there.
 
     Raises:
-        ValueError: no folder is named, or it lacks the file.
+        InputError: no folder is named, or it lacks the file.
     """
     path = find_text(folder, name)
     if path is None:
@@ -149,7 +150,7 @@ def text_in(folder: Path | None, name: str) -> Path:
         there = "no such folder"
         if folder.is_dir():
             there = "it holds " + (", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing")
-        raise ValueError(f"the folder {folder} must hold {name} or {name}.gz, but {there}")
+        raise InputError(f"the folder {folder} must hold {name} or {name}.gz, but {there}")
     return path
 
 
@@ -174,7 +175,7 @@ class Folder(Corpus):
         """One split; of the training text, the pairs with text on both sides.
 
         Raises:
-            ValueError: no folder is named, or it lacks the files.
+            InputError: no folder is named, or it lacks the files.
         """
         files = self._files(split)
         return files.read() if split == "train" else files.read_whole()
@@ -238,7 +239,7 @@ class Files(Corpus):
             cache: a folder for what is made of a large training text.
 
         Raises:
-            ValueError: as for `read`; or validation has files and is held out as well.
+            InputError: as for `read`; or validation has files and is held out as well.
         """
         files, test = self._files("train"), self.read("test")
         assert files is not None
@@ -248,7 +249,7 @@ class Files(Corpus):
             assert valid is not None
             return train, valid, test
         if self.valid_source or self.valid_target or self.valid_tsv or self.valid_table:
-            raise ValueError(
+            raise InputError(
                 f"validation has files or is held out, but hold_out={self.hold_out} and files are named; leave one out"
             )
         return *train.hold_out(self.hold_out, seed), test
@@ -257,7 +258,7 @@ class Files(Corpus):
         """One split, of the training text the pairs with text on both sides; None if there is no test split.
 
         Raises:
-            ValueError: a side is missing, or files and TSV are both given.
+            InputError: a side is missing, or files and TSV are both given.
         """
         files = self._files(split)
         if files is None:
@@ -277,7 +278,7 @@ class Files(Corpus):
                 return None
         way_out = ", or --hold-out 500" if split == "valid" and not any(named.values()) else ""
         *some, last = (f"{split}_{part}={path}" for part, path in named.items())
-        raise ValueError(
+        raise InputError(
             f"the {split} text is two files, a TSV or a table: give --{split}-source and --{split}-target, or --{split}-tsv, "
             f"or --{split}-table{way_out}, but {', '.join(some)} and {last}"
         )

@@ -11,6 +11,7 @@ from transduce.config import at_least
 from transduce.data.text.corpus import CACHE, Corpus, PairFiles, Split, find_text, text_in
 from transduce.data.text.parallel import ParallelText
 from transduce.data.text.tokenizer import tag_of
+from transduce.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +50,12 @@ class Directions(Corpus):
         at_least(1, temperature=self.temperature, valid_pairs=self.valid_pairs)
         for name in (*self.directions, *self.test_directions):
             if name not in self.pairs:
-                raise ValueError(
+                raise InputError(
                     f"a direction is two of the languages ({', '.join(self.languages) or 'none'}) with - between them, "
                     f"but there is {name!r}; name others with --languages"
                 )
         if len({*self.languages}) < 2:
-            raise ValueError(
+            raise InputError(
                 f"directions need two languages or more, but languages={self.languages}; try --languages en de"
             )
 
@@ -74,7 +75,7 @@ class Directions(Corpus):
         """Training, validation and test text, every source with its tag.
 
         Raises:
-            ValueError: no folder is named, or it lacks a file.
+            InputError: no folder is named, or it lacks a file.
         """
         train = [text for _, text in self.read("train")]
         most = max(map(len, train))
@@ -91,7 +92,7 @@ class Directions(Corpus):
         """The directions of a split, one after the other, with the text of each.
 
         Raises:
-            ValueError: no folder is named, or it lacks a file.
+            InputError: no folder is named, or it lacks a file.
         """
         for name in (self.test_directions if split == "test" else ()) or self.directions or self.pairs:
             source, target = self.pairs[name]

@@ -11,6 +11,7 @@ import sentencepiece
 
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.tokenizer import Tokenizer
+from transduce.errors import InputError
 
 TAG = re.compile(">>.*?<<")
 """What a line begins with where Marian's model of many languages shall write in one of them: >>fra<<."""
@@ -66,7 +67,7 @@ class ImportedTokenizer(Tokenizer):
         """Read the bytes of such a file.
 
         Raises:
-            ValueError: they are something else.
+            InputError: they are something else.
         """
         super().__init__(model)
         try:
@@ -75,9 +76,9 @@ class ImportedTokenizer(Tokenizer):
             self._opening, self._closing, self._place = [*plain["opening"]], [*plain["closing"]], plain["place"]
             ids = [*map(self._special.__getitem__, ROLES), *self._opening, *self._closing, *self._languages.values()]
             if type(self._size) is not int or not all(type(i) is int and 0 <= i < self._size for i in ids):
-                raise ValueError(f"its ids must be less than size={self._size}")
+                raise InputError(f"its ids must be less than size={self._size}")
             if self._place not in PLACES:
-                raise ValueError(f"place must be one of {', '.join(PLACES)}")
+                raise InputError(f"place must be one of {', '.join(PLACES)}")
             self._cutter: Cutter
             if "tokenizer" in plain:
                 json_tokenizer = JSONTokenizer(json.dumps(plain["tokenizer"], ensure_ascii=False).encode())
@@ -89,9 +90,9 @@ class ImportedTokenizer(Tokenizer):
                     len(pieces),
                 )
             if n > self._size:
-                raise ValueError(f"it has {n} tokens, but size={self._size}")
+                raise InputError(f"it has {n} tokens, but size={self._size}")
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
-            raise ValueError(f"a tokenizer of an imported model is JSON with its parts, but: {error!r:.200}") from error
+            raise InputError(f"a tokenizer of an imported model is JSON with its parts, but: {error!r:.200}") from error
         self._n, self._unwritten = n, {*ids}
         self._in: dict[str, ImportedTokenizer] = {}
 
@@ -110,7 +111,7 @@ class ImportedTokenizer(Tokenizer):
         """The tokenizer of these parts; `cutter` is `tokenizer`, or `sentencepiece` and `pieces`.
 
         Raises:
-            ValueError: they do not go together.
+            InputError: they do not go together.
         """
         plain = {**cutter, "size": size, "special": special, "opening": list(opening), "closing": list(closing)}
         plain |= {"languages": languages or {}, "place": place}
@@ -121,7 +122,7 @@ class ImportedTokenizer(Tokenizer):
         """The tokenizer of a SentencePiece model and its pieces by id.
 
         Raises:
-            ValueError: they do not go together.
+            InputError: they do not go together.
         """
         cutter = {"sentencepiece": b64encode(model).decode(), "pieces": list(pieces)}
         return cls.of(cutter, size=len(pieces), **parts)
@@ -135,7 +136,7 @@ class ImportedTokenizer(Tokenizer):
     def with_language(self, language: str) -> "ImportedTokenizer":
         if language not in self._languages:
             there = ", ".join([*self._languages][:8]) + ", ..." * (len(self._languages) > 8)
-            raise ValueError(f"a language must be one that the model knows ({there or 'none'}), but it is {language!r}")
+            raise InputError(f"a language must be one that the model knows ({there or 'none'}), but it is {language!r}")
         if language not in self._in:
             plain, tag = json.loads(self.model), self._languages[language]
             if self._place == "bos":
@@ -185,11 +186,11 @@ class ImportedTokenizer(Tokenizer):
         """See Tokenizer; with what stands before and behind.
 
         Raises:
-            ValueError: no language was chosen.
+            InputError: no language was chosen.
         """
         tags = {*self._languages.values()}
         if tags and not tags & {*self._opening, *self._closing, self.bos_id}:
-            raise ValueError(
+            raise InputError(
                 "this model reads and writes many languages, so say which: --source-language and --target-language (in "
                 "training --decoding.source-language and --decoding.target-language), of "
                 f"{', '.join([*self._languages][:8])}"

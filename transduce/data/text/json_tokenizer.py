@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer as LibraryTokenizer, decoders, models, pre_tokenizers, trainers
 
 from transduce.data.text.tokenizer import END, SPECIAL, Tokenizer, say_if_smaller
+from transduce.errors import InputError
 
 _PLAIN = {*range(33, 127), *range(161, 173), *range(174, 256)}
 _OTHER = [byte for byte in range(256) if byte not in _PLAIN]
@@ -26,13 +27,13 @@ class JSONTokenizer(Tokenizer):
         """Read the bytes of a tokenizer.json.
 
         Raises:
-            ValueError: they are something else.
+            InputError: they are something else.
         """
         super().__init__(model)
         try:
             self._tokenizer = LibraryTokenizer.from_str(model.decode())
         except Exception as error:  # the library raises nothing narrower
-            raise ValueError(f"tokenizer.json must be one of the library tokenizers, but: {error}") from error
+            raise InputError(f"tokenizer.json must be one of the library tokenizers, but: {error}") from error
         self._tokenizer.no_padding()  # some files were saved while it was on, and that is not the text's own
         self._tokenizer.no_truncation()
         self._size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may have gaps
@@ -48,13 +49,13 @@ class JSONTokenizer(Tokenizer):
         A small text may have fewer merges than asked for, which is said.
 
         Raises:
-            ValueError: vocab_size leaves no room for END, the 256 bytes and the symbols.
+            InputError: vocab_size leaves no room for END, the 256 bytes and the symbols.
         Source: Radford et al. (2019), Language models are unsupervised multitask learners, section 2.2.
         """
         least = 257 + len(symbols)
         if vocab_size < least:
             what = "END, all bytes and the symbols" if symbols else "END and all bytes"
-            raise ValueError(f"vocab_size must be at least {least}, for {what}, but vocab_size={vocab_size}")
+            raise InputError(f"vocab_size must be at least {least}, for {what}, but vocab_size={vocab_size}")
         tokenizer = _byte_level(models.BPE())
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(
@@ -73,7 +74,7 @@ class JSONTokenizer(Tokenizer):
         """See Tokenizer. A symbol that is a name in `SPECIAL`, such as <pad>, becomes that special token."""
         for symbol in symbols:
             if symbol in self._special:
-                raise ValueError(
+                raise InputError(
                     f"a symbol must be no special token, but {symbol} is one of this vocabulary already; leave it out"
                 )
         names = set().union(*SPECIAL.values())
@@ -86,7 +87,7 @@ class JSONTokenizer(Tokenizer):
         """Read a tokenizer.json, or a directory with one or with vocab.json and merges.txt.
 
         Raises:
-            ValueError: the directory has neither.
+            InputError: the directory has neither.
         """
         path = Path(path)
         for file in (path, path / "tokenizer.json"):
@@ -94,7 +95,7 @@ class JSONTokenizer(Tokenizer):
                 return super().load(file)
         vocabulary, merges = path / "vocab.json", path / "merges.txt"
         if not vocabulary.is_file() or not merges.is_file():
-            raise ValueError(
+            raise InputError(
                 f"a byte-level tokenizer is tokenizer.json, or vocab.json and merges.txt, but {path} has neither; "
                 "copy them from where the model came from"
             )
@@ -145,12 +146,12 @@ class JSONTokenizer(Tokenizer):
         """Ids, a list per text; where a text has a special token such as END written out, that is the token.
 
         Raises:
-            ValueError: a text has what is no token, and the vocabulary has none for what is unknown.
+            InputError: a text has what is no token, and the vocabulary has none for what is unknown.
         """
         try:
             return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
         except Exception as error:  # the library raises nothing narrower
-            raise ValueError(
+            raise InputError(
                 f"a text must be made of tokens, but this vocabulary cannot spell one: {error}; name another tokenizer"
             ) from error
 

@@ -12,6 +12,7 @@ from transduce.config import within
 from transduce.data.text.lines import read_lines
 from transduce.data.text.shards import Stream, open_shards, smallest_type
 from transduce.data.text.tokenizers import KINDS, Tokenizer, TokenizerKind, load_tokenizer, train_tokenizer
+from transduce.errors import InputError
 
 PART = 1 << 20
 """How many characters are encoded at a time: tokenizers take some hundred bytes for each."""
@@ -52,7 +53,7 @@ def read_text(path: Path) -> str:
     """A whole UTF-8 file, plain or .gz. Every line ends in a line break, the last one too.
 
     Raises:
-        ValueError: there is no such file, or it is not UTF-8.
+        InputError: there is no such file, or it is not UTF-8.
     """
     return "\n".join([*read_lines(path), ""])
 
@@ -89,10 +90,10 @@ class TextFiles:
         """Train the tokenizer, unless there is one, and encode both sides, each file by itself.
 
         Raises:
-            ValueError: there is no training or no validation file, or a file is missing.
+            InputError: there is no training or no validation file, or a file is missing.
         """
         if not self.train or not self.valid:
-            raise ValueError(
+            raise InputError(
                 "a language model needs text to train on and text to validate on: give --train FILES and "
                 f"--valid FILES, but there are {len(self.train)} and {len(self.valid)}"
             )
@@ -124,10 +125,10 @@ class OneText:
         """Cut at a character, train the tokenizer, unless there is one, and encode both sides.
 
         Raises:
-            ValueError: no folder is named, or it lacks the file.
+            InputError: no folder is named, or it lacks the file.
         """
         if self.data is None or not (self.data / self.name).is_file():
-            raise ValueError(f"the text must be DIR/{self.name} with --data DIR, but --data is {self.data}")
+            raise InputError(f"the text must be DIR/{self.name} with --data DIR, but --data is {self.data}")
         text = read_text(self.data / self.name)
         cut = int(len(text) * (1 - self.valid_share))
         return _encode(tokenizer, kind, vocab_size, symbols, [text[:cut]], [text[cut:]])
@@ -155,10 +156,10 @@ class Shards:
             tokenizer: that of the file `kind`, where it is one; otherwise it is not used.
 
         Raises:
-            ValueError: no folder is named, or it lacks shards or the tokenizer; another one is asked for, or symbols.
+            InputError: no folder is named, or it lacks shards or the tokenizer; another one is asked for, or symbols.
         """
         if self.data is None:
-            raise ValueError("shards lie in a folder: use --data DIR; scripts/make_shards.py makes them from text")
+            raise InputError("shards lie in a folder: use --data DIR; scripts/make_shards.py makes them from text")
         own = load_tokenizer(self.data)
         if isinstance(kind, Path):
             same = (tokenizer or load_tokenizer(kind)).model == own.model
@@ -166,7 +167,7 @@ class Shards:
             same = isinstance(own, KINDS[kind])
         if symbols or not same:
             (mine,) = (name for name, each in KINDS.items() if isinstance(own, each))
-            raise ValueError(
+            raise InputError(
                 f"shards are ids of their own tokenizer, and {self.data} has one of the kind {mine}, but there is "
                 f"tokenizer={kind}, symbols={' '.join(symbols)!r}; use --tokenizer {mine} without --symbols, or make "
                 "other shards: scripts/make_shards.py --tokenizer FILE"

@@ -8,11 +8,13 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from transduce.errors import InputError
+
 
 def check_text(path: Path) -> None:
-    """Raise ValueError if `path` is a directory or does not exist."""
+    """Raise InputError if `path` is a directory or does not exist."""
     if path.is_dir() or not path.exists():
-        raise ValueError(
+        raise InputError(
             f"a text must be a file, plain or .gz, but {path} {'is a directory' if path.is_dir() else 'does not exist'}"
         )
 
@@ -23,7 +25,7 @@ def read_lines(path: Path | str) -> list[str]:
     `str.splitlines` would also split at form feeds and U+2028, and shift one side of a corpus against the other.
 
     Raises:
-        ValueError: there is no such file, or it is not UTF-8; by file and line.
+        InputError: there is no such file, or it is not UTF-8; by file and line.
     """
     return list(each_line(Path(path)))
 
@@ -43,7 +45,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     """The lines of a text, plain or packed by gzip, as they are, one after the other; its first bytes say which it is.
 
     Raises:
-        ValueError: there is no such file, it is damaged, packed by something else, or in UTF-16.
+        InputError: there is no such file, it is damaged, packed by something else, or in UTF-16.
     """
     check_text(path)
     with path.open("rb") as file:
@@ -52,12 +54,12 @@ def raw_lines(path: Path) -> Iterator[bytes]:
         try:
             begins = text.peek(6)
             if by := next((name for magic, name in PACKED.items() if begins.startswith(magic)), None):
-                raise ValueError(f"a text must be plain or packed by gzip, but {path} is packed by {by}; unpack it")
+                raise InputError(f"a text must be plain or packed by gzip, but {path} is packed by {by}; unpack it")
             if begins.startswith(UTF16):
-                raise ValueError(f"a text must be UTF-8, but {path} is UTF-16; iconv -f utf-16 -t utf-8 converts it")
+                raise InputError(f"a text must be UTF-8, but {path} is UTF-16; iconv -f utf-16 -t utf-8 converts it")
             yield from text
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path} is not a whole gzip file: {error}; unpack it or fetch it again") from error
+            raise InputError(f"{path} is not a whole gzip file: {error}; unpack it or fetch it again") from error
 
 
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
@@ -70,17 +72,17 @@ def decode_line(line: bytes, name: str, number: int) -> str:
     """One line without its \\n.
 
     Raises:
-        ValueError: the line is not UTF-8.
+        InputError: the line is not UTF-8.
     """
     if b"\0" in line:  # valid in UTF-8, but no text has it
-        raise ValueError(
+        raise InputError(
             f"text must be UTF-8, but {name}, line {number}, has a zero byte, as UTF-16 has; if it is, convert the file "
             "with iconv -f utf-16le -t utf-8"
         )
     try:
         text = line.removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise InputError(
             f"text must be UTF-8, but {name}, line {number}, byte {error.start + 1} is {line[error.start]:#04x}; "
             "convert the file from its encoding, with iconv -f ENCODING -t utf-8 (latin1, cp1250 or utf-16, for example)"
         ) from error
@@ -105,27 +107,27 @@ def split_table(
         header: the names of the columns; None: the first line has them.
 
     Raises:
-        ValueError: there is no line to name the columns, one is named twice, or a row has more or fewer cells.
+        InputError: there is no line to name the columns, one is named twice, or a row has more or fewer cells.
     """
     rows = [line.split("\t") for line in lines]
     first = 1
     if header is None:
         if not rows:
-            raise ValueError(f"a table must begin with a line that names its columns, but {name} is empty")
+            raise InputError(f"a table must begin with a line that names its columns, but {name} is empty")
         header, *rows = rows
         first = 2
     if len(set(header)) < len(header):
         there = ", ".join(header)
-        raise ValueError(f"a table must name every column once, but {name} has {there}; rename one of them")
+        raise InputError(f"a table must name every column once, but {name} has {there}; rename one of them")
     for number, row in enumerate(rows, start=first):
         check_row(row, header, name, number)
     return list(header), rows
 
 
 def check_row(row: Sequence[str], header: Sequence[str], name: str, number: int) -> None:
-    """Raise ValueError if a row of a table has more or fewer cells than its header."""
+    """Raise InputError if a row of a table has more or fewer cells than its header."""
     if len(row) != len(header):
-        raise ValueError(
+        raise InputError(
             f"a line must have a cell for every column, but {name}, line {number}, has {len(row)} cells for "
             f"{len(header)} columns ({', '.join(header)}); tabs separate cells"
         )

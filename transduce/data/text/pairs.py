@@ -10,6 +10,7 @@ from transduce.data.batch import Epoch, Row, pair_epoch
 from transduce.data.text.lines import lines_fingerprint
 from transduce.data.text.parallel import LargeText, ParallelText
 from transduce.data.text.tokenizer import Tokenizer
+from transduce.errors import InputError
 
 TextT = TypeVar("TextT")
 
@@ -84,7 +85,7 @@ class TextPairs(Pairs[ParallelText]):
     `target` are what is left. For the other arguments see `Pairs`.
 
     Raises:
-        ValueError: no pair is left, or a tokenizer has nothing that ends, or on the target side begins, a text.
+        InputError: no pair is left, or a tokenizer has nothing that ends, or on the target side begins, a text.
     """
 
     def take(self, text: ParallelText) -> None:
@@ -116,9 +117,9 @@ class TextPairs(Pairs[ParallelText]):
         return self.source, self.target
 
 
-def all_too_long(max_length: int, n: int, shortest: int) -> ValueError:
+def all_too_long(max_length: int, n: int, shortest: int) -> InputError:
     """What to raise where no pair is left."""
-    return ValueError(
+    return InputError(
         f"max_length must leave something to train on, but max_length={max_length} and the shortest of {n} pairs has "
         f"{shortest} tokens"
     )

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from transduce.errors import InputError
 from transduce.progress import Bar
 
 logger = logging.getLogger("transduce")
@@ -51,7 +52,7 @@ class ParallelText:
         sides, leave the training text too; a line of the log tells how many.
 
         Raises:
-            ValueError: no pair would be left for training.
+            InputError: no pair would be left for training.
         """
         order = np.random.default_rng(seed).permutation(len(self))
         taken = sorted(order[:n].tolist())
@@ -59,7 +60,7 @@ class ParallelText:
         twins = {pairs[i] for i in taken}
         train = [pair for pair in pairs if pair not in twins]
         if not train:
-            raise ValueError(
+            raise InputError(
                 f"a training needs pairs besides those held out, but hold_out={n} takes all of {len(pairs)}; hold out "
                 "fewer"
             )
@@ -113,11 +114,11 @@ class LargeText:
         """As of a `ParallelText`; the pairs are of the sample, in its order.
 
         Raises:
-            ValueError: n is more than the sample has.
+            InputError: n is more than the sample has.
         """
         pairs = self._sample()
         if n >= len(pairs):
-            raise ValueError(
+            raise InputError(
                 f"hold_out must be less than {len(pairs):,} for a text of so many pairs, but hold_out={n}; hold out fewer"
             )
         taken = [pairs[i] for i in sorted(np.random.default_rng(seed).permutation(len(pairs))[:n].tolist())]

@@ -11,6 +11,7 @@ from jaxtyping import Int
 from transduce.data.text.parallel import BLOCK, LargeText, Pair, blocks
 from transduce.data.text.shards import smallest_type, write_shard
 from transduce.data.text.tokenizer import Tokenizer
+from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.progress import Bar
 
@@ -26,7 +27,7 @@ def prepare(text: LargeText, source: Tokenizer, target: Tokenizer) -> list[Path]
     NAME.json, is written last, so an interruption costs one shard.
 
     Raises:
-        ValueError: all of the text is held out.
+        InputError: all of the text is held out.
     """
     models = source.model + target.model
     languages = [side.with_eos(side.encode(["A"])) for side in (source, target)]  # a tag is no part of a model
@@ -56,7 +57,7 @@ def prepare(text: LargeText, source: Tokenizer, target: Tokenizer) -> list[Path]
             vocab_size = max(source.vocab_size, target.vocab_size)
             write_shard(path, np.concatenate(found), vocab_size=vocab_size, tokenizer=models, source=text.digest)
     if not paths:
-        raise ValueError(f"a training needs pairs besides those held out, but {text.files} has none; hold out fewer")
+        raise InputError(f"a training needs pairs besides those held out, but {text.files} has none; hold out fewer")
     write_file(finished, json.dumps([path.name for path in paths]) + "\n")
     return paths
 

@@ -14,6 +14,7 @@ from rapidfuzz.process import extractOne
 
 from transduce.data.text.lines import read_lines
 from transduce.data.text.tokenizer import Tokenizer
+from transduce.errors import InputError
 
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>", "▁")
 """The first tokens. The last of them stands between words, <unk> for a word that the dictionary lacks."""
@@ -38,21 +39,21 @@ def read_dictionary(path: Path, *, keep_stress: bool = False) -> dict[str, str]:
         keep_stress: AH0 and AH1 are two phones; by default they are one, AH.
 
     Raises:
-        ValueError: there is no such file, a line has a word alone, or there is none.
+        InputError: there is no such file, a line has a word alone, or there is none.
     """
     if not path.is_file():
-        raise ValueError(f"a pronouncing dictionary must be a file, but {path} is none; name another one")
+        raise InputError(f"a pronouncing dictionary must be a file, but {path} is none; name another one")
     found = dict[str, str]()
     for number, line in enumerate(read_lines(path), start=1):
         if line.startswith(";;;") or not (cells := line.split("#")[0].split()):
             continue
         word, *phones = cells
         if not phones:
-            raise ValueError(f"a line must be a word and its phones, but {path}, line {number}, is {line!r}; add them")
+            raise InputError(f"a line must be a word and its phones, but {path}, line {number}, is {line!r}; add them")
         if not OTHER.fullmatch(word):
             found.setdefault(word.lower(), " ".join(p if keep_stress else p.rstrip("012") for p in phones))
     if not found:
-        raise ValueError(f"a dictionary must have words and their phones, but {path} has none; name another file")
+        raise InputError(f"a dictionary must have words and their phones, but {path} has none; name another file")
     return found
 
 
@@ -80,7 +81,7 @@ class PronunciationTokenizer(Tokenizer):
         """Read the JSON that `train` makes.
 
         Raises:
-            ValueError: `model` is something else.
+            InputError: `model` is something else.
         """
         super().__init__(model)
         try:
@@ -91,13 +92,13 @@ class PronunciationTokenizer(Tokenizer):
                 (first, second): int(n) for first, after in plain["pairs"].items() for second, n in after.items()
             }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(
+            raise InputError(
                 'pronunciations must come as JSON {"pronunciations": {"hello": "HH AH L OW"}, "counts": {"hello": 1}, "pairs": '
                 f"{{}}}}, but: {error!r:.200}"
             ) from error
         if not all(self._phones.values()):
             silent = next(word for word, phones in self._phones.items() if not phones)
-            raise ValueError(f"a word must have phones, but {silent!r} has none; add them or leave the word out")
+            raise InputError(f"a word must have phones, but {silent!r} has none; add them or leave the word out")
         self._tokens = [*SPECIAL, *sorted({phone for phones in self._phones.values() for phone in phones})]
         self._ids = {token: i for i, token in enumerate(self._tokens)}
         self._words = defaultdict[Phones, list[str]](list)
@@ -113,7 +114,7 @@ class PronunciationTokenizer(Tokenizer):
             dictionary: see `read_dictionary`.
 
         Raises:
-            ValueError: it has none of them.
+            InputError: it has none of them.
         """
         counts, pairs = Counter[str](), defaultdict[str, Counter[str]](Counter)
         for text in texts:
@@ -123,7 +124,7 @@ class PronunciationTokenizer(Tokenizer):
                 pairs[first][second] += 1
         said = {word: dictionary[bare(word)] for word in sorted(counts) if bare(word) in dictionary}
         if not said:
-            raise ValueError(
+            raise InputError(
                 f"a pronouncing dictionary must have words of the training, but of its {len(counts):,} words it has none; "
                 "name one of this language"
             )

@@ -17,6 +17,7 @@ from typing import Any, Literal, SupportsIndex
 import sentencepiece
 
 from transduce.data.text.tokenizer import TAG, Tokenizer, say_if_smaller, tag_of
+from transduce.errors import InputError
 
 PAD, UNK, BOS, EOS = range(4)
 SPECIAL = ("pad", "unk", "bos", "eos")
@@ -50,14 +51,14 @@ class SentencePieceTokenizer(Tokenizer):
         """Read the bytes of a SentencePiece model.
 
         Raises:
-            ValueError: they are something else, or its special pieces have other ids.
+            InputError: they are something else, or its special pieces have other ids.
         """
         super().__init__(model)
         try:
             self._processor = sentencepiece.SentencePieceProcessor()
             self._processor.LoadFromSerializedProto(model)
         except RuntimeError as error:
-            raise ValueError(
+            raise InputError(
                 f"a SentencePiece model is a protocol buffer, but these {len(model)} bytes are none"
             ) from error
         self._ids = {self._processor.id_to_piece(i): i for i in range(self.vocab_size)}
@@ -67,7 +68,7 @@ class SentencePieceTokenizer(Tokenizer):
         """Whether a text comes back without capitals."""
         ids = [getattr(self._processor, f"{name}_id")() for name in SPECIAL]
         if ids != [PAD, UNK, BOS, EOS]:
-            raise ValueError(f"pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them {ids}")
+            raise InputError(f"pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them {ids}")
 
     @classmethod
     def train(
@@ -87,7 +88,7 @@ class SentencePieceTokenizer(Tokenizer):
             normalization: what becomes of characters; runs of spaces are one space in any case.
 
         Raises:
-            ValueError: vocab_size leaves no room for the 4 special pieces, 256 bytes, the symbols and the characters;
+            InputError: vocab_size leaves no room for the 4 special pieces, 256 bytes, the symbols and the characters;
                 or a symbol marks something else.
         """
         _check_symbols(symbols, dict.fromkeys(PIECES, CONTROL))
@@ -121,7 +122,7 @@ class SentencePieceTokenizer(Tokenizer):
                     minloglevel=2,
                 )
         except RuntimeError as error:
-            raise ValueError(
+            raise InputError(
                 f"SentencePiece could not learn vocab_size={vocab_size} pieces: {error}; "
                 f"it must exceed {260 + len(symbols)} (special pieces{', symbols' if symbols else ''} and bytes) by more "
                 "than the number of different characters"
@@ -139,15 +140,15 @@ class SentencePieceTokenizer(Tokenizer):
         All other pieces keep their order, and a text its segmentation.
 
         Raises:
-            ValueError: this is no SentencePiece model.
+            InputError: this is no SentencePiece model.
         """
         try:
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
-            raise ValueError(f"this is no SentencePiece model: {error}") from error
+            raise InputError(f"this is no SentencePiece model: {error}") from error
         proto = _parse(model)
         if not proto.pieces:
-            raise ValueError("this is no SentencePiece model: it has no pieces")
+            raise InputError("this is no SentencePiece model: it has no pieces")
         ids = [getattr(processor, f"{name}_id")() for name in SPECIAL]
         if ids == [PAD, UNK, BOS, EOS]:
             return cls(model)
@@ -193,11 +194,11 @@ class SentencePieceTokenizer(Tokenizer):
         """The ids of what merges with nothing: bytes, symbols, and what is unknown.
 
         Raises:
-            ValueError: the pieces were not learned by merging.
+            InputError: the pieces were not learned by merging.
         """
         proto = _parse(self.model)
         if proto.trainer_spec.model_type != BPE:
-            raise ValueError(
+            raise InputError(
                 "bpe_dropout skips merges of SentencePiece BPE, but this tokenizer is another kind (unigram, say); use "
                 "bpe_dropout=0"
             )
@@ -298,9 +299,9 @@ def _parse(model: bytes) -> Any:
 
 
 def _check_symbols(symbols: Sequence[str], types: dict[str, int]) -> None:
-    """Raise ValueError if a symbol is a piece of a type that no text can hold."""
+    """Raise InputError if a symbol is a piece of a type that no text can hold."""
     for symbol in symbols:
         if types.get(symbol, NORMAL) not in (NORMAL, USER_DEFINED):
-            raise ValueError(
+            raise InputError(
                 f"a symbol must be no special piece, but {symbol} has another meaning in this vocabulary; rename it"
             )

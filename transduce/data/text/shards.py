@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Integer
 
+from transduce.errors import InputError
+
 CHUNK = 1 << 22
 """How many ids are read at a time where a whole stream is read."""
 
@@ -75,12 +77,12 @@ def write_shard(path: Path, ids: Integer[np.ndarray, " _"], *, vocab_size: int, 
     """Write the ids to NAME.bin, and then the header to NAME.json: a shard without a header is not finished.
 
     Raises:
-        ValueError: an id that the vocabulary does not have.
+        InputError: an id that the vocabulary does not have.
     """
     from transduce.files import write_file  # it loads torch, for which --help does not wait
 
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-        raise ValueError(f"ids must lie in 0 ... {vocab_size - 1}, but they reach from {ids.min()} to {ids.max()}")
+        raise InputError(f"ids must lie in 0 ... {vocab_size - 1}, but they reach from {ids.min()} to {ids.max()}")
     kind = smallest_type(vocab_size)
     raw = ids.astype(kind).tobytes()
     header = ShardHeader(
@@ -98,13 +100,13 @@ def read_header(path: Path) -> ShardHeader:
     """The header of a shard, which is named by its .bin or its .json.
 
     Raises:
-        ValueError: it is missing, or is something else.
+        InputError: it is missing, or is something else.
     """
     path = path.with_suffix(".json")
     try:
         return ShardHeader(**json.loads(path.read_text()))
     except (FileNotFoundError, json.JSONDecodeError, TypeError) as error:
-        raise ValueError(f"a shard has its header beside it, but {path}: {error!r}; make the shard again") from error
+        raise InputError(f"a shard has its header beside it, but {path}: {error!r}; make the shard again") from error
 
 
 def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False) -> Stream:
@@ -114,26 +116,26 @@ def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False
         verify: whether to read everything once and compare it with the checksums.
 
     Raises:
-        ValueError: there is no shard, one was made with another tokenizer, or its bytes are not what its header says.
+        InputError: there is no shard, one was made with another tokenizer, or its bytes are not what its header says.
     """
     if not paths:
-        raise ValueError("a stream needs a shard, but there is none; scripts/make_shards.py makes them from text")
+        raise InputError("a stream needs a shard, but there is none; scripts/make_shards.py makes them from text")
     wanted, parts, checksums = hashlib.sha256(tokenizer).hexdigest(), [], []
     for path in paths:
         header = read_header(path)
         if header.tokenizer != wanted:
-            raise ValueError(
+            raise InputError(
                 f"shards must be made with the tokenizer they are read with, but {path} has {header.tokenizer[:12]} "
                 f"and the tokenizer is {wanted[:12]}; make the shards again"
             )
         kind = np.dtype(header.dtype).newbyteorder("<")
         size, expected = path.stat().st_size, header.count * kind.itemsize
         if size != expected:
-            raise ValueError(f"{path} must have {expected} bytes, as its header says, but has {size}; make it again")
+            raise InputError(f"{path} must have {expected} bytes, as its header says, but has {size}; make it again")
         # an empty file cannot be mapped
         ids = np.memmap(path, dtype=kind, mode="r") if size else np.empty(0, dtype=kind)
         if verify and (found := hashlib.sha256(ids.data).hexdigest()) != header.sha256:
-            raise ValueError(
+            raise InputError(
                 f"{path} must have the checksum of its header, {header.sha256[:12]}, but has {found[:12]}; "
                 "make it again"
             )

@@ -14,6 +14,7 @@ from transduce.data.text.parallel import POOL, LargeText, ParallelText
 from transduce.data.text.prepare import prepare
 from transduce.data.text.shards import open_shards
 from transduce.data.text.tokenizer import Tokenizer
+from transduce.errors import InputError
 
 FEWER = 32
 """A pool has so many times fewer pairs with BPE-dropout, as segmenting them anew takes longer than reading them."""
@@ -27,7 +28,7 @@ class StoredPairs(Pairs[LargeText]):
     function of (seed, pass), and in a pass every pair is in one. For the arguments see `TextPairs`.
 
     Raises:
-        ValueError: no pair is left.
+        InputError: no pair is left.
     """
 
     def take(self, text: LargeText) -> None:
@@ -140,12 +141,12 @@ def open_offsets(path: Path, count: int) -> Int[np.ndarray, " _"]:
     """Where the rows of a shard begin, and its end, mapped into memory.
 
     Raises:
-        ValueError: they are not of a shard with so many ids.
+        InputError: they are not of a shard with so many ids.
     """
     path = path.with_suffix(".offsets")
     offsets = np.memmap(path, dtype="<i8", mode="r") if path.is_file() and path.stat().st_size else np.zeros(1)
     if len(offsets) % 2 == 0 or offsets[-1] != count:
-        raise ValueError(
+        raise InputError(
             f"{path} must end with {count}, the number of ids of its shard, but does not; remove {path.parent}"
         )
     return offsets

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from transduce.config import at_least
 from transduce.data.batch import Batch, Batches
 from transduce.data.text.shards import Stream
+from transduce.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Windows:
     def __post_init__(self) -> None:
         at_least(1, context=self.context, batch_size=self.batch_size)
         if len(self.stream) <= self.context:
-            raise ValueError(
+            raise InputError(
                 f"a window takes context + 1 tokens, but context={self.context} and the text has {len(self.stream)}; "
                 "give more text or make the context shorter"
             )
@@ -58,7 +59,7 @@ class HeldOut(Batches):
 
     def __init__(self, stream: Stream, *, context: int, batch_size: int, n_windows: int | None = None) -> None:
         if len(stream) < 2:
-            raise ValueError(f"a validation text needs two tokens or more, but it has {len(stream)}; give more text")
+            raise InputError(f"a validation text needs two tokens or more, but it has {len(stream)}; give more text")
         whole = (len(stream) - 1) // context
         n = whole if n_windows is None else min(n_windows, whole)
         starts = np.arange(n) * (whole // max(n, 1)) * context

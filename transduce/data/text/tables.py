@@ -5,6 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from transduce.errors import InputError
+
 SUFFIXES = (".parquet", ".arrow", ".feather")
 """The last two are Arrow's own format, as a file or as a stream."""
 
@@ -16,11 +18,11 @@ def table_files(path: Path) -> tuple[Path, ...]:
     """A file, or the files of a directory by name.
 
     Raises:
-        ValueError: there is none.
+        InputError: there is none.
     """
     found = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES) if path.is_dir() else [path]
     if not found or not found[0].is_file() or found[0].suffix not in SUFFIXES:
-        raise ValueError(
+        raise InputError(
             f"a table must be a file or a folder of files that end in {', '.join(SUFFIXES)}, but {path} is none"
         )
     return tuple(found)
@@ -32,10 +34,10 @@ def each_cell_row(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...
     A cell without a value is "", and a line break inside a cell becomes a space.
 
     Raises:
-        ValueError: pyarrow is not installed, the file is damaged, or it has no such column of text.
+        InputError: pyarrow is not installed, the file is damaged, or it has no such column of text.
     """
     if find_spec("pyarrow") is None:
-        raise ValueError(f"{path} is read with pyarrow, but it is not installed; pip install 'transduce[arrow]'")
+        raise InputError(f"{path} is read with pyarrow, but it is not installed; pip install 'transduce[arrow]'")
     import pyarrow
 
     try:
@@ -43,7 +45,7 @@ def each_cell_row(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...
             cells = [_cells(batch, column, path) for column in columns]
             yield from zip(*cells, strict=True)
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is no whole Parquet or Arrow file: {error}; fetch it again") from error
+        raise InputError(f"{path} is no whole Parquet or Arrow file: {error}; fetch it again") from error
 
 
 def _batches(path: Path) -> Iterator[Any]:
@@ -74,7 +76,7 @@ def _cells(batch: Any, column: str, path: Path) -> list[str]:
         names = [f"{name}.{field.name}" for field in whole.type] if types.is_struct(whole.type) else names
         found = compute.struct_field(whole, fields) if column in names else None
     if found is None or not (types.is_string(found.type) or types.is_large_string(found.type)):
-        raise ValueError(
+        raise InputError(
             f"source and target must be columns of text, but {path} has no {column} of that kind; it has "
             f"{', '.join(names)}; name them with --source-column and --target-column"
         )

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import SupportsIndex, TypeVar
 
+from transduce.errors import InputError
+
 AnyKind = TypeVar("AnyKind", bound="Tokenizer")
 END = "<|endoftext|>"
 """The token that stands between the texts of GPT-2's training data."""
@@ -41,12 +43,12 @@ class Tokenizer(ABC):
         """Read a file that `save` wrote.
 
         Raises:
-            ValueError: it holds something else; the message names it.
+            InputError: it holds something else; the message names it.
         """
         try:
             return cls(Path(path).read_bytes())
-        except ValueError as error:
-            raise ValueError(f"{path} holds no tokenizer of this kind: {error}") from error
+        except InputError as error:
+            raise InputError(f"{path} holds no tokenizer of this kind: {error}") from error
 
     def save(self, path: Path | str) -> None:
         """Write the whole tokenizer to one file."""
@@ -114,23 +116,23 @@ class Tokenizer(ABC):
         """The text as its tokens write it behind others: normalized, and with the space that may stand before a word.
 
         Raises:
-            ValueError: not all of it has a token.
+            InputError: not all of it has a token.
         """
         (ids,) = self.encode([text])
         if self.unk_id is not None and self.unk_id in ids:
-            raise ValueError(f"a phrase must be made of tokens, but this vocabulary cannot spell {text!r}; change it")
+            raise InputError(f"a phrase must be made of tokens, but this vocabulary cannot spell {text!r}; change it")
         return b"".join(self.surfaces[i] for i in ids)
 
     def required(self, *names: str) -> tuple[int, ...]:
         """The special ids of these names, such as "bos_id" and "eos_id", where a model cannot do without them.
 
         Raises:
-            ValueError: there is no such token.
+            InputError: there is no such token.
         """
         found = {name: getattr(self, name) for name in names}
         if lacking := [name for name, i in found.items() if i is None]:
             tokens = " and ".join(f"{name} ({', '.join(SPECIAL[name])})" for name in lacking)
-            raise ValueError(
+            raise InputError(
                 f"a model that turns one sequence into another needs a special token for each of {', '.join(names)}, but "
                 f"this {type(self).__name__} has none for {tokens}; add what is missing with --symbols "
                 f"'{' '.join(SPECIAL[name][0] for name in lacking)}', or name another tokenizer with --tokenizer FILE"
@@ -141,7 +143,7 @@ class Tokenizer(ABC):
         """These lists of ids, each with `opening` before and eos_id behind it.
 
         Raises:
-            ValueError: nothing marks an end.
+            InputError: nothing marks an end.
         """
         (eos,) = self.required("eos_id")
         return [[*self.opening, *row, eos] for row in rows]
@@ -150,9 +152,9 @@ class Tokenizer(ABC):
         """The same tokenizer for texts of this language, of a model that marks languages.
 
         Raises:
-            ValueError: it knows no such language.
+            InputError: it knows no such language.
         """
-        raise ValueError(
+        raise InputError(
             f"a language is chosen in an imported model of many languages, but this has a {type(self).__name__}; leave out "
             f"{language!r}"
         )
@@ -161,10 +163,10 @@ class Tokenizer(ABC):
         """The same tokenizer for sources that shall be written in this language, which begin with its tag.
 
         Raises:
-            ValueError: there is no such tag.
+            InputError: there is no such tag.
         """
         there = ", ".join(self.tagged_languages) or "none"
-        raise ValueError(f"a language must be one that the model writes ({there}), but it is {language!r}")
+        raise InputError(f"a language must be one that the model writes ({there}), but it is {language!r}")
 
     def with_symbols(self: AnyKind, symbols: Sequence[str]) -> AnyKind:
         """The same tokenizer, in which each of these symbols, such as <2de>, is one token wherever a text has it.
@@ -172,9 +174,9 @@ class Tokenizer(ABC):
         The ids of all other tokens stay as they are; a symbol that is no token yet gets one behind them.
 
         Raises:
-            ValueError: this kind of tokenizer has no symbols, or one of them marks something else.
+            InputError: this kind of tokenizer has no symbols, or one of them marks something else.
         """
-        raise ValueError(
+        raise InputError(
             f"symbols are tokens of SentencePiece or of the library tokenizers, but this is a {type(self).__name__}; leave them out "
             "or take another tokenizer (--tokenizer byte_bpe)"
         )
@@ -189,9 +191,9 @@ class Tokenizer(ABC):
         """Encoded texts as if each merge of BPE was skipped with probability `dropout`: other ones for every seed.
 
         Raises:
-            ValueError: this kind of tokenizer does not do that.
+            InputError: this kind of tokenizer does not do that.
         """
-        raise ValueError(
+        raise InputError(
             "bpe_dropout skips merges of SentencePiece BPE, but this tokenizer is another kind "
             f"({type(self).__name__}); use bpe_dropout=0"
         )

@@ -11,6 +11,7 @@ from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.pronunciations import PronunciationTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.data.text.tokenizer import Tokenizer
+from transduce.errors import InputError
 
 TokenizerKind = Literal["characters", "byte_bpe", "sentencepiece"]
 KINDS: dict[TokenizerKind, type[Tokenizer]] = {
@@ -38,7 +39,7 @@ def train_tokenizer(
         symbols: what is one token wherever it stands, such as <2de>.
 
     Raises:
-        ValueError: vocab_size leaves no room, or there are symbols for characters.
+        InputError: vocab_size leaves no room, or there are symbols for characters.
     """
     if kind == "characters":
         tokenizer = CharTokenizer.train(texts)
@@ -62,7 +63,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a file of any name, or of a folder: a run, shards, or vocab.json and merges.txt of GPT-2.
 
     Raises:
-        ValueError: there is no tokenizer.
+        InputError: there is no tokenizer.
     """
     if path.is_file():
         return _read(path)
@@ -72,7 +73,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if (path / "vocab.json").is_file():
         return JSONTokenizer.load(path)
     found = "is neither" if path.is_dir() else "does not exist"
-    raise ValueError(f"a tokenizer is one of {', '.join(FILES)}, or a folder with one, but {path} {found}")
+    raise InputError(f"a tokenizer is one of {', '.join(FILES)}, or a folder with one, but {path} {found}")
 
 
 def _read(path: Path) -> Tokenizer:
@@ -88,7 +89,7 @@ def _read(path: Path) -> Tokenizer:
             return PronunciationTokenizer(model)
         return CharTokenizer(model) if "characters" in plain else JSONTokenizer(model)
     except ValueError as error:
-        raise ValueError(
+        raise InputError(
             "a tokenizer file is a SentencePiece model, or JSON of the library tokenizers, of characters or of pronunciations, but "
             f"{path}: {error}"
         ) from error
