@@ -1,8 +1,9 @@
-"""What a finished speech run prints and keeps: every search once, the sound read once, a bad file named once."""
+"""What a finished speech run prints and keeps: every search once, a bad file named once."""
 
 import json
 import random
 import re
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from transduce.data.speech.manifest import Recording
 from transduce.experiment import report
 from transduce.experiment.report import search_report, speech_report
 from transduce.tasks import stretches, transcribe as transcriber
+from transduce.tasks.transcript import Sound
 
 PLAIN = td.SearchConfig(beam_size=3, length_ratio=0.0, length_extra=7, no_repeat_ngram=4, n_best=2)
 
@@ -50,7 +52,7 @@ def recordings(tmp_path_factory):
     ],
     ids=["beam", "ctc", "greedy", "greedy and ctc"],
 )
-def test_every_search_is_made_once_and_the_sound_is_read_once(run, recordings, monkeypatch, capsys, decoding, searches):
+def test_every_search_is_made_once_and_reads_the_sound(run, recordings, monkeypatch, capsys, decoding, searches):
     opened, made, read, search = [], [], stretches.audio_blocks, transcriber.search_sources
     monkeypatch.setattr(
         stretches, "audio_blocks", lambda path, *rest, **named: opened.append(path) or read(path, *rest, **named)
@@ -59,7 +61,7 @@ def test_every_search_is_made_once_and_the_sound_is_read_once(run, recordings, m
         transcriber, "search_sources", lambda *parts, **named: made.append(parts[3]) or search(*parts, **named)
     )
     scores = speech_report(run, recordings, decoding, "cpu")
-    assert opened == [r.audio for r in recordings]
+    assert opened == [r.audio for r in recordings] * len(searches)
     spoken = recordings[:4]
     ways = {name: replace(PLAIN, n_best=1, **fields) for name, fields in searches.items()}
     assert made == list(ways.values())  # a batch each
@@ -89,8 +91,8 @@ def test_every_search_is_made_once_and_the_sound_is_read_once(run, recordings, m
 
 
 def test_the_time_of_a_search_includes_the_reading(run, recordings, monkeypatch, capsys):
-    """Five seconds of reading, two of greedy search, one of the beam's."""
-    clock = iter([0.0, 5.0, 5.0, 7.0, 7.0, 8.0])
+    """Seven seconds of greedy search, six of the beam's."""
+    clock = iter([0.0, 7.0, 7.0, 13.0])
     monkeypatch.setattr(report, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     speech_report(run, recordings, PLAIN, "cpu")
     sound = sum(r.seconds for r in recordings)
@@ -99,6 +101,25 @@ def test_the_time_of_a_search_includes_the_reading(run, recordings, monkeypatch,
         f"test, greedy: 5 recordings in 7.0 s, real-time factor {7 / sound:.4f}",
         f"test, beam3: 5 recordings in 6.0 s, real-time factor {6 / sound:.4f}",
     ]
+
+
+def test_no_more_features_are_in_memory_than_a_chunk_has(run, recordings, monkeypatch):
+    """However many recordings are tested: the chunk that is searched, and what completes the next one."""
+    features, alive, search = [], [], transcriber.search_sources
+
+    def sound(path, segments, *rest):
+        features.extend(weakref.ref(frames) for *_, frames in segments)
+        return Sound(path, segments, *rest)
+
+    def look(*parts, **named):
+        alive.append(sum(frames() is not None for frames in features))
+        return search(*parts, **named)
+
+    monkeypatch.setattr(transcriber, "Sound", sound)
+    monkeypatch.setattr(transcriber, "CHUNK", 2 * recordings[0].seconds)
+    monkeypatch.setattr(transcriber, "search_sources", look)
+    speech_report(run, recordings[:1] * 20, PLAIN, "cpu")
+    assert len(features) == 40 and len(alive) == 20 and max(alive) <= 4
 
 
 def test_the_errors_of_translations_are_the_worst_lines_by_sacrebleu_first(run, capsys):

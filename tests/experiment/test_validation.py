@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -15,6 +17,7 @@ import torch.nn.functional as F
 
 import transduce as td
 from tests.runs import ENGLISH, GERMAN, RATE, random_speech_run, record, sentences
+from transduce.data.batch import Batch
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.pairs import FrameReader, SpeechPairs
@@ -51,6 +54,22 @@ def test_held_out_loss_is_the_mean_over_tokens_each_sentence_alone(loaded, pairs
             total += F.cross_entropy(logits[0], torch.tensor([*t, EOS]), reduction="sum").item()
             n_tokens += len(t) + 1
     assert held_out_loss(loaded.model, pairs.epoch(0)) == pytest.approx(total / n_tokens, rel=1e-5)
+
+
+def test_the_held_out_loss_has_one_batch_in_memory(loaded, pairs):
+    alive: list[weakref.ref] = []
+
+    class Made(Sequence):
+        def __len__(self) -> int:
+            return 9
+
+        def __getitem__(self, i: int) -> Batch:
+            batch = replace(pairs.epoch(0)[0])
+            assert sum(each() is not None for each in alive) <= 1  # the one before
+            alive.append(weakref.ref(batch))
+            return batch
+
+    assert math.isfinite(held_out_loss(loaded.model, Made())) and len(alive) == 9
 
 
 def test_validation_is_loss_and_the_bleu_of_what_greedy_search_says(loaded, pairs):
@@ -127,6 +146,26 @@ def test_speech_validation_is_loss_error_rates_and_samples(speech):
             total += F.cross_entropy(logits[0], torch.tensor([*ids, EOS]), reduction="sum").item()
             n_tokens += len(ids) + 1
     assert found.metrics["loss"] == pytest.approx(total / n_tokens, rel=1e-5)
+
+
+def test_speech_validation_has_the_features_of_a_chunk_in_memory(speech, monkeypatch):
+    transcriber, pairs = speech
+    features, read, most = [], FrameReader.__call__, 0
+
+    def look(*parts, **named):
+        nonlocal most
+        frames = read(*parts, **named)
+        features.append(weakref.ref(frames))
+        most = max(most, sum(each() is not None for each in features))
+        return frames
+
+    monkeypatch.setattr(FrameReader, "__call__", look)
+    recordings = [r for r in pairs.recordings for _ in range(4)]
+    monkeypatch.setattr("transduce.experiment.validation.CHUNK", 2 * max(r.seconds for r in recordings))
+    speech_validator(transcriber, pairs, search=replace(GREEDY, length_extra=2), recordings=recordings)(
+        transcriber.model
+    )
+    assert len(features) > 20 and most <= 10  # two chunks of two to five, or a batch, or the samples
 
 
 def test_speech_validation_draws_the_straightest_head(speech, tmp_path, monkeypatch):

@@ -1,17 +1,22 @@
 """The fused loss against torch's own cross-entropy, and against the formula written out."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from transduce.data.batch import IGNORE, pair_batch
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.data.text.stream import window_batch
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
+from transduce.train.consistency import projected_consistency
+from transduce.train.distillation import projected_distillation
 from transduce.train.loss import CHUNK, projected_cross_entropy
 from transduce.train.objectives import CrossEntropy
 
@@ -171,6 +176,49 @@ def test_without_gradients_the_value_is_the_same(rng):
     want = ours(states, weight, targets).item()
     with torch.no_grad():
         assert ours(states, weight, targets).item() == want
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the shape of every tensor that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[torch.Size] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.made += [each.shape for each in tree_leaves(found) if isinstance(each, Tensor) and not func.is_view]
+        return found
+
+
+def consistent(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    return projected_consistency(states, weight, targets, n_targets=targets.numel(), alpha=0.5)[0]
+
+
+def distilled(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    teacher = (torch.ones_like(states).detach()[..., :2], torch.ones(V, 2, dtype=states.dtype))
+    return projected_distillation(states, weight, targets, [teacher], n_targets=targets.numel(), share=0.5)[0]
+
+
+@pytest.mark.parametrize("loss", [ours, consistent, distilled])
+@pytest.mark.parametrize("wanted", [(), ("states",), ("weight",)])
+def test_only_needed_gradients_are_made(rng, loss, wanted):
+    """A validation has room for weights alone, and a frozen output table needs no gradient."""
+    states, weight, targets = problem(rng, 2, 3, ignored=0.0)
+    targets[1] = targets[0]
+    own = {"states": states, "weight": weight}
+    both = dict(zip(own, torch.autograd.grad(loss(states, weight, targets), (states, weight)), strict=True))
+    for name, tensor in own.items():
+        tensor.requires_grad_(name in wanted or not wanted)
+    with Sizes() as sizes, torch.set_grad_enabled(bool(wanted)):
+        total = loss(states, weight, targets)
+    assert sizes.made and ((V, D) in sizes.made) == ("weight" in wanted)
+    if wanted:
+        total.backward()
+    for name, tensor in own.items():
+        assert (tensor.grad is not None) == (name in wanted)
+        if name in wanted:
+            assert torch.equal(tensor.grad, both[name])
 
 
 def test_the_loss_of_a_batch_is_that_of_its_logits():

@@ -42,7 +42,7 @@ def speech_report(
     """Transcribe `test` greedily, with the beam, and with CTC beside it where `search` has it; keep every score.
 
     A recording that cannot be used is named and counts as a blank transcript; what is written for one without a text
-    counts as insertions. The sound is read once, however many searches there are, and the time of each includes the reading.
+    counts as insertions. Every search reads the sound anew, in chunks, so that memory does not grow with `test`.
 
     Args:
         test: recordings, of which at least one has a text.
@@ -50,19 +50,24 @@ def speech_report(
         tokenize: how BLEU separates words.
     """
     transcriber = load_as(Transcriber, directory, device)
-    started = time.monotonic()
-    sounds = list(transcriber.read([recording.audio for recording in test], search))
-    reading = time.monotonic() - started
-    for error in filter(None, (sound.error for sound in sounds)):
-        print(f"  {error}")
+    errors: set[str] = set()
+
+    def decode(how: SearchConfig) -> list[str]:
+        found = transcriber.transcribe([recording.audio for recording in test], how)
+        for error in (transcript.error for transcript in found if transcript.error):
+            if error not in errors:
+                print(f"  {error}")
+            errors.add(error)
+        return [transcript.text for transcript in found]
+
     return search_report(
         directory,
-        lambda how: [transcript.text for transcript in transcriber.transcripts(sounds, how)],
+        decode,
         [(recording.id, recording.text) for recording in test],
         search,
         measures,
         tokenize=tokenize,
-        sound=(sum(recording.seconds for recording in test), reading),
+        sound_seconds=sum(recording.seconds for recording in test),
         speakers=[recording.speaker for recording in test],
     )
 
@@ -83,7 +88,7 @@ def search_report(
     measures: Sequence[str],
     *,
     tokenize: Tokenization | None = None,
-    sound: tuple[float, float] | None = None,
+    sound_seconds: float | None = None,
     speakers: Sequence[str] = (),
     groups: Sequence[str] = (),
 ) -> dict[str, float]:
@@ -94,7 +99,7 @@ def search_report(
         pairs: what went in and what should come out.
         measures: their names, such as "bleu".
         tokenize: how BLEU separates words.
-        sound: where sound went in, the seconds it lasts, and the seconds that reading it took before every search.
+        sound_seconds: where sound went in, how long it lasts.
         speakers: where sound went in, who speaks, for a table of their error rates.
         groups: the group of every pair, such as its direction; each group has scores of its own, beside that of all.
 
@@ -104,15 +109,14 @@ def search_report(
     values: dict[str, float] = {}
     kept: list[dict[str, object]] = []
     outputs: list[str] = []
-    lasts, reading = sound or (None, 0.0)
     for name, how in _searches(search).items():
         started = time.monotonic()
         outputs = decode(how)
-        seconds = reading + time.monotonic() - started
+        seconds = time.monotonic() - started
         write_file(directory / f"test.{name}.txt", "".join(line + "\n" for line in outputs))
         told = f" lines in {seconds:.1f} s"
-        if lasts is not None:
-            told = f" recordings in {seconds:.1f} s, real-time factor {seconds / lasts:.4f}"
+        if sound_seconds is not None:
+            told = f" recordings in {seconds:.1f} s, real-time factor {seconds / sound_seconds:.4f}"
         print(f"test, {name}: {len(outputs)}{told}")
         for group in [*dict.fromkeys(groups), ""]:
             chosen = [i for i in range(len(pairs)) if not group or groups[i] == group]

@@ -27,7 +27,8 @@ from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
 from transduce.tasks.search import GREEDY, last_position
-from transduce.tasks.transcribe import Transcriber
+from transduce.tasks.stretches import groups
+from transduce.tasks.transcribe import CHUNK, Transcriber
 from transduce.tasks.translate import Translator
 from transduce.train.distributed import world
 from transduce.train.objectives import CrossEntropy
@@ -67,9 +68,12 @@ class Validator:
 def held_out_loss(model: Transformer, batches: Sequence[Batch]) -> float:
     """Cross-entropy without label smoothing, in nats per token."""
     objective = CrossEntropy(model).eval()
-    own = [batches[i] for i in world().share(range(len(batches)))]
-    losses = [objective(batch.to(model.device)).total.item() for batch in own]
-    loss, n_tokens = world().total(sum(losses), sum(batch.n_tokens for batch in own))
+    loss = n_tokens = 0.0
+    for i in world().share(range(len(batches))):  # one at a time: batches of sound are made when they are asked for
+        batch = batches[i]
+        loss += objective(batch.to(model.device)).total.item()
+        n_tokens += batch.n_tokens
+    loss, n_tokens = world().total(loss, n_tokens)
     return loss / n_tokens
 
 
@@ -127,9 +131,12 @@ def speech_validator(
 
     def look(model: Transformer) -> Validation:
         references = [recording.text for recording in scored]
-        own = [_frames(pairs.reader, recording) for recording in world().share(scored)]
-        found = iter(transcriber.decode([frames for frames in own if frames is not None], search))
-        outputs = world().gather(["" if frames is None else next(found)[0].text for frames in own])
+        own: list[str] = []
+        for some in groups(world().share(scored), CHUNK, lambda recording: recording.seconds):
+            read = [_frames(pairs.reader, recording) for recording in some]
+            found = iter(transcriber.decode([frames for frames in read if frames is not None], search))
+            own += ["" if frames is None else next(found)[0].text for frames in read]
+        outputs = world().gather(own)
         metrics = {measure.name: measure(outputs, references, resamples=0).value for measure in measures}
         chosen = _spread(len(pairs.recordings), n_samples)
         frames = [pairs.reader(pairs.recordings[i].audio) for i in chosen]

@@ -66,11 +66,12 @@ class _ConsistentCrossEntropy(ProjectedLoss):
         n_classes: int,
         smoothing: float,
         alpha: float,
-        with_gradient: bool,
+        needed: tuple[bool, bool],
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(states.dtype, torch.float32)
         entropy, divergent = states.new_zeros((), dtype=dtype), states.new_zeros((), dtype=dtype)
-        grad_states, grad_weight = ProjectedLoss.gradients(states, weight)
+        grad_states, grad_weight = ProjectedLoss.gradients(states, weight, needed)
+        of_states, of_weight = needed
         for start in range(0, states.size(1), chunk := CHUNK.get(states.device.type, 256)):
             rows, wanted = states[:, start : start + chunk], targets[start : start + chunk, None].expand(2, -1, 1)
             log_p = (rows @ weight.T)[..., :n_classes].to(dtype).log_softmax(-1)
@@ -80,14 +81,16 @@ class _ConsistentCrossEntropy(ProjectedLoss):
             entropy -= (1 - smoothing) * log_p.gather(-1, wanted).sum()
             if smoothing:
                 entropy -= smoothing / n_classes * log_p.sum()
-            if with_gradient:
+            if of_states or of_weight:
                 grad = ratio.sub_(apart).mul_(p).add_(p).sub_(p.flip(0)).mul_(alpha).add_(p)
                 if smoothing:
                     grad -= smoothing / n_classes
                 grad.scatter_add_(-1, wanted, grad.new_full(wanted.shape, smoothing - 1))
                 flat = F.pad(grad, (0, len(weight) - n_classes)).to(states.dtype).flatten(0, 1)
-                grad_states[:, start : start + chunk] = (flat @ weight).unflatten(0, (2, -1))
-                grad_weight += flat.T @ rows.flatten(0, 1)
+                if of_states:
+                    grad_states[:, start : start + chunk] = (flat @ weight).unflatten(0, (2, -1))
+                if of_weight:
+                    grad_weight += flat.T @ rows.flatten(0, 1)
         ProjectedLoss.keep(ctx, grad_states, grad_weight, weight)
         ctx.mark_non_differentiable(divergent)
         return entropy + alpha * divergent, divergent

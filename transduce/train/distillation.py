@@ -39,11 +39,12 @@ class _DistilledCrossEntropy(ProjectedLoss):
         n_classes: int,
         smoothing: float,
         share: float,
-        with_gradient: bool,
+        needed: tuple[bool, bool],
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = torch.promote_types(states.dtype, torch.float32)
         entropy, apart = states.new_zeros((), dtype=dtype), states.new_zeros((), dtype=dtype)
-        grad_states, grad_weight = ProjectedLoss.gradients(states, weight)
+        grad_states, grad_weight = ProjectedLoss.gradients(states, weight, needed)
+        of_states, of_weight = needed
         taught_by, tables = teachers
         for start in range(0, len(states), chunk := CHUNK.get(states.device.type, 256)):
             rows, wanted = states[start : start + chunk], targets[start : start + chunk, None]
@@ -53,14 +54,16 @@ class _DistilledCrossEntropy(ProjectedLoss):
             entropy -= (1 - smoothing) * log_p.gather(1, wanted).sum()
             if smoothing:
                 entropy -= smoothing / n_classes * log_p.sum()
-            if with_gradient:
+            if of_states or of_weight:
                 grad = log_p.exp_().sub_(q, alpha=share)
                 if smoothing:
                     grad -= (1 - share) * smoothing / n_classes
                 grad.scatter_add_(1, wanted, grad.new_full(wanted.shape, (1 - share) * (smoothing - 1)))
                 grad = grad.to(states.dtype)
-                torch.mm(grad, weight[:n_classes], out=grad_states[start : start + chunk])
-                grad_weight[:n_classes] += grad.T @ rows
+                if of_states:
+                    torch.mm(grad, weight[:n_classes], out=grad_states[start : start + chunk])
+                if of_weight:
+                    grad_weight[:n_classes] += grad.T @ rows
         ProjectedLoss.keep(ctx, grad_states, grad_weight, weight)
         ctx.mark_non_differentiable(entropy, apart)
         return (1 - share) * entropy + share * apart, entropy, apart

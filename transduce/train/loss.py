@@ -19,10 +19,12 @@ class ProjectedLoss(torch.autograd.Function):
     the weight in `saved_tensors`, and the type of the weight in `weight_dtype`."""
 
     @staticmethod
-    def gradients(states: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Room for the gradient of the states, and for the sum that is the weight's, in float32 or wider."""
-        sums = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        return torch.empty_like(states), sums
+    def gradients(states: Tensor, weight: Tensor, needed: tuple[bool, bool]) -> tuple[Tensor, Tensor]:
+        """Room for the gradient of the states, and for the sum that is the weight's, in float32 or wider; none unless needed."""
+        of_states, of_weight = needed
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        sums = torch.zeros_like(weight, dtype=dtype) if of_weight else weight.new_empty(0, dtype=dtype)
+        return torch.empty_like(states) if of_states else states.new_empty(0), sums
 
     @staticmethod
     def keep(ctx: Any, grad_states: Tensor, grad_weight: Tensor, weight: Tensor) -> None:
@@ -34,8 +36,12 @@ class ProjectedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad_states, grad_weight = ctx.saved_tensors
-        others = [None] * (len(ctx.needs_input_grad) - 2)
-        return grad_total * grad_states, (grad_total * grad_weight).to(ctx.weight_dtype), *others
+        of_states, of_weight, *others = ctx.needs_input_grad
+        return (
+            grad_total * grad_states if of_states else None,
+            (grad_total * grad_weight).to(ctx.weight_dtype) if of_weight else None,
+            *[None] * len(others),
+        )
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -45,10 +51,11 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def apply_projected(loss: type[ProjectedLoss], states: Tensor, weight: Tensor, *how: object) -> Any:
-    """Apply the loss in autocast's type where autocast is on; how it is computed, and last whether gradients are wanted."""
+    """Apply the loss in autocast's type where autocast is on; how it is computed, and last which gradients are needed."""
     dtype = product_dtype(states)
+    needed = tuple(torch.is_grad_enabled() and tensor.requires_grad for tensor in (states, weight))
     with torch.autocast(states.device.type, enabled=False):
-        return loss.apply(states.to(dtype), weight.to(dtype), *how, torch.is_grad_enabled())
+        return loss.apply(states.to(dtype), weight.to(dtype), *how, needed)
 
 
 class _ProjectedCrossEntropy(ProjectedLoss):
@@ -67,10 +74,11 @@ class _ProjectedCrossEntropy(ProjectedLoss):
         targets: Tensor,
         n_classes: int,
         smoothing: float,
-        with_gradient: bool,
+        needed: tuple[bool, bool],
     ) -> Tensor:
         total = states.new_zeros((), dtype=torch.promote_types(states.dtype, torch.float32))
-        grad_states, grad_weight = ProjectedLoss.gradients(states, weight)
+        grad_states, grad_weight = ProjectedLoss.gradients(states, weight, needed)
+        of_states, of_weight = needed
         if smoothing:  # its parts pass over all logits and weights once more
             weight_sum = weight[:n_classes].sum(dim=0, dtype=total.dtype)  # a row times this is the sum of its logits
         chunk = CHUNK.get(states.device.type, 256)
@@ -87,7 +95,7 @@ class _ProjectedCrossEntropy(ProjectedLoss):
             total = total + (norm.log() + largest - (1 - smoothing) * picked).sum()
             if smoothing:
                 total = total - smoothing / n_classes * (rows.to(total.dtype) @ weight_sum).sum()
-            if with_gradient:
+            if of_states or of_weight:
                 grad = exp.mul_(1 / norm)  # p, and then p - y
                 if smoothing:
                     grad[:, :n_classes] -= smoothing / n_classes
@@ -97,8 +105,10 @@ class _ProjectedCrossEntropy(ProjectedLoss):
                 else:
                     grad.scatter_add_(1, wanted, grad.new_full(wanted.shape, smoothing - 1))
                 grad = grad.to(states.dtype)
-                torch.mm(grad, weight, out=grad_states[start : start + chunk])
-                grad_weight += grad.T @ rows
+                if of_states:
+                    torch.mm(grad, weight, out=grad_states[start : start + chunk])
+                if of_weight:
+                    grad_weight += grad.T @ rows
         ProjectedLoss.keep(ctx, grad_states, grad_weight, weight)
         return total
 
