@@ -50,7 +50,6 @@ def main(arguments: list[str] | None = None) -> int:
     x = parser.parse_args(arguments)
     return exit_code(
         lambda: add_phones(x.dictionary, x.manifest, x.out, keep_stress=x.keep_stress),
-        prefix="error",
         interrupted="stopped; nothing was written",
     )
 

@@ -146,4 +146,4 @@ if __name__ == "__main__":
     try:
         main()
     except InputError as error:
-        raise SystemExit(f"error: {error}") from None
+        raise SystemExit(f"transduce: {error}") from None

@@ -47,4 +47,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"transduce: {error}")

@@ -161,7 +161,7 @@ class Started:
                     _announce(MOMENTS[moment[0]][0], moment[1], say)
                 if before:
                     before()
-                status = exit_code(lambda: run(x), prefix="error", interrupted="stopped")
+                status = exit_code(lambda: run(x), interrupted="stopped")
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -405,7 +405,9 @@ class Farm:
             path.chmod(0o777)
         folder.chmod(0o555)
         status, said = Started(self.trainings[name][0], x, before=_no_root).end()
-        told = f"error: {folder}/" in said.splitlines()[-1] and "may not be read or written" in said.splitlines()[-1]
+        told = (
+            f"transduce: {folder}/" in said.splitlines()[-1] and "may not be read or written" in said.splitlines()[-1]
+        )
         self.check(fault, status == 2 and told and "Traceback" not in said, f"exit code {status}: {said}")
         folder.chmod(0o777)
         self.ends({fault}, name, x)

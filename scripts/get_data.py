@@ -262,7 +262,7 @@ def command_line() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """The command line: 0 if every file is there and right, 2 if not, 130 after Ctrl-C."""
     x = command_line().parse_args(arguments)
-    return exit_code(lambda: x.run(x), prefix="error", interrupted="stopped; the same command again goes on")
+    return exit_code(lambda: x.run(x), interrupted="stopped; the same command again goes on")
 
 
 if __name__ == "__main__":

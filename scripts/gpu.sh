@@ -174,7 +174,7 @@ part_ablation_no_decay() { ablation ablation_no_decay --training.optim.weight-de
 part_ablation_adamw() { ablation ablation_adamw --training.optim.optimizer adamw --training.optim.peak-rate 1.5e-3; }
 part_ablation_stack_6() { ablation ablation_stack_6 --model.encoder.input.stack 6; }
 
-fail() { echo "error: $*" >&2; exit 2; }
+fail() { echo "transduce: $*" >&2; exit 2; }
 mapfile -t all < <(sed -n 's/^part_\(.*\)() .*/\1/p' "scripts/${0##*/}")
 while [ "$#" -gt 0 ]; do
   case "$1" in

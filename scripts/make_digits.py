@@ -239,7 +239,6 @@ def main(arguments: list[str] | None = None) -> int:
     sizes = {split: getattr(x, split) for split in SPLITS}
     return exit_code(
         lambda: make(x.fsdd, x.out, sizes, x.seed),
-        prefix="error",
         interrupted="stopped; the same command again goes on",
     )
 

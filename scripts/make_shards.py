@@ -236,4 +236,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main, prefix="error", interrupted="stopped; run the same command again to go on"))
+    sys.exit(exit_code(main, interrupted="stopped; run the same command again to go on"))

@@ -207,7 +207,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=SEED)
     x = parser.parse_args()
     if shutil.which("espeak-ng") is None:
-        print("error: espeak-ng must be installed, but there is none; try: apt install espeak-ng", file=sys.stderr)
+        print("transduce: espeak-ng must be installed, but there is none; try: apt install espeak-ng", file=sys.stderr)
         return 2
     for split, utterances in plan(x.seed).items():
         (x.output / split).mkdir(parents=True, exist_ok=True)

@@ -142,7 +142,6 @@ def main(arguments: list[str] | None = None) -> int:
     x = parser.parse_args(arguments)
     return exit_code(
         lambda: make(x.text, x.out, x.each, x.voices, x.beside, x.seed),
-        prefix="error",
         interrupted="stopped; the same command again goes on",
     )
 

@@ -30,8 +30,8 @@ def wrong(monkeypatch, capsys):
         assert recipe_main(lambda x: None, recipe.SETTINGS, default="commands", description=None) == 2
         out, err = capsys.readouterr()
         (line,) = err.splitlines()
-        assert out == "" and line.startswith("error: ")
-        return line.removeprefix("error: ")
+        assert out == "" and line.startswith("transduce: ")
+        return line.removeprefix("transduce: ")
 
     return call
 

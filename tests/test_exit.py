@@ -30,16 +30,16 @@ class Broken(io.TextIOWrapper):
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [
-        (errno.ENOSPC, 2, "x: no space is left on the disk; make room, and run it again\n"),
+        (errno.ENOSPC, 2, "transduce: no space is left on the disk; make room, and run it again\n"),
         (errno.EPIPE, 0, ""),
-        (errno.EIO, 2, "x: [Errno 5] Input/output error\n"),
+        (errno.EIO, 2, "transduce: [Errno 5] Input/output error\n"),
     ],
 )
 def test_output_that_fails_at_the_end_is_told_in_one_line(tmp_path, monkeypatch, capsys, number, code, said):
     with (tmp_path / "out").open("wb") as file:
         broken = Broken(os.dup(file.fileno()), number)
         monkeypatch.setattr(sys, "stdout", broken)
-        assert exit_code(lambda: print("text"), prefix="x", interrupted="") == code
+        assert exit_code(lambda: print("text"), interrupted="") == code
         broken.number = None
     assert capsys.readouterr().err == said
 
@@ -54,9 +54,9 @@ def test_a_full_disk_while_a_checkpoint_is_written_keeps_the_one_before(tmp_path
     monkeypatch.setattr("transduce.files.os.fsync", full)
     training = toy.trainer(tmp_path, config=toy.config(max_updates=4, validate_every=2))
     capsys.readouterr()
-    assert exit_code(training.run, prefix="error", interrupted="") == 2
+    assert exit_code(training.run, interrupted="") == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == f"error: no space is left on the disk, {tmp_path}; make room, and run it again"
+    assert last == f"transduce: no space is left on the disk, {tmp_path}; make room, and run it again"
     kept = {path: path.read_bytes() for path in before}
     assert kept == before
     monkeypatch.undo()
@@ -76,8 +76,8 @@ def test_weights_that_cannot_be_written_are_told_in_one_line(tmp_path, monkeypat
     path = tmp_path / "a.safetensors"
     text = f"I/O error: {os.strerror(number)} (os error {number})" if number else "InvalidHeader"
     monkeypatch.setattr("transduce.files.save_file", failing(SafetensorError(text)))
-    assert exit_code(lambda: save_tensors(path, {}), prefix="error", interrupted="") == 2
-    assert capsys.readouterr().err == f"error: {told.format(path=path)}\n"
+    assert exit_code(lambda: save_tensors(path, {}), interrupted="") == 2
+    assert capsys.readouterr().err == f"transduce: {told.format(path=path)}\n"
 
 
 def test_what_does_not_exist_is_named(tmp_path, capsys):
@@ -86,8 +86,8 @@ def test_what_does_not_exist_is_named(tmp_path, capsys):
         (lambda: read_weights(path), f"{path} does not exist"),
         (failing(FileNotFoundError("there is no such voice")), "there is no such voice"),
     ):
-        assert exit_code(action, prefix="x", interrupted="") == 2
-        assert capsys.readouterr().err == f"x: {told}\n"
+        assert exit_code(action, interrupted="") == 2
+        assert capsys.readouterr().err == f"transduce: {told}\n"
 
 
 def failing(error: Exception):
@@ -105,8 +105,8 @@ def raises(error: Exception) -> None:
 
 def test_what_a_user_did_is_one_line_and_a_fault_of_ours_is_not(capsys):
     """An InputError is a ValueError for who catches that, but a ValueError of NumPy's is no answer to a user."""
-    assert exit_code(lambda: raises(InputError("beam_size must be at least 1")), prefix="x", interrupted="") == 2
-    assert capsys.readouterr().err == "x: beam_size must be at least 1\n"
+    assert exit_code(lambda: raises(InputError("beam_size must be at least 1")), interrupted="") == 2
+    assert capsys.readouterr().err == "transduce: beam_size must be at least 1\n"
     assert issubclass(InputError, ValueError)
     with pytest.raises(ValueError, match="broadcast"):
-        exit_code(lambda: np.zeros(2) + np.zeros(3), prefix="x", interrupted="")
+        exit_code(lambda: np.zeros(2) + np.zeros(3), interrupted="")

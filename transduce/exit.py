@@ -60,7 +60,7 @@ def _told(error: OSError) -> str:
     return str(error)
 
 
-def exit_code(action: Callable[[], object], *, prefix: str, interrupted: str) -> int:
+def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
     """Run `action`: 0 if it went well, 2 if its input was at fault, 130 after Ctrl-C; the reason goes to stderr."""
     try:
         action()
@@ -69,15 +69,15 @@ def exit_code(action: Callable[[], object], *, prefix: str, interrupted: str) ->
         _drop_output()
         return 0
     except OSError as error:
-        print(f"{prefix}: {_told(error)}", file=sys.stderr)
+        print(f"transduce: {_told(error)}", file=sys.stderr)
         _drop_output()
         return 2
     except (InputError, FloatingPointError) as error:
         if os.environ.get(DEBUG):
             traceback.print_exc()
-        print(f"{prefix}: {error}", file=sys.stderr)
+        print(f"transduce: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(interrupted, file=sys.stderr)
+        print(f"transduce: {interrupted}", file=sys.stderr)
         return 130
     return 0

@@ -157,7 +157,7 @@ def test_the_config_of_a_run_is_the_experiment_that_made_it(chosen, tmp_path):
 def test_a_wrong_field_of_a_file_is_named(said, tmp_path, plain, message):
     path = tmp_path / "x.json"
     path.write_text(json.dumps(plain))
-    assert said(translation, "--config", path) == (2, "", f"error: {path}: {message}\n")
+    assert said(translation, "--config", path) == (2, "", f"transduce: {path}: {message}\n")
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,14 @@ def test_other_wrong_fields_are_named_with_their_values(tmp_path, plain, name, v
 def test_what_is_no_config_is_named(said, tmp_path):
     path = tmp_path / "x.json"
     message = f"--config takes a file, .json or .yaml, but {path} is none; --print-config writes one"
-    assert said(translation, "--config", path) == (2, "", f"error: {message}\n")
+    assert said(translation, "--config", path) == (2, "", f"transduce: {message}\n")
     path.write_text("{")
     code, _, err = said(translation, "--config", path)
     assert code == 2 and err.startswith(
-        f"error: --config takes JSON, or YAML in a .yaml, but {path} is not: Expecting "
+        f"transduce: --config takes JSON, or YAML in a .yaml, but {path} is not: Expecting "
     )
     message = "--config takes a file, .json or .yaml, but nothing follows it; --print-config writes one"
-    assert said(translation, "--config") == said(translation, "--config=") == (2, "", f"error: {message}\n")
+    assert said(translation, "--config") == said(translation, "--config=") == (2, "", f"transduce: {message}\n")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_what_is_no_config_is_named(said, tmp_path):
     [("multi3k", "did you mean multi30k?"), ("xyz", "name one of commands, multi30k, multilingual, files, files_base")],
 )
 def test_a_wrong_setting_gets_the_nearest_one(said, word, way_out):
-    assert said(translation, word, "--run", "x") == (2, "", f"error: there is no setting {word!r}; {way_out}\n")
+    assert said(translation, word, "--run", "x") == (2, "", f"transduce: there is no setting {word!r}; {way_out}\n")
 
 
 def flags(page: str) -> dict[str, str]:
@@ -288,7 +288,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
 
     monkeypatch.setattr(sys, "argv", ["recipes/translation.py", "--device=cpu"])
     assert recipe_main(stopped, translation.SETTINGS, default="commands", description="") == 130
-    told = "stopped; run the same command again to go on from the newest checkpoint\n"
+    told = "transduce: stopped; run the same command again to go on from the newest checkpoint\n"
     assert capsys.readouterr().err.endswith(told)
 
 
@@ -297,7 +297,7 @@ def test_a_missing_teacher_is_told_before_the_data_is_read(monkeypatch, tmp_path
     monkeypatch.setattr(sys, "argv", words)
     assert recipe_main(lambda x: 1 / 0, translation.SETTINGS, default="commands", description="") == 2
     told = capsys.readouterr().err
-    assert told.startswith("error: training.teachers: ") and f"{tmp_path / 'none'} does not exist" in told
+    assert told.startswith("transduce: training.teachers: ") and f"{tmp_path / 'none'} does not exist" in told
 
 
 def test_recipes_that_are_not_there_are_named(monkeypatch, tmp_path, capsys):

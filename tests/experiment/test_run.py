@@ -140,7 +140,7 @@ def test_a_device_that_is_not_there_is_named_before_any_work(monkeypatch, capsys
     assert main(called.append, {"nothing": ("Nothing.", Nothing())}, default="nothing", description=None) == code
     assert len(called) == calls
     err = capsys.readouterr().err
-    assert err.startswith("error: device must be one that this machine has, but 'abacus': ") if code else not err
+    assert err.startswith("transduce: device must be one that this machine has, but 'abacus': ") if code else not err
 
 
 @dataclass(frozen=True)

@@ -57,5 +57,5 @@ def test_what_is_no_dictionary_is_refused(folder, capsys, text, told):
     path = folder / "bad.dict"
     path.write_text(text)
     assert add_phones.main([str(path), str(folder / "in.tsv"), str(folder / "out.tsv")]) == 2
-    assert capsys.readouterr().err == f"error: {told.format(path=path)}\n"
+    assert capsys.readouterr().err == f"transduce: {told.format(path=path)}\n"
     assert not (folder / "out.tsv").exists()

@@ -120,7 +120,7 @@ def test_another_text_is_refused_and_not_left_behind(get, refusal, server, home)
     other = b"A cat.\n"
     (home / "val.en.gz").write_bytes(gzip.compress(other))
     assert refusal(server.server_port) == (
-        f"error: the SHA-256 of http://127.0.0.1:{server.server_port}/val.en.gz must be {DIGESTS['val.en.gz']}, "
+        f"transduce: the SHA-256 of http://127.0.0.1:{server.server_port}/val.en.gz must be {DIGESTS['val.en.gz']}, "
         f"but it is {hashlib.sha256(other).hexdigest()}; nothing was written; try again, or name another --mirror"
     )
     assert names(get.output) == ["train.en.gz"]
@@ -139,7 +139,7 @@ def test_a_wrong_file_that_is_there_is_refused_and_stays(get, refusal, server):
     file = get.output / "input.txt"
     file.write_text("mine")
     assert refusal(server.server_port) == (
-        f"error: the SHA-256 of {file} must be {DIGESTS['input.txt']}, "
+        f"transduce: the SHA-256 of {file} must be {DIGESTS['input.txt']}, "
         f"but it is {hashlib.sha256(b'mine').hexdigest()}; move it away to have it fetched anew"
     )
     assert file.read_text() == "mine"
@@ -149,7 +149,7 @@ def test_a_wrong_file_that_is_there_is_refused_and_stays(get, refusal, server):
 def test_a_connection_that_breaks_off_is_resumed_by_the_same_command(get, refusal, server, home):
     (home / "val.en.short").touch()
     said = refusal(server.server_port)
-    assert re.fullmatch(r"error: http\S+/val\.en\.gz must be reachable, but .*; check the network, .*", said)
+    assert re.fullmatch(r"transduce: http\S+/val\.en\.gz must be reachable, but .*; check the network, .*", said)
     assert names(get.output) == ["train.en.gz"]
     (home / "val.en.short").unlink()
     get(server.server_port)
@@ -162,12 +162,12 @@ def test_a_missing_file_and_no_server_are_told(get, refusal, server, home):
     url = f"http://127.0.0.1:{server.server_port}/val.en.gz"
     way_out = f"check the network, or fetch the file elsewhere and put it into {get.output}, or name a --mirror"
     assert refusal(server.server_port) == (
-        f"error: {url} must be a file, but the answer is 404 File not found; {way_out}"
+        f"transduce: {url} must be a file, but the answer is 404 File not found; {way_out}"
     )
     server.shutdown()
     server.server_close()
     said = refusal(server.server_port)
-    assert said.startswith(f"error: {url} must be reachable, but ")
+    assert said.startswith(f"transduce: {url} must be reachable, but ")
     assert said.endswith(way_out)
 
 
@@ -235,7 +235,9 @@ def test_an_archive_with_another_digest_than_given_is_not_left_behind(tmp_path, 
 def test_what_was_fetched_or_unpacked_by_hand_needs_no_network(tmp_path, speech, name, capsys):
     folder = tmp_path / "corpus"
     assert speech(name, folder) == 2
-    assert capsys.readouterr().err.startswith(f"error: http://127.0.0.1:1/{LAYOUTS[name][1]} must be reachable, but ")
+    assert capsys.readouterr().err.startswith(
+        f"transduce: http://127.0.0.1:1/{LAYOUTS[name][1]} must be reachable, but "
+    )
     pack(tmp_path, name, folder)
     original = tmp_path / "original" / name
     assert speech(name, folder) == speech(name, original) == 0
@@ -267,7 +269,7 @@ def test_a_damaged_archive_is_refused_before_anything_is_unpacked(tmp_path, spee
     archive.write_bytes(damage(archive.read_bytes()))
     assert speech("fsdd", archive.parent) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"error: {archive} must be a whole .tar.gz, but it is not: ")
+    assert said.startswith(f"transduce: {archive} must be a whole .tar.gz, but it is not: ")
     assert said.endswith("; move it away to have it fetched anew\n")
     assert names(archive.parent) == [archive.name]
 
@@ -279,7 +281,7 @@ def test_an_archive_writes_nowhere_else(tmp_path, speech, name, capsys):
         tar.addfile(tarfile.TarInfo(name))
     assert speech("fsdd", archive.parent) == 2
     assert capsys.readouterr().err == (
-        f"error: files of an archive must lie inside one folder, but {archive} has {name!r}; fetch it elsewhere\n"
+        f"transduce: files of an archive must lie inside one folder, but {archive} has {name!r}; fetch it elsewhere\n"
     )
     assert names(archive.parent) == [archive.name] and not (tmp_path / "evil.txt").exists()
 

@@ -61,7 +61,7 @@ def gpu(tmp_path):
 )
 def test_a_wrong_word_is_refused_before_anything_is_made(tmp_path, gpu, words, message):
     status, told, commands = gpu(*words)
-    assert status == 2 and told.startswith("error: ") and told.endswith(f"{message}\n") and not commands
+    assert status == 2 and told.startswith("transduce: ") and told.endswith(f"{message}\n") and not commands
     assert not (tmp_path / "runs").exists()
 
 
@@ -69,7 +69,7 @@ def test_a_device_that_is_not_there_is_refused(tmp_path, gpu):
     status, told, _ = gpu("--device", "cuda:1", BROKEN="torch.empty")
     assert status == 2 and not (tmp_path / "runs").exists()
     assert told == (
-        "error: --device must be one that this machine has, but cuda:1: it broke; try --device cpu --tiny\n"
+        "transduce: --device must be one that this machine has, but cuda:1: it broke; try --device cpu --tiny\n"
     )
 
 

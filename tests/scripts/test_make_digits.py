@@ -168,7 +168,7 @@ def test_another_set_up_is_not_written_over(copy, fsdd, make, tmp_path):
     before = content(folder)
     assert make(fsdd, folder, *SIZES, "--seed", "2", "--valid", "7")[::2] == (
         2,
-        f"error: a folder holds what one command makes, but in {folder} this differs: valid: 6 -> 7, seed: 1 -> 2; "
+        f"transduce: a folder holds what one command makes, but in {folder} this differs: valid: 6 -> 7, seed: 1 -> 2; "
         "name another folder, or remove this one",
     )
     assert content(folder) == before
@@ -176,7 +176,7 @@ def test_another_set_up_is_not_written_over(copy, fsdd, make, tmp_path):
     (tmp_path / "notes" / "mine.txt").touch()
     assert make(fsdd, tmp_path / "notes", *SIZES)[::2] == (
         2,
-        f"error: OUT must be a new or an empty folder, or one of the same command, but {tmp_path / 'notes'} has files "
+        f"transduce: OUT must be a new or an empty folder, or one of the same command, but {tmp_path / 'notes'} has files "
         "and no digits.json; name another folder",
     )
     assert json.loads((folder / "digits.json").read_text())["seed"] == 1
@@ -185,12 +185,12 @@ def test_another_set_up_is_not_written_over(copy, fsdd, make, tmp_path):
 def test_a_wrong_folder_is_told(make, fsdd, tmp_path):
     assert make(tmp_path, tmp_path / "out")[::2] == (
         2,
-        f"error: FSDD must be a folder with train.tsv and test.tsv, but {tmp_path} has no train.tsv and no test.tsv; "
+        f"transduce: FSDD must be a folder with train.tsv and test.tsv, but {tmp_path} has no train.tsv and no test.tsv; "
         f"run `python scripts/get_data.py fsdd {tmp_path}`, or name the right folder",
     )
     assert make(fsdd, tmp_path / "out", "--valid", "0")[::2] == (
         2,
-        "error: sizes must be at least 1 and the seed 0, but they are --train 4000, --valid 0, --test 500 and --seed 1",
+        "transduce: sizes must be at least 1 and the seed 0, but they are --train 4000, --valid 0, --test 500 and --seed 1",
     )
     assert not (tmp_path / "out").exists()
 
@@ -211,20 +211,20 @@ def test_splits_that_cannot_be_are_told(make, tmp_path):
     write_manifest(tmp_path / "test.tsv", made[2:])
     assert make(tmp_path, out)[::2] == (
         2,
-        f"error: a recording must be in one split, but 2 are in train.tsv and in test.tsv of {tmp_path}: 2, 3; "
+        f"transduce: a recording must be in one split, but 2 are in train.tsv and in test.tsv of {tmp_path}: 2, 3; "
         "make the manifests again",
     )
     write_manifest(tmp_path / "test.tsv", [])
     assert make(tmp_path, out)[::2] == (
         2,
-        f"error: both splits need recordings, but in {tmp_path} train.tsv has 4 and test.tsv has 0; "
+        f"transduce: both splits need recordings, but in {tmp_path} train.tsv has 4 and test.tsv has 0; "
         "make the manifests again",
     )
     write_manifest(tmp_path / "test.tsv", made[4:])
     write_manifest(tmp_path / "train.tsv", made[:1])
     assert make(tmp_path, out)[::2] == (
         2,
-        "error: every speaker must have two training recordings of some digit, one of them for validation, but ann has "
+        "transduce: every speaker must have two training recordings of some digit, one of them for validation, but ann has "
         "one of each; use the whole corpus",
     )
 
@@ -239,13 +239,13 @@ def test_sound_that_is_not_as_it_should_be_is_told(make, tmp_path):
         small(tmp_path, samples, rate)
         assert make(tmp_path, out)[::2] == (
             2,
-            f"error: recordings must have samples at 8000 Hz and one channel, but {first} has {told}; "
+            f"transduce: recordings must have samples at 8000 Hz and one channel, but {first} has {told}; "
             "get the corpus again",
         )
     first.write_text("no sound")
     code, _, said = make(tmp_path, out)
     assert code == 2
-    assert said == f"error: {first} cannot be read as sound: Format not recognised. Get the corpus again"
+    assert said == f"transduce: {first} cannot be read as sound: Format not recognised. Get the corpus again"
     assert not out.exists()
 
 

@@ -113,7 +113,7 @@ def test_a_command_in_a_kaldi_directory_is_refused_by_line(tmp_path, make, kaldi
     assert make("kaldi", kaldi, tmp_path / "m.tsv") == (
         2,
         [],
-        f"error: wav.scp must name files, but {kaldi / 'wav.scp'}, line 2, has a command: "
+        f"transduce: wav.scp must name files, but {kaldi / 'wav.scp'}, line 2, has a command: "
         "'b sph2pipe -f wav b.sph |'; run the commands, write their sound to files, and name those",
     )
 
@@ -151,7 +151,7 @@ def test_pieces_need_a_folder(tmp_path, make, segments):
     assert make("kaldi", segments, tmp_path / "m.tsv") == (
         2,
         [],
-        f"error: {segments} has segments, whose pieces must be cut, but no folder is named for them; "
+        f"transduce: {segments} has segments, whose pieces must be cut, but no folder is named for them; "
         "use --audio-out DIR",
     )
 
@@ -193,7 +193,7 @@ def test_wrong_folders_are_told(tmp_path, make):
     assert make("folder", tmp_path, out) == (
         2,
         [],
-        f"error: a manifest needs a recording, but none was found for {out}; what was left out is told above, and "
+        f"transduce: a manifest needs a recording, but none was found for {out}; what was left out is told above, and "
         "--help tells the layouts",
     )
     put(tmp_path / "text", "a good day")
@@ -202,14 +202,14 @@ def test_wrong_folders_are_told(tmp_path, make):
             assert make(layout, tmp_path / wrong, out) == (
                 2,
                 [],
-                f"error: recordings are looked for in a folder, but {tmp_path / wrong} {told}; name another",
+                f"transduce: recordings are looked for in a folder, but {tmp_path / wrong} {told}; name another",
             )
     assert make("kaldi", tmp_path, out)[2] == (
-        f"error: {tmp_path} must hold wav.scp, text, utt2spk, but it lacks wav.scp, utt2spk; name another folder, or "
+        f"transduce: {tmp_path} must hold wav.scp, text, utt2spk, but it lacks wav.scp, utt2spk; name another folder, or "
         "add what is missing"
     )
     sound(tmp_path / "a" / "b.wav")
     put(tmp_path / "a" / "b.txt", "b")
     assert make("folder", tmp_path / "a", tmp_path)[2] == (
-        f"error: a manifest is a file, but {tmp_path} is a folder; name {tmp_path / 'train.tsv'}, for example"
+        f"transduce: a manifest is a file, but {tmp_path} is a folder; name {tmp_path / 'train.tsv'}, for example"
     )

@@ -77,7 +77,7 @@ def test_what_cannot_be_is_told(spoken, tmp_path, capsys, text, more, told):
     path = tmp_path / "bad.txt"
     path.write_text(text)
     assert speak.main([str(path), str(tmp_path / "out"), *more]) == 2
-    assert capsys.readouterr().err == f"error: {told.format(path=path)}\n"
+    assert capsys.readouterr().err == f"transduce: {told.format(path=path)}\n"
     assert not spoken
 
 
@@ -98,4 +98,4 @@ def test_espeak_speaks(tmp_path, capsys):
     assert len(sounds) == 3 and all(0.5 < len(sound) / 16000 < 5 and np.abs(sound).max() > 0.3 for sound in sounds)
     capsys.readouterr()
     assert speak.main([str(tmp_path / "text.txt"), str(tmp_path / "out"), "--voices", "xx-nowhere"]) == 2
-    assert "error: espeak-ng must speak as xx-nowhere+" in capsys.readouterr().err
+    assert "transduce: espeak-ng must speak as xx-nowhere+" in capsys.readouterr().err

@@ -95,7 +95,7 @@ def test_what_the_learners_lack_is_told(learners, capsys):
     (home / "test" / "spk2age").unlink()
     assert get_data.main(["speechocean762", str(home)]) == 2
     assert capsys.readouterr().err == (
-        f"error: {home / 'test'} must hold spk2age, spk2gender, but it lacks spk2age; name another folder, or add "
+        f"transduce: {home / 'test'} must hold spk2age, spk2gender, but it lacks spk2age; name another folder, or add "
         "what is missing\n"
     )
 

@@ -87,7 +87,7 @@ def test_a_process_that_hangs_is_named(tmp_path, monkeypatch, hung):
     monkeypatch.setattr("transduce.train.distributed.LATE", timedelta(seconds=2))
     code, told = together(2, hanging, tmp_path, hung)[1 - hung]
     assert code == 2
-    assert f"error: process {1 - hung} of 2 waits in vain: no answer from process {hung}, which hangs" in told
+    assert f"transduce: process {1 - hung} of 2 waits in vain: no answer from process {hung}, which hangs" in told
     assert told.endswith(" set TRANSDUCE_HANG_MINUTES to more than 0.05\n")
 
 
@@ -102,7 +102,7 @@ def hanging(directory: Path, hung: int) -> tuple[int, str]:
 
     Trainer._update = sleepy  # type: ignore[method-assign]
     with redirect_stderr(StringIO()) as stderr:
-        return exit_code(lambda: train(directory), prefix="error", interrupted=""), stderr.getvalue()
+        return exit_code(lambda: train(directory), interrupted=""), stderr.getvalue()
 
 
 def test_work_is_shared_by_round_and_gathered_in_order():

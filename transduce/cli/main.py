@@ -80,11 +80,10 @@ def main(arguments: list[str] | None = None) -> int:
     name = " ".join(words[:n_words])
     if name not in COMMANDS:
         codes = [0]
-        return exit_code(lambda: codes.append(_without_command(words)), prefix="transduce", interrupted="") or codes[-1]
+        return exit_code(lambda: codes.append(_without_command(words)), interrupted="") or codes[-1]
     return exit_code(
         lambda: _call(name, words[n_words:]),
-        prefix="transduce",
-        interrupted="transduce: stopped; every line written so far is whole",
+        interrupted="stopped; every line written so far is whole",
     )
 
 

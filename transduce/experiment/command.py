@@ -98,7 +98,6 @@ def main(
 
     code = exit_code(
         go,
-        prefix="error",
         interrupted="stopped; run the same command again to go on from the newest checkpoint",
     )
     if several:  # Gloo's threads may abort an interpreter that ends while other processes are at work or gone
