@@ -3,7 +3,11 @@
 import json
 import os
 import shutil
+import sys
+import threading
+import tracemalloc
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -14,12 +18,13 @@ import transduce as td
 from tests.language_runs import TEXT, language_run
 from tests.runs import ENGLISH, LITTLE, random_run, random_speech_run, record, sentences
 from transduce.cli import workers
-from transduce.cli.common import Machine
-from transduce.cli.jobs import _default_workers, _spans
+from transduce.cli.common import Lines, Machine
+from transduce.cli.jobs import Division, Job, _default_workers, _spans, carry_out
 from transduce.cli.main import main
 from transduce.cli.parts import Share, share_of_environment
 from transduce.cli.translate import Translation
 from transduce.device import default_device
+from transduce.errors import InputError
 from transduce.files import held
 
 LINES = [ENGLISH[0], "", *ENGLISH[1:6], ENGLISH[2].upper(), "Print", ENGLISH[3] * 3, "Anna"]
@@ -40,6 +45,10 @@ def folder(tmp_path_factory) -> Path:
     record(folder, sentences(7))
     (folder / "a03.wav").write_text("no sound")
     (folder / "long").write_text("".join(TEXT) * 6)
+    texts = [line.encode() for line in (*LINES[5:], *LINES[:6])]
+    (folder / "given").write_bytes(b"\n".join([texts[0], b"b\xe4d", *texts[2:]]) + b"\n")
+    rows = [f"-{i}.5\t{text}".encode() for text in [*LINES, "Otto"] for i in range(2)]
+    (folder / "lists").write_bytes(b"\n".join([*rows[:5], b"no score", *rows[6:]]) + b"\n")
     return folder
 
 
@@ -47,8 +56,11 @@ COMMANDS = {
     "translate": ["translate", "text", "in", "--n-best", "2", "--scores", *CPU],
     "transcribe": ["transcribe", "speech", "a.tsv", "--format", "tsv", *CPU],
     "perplexity": ["score", "perplexity", "letters", "long", "--batch-tokens", "80", *CPU],
+    "likelihood": ["score", "likelihood", "text", "in", "given", "--format", "json", *CPU],
+    "rerank": ["rerank", "text", "in", "lists", "--all", *CPU],
 }
-FAILS = {"translate": 1, "transcribe": 1, "perplexity": 0}
+BAD = {"translate": 1, "transcribe": 1, "perplexity": 0, "likelihood": 2, "rerank": 2}
+FAILS = {name: min(1, n) for name, n in BAD.items()}
 
 
 @pytest.fixture
@@ -60,6 +72,7 @@ def small(monkeypatch, folder):
         ("translate:Translation", 2),
         ("transcribe:Transcription", 2 * size),
         ("generate:Measurement", 3),
+        ("likelihood:Likelihood", 2),
     ):
         module, kind = name.split(":")
         monkeypatch.setattr(f"transduce.cli.{module}.{kind}.CHUNK", chunk)
@@ -101,11 +114,11 @@ def test_parts_merged_are_what_one_process_writes(folder, small, tmp_path, capsy
     assert (tmp_path / "out").read_text() == want
     errors = own_lines(capsys.readouterr().err)
     assert errors[:-1] == own_lines(told)[:-1]  # named again
-    n = {"translate": 12, "transcribe": 7, "perplexity": 0}[command]
-    assert errors[-1:] == [f"transduce: 1 of {n} inputs could not be used"] * (n > 0)
+    n = 7 if command == "transcribe" else 12
+    assert errors[-1:] == [f"transduce: {BAD[command]} of {n} inputs could not be used"] * FAILS[command]
 
 
-def stopped(monkeypatch, after: int) -> list[int]:
+def stopped(monkeypatch, after: int, module: str = "translate") -> list[int]:
     """From now on, Ctrl-C comes after so many chunks; the list grows with every chunk that is begun."""
     begun, inside = [], workers.Rows
 
@@ -115,7 +128,7 @@ def stopped(monkeypatch, after: int) -> list[int]:
             raise KeyboardInterrupt
         return inside(*arguments)
 
-    monkeypatch.setattr("transduce.cli.translate.Rows", rows)
+    monkeypatch.setattr(f"transduce.cli.{module}.Rows", rows)
     return begun
 
 
@@ -152,6 +165,118 @@ def test_the_same_command_goes_on_from_what_is_done(folder, small, tmp_path, mon
             begun = stopped(patch, 100)
             assert run(*command, *options) == 1
         assert len(begun) == n_begun
+
+
+@pytest.mark.parametrize("command", ["likelihood", "rerank"])
+def test_scoring_goes_on_from_what_is_done(folder, small, tmp_path, monkeypatch, capsys, command):
+    assert run(*COMMANDS[command]) == 1
+    want = capsys.readouterr().out
+    again = [*COMMANDS[command], "--output", tmp_path / "out"]
+    with monkeypatch.context() as patch:
+        stopped(patch, 2, "likelihood")
+        assert run(*again) == 130
+    with monkeypatch.context() as patch:
+        begun = stopped(patch, 100, "likelihood")
+        assert run(*again) == 1
+    n_chunks = {"likelihood": 6, "rerank": 12}[command]  # of two texts
+    assert len(begun) == n_chunks - 2 and (tmp_path / "out").read_text() == want
+
+
+def test_every_pair_has_its_own_score_and_a_bad_line_none(folder, small, capsys):
+    """Against the score of each pair alone."""
+    assert run(*COMMANDS["likelihood"]) == 1
+    out, err = capsys.readouterr()
+    texts, translator = [*LINES[5:], *LINES[:6]], td.load_translator(folder / "text")
+    pairs = list(zip([*LINES[:4], None, *LINES[4:]], [texts[0], None, *texts[2:]], strict=True))
+    for row, (line, text) in zip(map(json.loads, out.splitlines()), pairs, strict=True):
+        if line is None or text is None:
+            assert row["log_prob"] is None and "must be UTF-8" in row["error"]
+        else:
+            (alone,) = translator.score([line], [text])
+            assert row["log_prob"] == pytest.approx(alone.log_prob, rel=1e-5)
+    assert [said.split(", byte")[0] for said in own_lines(err)] == [
+        "transduce: line 2: text must be UTF-8, but given, line 2",
+        "transduce: line 5: text must be UTF-8, but in, line 5",
+        "transduce: 2 of 12 lines could not be scored",
+    ]
+
+
+def test_a_sound_that_cannot_be_used_has_no_score(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    Path("said").write_text("".join(f"{text}\n" for text in sentences(7)))
+    assert run("score", "likelihood", "speech", "a.tsv", "said", *CPU) == 1
+    out, err = capsys.readouterr()
+    assert [i for i, row in enumerate(out.splitlines()) if not row] == [3] and out.count("\n") == 7
+    assert own_lines(err)[0].startswith("transduce: line 4: ") and "a03.wav" in own_lines(err)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Echo(Job):
+    """Lines as they are."""
+
+    UNIT = "line"
+    CHUNK = 500
+
+    def load(self):
+        return lambda start, items, progress: workers.Rows("".join(f"{item}\n" for item in items))
+
+
+@pytest.mark.parametrize("output", [None, "out"])
+def test_memory_does_not_grow_with_the_input(folder, tmp_path, monkeypatch, capsys, output):
+    """Of 4,000 lines and of 12,000 it is the same, give or take what a chunk of 500 has."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdout", (tmp_path / "printed").open("w"))
+    job, peaks = Echo(run=folder / "text", machine=Machine(device="cpu")), []
+    for n in (500, 4000, 12_000):
+        Path("in").write_text("".join(f"line {i} of many lines\n" for i in range(n)))
+        tracemalloc.start()
+        carry_out(job, Lines(Path("in")), Division(output=output and Path(output), workers=1), [Path("in")])
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert output is None or Path(output).read_bytes() == Path("in").read_bytes()
+    sys.stdout.close()
+    assert peaks[2] < peaks[1] + 100_000
+
+
+def test_inputs_that_change_while_they_are_read_are_refused(folder, tmp_path, monkeypatch, capsys):
+    (path := tmp_path / "in").write_text("a\nb\n")
+
+    class Changing(Echo):
+        def load(self):
+            path.write_text("a\nc\n")
+            return super().load()
+
+    job = Changing(run=folder / "text", machine=Machine(device="cpu"))
+    monkeypatch.setattr(Echo, "CHUNK", 1)
+    with pytest.raises(InputError) as refused:
+        carry_out(job, Lines(path), Division(output=tmp_path / "out", workers=1), [path])
+    assert str(refused.value) == (
+        "inputs must stay as they are while they are read, but some of the lines from 2 on have changed; "
+        "run the same command again"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_can_be_read_once_is_kept_in_a_file(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    (usual := tmp_path / "usual").write_text("b\n")
+    writer = threading.Thread(target=pipe.write_text, args=("x\ny",))
+    writer.start()
+    lines = Lines(pipe, usual, pipe)
+    assert [list(lines) for _ in range(3)] == [["x", "y", "b", "x", "y"]] * 3
+    writer.join()
+
+
+def test_many_errors_of_one_kind_are_counted(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    (tmp_path / "bad").write_bytes(b"b\xe4d\n" * 99 + b"good\n")
+    assert run("translate", "text", tmp_path / "bad", "--greedy", *CPU) == 1
+    out, err = capsys.readouterr()
+    lines = own_lines(err)
+    assert out.count("\n") == 100 and len(lines) == 7
+    assert [f"line {i}, byte 2" in lines[i - 1] for i in range(1, 6)] == [True] * 5
+    assert lines[5].startswith("transduce: 94 more such errors, the last: ") and "line 99, byte 2" in lines[5]
+    assert lines[6] == "transduce: 99 of 100 lines could not be translated"
 
 
 def test_another_process_that_makes_the_same_output_is_refused(folder, small, tmp_path, capsys):

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from tyro.conf import Fixed, Suppress, arg
 
@@ -205,24 +206,61 @@ def each_or_error(lines: Iterable[bytes], name: str) -> Iterator[str | InputErro
             yield error
 
 
-def lines_or_errors(path: Path) -> list[str | InputError]:
-    """The lines of one file, or of standard input for -; an error in place of one that is not UTF-8."""
-    return list(each_or_error(sys.stdin.buffer if path == STDIN else raw_lines(path), side_name(path)))
+def lines_or_errors(path: Path) -> Iterator[str | InputError]:
+    """The lines of one file, or of standard input for -, as they come; an error in place of one that is not UTF-8."""
+    return each_or_error(sys.stdin.buffer if path == STDIN else raw_lines(path), side_name(path))
 
 
-def read_side(path: Path) -> list[str]:
-    """The lines of one file, or of standard input for -.
+class Lines:
+    """The lines of files, one after the other, or errors, read anew by every loop: none is kept in memory.
+
+    What cannot be read twice, as standard input and pipes, is copied to a temporary file.
+    """
+
+    def __init__(self, *paths: Path) -> None:
+        self.paths, self.copies = paths, dict[Path, IO[bytes]]()
+
+    def __del__(self) -> None:
+        for copy in self.copies.values():
+            copy.close()
+
+    def __iter__(self) -> Iterator[str | InputError]:
+        for path in self.paths:
+            if path not in self.copies and (path == STDIN or not path.is_file()):
+                self.copies[path] = TemporaryFile()  # noqa: SIM115
+                self.copies[path].writelines(sys.stdin.buffer if path == STDIN else raw_lines(path))
+            if copy := self.copies.get(path):
+                copy.seek(0)
+            yield from each_or_error(copy or raw_lines(path), side_name(path))
+
+
+def each_of(path: Path) -> Iterator[str]:
+    """The lines of one file, or of standard input for -, as they come.
 
     Raises:
         InputError: one of them is not UTF-8.
     """
-    return [_checked(line) for line in lines_or_errors(path)]
+    return map(checked, lines_or_errors(path))
 
 
-def _checked(line: str | InputError) -> str:
-    if isinstance(line, InputError):
-        raise line
-    return line
+def read_side(path: Path) -> list[str]:
+    """All lines of one file, or of standard input for -.
+
+    Raises:
+        InputError: one of them is not UTF-8.
+    """
+    return list(each_of(path))
+
+
+def checked(item: ItemT | InputError) -> ItemT:
+    """The same item.
+
+    Raises:
+        InputError: it is one.
+    """
+    if isinstance(item, InputError):
+        raise item
+    return item
 
 
 def read_phrases(path: Path) -> tuple[str, ...]:
@@ -237,20 +275,6 @@ def read_phrases(path: Path) -> tuple[str, ...]:
 def side_name(path: Path) -> str:
     """What messages call it."""
     return "standard input" if path == STDIN else str(path)
-
-
-def standard_input() -> Iterator[str]:
-    """The lines of standard input, each as soon as it is there.
-
-    Raises:
-        InputError: one of them is not UTF-8.
-    """
-    return map(_checked, standard_input_or_errors())
-
-
-def standard_input_or_errors() -> Iterator[str | InputError]:
-    """The lines of standard input, each as soon as it is there; an error in place of one that is not UTF-8."""
-    return each_or_error(sys.stdin.buffer, "standard input")
 
 
 def chunks(items: Iterable[ItemT], size: int, done: int = 0) -> Iterator[tuple[int, list[ItemT]]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Fixed, Positional, Suppress, arg
 
 from transduce.cli.common import (
+    STDIN,
     Count,
     Forbid,
     Machine,
@@ -18,10 +19,10 @@ from transduce.cli.common import (
     Run,
     Runs,
     chunks,
+    each_of,
     local,
     read_phrases,
     read_side,
-    standard_input,
 )
 from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Division, Job, carry_out
@@ -102,7 +103,7 @@ def generate(
     prompts: Iterable[str] = prompt or [line for file in files for line in read_side(file)]
     size = 1 if stream else CHUNK
     if not prompt and not files:
-        prompts, size = standard_input(), 1 if sys.stdin.isatty() else size
+        prompts, size = each_of(STDIN), 1 if sys.stdin.isatty() else size
     with writing(output, unit="text", total=None, quiet=True, inputs=files) as (out, _):
         whole = format == "json" and not stream
         texts = _texts(generator, prompts, config, size, stream=stream)

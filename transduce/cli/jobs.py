@@ -2,12 +2,12 @@
 
 import logging
 import os
-import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -15,15 +15,19 @@ from tqdm import tqdm
 from tyro.conf import arg
 
 from transduce.cli.common import Count, Machine, OptionalFile, each_run
-from transduce.cli.output import check_output, is_plain, writing
+from transduce.cli.output import check_output, error_lines, is_plain, writing
 from transduce.cli.parts import (
     Head,
     Share,
+    is_done,
     join,
     parse_share,
     read_part,
+    remove_chunks,
+    remove_folder,
     run_fingerprint,
     share_of_environment,
+    take_folder,
     write_part,
 )
 from transduce.cli.workers import Chunk, Rows, Work, results
@@ -68,8 +72,8 @@ class Job(ABC):
         """What is written where these rows come out, chunk by chunk."""
         return rows
 
-    def key(self, items: Sequence[Any]) -> dict[str, Any]:
-        """All that decides what comes out: the settings, a hash of the run, a hash of the names of the inputs."""
+    def key(self, items: Iterable[Any], n: int) -> dict[str, Any]:
+        """All that decides what comes out of n inputs: the settings, a hash of the run, a hash of their names."""
         plain = to_dict(self)
         del plain["machine"]["device"]
         plain.get("decoding", {}).pop("batch_tokens", None)  # it changes speed and memory, never the output
@@ -77,7 +81,7 @@ class Job(ABC):
         own = {
             "kind": type(self).__name__,
             "run": "+".join(map(run_fingerprint, each_run(self.run))),
-            "n_inputs": len(items),
+            "n_inputs": n,
             "inputs": names,
         }
         if self.lm is not None:
@@ -116,13 +120,14 @@ class Division:
         return share_of_environment(os.environ) if self.output and self.part is None else None
 
 
-def carry_out(job: Job, items: list[Any], division: Division, inputs: Sequence[Path] = ()) -> None:
+def carry_out(job: Job, items: Iterable[Any], division: Division, inputs: Sequence[Path] = ()) -> None:
     """Do a job on all inputs, or on this process's part of them.
 
     Rows go to standard output in the order of the input, as soon as they are there. A file is written once it is whole:
     until then, every chunk is a file of its own in a folder beside it, and the same job goes on from there.
 
     Args:
+        items: read several times from the beginning, so that memory holds one chunk of what is read from files.
         inputs: the files that the items are of, none of which the output may replace.
 
     Raises:
@@ -131,15 +136,16 @@ def carry_out(job: Job, items: list[Any], division: Division, inputs: Sequence[P
     at_least(1, workers=division.workers)
     share, output = division.share(), division.output
     check_output(output, inputs)
-    start, stop = share.span(len(items)) if share else (0, len(items))
-    mine = items[start:stop]
-    costs = [job.cost(item) for item in mine]
-    spans = _spans(costs, max(1, min(job.CHUNK, -(-sum(costs) // (division.workers or 1)))))
+    n = sum(1 for _ in items)
+    start, stop = share.span(n) if share else (0, n)
+    cost = sum(map(job.cost, islice(items, start, stop)))
+    limit = max(1, min(job.CHUNK, -(-cost // (division.workers or 1))))
+    spans = _spans(map(job.cost, islice(items, start, stop)), limit, start)
     n_workers = min(division.workers or _default_workers(job, len(spans)), len(spans))
     if output is None or not is_plain(output):
-        return stream(job, ((a, mine[a:b]) for a, b in spans), output, n_workers=n_workers, total=len(mine))
-    key = job.key(items)
-    head = job.head(key, share, mine) if share else None
+        return stream(job, _chunks(items, spans), output, n_workers=n_workers, total=n)
+    key = job.key(items, n)
+    head = job.head(key, share, islice(items, start, stop)) if share else None
     output = share.file(output) if share else output
     output = output.resolve() if output.is_symlink() else output
     if head and output.exists():
@@ -151,13 +157,13 @@ def carry_out(job: Job, items: list[Any], division: Division, inputs: Sequence[P
             )
         if found.head == head:
             print(f"transduce: {output} is finished", file=sys.stderr)
-            return _end(job, len(found.errors), len(mine))
+            return _end(job, len(found.errors), stop - start)
     if share:
         print(
             f"transduce: part {share.number} of {share.total}, inputs {start + 1} to {stop}: {output}", file=sys.stderr
         )
-    heads = [job.head(key, Share(i, len(spans)), mine[a:b]) for i, (a, b) in enumerate(spans, start=1)]
-    _end(job, _keep(job, mine, spans, heads, start, output, head, n_workers), len(mine))
+    heads = [job.head(key, Share(i, len(spans)), some) for i, (_, some) in enumerate(_chunks(items, spans), start=1)]
+    _end(job, _keep(job, items, spans, heads, output, head, n_workers), stop - start)
 
 
 def stream(
@@ -201,12 +207,34 @@ def stream(
     _end(job, n_bad, n)
 
 
+def _chunks(items: Iterable[Any], spans: Sequence[tuple[int, int]]) -> Iterator[Chunk]:
+    """The inputs of spans, each of which begins where the one before ends."""
+    rest = islice(items, spans[0][0], None)
+    for start, stop in spans:
+        yield start, list(islice(rest, stop - start))
+
+
+def _undone(job: Job, chunks: Iterable[Chunk], heads: Sequence[Head], todo: Sequence[int]) -> Iterator[Chunk]:
+    """The chunks of these numbers.
+
+    Raises:
+        InputError: one of them is not what it was when its head was made.
+    """
+    for i, (start, items) in enumerate(chunks):
+        if i in todo:
+            if job.head(heads[i].job, heads[i].share, items) != heads[i]:
+                raise InputError(
+                    f"inputs must stay as they are while they are read, but some of the {job.UNIT}s from {start + 1} on "
+                    "have changed; run the same command again"
+                )
+            yield start, items
+
+
 def _keep(
     job: Job,
-    items: list[Any],
+    items: Iterable[Any],
     spans: Sequence[tuple[int, int]],
     heads: Sequence[Head],
-    start: int,
     output: Path,
     head: Head | None,
     n_workers: int,
@@ -215,22 +243,22 @@ def _keep(
     from transduce.files import held
 
     folder = output.with_name(f"{output.name}.unfinished")
-    _take_folder(folder)
+    take_folder(folder)
     with held(folder, "an output is made by one process at a time", "name another --output"):
         paths = [each.share.file(folder / "chunk") for each in heads]
-        todo = [i for i, path in enumerate(paths) if not _is_done(path, heads[i])]
-        chunks = ((start + spans[i][0], items[slice(*spans[i])]) for i in todo)
+        todo = [i for i, path in enumerate(paths) if not is_done(path, heads[i])]
+        chunks = _undone(job, _chunks(items, spans), heads, todo)
         done = len(paths) - len(todo)
         if done:
             print(f"transduce: going on with {done} of {len(paths)} chunks done, in {folder}", file=sys.stderr)
         try:
-            with writing(None, unit=job.UNIT, total=len(items)) as (_, bar):
-                bar.update(len(items) - sum(spans[i][1] - spans[i][0] for i in todo))
+            with writing(None, unit=job.UNIT, total=spans[-1][1] - spans[0][0]) as (_, bar):
+                bar.update(bar.total - sum(spans[i][1] - spans[i][0] for i in todo))
                 with closing(_done(job, chunks, bar, min(n_workers, len(todo)))) as found:
                     for number, rows in found:
                         write_part(paths[todo[number]], heads[todo[number]], rows.errors, rows.text)
                         done += 1
-            parts = [read_part(path) for path in paths]
+            parts = [replace(read_part(path), head=each) for path, each in zip(paths, heads, strict=True)]
             join(output, parts, head)
         except KeyboardInterrupt:
             told = f"{done} of {len(paths)} chunks are done, in {folder}; the same command goes on from there"
@@ -238,52 +266,16 @@ def _keep(
             raise
         finally:
             if not done:
-                _remove_chunks(folder)
-        _remove_chunks(folder)
-    _remove_folder(folder)
+                remove_chunks(folder)
+        remove_chunks(folder)
+    remove_folder(folder)
     return sum(len(part.errors) for part in parts)
-
-
-CHUNK_FILE = re.compile(r"chunk\.part-\d+-of-\d+|\.chunk\..+\.tmp|\.lock(\.holder)?|\.\.lock\.holder\..+\.tmp")
-"""The names of what stands in FILE.unfinished."""
-
-
-def _take_folder(folder: Path) -> None:
-    """Make the folder of chunks, or take it if it has chunks alone.
-
-    Raises:
-        InputError: something else has that name.
-    """
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        found = "a link" if folder.is_symlink() else "no folder"
-    else:
-        folder.mkdir(exist_ok=True)
-        strange = sorted(path.name for path in folder.iterdir() if not CHUNK_FILE.fullmatch(path.name))
-        if not strange:
-            return
-        found = f"a folder with {strange[0]}"
-    raise InputError(f"chunks need a folder of their own, but {folder} is {found}; move it, or name another --output")
-
-
-def _remove_chunks(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.name.startswith(("chunk.", ".chunk.")) and CHUNK_FILE.fullmatch(path.name):
-            path.unlink()
-
-
-def _remove_folder(folder: Path) -> None:
-    """Remove the folder and its lock; what somebody else has put there in the meantime stays."""
-    for path in folder.iterdir():
-        if CHUNK_FILE.fullmatch(path.name):
-            path.unlink()
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def _done(
     job: Job, chunks: Iterable[Chunk], bar: "tqdm[None]", n_workers: int
 ) -> Generator[tuple[int, Rows], None, None]:
-    """`results`, with a bar, and errors told on stderr; a warning that comes again and again is told once."""
+    """`results`, with a bar, and errors on stderr; a warning that comes again and again is written once."""
     from torch import get_num_threads
 
     said = set[str]()
@@ -303,19 +295,16 @@ def _done(
     n_threads = max(1, get_num_threads() // n_workers)
     logger.addFilter(first_time)
     try:
-        with closing(results(job.load, chunks, progress, n_workers=n_workers, n_threads=n_threads)) as found:
+        with (
+            closing(results(job.load, chunks, progress, n_workers=n_workers, n_threads=n_threads)) as found,
+            error_lines() as show,
+        ):
             for number, rows in found:
                 for error in rows.errors:
-                    tqdm.write(f"transduce: {error}", file=sys.stderr)
+                    show(error)
                 yield number, rows
     finally:
         logger.removeFilter(first_time)
-
-
-def _is_done(path: Path, head: Head) -> bool:
-    with suppress(ValueError, OSError):
-        return read_part(path).head == head
-    return False
 
 
 def _end(job: Job, n_bad: int, n: int) -> None:
@@ -324,15 +313,15 @@ def _end(job: Job, n_bad: int, n: int) -> None:
         sys.exit(1)
 
 
-def _spans(costs: Sequence[int], limit: int) -> list[tuple[int, int]]:
+def _spans(costs: Iterable[int], limit: int, start: int = 0) -> list[tuple[int, int]]:
     """Neighbours that reach the limit together, as indices from and to before; at least one span, which may be empty."""
-    spans, start, cost = [], 0, 0
-    for stop, each in enumerate(costs, start=1):
+    spans, cost, stop = list[tuple[int, int]](), 0, start
+    for stop, each in enumerate(costs, start=start + 1):
         cost += each
         if cost >= limit:
             spans.append((start, stop))
             start, cost = stop, 0
-    return [*spans, (start, len(costs))] if start < len(costs) or not spans else spans
+    return [*spans, (start, stop)] if start < stop or not spans else spans
 
 
 def _default_workers(job: Job, n_chunks: int) -> int:

@@ -1,14 +1,18 @@
 """`transduce score likelihood` and `transduce rerank`: how likely a run finds outputs that are given."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import STDIN, Machine, OptionalFile, Runs, each_run, local, read_side, side_name
-from transduce.cli.output import check_output, writing
+from transduce.cli.common import STDIN, Lines, Machine, Runs, checked, each_run, local, side_name
+from transduce.cli.jobs import Division, Job, carry_out
+from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.speech.manifest import manifest_audio
 from transduce.errors import InputError
 from transduce.tasks.formats import plain_tokens
@@ -23,10 +27,12 @@ def score_likelihood(
     format: Literal["text", "json"] = "text",
     source_language: Language = "",
     target_language: Language = "",
-    output: OptionalFile = None,
     machine: Machine,
+    division: Division,
 ) -> None:
     """Write the natural log-probability that a run gives to each text, and its number of tokens: to filter pairs by.
+
+    A text that cannot be scored is named on stderr and gives a blank line, in json an error; the exit code is then 1.
 
     Args:
         files: What the texts come from, and the texts, line by line: files, plain or .gz, or -. Of sound, SRC is a
@@ -35,23 +41,18 @@ def score_likelihood(
             every token.
         source_language: Of SRC, in a model of many languages: en, eng_Latn ...
         target_language: Of HYP, in such a model.
-        output: Where it goes; standard output if not given.
     """
     _check_stdin(files)
     if len(files) not in (1, 2):
         raise InputError(f"likelihood takes SRC and HYP, or of a language model HYP alone, but got {len(files)} files")
-    check_output(output, files)  # now, and not when all is computed
-    loaded = _loaded(run, machine, alone=len(files) == 1)
-    texts = read_side(files[-1])
-    if len(files) == 1:
-        scores = loaded.score(texts)
-    else:
-        scores = loaded.score(_inputs(loaded, files[0]), texts, **_languages(source_language, target_language))
-    with writing(output, unit="line", total=None, inputs=files) as (out, _):
-        for each in scores:
-            plain = {"log_prob": each.log_prob, "tokens": plain_tokens(each)}
-            text = f"{each.log_prob:.4f}\t{len(each.tokens)}"
-            out.write((text if format == "text" else json.dumps(plain, ensure_ascii=False)) + "\n")
+    run, alone = local(run), len(files) == 1
+    sound = not alone and _takes_sound(run)
+    texts, inputs = Lines(files[-1]), None if alone else _inputs(files[0], sound)
+    if inputs is not None and (n := _length(inputs)) != (n_texts := _length(texts)):
+        raise InputError(f"every input has one given text, but there are {n} inputs and {n_texts} texts")
+    languages = _languages(source_language, target_language)
+    job = Likelihood(run=run, machine=machine, alone=alone, sound=sound, languages=languages, format=format)
+    carry_out(job, Given(texts, inputs), division, inputs=files)
 
 
 def rerank(
@@ -65,13 +66,14 @@ def rerank(
     all: Annotated[bool, arg(help_behavior_hint="")] = False,
     source_language: Language = "",
     target_language: Language = "",
-    output: OptionalFile = None,
     machine: Machine,
+    division: Division,
 ) -> None:
     """Choose among n outputs of every input by what another run thinks of them: where it is too slow to search with.
 
     The score of an output is --own-weight times the score that the list has, plus --weight times the run's (its
-    log-probability over its length penalty).
+    log-probability over its length penalty). What cannot be scored is named on stderr and gives blank lines; the exit
+    code is then 1.
 
     Args:
         source: What was translated; sound by names or manifest.
@@ -82,51 +84,174 @@ def rerank(
         all: Write whole lists, best first, as rerank can read them.
         source_language: Of SRC, in a model of many languages: en, eng_Latn ...
         target_language: Of NBEST, in such a model.
-        output: Where the texts go; standard output if not given.
     """
-    from transduce.tasks.search import Output
-
     _check_stdin([source, lists])
-    check_output(output, [source, lists])
-    loaded = _loaded(run, machine, alone=False)
-    rows = [Output(text, score=score) for score, text in map(_scored, read_side(lists))]
-    inputs = _inputs(loaded, source)
-    n, rest = divmod(len(rows), max(1, len(inputs)))
+    sound, texts = _takes_sound(run := local(run)), Lines(lists)
+    inputs = _inputs(source, sound)
+    for line in islice(texts, 1):  # a file of another kind has no line that can be used
+        if isinstance(line, str):
+            _scored(line)
+    n_rows, n_inputs = _length(texts), _length(inputs)
+    n, rest = divmod(n_rows, max(1, n_inputs))
     if rest or not n:
         raise InputError(
-            f"a list has equally many outputs for every input, but there are {len(rows)} lines in {side_name(lists)} and "
-            f"{len(inputs)} in {side_name(source)}; make it with --n-best N --scores"
+            f"a list has equally many outputs for every input, but there are {n_rows} lines in {side_name(lists)} and "
+            f"{n_inputs} in {side_name(source)}; make it with --n-best N --scores"
         )
-    languages = _languages(*((target_language, source_language) if backwards else (source_language, target_language)))
-    told = {"weight": weight, "own_weight": own_weight, "backwards": backwards, **languages}
-    found = loaded.rerank(inputs, [rows[i : i + n] for i in range(0, len(rows), n)], **told)
-    with writing(output, unit="line", total=None, inputs=[source, lists]) as (out, _):
-        for ranked in found:
-            out.writelines(
-                f"{o.score:.4f}\t{o.text}\n" if all else f"{o.text}\n" for o in (ranked if all else ranked[:1])
-            )
+    job = Reranking(
+        run=run,
+        machine=machine,
+        sound=sound,
+        languages=_languages(
+            *((target_language, source_language) if backwards else (source_language, target_language))
+        ),
+        weight=weight,
+        own_weight=own_weight,
+        backwards=backwards,
+        all=all,
+    )
+    carry_out(job, Given(texts, inputs, n), division, inputs=[source, lists])
 
 
-def _loaded(run: Path, machine: Machine, *, alone: bool) -> Any:
-    """The run: a language model if texts stand `alone`, else what translates or transcribes."""
+Item = tuple[Any, list[str | InputError]]
+"""An input and the texts that are given for it; an error stands for a line that is not UTF-8."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Every input with its n texts, read anew by every loop; of a language model there are texts alone."""
+
+    texts: Iterable[str | InputError]
+    inputs: Iterable[Any] | None = None
+    n: int = 1
+
+    def __iter__(self) -> Iterator[Item]:
+        texts = iter(self.texts)
+        for each in repeat("") if self.inputs is None else self.inputs:
+            if not (some := list(islice(texts, self.n))):
+                return
+            yield each, some
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likelihood(Job):
+    """Texts that are given, to score."""
+
+    UNIT = "line"
+    UNUSABLE = "lines could not be scored"
+    CHUNK = 2000
+
+    alone: bool = False
+    """Whether the texts have no inputs, as those of a language model."""
+    sound: bool = False
+    """Whether the inputs are sound."""
+    languages: dict[str, str] = field(default_factory=dict)
+    format: Literal["text", "json"] = "text"
+
+    def cost(self, item: Item) -> int:
+        """Texts; the frames of a sound need the memory of twenty."""
+        return len(item[1]) * (20 if self.sound else 1)
+
+    def state(self, item: Item) -> str:
+        """How long a sound file is."""
+        return str(Path(item[0]).stat().st_size) if self.sound and Path(item[0]).is_file() else ""
+
+    def load(self) -> Work:
+        """Load the model, and check the settings with no text at all."""
+        from transduce.tasks.generate import Generator
+        from transduce.tasks.transcribe import Transcriber
+        from transduce.tasks.translate import Translator
+
+        kind: Any = Generator if self.alone else Transcriber if self.sound else Translator
+        loaded = self.machine.load(kind, self.run)
+        self.scored(loaded, [])
+        return partial(self._rows, loaded)
+
+    def _rows(self, loaded: Any, start: int, items: list[Item], progress: Progress) -> Rows:
+        found = _each(partial(self.scored, loaded), items)
+        errors = [f"{self.UNIT} {i}: {each}" for i, each in enumerate(found, start + 1) if isinstance(each, InputError)]
+        progress(len(items), 0)
+        rows = (self.row(each, len(texts)) for each, (_, texts) in zip(found, items, strict=True))
+        return Rows("".join(rows), tuple(errors))
+
+    def scored(self, loaded: Any, items: list[Item]) -> list[Any]:
+        """What the run says of every item.
+
+        Raises:
+            InputError: one of them cannot be scored.
+        """
+        inputs, texts = [checked(given) for given, _ in items], [checked(text) for _, (text,) in items]
+        return loaded.score(texts) if self.alone else loaded.score(inputs, texts, **self.languages)
+
+    def row(self, found: Any, n: int) -> str:
+        """What is written of an item of n texts."""
+        if self.format == "text":
+            return "\n" if isinstance(found, InputError) else f"{found.log_prob:.4f}\t{len(found.tokens)}\n"
+        plain: dict[str, object]
+        if isinstance(found, InputError):
+            plain = {"log_prob": None, "tokens": [], "error": str(found)}
+        else:
+            plain = {"log_prob": found.log_prob, "tokens": plain_tokens(found)}
+        return json.dumps(plain, ensure_ascii=False) + "\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reranking(Likelihood):
+    """Lists of outputs to bring into another order."""
+
+    UNIT = "list"
+    UNUSABLE = "lists could not be reranked"
+
+    weight: float
+    own_weight: float
+    backwards: bool
+    all: bool
+
+    def scored(self, loaded: Any, items: list[Item]) -> list[Any]:
+        """The lists, the best output first.
+
+        Raises:
+            InputError: one of them cannot be scored.
+        """
+        from transduce.tasks.search import Output
+
+        inputs = [checked(given) for given, _ in items]
+        rows = [[_scored(checked(text)) for text in texts] for _, texts in items]
+        lists = [[Output(text, score=score) for score, text in some] for some in rows]
+        weights = {"weight": self.weight, "own_weight": self.own_weight}
+        return loaded.rerank(inputs, lists, backwards=self.backwards, **weights, **self.languages)
+
+    def row(self, found: Any, n: int) -> str:
+        """What is written of a list of n outputs."""
+        if isinstance(found, InputError):
+            return "\n" * (n if self.all else 1)
+        return "".join(f"{o.score:.4f}\t{o.text}\n" for o in found) if self.all else f"{found[0].text}\n"
+
+
+def _each(scored: Callable[[list[Item]], list[Any]], items: list[Item]) -> list[Any]:
+    """What comes of every item, or its error: halves of a list with an error are tried by themselves."""
+    try:
+        return scored(items)
+    except InputError as error:
+        if len(items) < 2:
+            return [error] * len(items)
+        half = len(items) // 2
+        return _each(scored, items[:half]) + _each(scored, items[half:])
+
+
+def _takes_sound(run: Path) -> bool:
     from transduce.run import load_run
-    from transduce.tasks.generate import Generator
-    from transduce.tasks.transcribe import Transcriber
-    from transduce.tasks.translate import Translator
 
-    run = local(run)
-    if alone:
-        return machine.load(Generator, run)
-    sound = load_run(each_run(run)[0]).feature_extractor is not None
-    return machine.load(Transcriber, run) if sound else machine.load(Translator, run)
+    return load_run(each_run(run)[0]).feature_extractor is not None
 
 
-def _inputs(loaded: Any, source: Path) -> Sequence[Any]:
+def _inputs(source: Path, sound: bool) -> Iterable[Any]:
     """What flows in."""
-    from transduce.tasks.transcribe import Transcriber
+    return manifest_audio(source) if sound and source.suffix == ".tsv" else Lines(source)
 
-    sound = isinstance(loaded, Transcriber)
-    return manifest_audio(source) if sound and source.suffix == ".tsv" else read_side(source)
+
+def _length(items: Iterable[Any]) -> int:
+    return sum(1 for _ in items)
 
 
 def _languages(source: str, target: str) -> dict[str, str]:

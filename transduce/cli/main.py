@@ -66,6 +66,8 @@ OFTEN: dict[str, tuple[str, ...]] = {
         *("--host", "--port", "--languages", "--beam-size", "--token-file", "--batch", "--queue", "--deadline"),
         *("--upload-mb", "--seconds", "--device", "--precision"),
     ),
+    "score likelihood": (*("--format", "--source-language", "--target-language", "--workers", "--part"), *EVERYWHERE),
+    "rerank": (*("--weight", "--own-weight", "--backwards", "--all", "--workers", "--part"), *EVERYWHERE),
     "score perplexity": ("--window", "--stride", "--batch-tokens", "--workers", "--part", *EVERYWHERE),
 }
 """The flags that --help shows of commands with many; --help-all shows them all. With these two, they are twenty at most."""

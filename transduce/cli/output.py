@@ -2,8 +2,10 @@
 
 import io
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,6 +14,30 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from transduce.errors import InputError
+
+SHOWN = 5
+"""Errors of one kind that are shown."""
+
+VARIES = re.compile(r"0x[0-9a-f]+|\d+|(['\"]).*?\1")
+"""What differs between two errors of one kind: numbers and what is quoted."""
+
+
+@contextmanager
+def error_lines() -> Iterator[Callable[[str], None]]:
+    """What writes errors of inputs to stderr: the first few of one kind, and in the end how many more there were."""
+    counts, last = Counter[str](), dict[str, str]()
+
+    def show(error: str) -> None:
+        kind = VARIES.sub("", error)
+        counts[kind] += 1
+        last[kind] = error
+        if counts[kind] <= SHOWN:
+            tqdm.write(f"transduce: {error}", file=sys.stderr)
+
+    yield show
+    for kind, error in last.items():
+        if (n := counts[kind] - SHOWN) > 0:
+            tqdm.write(f"transduce: {n} more such errors, the last: {error}", file=sys.stderr)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from io import BufferedIOBase
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from transduce.cli.output import error_lines
 from transduce.config import differences
 from transduce.errors import InputError
 
@@ -140,6 +142,50 @@ def _first_line(head: Head, errors: Sequence[str], n_bytes: int) -> bytes:
     return json.dumps(plain).encode() + b"\n"
 
 
+CHUNK_FILE = re.compile(r"chunk\.part-\d+-of-\d+|\.chunk\..+\.tmp|\.lock(\.holder)?|\.\.lock\.holder\..+\.tmp")
+"""The names of what stands in FILE.unfinished."""
+
+
+def take_folder(folder: Path) -> None:
+    """Make the folder of chunks, or take it if it has chunks alone.
+
+    Raises:
+        InputError: something else has that name.
+    """
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        found = "a link" if folder.is_symlink() else "no folder"
+    else:
+        folder.mkdir(exist_ok=True)
+        strange = sorted(path.name for path in folder.iterdir() if not CHUNK_FILE.fullmatch(path.name))
+        if not strange:
+            return
+        found = f"a folder with {strange[0]}"
+    raise InputError(f"chunks need a folder of their own, but {folder} is {found}; move it, or name another --output")
+
+
+def remove_chunks(folder: Path) -> None:
+    """Remove the files of chunks."""
+    for path in folder.iterdir():
+        if path.name.startswith(("chunk.", ".chunk.")) and CHUNK_FILE.fullmatch(path.name):
+            path.unlink()
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove the folder and its lock; what somebody else has put there in the meantime stays."""
+    for path in folder.iterdir():
+        if CHUNK_FILE.fullmatch(path.name):
+            path.unlink()
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def is_done(path: Path, head: Head) -> bool:
+    """Whether a part's file is there, whole, and says of itself what it should."""
+    with suppress(ValueError, OSError):
+        return read_part(path).head == head
+    return False
+
+
 def join(output: Path, parts: Sequence[Part], head: Head | None = None) -> None:
     """Write the rows of parts as one file, whole or not at all; with a head, as a part of something larger."""
     from transduce.files import writing_whole
@@ -169,8 +215,9 @@ def merge(output: Positional[Annotated[Path, arg(metavar="OUTPUT", help="As --ou
     n = parts[0].head.job["n_inputs"]
     print(f"{output}: {len(parts)} parts, {n} inputs", file=sys.stderr)
     if errors:
-        for error in errors:
-            print(f"transduce: {error}", file=sys.stderr)
+        with error_lines() as show:
+            for error in errors:
+                show(error)
         print(f"transduce: {len(errors)} of {n} inputs could not be used", file=sys.stderr)
         sys.exit(1)
 

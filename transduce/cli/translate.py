@@ -14,6 +14,7 @@ from transduce.cli.common import (
     LM,
     STDIN,
     Forbid,
+    Lines,
     Machine,
     Runs,
     check_columns,
@@ -24,7 +25,6 @@ from transduce.cli.common import (
     phrases_of,
     search_of,
     search_options,
-    standard_input_or_errors,
 )
 from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Division, Job, carry_out, stream
@@ -119,8 +119,8 @@ def translate(
     if files or division.output or division.share():
         # an output goes on where it was stopped, for which the whole input is needed
         named = files or (STDIN,)
-        return carry_out(job, [line for file in named for line in lines_or_errors(file)], division, inputs=named)
-    some = chunks(standard_input_or_errors(), 1 if sys.stdin.isatty() else job.CHUNK)
+        return carry_out(job, Lines(*named), division, inputs=named)
+    some = chunks(lines_or_errors(STDIN), 1 if sys.stdin.isatty() else job.CHUNK)
     stream(job, some, None, n_workers=division.workers or 1, quiet=sys.stdin.isatty())
 
 
