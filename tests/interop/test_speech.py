@@ -251,6 +251,23 @@ def test_another_task_is_what_stands_before_the_output(rival):
     torch.testing.assert_close(output.token_scores.log_probs, scores, rtol=0, atol=1e-3)
 
 
+def test_no_speech_is_the_probability_that_transformers_gives_its_token(rival, caplog):
+    """At <|startoftranscript|>, as openai-whisper reads it; Speech2Text has no such token, and no CTC head."""
+    found = td.load_transcriber(rival.run).transcribe(rival.sounds, no_speech_threshold=1.0)
+    got = [each.segments[0].outputs[0].no_speech_prob for each in found]
+    if not rival.task:
+        assert set(got) == {None} and "no_speech_threshold changes nothing" in caplog.text
+        return
+    start, token = rival.tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|nospeech|>"])
+    with torch.no_grad():
+        logits = [
+            rival.model(**rival.heard(read(path)), decoder_input_ids=torch.tensor([[start]])).logits[0, 0]
+            for path in rival.sounds
+        ]
+    want = [float(each.softmax(-1)[token]) for each in logits]
+    assert got == pytest.approx(want, rel=1e-3) and max(want) > 1.5 * min(want)
+
+
 @pytest.fixture(scope="module")
 def timed(tmp_path_factory) -> Rival:
     """One that has learned times, too."""

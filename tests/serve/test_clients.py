@@ -71,7 +71,7 @@ def test_models(client):
 
 @pytest.mark.parametrize("raw", [wav("red blue"), LONG], ids=["one segment", "several"])
 def test_transcriptions(client, offline, raw):
-    (heard,) = offline["asr"].transcribe([io.BytesIO(raw)], word_times=True)
+    (heard,) = offline["asr"].transcribe([io.BytesIO(raw)], word_times=True, no_speech_threshold=1.0)
 
     def ask(written: str, **how) -> object:
         return client.audio.transcriptions.create(
@@ -85,6 +85,8 @@ def test_transcriptions(client, offline, raw):
     assert verbose.duration == pytest.approx(soundfile.info(io.BytesIO(raw)).duration)
     expected = [(each.start, each.stop, each.outputs[0].text, each.outputs[0].tokens) for each in heard.segments]
     assert [(each.start, each.end, each.text, each.tokens) for each in verbose.segments] == expected
+    probs = [each.outputs[0].no_speech_prob for each in heard.segments]
+    assert [each.no_speech_prob for each in verbose.segments] == pytest.approx(probs) and None not in probs
     words = [word for each in heard.segments for word in each.outputs[0].words if word.start is not None]
     assert [(w.word, w.start, w.end) for w in verbose.words] == [(w.text, w.start, w.stop) for w in words]
     assert ask("srt").count(" --> ") == ask("vtt").count(" --> ") == len(heard.segments)

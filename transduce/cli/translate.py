@@ -44,7 +44,9 @@ logger = logging.getLogger("transduce")
 PICTURES = 100
 """Lines that have a picture, where they are asked for: each takes a third of a second."""
 
-Search = search_options(without=("ctc_weight", "max_seconds", "min_seconds", "margin", "timestamps", "words"))
+Search = search_options(
+    without=("ctc_weight", "max_seconds", "min_seconds", "margin", "timestamps", "words", "no_speech_threshold")
+)
 
 
 def translate(

@@ -88,7 +88,8 @@ async def _answer(request: Request, asked: Upload, task: str) -> Response:
         ask = _ask((waveform, rate), transcriber, Details(), stream=True)
         served.engine.submit([ask])
         return events(_deltas(ask))
-    transcript = await transcribed(served, (waveform, rate), Details(word_times=timed))
+    details = Details(word_times=timed, no_speech=asked.response_format == "verbose_json")
+    transcript = await transcribed(served, (waveform, rate), details)
     if asked.response_format == "json":
         usage = {"type": "duration", "seconds": seconds}
         return JSONResponse({"text": transcript.text, "usage": usage})
@@ -198,5 +199,5 @@ def _segment(i: int, segment: Segment) -> dict[str, Any]:
         "temperature": 0.0,
         "avg_logprob": best.log_prob / (len(best.tokens) + best.finished) if best.tokens else 0.0,
         "compression_ratio": len(raw) / len(zlib.compress(raw)),
-        "no_speech_prob": float(not raw),
+        "no_speech_prob": best.no_speech_prob,
     }

@@ -78,6 +78,9 @@ class SearchConfig(RulesConfig):
     training sets it to half of the silence that it put around its recordings."""
     timestamps: bool = False
     """Write a segment for every stretch of speech that an imported Whisper finds, with its times."""
+    no_speech_threshold: float = 0.0
+    """Sound where the probability that nobody speaks is higher has a blank text, but for one with a prefix or required
+    phrases; 0 = off. A Whisper, or a CTC head, tells it; elsewhere this is off. 1 makes no text blank, for JSON that shows it."""
     ctc_weight: float = 0.0
     """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC head."""
     source_language: str = ""
@@ -133,7 +136,7 @@ class SearchConfig(RulesConfig):
                 f"min_seconds must be at most max_seconds, but min_seconds={self.min_seconds} and "
                 f"max_seconds={self.max_seconds}; change one"
             )
-        within("[0, 1]", ctc_weight=self.ctc_weight)
+        within("[0, 1]", ctc_weight=self.ctc_weight, no_speech_threshold=self.no_speech_threshold)
         within(f"[1, {self.beam_size}]", n_best=self.n_best)
         divides(beam_size=self.beam_size, beam_groups=self.beam_groups)
         at_least(0, diversity=self.diversity, top_k=self.top_k, seed=self.seed)

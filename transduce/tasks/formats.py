@@ -16,6 +16,8 @@ def plain_output(output: "Output") -> dict[str, object]:
     found: dict[str, object] = {"text": output.text}
     if not math.isnan(output.score):
         found |= {"score": output.score, "log_prob": output.log_prob}
+    if output.no_speech_prob is not None:
+        found["no_speech_prob"] = round(output.no_speech_prob, 4)
     if output.token_scores:
         found["tokens"] = plain_tokens(output.token_scores)
     if output.words:

@@ -164,7 +164,8 @@ def _load(
     int8 = dtype == torch.int8
     model = load_model(directory, device).to(torch.float32 if int8 else dtype)
     heard, written = run.experiment.get("ctc_column"), run.experiment.get("corpus", {}).get("target_column")
-    if heard and heard != written:  # the CTC head is of no use to a decoder of another text
+    untrained = run.experiment.get("ctc_weight") == 0
+    if untrained or (heard and heard != written):  # the CTC head is of no use to a decoder of another text
         model.ctc, model.config = None, replace(model.config, ctc=False, ctc_layers=())
     model = pack(model, int8=int8)
     if model.device.type == "cuda" and os.environ.get("TRANSDUCE_CUDA_GRAPHS") == "1":

@@ -35,8 +35,6 @@ from transduce.tasks.phrases import forbidden
 from transduce.tasks.words import TokenScores, Word, WordAlignment
 
 FoundT = TypeVar("FoundT")
-
-
 GREEDY = SearchConfig(beam_size=1)
 
 
@@ -58,6 +56,8 @@ class Output:
     """With their confidence, where scores of tokens or times of words were asked for."""
     alignment: WordAlignment | None = None
     """Which source words its words were written from, where that was asked for."""
+    no_speech_prob: float | None = None
+    """How likely it is that nobody speaks, where that was asked for and can be measured; see no_speech.py."""
 
 
 @dataclass(frozen=True)

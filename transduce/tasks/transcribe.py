@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,13 @@ from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding
+from transduce.tasks.no_speech import blank_noise, warn_if_unmeasurable, with_no_speech
 from transduce.tasks.phrases import per_line, prefix as begin, required, warn_of_lacking
 from transduce.tasks.risk import chosen
 from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources, timestamps
 from transduce.tasks.states import Source
 from transduce.tasks.stretches import Cut, cut_sound, groups
-from transduce.tasks.transcript import Audio, Details, Segment, Sound, Transcript, cut
+from transduce.tasks.transcript import Audio, Details, Segment, Sound, Transcript, audio_name, cut
 from transduce.tasks.word_times import WordTimes
 from transduce.tasks.words import Word
 
@@ -136,8 +136,10 @@ class Transcriber(ForcedDecoding[Audio]):
                 decoding.max_seconds,
                 self.decoding.max_seconds,
             )
+        if decoding.no_speech_threshold:
+            warn_if_unmeasurable(self.model, self.tokenizer)
         for i, audio in enumerate(sounds):
-            path, done = _name(audio, f"sound {i + 1}"), 0
+            path, done = audio_name(audio, f"sound {i + 1}"), 0
             try:
                 found = cut_sound(audio, path, self.feature_extractor, decoding)
                 self._check_positions(path, max(found.n_frames))
@@ -196,17 +198,22 @@ class Transcriber(ForcedDecoding[Audio]):
         times = timestamps(self.tokenizer, config)
         if times and (config.n_best > 1 or (details and (details.token_scores or details.word_times))):
             raise InputError("timestamps cut an output into segments; leave out n_best, token_scores and word_times")
+        details = details or Details()
+        details = replace(details, no_speech=details.no_speech or config.no_speech_threshold > 0)
+        blank = Output("", no_speech_prob=1.0 if details.no_speech else None)
         heard: list[tuple[int, Sound]] = []
         for i, sound in enumerate(sounds):
             for part, (start, stop, frames) in enumerate(sound.segments):
                 if len(frames):
                     heard.append((i, sound.from_segment(part, 1)))
                 else:
-                    yield i, Segment(start, stop, [Output("")] * config.n_best)
+                    yield i, Segment(start, stop, [blank] * config.n_best)
         names = [f"{one.path} from {one.segments[0][0]:.1f} s" for _, one in heard]
         for row, outputs in self._decode([one for _, one in heard], config, names, details):
             i, one = heard[row]
             ((start, stop, _),) = one.segments
+            if not (one.prefix or one.require):
+                outputs = blank_noise(outputs, config.no_speech_threshold)
             warn_of_lacking(names[row], one.require, outputs[0].text)
             outputs = [replace(each, words=[word.later(start) for word in each.words]) for each in outputs]
             whole = Segment(start, stop, outputs)
@@ -289,6 +296,8 @@ class Transcriber(ForcedDecoding[Audio]):
             candidates = (outputs_of(self.tokenizer, hypotheses, config.n_candidates) for hypotheses in found)
             outputs = [chosen(each, config) for each in candidates]
             own = [frames[row] for row in rows]
+            if details and details.no_speech:
+                outputs = with_no_speech(self.model, self.tokenizer, own, outputs)
             if details and details.token_scores:
                 outputs = self.with_token_scores(own, outputs, config)
             return [words.added(*pair) for pair in zip(own, outputs, strict=True)] if words else outputs
@@ -339,11 +348,3 @@ def _warn(path: Path | str, found: Cut, decoding: SearchConfig) -> None:
     elif found.seconds < decoding.min_seconds / 2:
         told = "%s lasts %.2f s, but the shortest recording that the run was trained on %.2f; expect errors"
         logger.warning(told, path, found.seconds, decoding.min_seconds)
-
-
-def _name(audio: Audio, number: str) -> Path | str:
-    """What messages call it: its path, the name of an open file, or its number."""
-    if isinstance(audio, Path | str):
-        return Path(audio)
-    name = getattr(audio, "name", None) if isinstance(audio, BufferedIOBase) else None
-    return name if isinstance(name, str) else number

@@ -19,6 +19,14 @@ Audio = Path | str | BufferedIOBase | tuple[np.ndarray | Tensor, int]
 is -1 ... 1, or integers of 16 or 32 bits."""
 
 
+def audio_name(audio: Audio, number: str) -> Path | str:
+    """What messages call it: its path, the name of an open file, or its number."""
+    if isinstance(audio, Path | str):
+        return Path(audio)
+    name = getattr(audio, "name", None) if isinstance(audio, BufferedIOBase) else None
+    return name if isinstance(name, str) else number
+
+
 @dataclass(frozen=True)
 class Sound:
     """A stretch of sound that was read: start and stop in seconds, and the frames, of its segments.
@@ -95,3 +103,5 @@ class Details:
     """The log-probabilities of their tokens, and the confidence of their words."""
     word_times: bool = False
     """When their words were said, and how sure CTC is of them."""
+    no_speech: bool = False
+    """How likely it is that nobody speaks, where the model can tell."""

@@ -177,6 +177,12 @@ class ImportedTokenizer(Tokenizer):
         """See Tokenizer."""
         return next((i for i, token in enumerate(self.tokens(range(self._n))) if token == "<|0.00|>"), None)
 
+    @cached_property
+    def no_speech_id(self) -> int | None:
+        """See Tokenizer; Whisper's first vocabularies have another name for it."""
+        tokens = enumerate(self.tokens(range(self._n)))
+        return next((i for i, token in tokens if token in ("<|nospeech|>", "<|nocaptions|>")), None)
+
     @property
     def suppressed(self) -> tuple[int, ...]:
         """See Tokenizer. What is unknown may come out, and is not written, as in transformers."""

@@ -95,6 +95,11 @@ class Tokenizer(ABC):
         return None
 
     @property
+    def no_speech_id(self) -> int | None:
+        """What a model writes where nobody speaks, if there is such a token, as in Whisper."""
+        return None
+
+    @property
     def suppressed(self) -> tuple[int, ...]:
         """Ids that no text holds and no model may produce."""
         found = dict.fromkeys((self.pad_id, self.unk_id, self.bos_id))
