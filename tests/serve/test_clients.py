@@ -4,6 +4,7 @@ import io
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 
 import numpy as np
 import openai
@@ -12,6 +13,7 @@ import soundfile
 from libretranslatepy import LibreTranslateAPI
 
 from tests.runs import ENGLISH, RATE, sentences, sound
+from transduce.decode.sample import Sampler
 from transduce.tasks.config import GenerationConfig
 
 
@@ -129,6 +131,55 @@ def test_completions(client, offline):
     ]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_text_ends_where_a_stop_string_comes(client, offline, temperature):
+    """Which may span tokens, and is not searched beyond; the usage has the tokens up to it, as llama.cpp counts."""
+    lm, config = (
+        offline["lm"],
+        GenerationConfig(max_length=40, n=3 if temperature else 1, seed=5, temperature=temperature),
+    )
+    outputs = [output for each in lm.generate(["ROMEO:", "All:"], config) for output in each]
+    stops, n_tokens, expected = [outputs[0].text[3:6], outputs[-1].text[5:7]], 0, list[str]()
+    for output in outputs:  # by brute force: the fewest tokens whose text has a stop
+        texts = [lm.tokenizer.decode([output.tokens[:n]])[0] for n in range(1, len(output.tokens) + 1)]
+        n = next((n for n, text in enumerate(texts) if any(stop in text for stop in stops)), len(texts) - 1)
+        places = [place for stop in stops if (place := texts[n].find(stop)) >= 0]
+        expected.append(texts[n][: min(places, default=None)])
+        n_tokens += n + 1
+    asked = {"model": "lm", "prompt": ["ROMEO:", "All:"], "max_tokens": 40, "n": config.n, "seed": 5, "stop": stops}
+    found = client.completions.create(**asked, temperature=temperature)
+    assert [choice.text for choice in found.choices] == expected
+    assert found.choices[0].finish_reason == found.choices[-1].finish_reason == "stop"
+    assert found.usage.completion_tokens == n_tokens < len(outputs) * 40
+    *events, last = client.completions.create(
+        **asked, temperature=temperature, stream=True, stream_options={"include_usage": True}
+    )
+    assert last.choices == [] and last.usage == found.usage
+    assert all(event.usage is None and len(event.choices) == 1 for event in events)
+    for index, text in enumerate(expected):
+        assert "".join(event.choices[0].text for event in events if event.choices[0].index == index) == text
+
+
+def test_no_token_is_searched_beyond_a_stop(http, monkeypatch):
+    steps, step = [], Sampler.step
+    monkeypatch.setattr(Sampler, "step", lambda self: steps.append(1) or step(self))
+    asked = {"model": "lm", "prompt": "a", "max_tokens": 1000, "temperature": 0}
+    first = http.post("/v1/completions", json={**asked, "max_tokens": 3}).json()["choices"][0]["text"]
+    for stream in (False, True):
+        steps.clear()
+        http.post("/v1/completions", json={**asked, "stop": [first[-1]], "stream": stream}).raise_for_status()
+        assert 1 <= len(steps) <= 3
+
+
+def test_many_texts_are_those_that_one_request_draws_at_once(client, offline):
+    """n texts are made in several parts, so that others have their turn in between."""
+    found = client.completions.create(
+        model="lm", prompt=["a", "e"], max_tokens=4, n=40, seed=1, extra_body={"best_of": 40}
+    )
+    outputs = offline["lm"].generate(["a", "e"], GenerationConfig(max_length=4, n=40, seed=1))
+    assert [choice.text for choice in found.choices] == [output.text for each in outputs for output in each]
+
+
 @pytest.mark.parametrize("stop", [None, "stop"])
 def test_completions_stream(client, offline, stop):
     config = GenerationConfig(max_length=20, n=2, seed=5)
@@ -150,6 +201,7 @@ def test_the_api_is_described(http):
     plain = http.get("/openapi.json").json()
     assert {"/translate", "/inference", "/v1/audio/transcriptions", "/v1/completions"} <= set(plain["paths"])
     assert "$defs" not in json.dumps(plain)
+    assert plain["info"]["version"] == version("transduce")
     assert http.get("/docs").status_code == 200
 
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -33,6 +34,10 @@ class Upper:
             if text == "slow":
                 self.clock += 0.3
             yield i, text.upper()
+            if text.startswith("paused"):
+                for _ in range(5):
+                    time.sleep(0.05)
+                    yield i, text
             try:
                 while text == "endless":
                     yield i, text
@@ -200,6 +205,80 @@ def test_a_stream_holds_no_batch_up_and_ends_when_nobody_listens():
     work = Upper()
     with running(work) as engine:
         asyncio.run(run(engine))
+
+
+def test_a_stream_that_has_begun_goes_on_beyond_the_deadline():
+    """It takes 0.25 s, with a piece every 0.05 s; and its second input waits longer than the deadline, but the stream goes on."""
+
+    async def run(engine: Engine) -> list[Any]:
+        asks = [Ask("paused", alone=True), Ask("paused too", alone=True)]
+        return await outputs(engine, asks)
+
+    with running(Upper(), deadline=0.15) as engine:
+        first, second = asyncio.run(run(engine))
+    assert first == ["PAUSED", *["paused"] * 5] and second == ["PAUSED TOO", *["paused too"] * 5]
+
+
+def test_pieces_that_are_there_are_read_however_late():
+    async def run(engine: Engine) -> list[Any]:
+        ask = Ask("a")
+        engine.submit([ask])
+        await asyncio.sleep(0.3)
+        return [piece async for piece in ask.pieces()]
+
+    with running(Upper(), deadline=0.1) as engine:
+        assert asyncio.run(run(engine)) == ["A"]
+
+
+def test_a_stream_that_stands_still_ends():
+    async def run(engine: Engine) -> None:
+        stream = Ask("endless", alone=True)
+        engine.submit([stream])
+        pieces = stream.pieces()
+        await anext(pieces)
+        work.gate.clear()
+        engine.submit([Ask("a")])  # the thread waits with it at the gate
+        with pytest.raises(Late):
+            _ = [piece async for piece in pieces]
+
+    work = Upper()
+    with running(work, deadline=0.2) as engine:
+        asyncio.run(run(engine))
+
+
+def test_a_large_request_lets_others_have_their_turn():
+    """Twenty inputs wait in a queue of four batches: a small request is let in, and done with the next batch."""
+
+    async def run(engine: Engine) -> None:
+        large = asyncio.create_task(_asked(engine, [f"large {i}" for i in range(20)]))
+        assert await asyncio.to_thread(work.began.wait, 20)
+        small = asyncio.create_task(_asked(engine, ["small"]))
+        await asyncio.sleep(0)
+        work.gate.set()
+        assert await small == [["SMALL"]] and len(await large) == 20
+
+    work = Upper()
+    work.gate.clear()
+    with running(work, batch=2, queue=4, wait_ms=0.0) as engine:
+        asyncio.run(run(engine))
+    assert ["small" in texts for _, texts in work.batches][:3].count(True) == 1
+
+
+def test_a_request_of_many_streams_has_one_at_a_time():
+    """Each takes six turns; were all of the large one worked on, the small one would wait for a free place."""
+
+    async def run(engine: Engine) -> None:
+        large = asyncio.create_task(_asked(engine, ["endless"] * 10, alone=True))
+        assert await asyncio.to_thread(work.began.wait, 20)
+        assert await _asked(engine, ["small"], alone=True) == [["SMALL"]]
+        large.cancel()
+        with suppress(asyncio.CancelledError):
+            await large
+
+    work = Upper()
+    with running(work) as engine:
+        asyncio.run(run(engine))
+    assert [texts for _, texts in work.batches][:2] == [["endless"], ["small"]]
 
 
 def test_what_waits_at_the_end_is_done():

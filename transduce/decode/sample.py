@@ -1,7 +1,7 @@
 """Sampling: the next token drawn from the model's distribution, or from its likeliest part, or the likeliest alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -100,6 +100,8 @@ class Sampler:
             )
         self.scorer, self.constraints, self.sampling = scorer, constraints, sampling
         self.alpha, self.offset = alpha, offset
+        self.ends: Callable[[int, int], bool] | None = None
+        """Called with the number of a hypothesis and its new token: whether it ends there."""
         self.device, self.tokens, self.n_given = prompts.device, prompts, prompts.size(1)
         self.sentences = [row * len(prompts) // len(rows) for row in rows]
         """That of each hypothesis that goes on."""
@@ -131,6 +133,9 @@ class Sampler:
             self.log_prob = self.log_prob + (logits.gather(1, token[:, None])[:, 0] - total)
         eos_id = self.constraints.eos_id
         ended = [False] * len(token) if eos_id is None else (token == eos_id).tolist()  # the one host sync
+        if ends := self.ends:
+            new_tokens = zip(ended, self.running, token.tolist(), strict=True)
+            ended = [end or ends(row, one) for end, row, one in new_tokens]
         self._end([end or n_new + 1 == self.bounds[row] for end, row in zip(ended, self.running, strict=True)])
         return token
 

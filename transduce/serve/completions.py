@@ -2,6 +2,8 @@
 
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from math import ceil
 from time import time
 from typing import Annotated, Any
 
@@ -13,12 +15,16 @@ from transduce.serve.body import body, described
 from transduce.serve.config import ServeConfig
 from transduce.serve.engine import Ask
 from transduce.serve.errors import OpenAIError, events, responses
-from transduce.serve.models import Going, Prompt, Served, cut
+from transduce.serve.models import Ending, Going, Prompt, Served, cut, ending
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.generate import Generator
 from transduce.tasks.search import last_position
 
 router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError))
+
+
+TOKENS = 128
+"""Tokens to generate that are worth a text."""
 
 
 class Complete(BaseModel):
@@ -34,6 +40,8 @@ class Complete(BaseModel):
     stop: str | list[str] | None = None
     """Where a text ends before it; at most four."""
     stream: bool | None = None
+    stream_options: dict[str, bool | None] | None = None
+    """Only with stream. include_usage: a last event, without choices, has the usage."""
     echo: bool | None = None
     """Whether the prompt stands before its text."""
     best_of: int | None = None
@@ -87,35 +95,50 @@ async def complete(request: Request, asked: Annotated[Complete, Depends(body(Com
     if served is None:
         told = ", ".join(each.name for each in able) or "no run"
         raise HTTPException(404, f"{told} goes on from prompts here, but not {asked.model[:40]!r}; see /v1/models")
-    config, prompts = request.app.state.config, asked.prompts
-    going = _checked(asked, config)
+    going = _checked(asked, request.app.state.config)
+    n_read = _count_prompts(served, asked.prompts)
+    about = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time())}
+    about["model"] = served.name
+    size = 1 if asked.stream else going.batch_size
+    asks = [
+        Ask(
+            Prompt(prompt, i, first),
+            Going(replace(going, n=min(size, going.n - first)), tuple(asked.stops), bool(asked.stream)),
+            cost=min(size, going.n - first) * ceil(going.max_length / TOKENS),
+            alone=bool(asked.stream),
+        )
+        for i, prompt in enumerate(asked.prompts)
+        for first in range(0, going.n, size)
+    ]
+    if asked.stream:
+        served.engine.check_room(sum(ask.cost for ask in asks))
+        return events(_chunks(about, served, asks, asked, n_read), last="[DONE]")
+    choices, n_tokens = list[dict[str, Any]](), 0
+    for ask, (outputs,) in zip(asks, await served.outputs(asks), strict=True):
+        for output in outputs:
+            end = ending(output, asked.stops)
+            n_tokens += end.n_tokens
+            text = ask.payload.text * bool(asked.echo) + cut(output.text, asked.stops)[0]
+            choices.append(_choice(len(choices), text, end.reason))
+    return JSONResponse({**about, "choices": choices, "usage": _usage(n_read, n_tokens)})
+
+
+def _count_prompts(served: Served, prompts: list[str]) -> int:
+    """Tokens of all prompts.
+
+    Raises:
+        HTTPException: one has more than the model has positions.
+    """
     assert isinstance(served.task, Generator)
     n_read = [len(served.task.encode_whole(prompt)) for prompt in prompts]
     room = last_position(*served.task.models)
     if max(n_read, default=0) > room:
         raise HTTPException(400, f"a prompt may have {room} tokens here, but one has {max(n_read)}; shorten it")
-    about = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time())}
-    about["model"] = served.name
-    if asked.stream:
-        asks = [
-            Ask(Prompt(prompt, i), Going(going, k, tuple(asked.stops)), alone=True)
-            for i, prompt in enumerate(prompts)
-            for k in range(going.n)
-        ]
-        served.engine.check_room(len(asks))
-        return events(_chunks(about, served, asks, asked), last="[DONE]")
-    asks = [Ask(Prompt(prompt, i), Going(going), cost=going.n) for i, prompt in enumerate(prompts)]
-    found = [outputs for (outputs,) in await served.outputs(asks)]
-    choices, n_tokens = list[dict[str, Any]](), 0
-    for prompt, outputs in zip(prompts, found, strict=True):
-        for output in outputs:
-            text, stopped = cut(output.text, asked.stops)
-            n_tokens += len(output.tokens) + output.finished
-            reason = "stop" if stopped or output.finished else "length"
-            choices.append(_choice(len(choices), prompt * bool(asked.echo) + text, reason))
-    read = sum(n_read)
-    usage = {"prompt_tokens": read, "completion_tokens": n_tokens, "total_tokens": read + n_tokens}
-    return JSONResponse({**about, "choices": choices, "usage": usage})
+    return sum(n_read)
+
+
+def _usage(n_read: int, n_tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": n_read, "completion_tokens": n_tokens, "total_tokens": n_read + n_tokens}
 
 
 def _checked(asked: Complete, config: ServeConfig) -> GenerationConfig:
@@ -125,9 +148,12 @@ def _checked(asked: Complete, config: ServeConfig) -> GenerationConfig:
         HTTPException: too much is asked, or what there is not.
         InputError: numbers do not go together.
     """
-    if unknown := [name for name in UNKNOWN if getattr(asked, name)]:
-        raise HTTPException(400, f"this server does not know {', '.join(unknown)}; leave it out")
     n, n_tokens = asked.n or 1, asked.max_tokens or 16
+    usual = {"best_of": n, "logprobs": None}  # of as many as are wanted, all are the best
+    if unknown := [name for name in UNKNOWN if getattr(asked, name) not in (None, usual.get(name, 0), {}, "")]:
+        raise HTTPException(400, f"this server does not know {', '.join(unknown)}; leave it out")
+    if asked.stream_options is not None and not asked.stream:
+        raise HTTPException(400, "stream_options go with stream, but stream is not true; leave them out, or stream")
     bounds = {
         "characters of prompts": (sum(map(len, asked.prompts)), config.characters),
         "texts": (len(asked.prompts) * n, config.texts),
@@ -151,11 +177,18 @@ def _choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
 
 
 async def _chunks(
-    about: dict[str, Any], served: Served, asks: list[Ask], asked: Complete
+    about: dict[str, Any], served: Served, asks: list[Ask], asked: Complete, n_read: int
 ) -> AsyncIterator[dict[str, Any]]:
-    """The events of a stream: pieces of one text after the other, with its reason to end behind the last."""
+    """The events of a stream: pieces of one text after the other, with its reason to end behind the last; then the usage."""
+    with_usage = (asked.stream_options or {}).get("include_usage")
+    about, n_tokens = {**about, "usage": None} if with_usage else about, 0
     for index, ask in enumerate(asks if asked.echo else []):
         yield {**about, "choices": [_choice(index, ask.payload.text, None)]}
     async for index, piece in served.stream(asks):
-        reason = None if isinstance(piece, str) else "stop" if piece else "length"
-        yield {**about, "choices": [_choice(index, "" if reason else piece, reason)]}
+        if isinstance(piece, Ending):
+            n_tokens += piece.n_tokens
+            yield {**about, "choices": [_choice(index, "", piece.reason)]}
+        else:
+            yield {**about, "choices": [_choice(index, piece, None)]}
+    if with_usage:
+        yield {**about, "choices": [], "usage": _usage(n_read, n_tokens)}

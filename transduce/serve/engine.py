@@ -4,9 +4,12 @@ import asyncio
 import logging
 import math
 import threading
-from collections import deque
+from bisect import insort
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from operator import attrgetter
 from time import monotonic
 from typing import Any
 
@@ -19,10 +22,10 @@ END = object()
 """What follows the last piece of an output."""
 
 STREAMS = 4
-"""Inputs that a model works on alone, each a piece at a time, in turn with the batch."""
+"""Inputs that a model works on alone, each of another request and a piece at a time, in turn with the batch."""
 
-COUNTED = 0.1
-"""Seconds after which what waits is counted anew, as somebody may have left; in between, what comes and goes is added."""
+SHARE = 0.75
+"""Share of the queue that one request takes at most in the eyes of the others."""
 
 SURE = 0.7
 """Share of the deadline by which what is let in should be done, at the pace of the last batches."""
@@ -42,7 +45,19 @@ class Busy(Exception):
 
 
 class Late(Exception):
-    """There was no answer before the deadline."""
+    """There was no answer before the deadline, or it did not go on."""
+
+
+@dataclass(eq=False)
+class Limit:
+    """Until when the inputs of one request must have their next piece: every piece of any of them moves it."""
+
+    seconds: float = math.inf
+    expires: float = math.inf
+
+    def renew(self) -> None:
+        """Wait anew."""
+        self.expires = monotonic() + self.seconds
 
 
 class Ask:
@@ -54,38 +69,47 @@ class Ask:
 
     def __init__(self, payload: Any, kind: Hashable = None, *, cost: int = 1, alone: bool = False) -> None:
         self.payload, self.kind, self.cost, self.alone = payload, kind, cost, alone
-        self.arrived, self.expires, self.gone = monotonic(), math.inf, False
+        self.arrived, self.limit, self.gone = monotonic(), Limit(), False
+        self.turn = 0.0
+        """Where it stands in the queue."""
         self._loop, self._pieces = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
     def put(self, piece: Any) -> None:
         """Hand over a piece of the output, its END or an exception, from the model's thread."""
+        self.limit.renew()
         with suppress(RuntimeError):  # nobody listens any more: the loop is closed
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
     @property
     def useless(self) -> bool:
         """Whether nobody waits for the output any more."""
-        return self.gone or monotonic() > self.expires
+        return self.gone or monotonic() > self.limit.expires
 
     async def pieces(self) -> AsyncIterator[Any]:
         """The pieces of the output as they come. Whoever stops asking stops the work.
 
         Raises:
-            Late: the deadline has passed.
+            Late: the deadline has passed before the first piece of the request, or once more after the last one.
             InputError: the input is at fault.
         """
         try:
             while True:
-                piece = await asyncio.wait_for(self._pieces.get(), self.expires - monotonic())
+                piece = await self._next()
                 if isinstance(piece, Exception):
                     raise piece
                 if piece is END:
                     return
                 yield piece
-        except (asyncio.TimeoutError, TimeoutError) as error:
-            raise Late from error
         finally:
             self.gone = True
+
+    async def _next(self) -> Any:
+        while self._pieces.empty():
+            if (left := self.limit.expires - monotonic()) <= 0:
+                raise Late
+            with suppress(asyncio.TimeoutError, TimeoutError):
+                return await asyncio.wait_for(self._pieces.get(), left)
+        return self._pieces.get_nowait()
 
 
 class _Job:
@@ -157,30 +181,42 @@ class Engine(threading.Thread):
         self.work, self.config = work, config
         self.on_batch: Callable[[int], object] = lambda n: None
         """Called with the number of inputs of every batch."""
-        self._waiting: dict[bool, deque[Ask]] = {False: deque(), True: deque()}
+        self._waiting: dict[bool, list[Ask]] = {False: [], True: []}
+        """Batches, and what is worked on alone: each by turns."""
+        self._turns = {False: 0.0, True: 0.0}
+        """How far each queue has come."""
         self._jobs: list[_Job] = []
         self._changed = threading.Condition()
         self._stopping = False
         self._pace = Pace()
-        self._cost, self._counted = 0, -math.inf
 
     @property
     def waiting(self) -> int:
         """The cost of what waits, in texts."""
-        if monotonic() - self._counted > COUNTED:
-            self._cost = sum(ask.cost for queue in self._waiting.values() for ask in [*queue] if not ask.useless)
-            self._counted = monotonic()
-        return self._cost
+        return sum(self._costs().values())
+
+    def _costs(self) -> Counter[Limit]:
+        """The cost of what waits, by request."""
+        costs = Counter[Limit]()
+        for ask in [*self._waiting[False], *self._waiting[True]]:
+            if not ask.useless:
+                costs[ask.limit] += ask.cost
+        return costs
 
     def check_room(self, cost: int = 1) -> None:
-        """Raise Busy if so much more cannot wait, or not be done by the deadline; where nothing waits, anything can."""
-        if not (waiting := self.waiting):
+        """Raise Busy if so much more cannot wait, or not be done by the deadline; where nothing waits, anything can.
+
+        Requests take turns, so a large one neither fills the queue for others nor is done before them.
+        """
+        if not (costs := self._costs()):
             return
-        config = self.config
-        batches = math.ceil((waiting + cost) / config.batch)
-        done = self._pace.seconds(1 + batches, config.batch + waiting + cost)  # with the batch that is worked on
-        if waiting + cost > config.queue * config.batch or done > SURE * config.deadline:
-            seconds = self._pace.seconds(math.ceil(waiting / config.batch), waiting)
+        config, room = self.config, self.config.queue * self.config.batch
+        taken = sum(min(each, SHARE * room) for each in costs.values())
+        before = sum(min(each, cost) for each in costs.values())
+        batches = math.ceil((before + cost) / config.batch)
+        done = self._pace.seconds(1 + batches, config.batch + before + cost)  # with the batch that is worked on
+        if taken + cost > room or done > SURE * config.deadline:
+            seconds = self._pace.seconds(math.ceil(before / config.batch), before)
             raise Busy(max(1, math.ceil(min(seconds, config.deadline))))
 
     def submit(self, asks: Sequence[Ask]) -> None:
@@ -189,13 +225,15 @@ class Engine(threading.Thread):
         Raises:
             Busy: the queue is full.
         """
-        expires = monotonic() + self.config.deadline
+        limit = Limit(self.config.deadline)
+        limit.renew()
         with self._changed:
             self.check_room(sum(ask.cost for ask in asks))
+            turns = dict(self._turns)  # start-time fair queueing (Goyal et al. 1996)
             for ask in asks:
-                ask.expires = expires
-                self._waiting[ask.alone].append(ask)
-                self._cost += ask.cost
+                ask.limit, ask.turn = limit, turns[ask.alone]
+                turns[ask.alone] += ask.cost
+                insort(self._waiting[ask.alone], ask, key=attrgetter("turn"))
             self._changed.notify()
 
     def stop(self) -> None:
@@ -226,10 +264,7 @@ class Engine(threading.Thread):
             if not self._jobs and self._waiting[False]:
                 self._wait_for_more()
             batch = self._batch() if all(job.alone for job in self._jobs) else []
-            room = max(0, STREAMS - sum(job.alone for job in self._jobs))
-            streams = [self._waiting[True].popleft() for _ in range(min(room, len(self._waiting[True])))]
-            if batch or streams:
-                self._counted = -math.inf
+            streams = self._streams()
         for asks in (batch, *([ask] for ask in streams)):
             if asks := [ask for ask in asks if not ask.useless]:
                 self.on_batch(len(asks))
@@ -244,15 +279,29 @@ class Engine(threading.Thread):
 
     def _batch(self) -> list[Ask]:
         """The inputs that have waited longest and are of one kind, as many as a batch has."""
-        queue, batch, others, cost = self._waiting[False], list[Ask](), list[Ask](), 0
-        while queue and cost < self.config.batch:
-            ask = queue.popleft()
-            if ask.useless:
-                continue
-            if batch and ask.kind != batch[0].kind:
+        batch, others, cost = list[Ask](), list[Ask](), 0
+        for ask in self._waiting[False]:
+            if cost >= self.config.batch or (batch and ask.kind != batch[0].kind):
                 others.append(ask)
-                continue
-            batch.append(ask)
-            cost += ask.cost
-        queue.extendleft(reversed(others))
-        return batch
+            elif not ask.useless:
+                batch.append(ask)
+                cost += ask.cost
+        return self._take(False, batch, others)
+
+    def _streams(self) -> list[Ask]:
+        """The inputs to be worked on alone that have waited longest, one of each request."""
+        running = {ask.limit for job in self._jobs if job.alone for ask in job.asks}
+        streams, others = list[Ask](), list[Ask]()
+        for ask in self._waiting[True]:
+            if len(running) >= STREAMS or ask.limit in running:
+                others.append(ask)
+            elif not ask.useless:
+                streams.append(ask)
+                running.add(ask.limit)
+        return self._take(True, streams, others)
+
+    def _take(self, alone: bool, asks: list[Ask], others: list[Ask]) -> list[Ask]:
+        """These out of a queue, which the others stay in."""
+        self._turns[alone] = asks[-1].turn if asks else self._turns[alone]
+        self._waiting[alone] = others
+        return asks

@@ -135,56 +135,73 @@ def _transcribed(transcriber: Transcriber, details: Details, sounds: list[Any]) 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to go on from, and its number among those of a request, which the texts that are drawn depend on."""
+    """A text to go on from, its number among those of a request, and that of its first text: what is drawn depends on them."""
 
     text: str
     number: int = 0
+    first_text: int = 0
 
 
 @dataclass(frozen=True)
 class Going:
-    """How to go on: all at once, or text number `stream` piece by piece, to the first of the stops."""
+    """How to go on, to the first of the stops: all texts at once, or one piece by piece."""
 
     config: GenerationConfig
-    stream: int | None = None
     stops: tuple[str, ...] = ()
+    stream: bool = False
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a text ended, and how many tokens were generated, the end or those of a stop included, as llama.cpp counts."""
+
+    reason: str
+    n_tokens: int
+
+
+def ending(output: Output, stops: Sequence[str]) -> Ending:
+    """That of an output whose text still holds the stop that it came to."""
+    ended = output.finished or cut(output.text, stops)[1]
+    return Ending("stop" if ended else "length", len(output.tokens) + output.finished)
 
 
 def _generated(generator: TextGenerator, how: Going, prompts: list[Prompt]) -> Pieces:
-    """The n texts of every prompt as one piece, or the pieces of one text, whether it ended by itself behind them."""
-    config = how.config
-    if how.stream is not None:
+    """The n texts of every prompt as one piece, or the pieces of one text, and its Ending behind them."""
+    config, stops = how.config, how.stops
+    if how.stream:
         (prompt,) = prompts
-        parts = generator.stream(prompt.text, config, prompt_number=prompt.number, text_number=how.stream)
-        yield from ((0, piece) for piece in _until(parts, how.stops))
+        parts = generator.stream(
+            prompt.text, config, prompt_number=prompt.number, text_number=prompt.first_text, stop=stops
+        )
+        yield from ((0, piece) for piece in _until(parts, stops))
         yield 0, END
         return
-    drawn = config.beam_size == 1 and config.temperature > 0
+    drawn = config.temperature > 0
     for group in [[i] for i in range(len(prompts))] if drawn else [list(range(len(prompts)))]:
-        texts = [prompts[i].text for i in group]
-        found: list[list[Output]] = generator.generate(texts, config, first_prompt=prompts[group[0]].number)
+        texts, first = [prompts[i].text for i in group], prompts[group[0]]
+        found: list[list[Output]] = generator.generate(
+            texts, config, first_prompt=first.number, first_text=first.first_text, stop=stops
+        )
         for i, outputs in zip(group, found, strict=True):
             yield i, outputs
             yield i, END
 
 
-def _until(parts: Generator[str, None, bool], stops: Sequence[str]) -> Iterator[str | bool]:
-    """The pieces before the first of the stops, then whether the text ended by itself or there.
-
-    What may be the beginning of a stop waits.
-    """
-    whole, n_told, stopped, finished = "", 0, False, True
-    hold = max((len(stop) - 1 for stop in stops), default=0)
-    while not stopped:
+def _until(parts: Generator[str, None, Output], stops: Sequence[str]) -> Iterator[str | Ending]:
+    """The pieces before the first of the stops, then the Ending; what may be the beginning of a stop waits."""
+    whole, n_sent, hold = "", 0, max((len(stop) - 1 for stop in stops), default=0)
+    output = None
+    while output is None:
         try:
-            whole, stopped = cut(whole + next(parts), stops)
+            whole += next(parts)
         except StopIteration as end:
-            stopped, finished = True, end.value
-        sure = len(whole) if stopped else len(whole) - hold
-        if sure > n_told:
-            yield whole[n_told:sure]
-            n_told = sure
-    yield finished
+            output = end.value
+        text, stopped = cut(whole, stops)
+        n_sure = len(text) if stopped or output else len(text) - hold
+        if n_sure > n_sent:
+            yield text[n_sent:n_sure]
+            n_sent = n_sure
+    yield ending(output, stops)
 
 
 def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:

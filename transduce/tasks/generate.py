@@ -60,6 +60,8 @@ class Generator:
         config: GenerationConfig | None = None,
         *,
         first_prompt: int = 0,
+        first_text: int = 0,
+        stop: Sequence[str] = (),
         token_scores: bool = False,
     ) -> list[list[Output]]:
         """n texts of every prompt, without the prompt. Text k of prompt i depends on (model, prompt, seed, i, k) alone.
@@ -70,40 +72,57 @@ class Generator:
 
         Args:
             first_prompt: the number of prompts[0], where these are a part of all prompts.
+            first_text: the number of each prompt's first text, where these are a part of all its texts.
+            stop: strings, each of which ends a text, which holds it then; they may span tokens.
             token_scores: give every output the log-probabilities of its tokens, as the model has them without any
                 temperature, and the confidence of its words.
 
         Returns:
             Outputs whose log-probability and score are nan unless a beam search found them.
+
+        Raises:
+            InputError: beam search and `stop`, as a beam knows no text before its end.
         """
         check_list(prompts, "generate takes a list of prompts")
         config = config or GenerationConfig()
+        if stop and config.beam_size > 1:
+            raise InputError(f"stop ends texts that are sampled, but beam_size={config.beam_size}; set it to 1")
         rows = [self.encode(prompt, config.max_length) for prompt in prompts]
         outputs: list[list[Output]] = [[] for _ in prompts]
         for numbers, samples in _batches([len(row) for row in rows], config):
             ids = torch.tensor([rows[i] for i in numbers], device=self.model.device)
-            rngs = [config.rng(first_prompt + i, k) for i in numbers for k in samples]
+            rngs = [config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples]
+            ends = self._ends([rows[i] for i in numbers for _ in samples], stop)
             sampling, constraints = Sampling.of(config), self._constraints(ids, config)
-            hypotheses = search(self.scorers(ids), ids, constraints, config.search, sampling=sampling, rngs=rngs)
+            hypotheses = search(
+                self.scorers(ids), ids, constraints, config.search, sampling=sampling, rngs=rngs, ends=ends
+            )
             for i, found in zip(numbers, hypotheses, strict=True):
                 for h in found:
                     text = TextStream(self.tokenizer, rows[i]).add(h.tokens, last=True)
                     output = Output(text, h.log_prob, h.score, h.tokens, h.finished)
                     outputs[i].append(self._scored(rows[i], output) if token_scores else output)
-        self._warn(outputs, config)
+        self._warn(outputs, config, stop)
         return outputs
 
     def stream(
-        self, prompt: str, config: GenerationConfig | None = None, *, prompt_number: int = 0, text_number: int = 0
-    ) -> Pieces[str, None, bool]:
+        self,
+        prompt: str,
+        config: GenerationConfig | None = None,
+        *,
+        prompt_number: int = 0,
+        text_number: int = 0,
+        stop: Sequence[str] = (),
+    ) -> Pieces[str, None, Output]:
         """One text that follows a prompt, piece by piece as it comes; together they are what `generate` gives.
 
         Bytes that are no character yet are held back. Whoever stops asking stops the search. What the generator returns
-        behind the last piece is whether the text ended by itself.
+        behind the last piece is the whole output.
 
         Args:
             prompt_number: i of (model, prompt, seed, i, k), which the text depends on.
             text_number: its k.
+            stop: strings, each of which ends the text, which holds it then.
 
         Raises:
             InputError: beam search, which knows no text before its end.
@@ -114,18 +133,22 @@ class Generator:
                 f"a text comes piece by piece if it is sampled, but beam_size={config.beam_size}; set it to 1, or use "
                 "generate"
             )
-        row, n_tokens = self.encode(prompt, config.max_length), 0
+        row, tokens, pieces = self.encode(prompt, config.max_length), list[int](), list[str]()
         text, ids = TextStream(self.tokenizer, row), torch.tensor([row], device=self.model.device)
         scorer, constraints = combined(self.scorers(ids)), self._constraints(ids, config)
         rngs = [config.rng(prompt_number, text_number)]
         sampler = Sampler(scorer, ids, constraints, sampling=Sampling.of(config), rngs=rngs)
+        sampler.ends = self._ends([row], stop)
         while sampler.running:
-            token, n_tokens = int(sampler.step()), n_tokens + 1
-            finished = token == self.tokenizer.eos_id
-            if piece := text.add([] if finished else [token], last=not sampler.running):
+            token = int(sampler.step())
+            new = [] if (finished := token == self.tokenizer.eos_id) else [token]
+            tokens += new
+            if piece := text.add(new, last=not sampler.running):
+                pieces.append(piece)
                 yield piece
-        self._warn([[Output("", tokens=[0] * n_tokens, finished=finished)]], config)
-        return finished
+        output = Output("".join(pieces), tokens=tokens, finished=finished)
+        self._warn([[output]], config, stop)
+        return output
 
     @torch.no_grad()
     def score(self, texts: Sequence[str]) -> list[TokenScores]:
@@ -179,9 +202,19 @@ class Generator:
             forbidden=forbidden(self.tokenizer, config.forbid, self.model.vocab_size),
         )
 
-    def _warn(self, outputs: list[list[Output]], config: GenerationConfig) -> None:
+    def _ends(self, prompts: Sequence[list[int]], stop: Sequence[str]) -> "StopStrings | None":
+        """What ends the texts behind these prompts at the stop strings, if there are any."""
+        check_list(stop, "stop takes a list of strings")
+        return StopStrings([TextStream(self.tokenizer, prompt) for prompt in prompts], stop) if stop else None
+
+    def _warn(self, outputs: list[list[Output]], config: GenerationConfig, stop: Sequence[str]) -> None:
         """Say how many prompts have a text that neither ended nor reached max_length."""
-        short = [any(not o.finished and len(o.tokens) < config.max_length for o in texts) for texts in outputs]
+
+        def is_short(output: Output) -> bool:
+            ended = output.finished or any(each in output.text for each in stop)
+            return not ended and len(output.tokens) < config.max_length
+
+        short = [any(map(is_short, texts)) for texts in outputs]
         if any(short):
             told = "text stopped after %d of %d prompts, where the model's positions end (max_positions=%d)"
             logger.warning(told, sum(short), len(outputs), last_position(*self.models))
@@ -254,6 +287,20 @@ class TextStream:
             if text and not text.endswith("\ufffd"):
                 return list(tokens[-n:])
         return []
+
+
+class StopStrings:
+    """Whether the texts of tokens, as they come, hold one of some strings."""
+
+    def __init__(self, texts: Sequence[TextStream], stop: Sequence[str]) -> None:
+        self.texts, self.stop, self.longest = texts, stop, max(map(len, stop))
+        self.tails = [""] * len(texts)
+
+    def __call__(self, row: int, token: int) -> bool:
+        """Whether the text of this row holds one of them with its next token."""
+        new = self.texts[row].add([token])
+        self.tails[row] = tail = self.tails[row][-self.longest :] + new
+        return any(stop in tail for stop in self.stop)
 
 
 def _batches(lengths: Sequence[int], config: GenerationConfig) -> Iterator[tuple[list[int], range]]:

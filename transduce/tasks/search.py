@@ -105,15 +105,15 @@ def search(
     sampling: Sampling | None = None,
     rngs: Sequence[np.random.Generator] = (),
     coverage: Sequence[CoverageScorer] = (),
+    ends: Callable[[int, int], bool] | None = None,
 ) -> list[list[Hypothesis]]:
     """The n hypotheses of every sentence that follow its prompt, best first in beam search.
 
     Args:
         scorers: pairs of weight and scorer (see decode/joint.py), all with B sentences.
         config: its beam and length penalty; not what `constraints` says.
-        sampling: how to draw, where beam_size is 1 or `config.sample`, and only in that case with log-probabilities;
-            without it, the likeliest token is taken each time.
-        rngs: n for every sentence, to draw with.
+        sampling: how to draw, where beam_size is 1 or `config.sample`, with log-probabilities then; else the likeliest.
+        rngs, ends: n for every sentence, to draw with; where a hypothesis ends besides, if it is sampled (see Sampler).
         coverage: those of the scorers that know the coverage, where beam search shall use it: the mean of theirs.
     """
     scorer = combined(scorers)
@@ -130,10 +130,10 @@ def search(
             )
         return beam_search(scorer, prompts, constraints, **how)
     alpha = config.alpha if sampling is None or config.sample else None
-    sampling = sampling or Sampling(temperature=0.0)
-    found = Sampler(
-        scorer, prompts, constraints, sampling=sampling, rngs=rngs, alpha=alpha, offset=config.length_offset
-    ).run()
+    drawn = sampling or Sampling(temperature=0.0)
+    sampler = Sampler(scorer, prompts, constraints, sampling=drawn, rngs=rngs, alpha=alpha, offset=config.length_offset)
+    sampler.ends = ends
+    found = sampler.run()
     n = max(1, len(found) // max(1, len(prompts)))
     return [found[start : start + n] for start in range(0, len(found), n)]
 
