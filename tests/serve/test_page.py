@@ -94,7 +94,7 @@ def test_an_ensemble_has_the_record_of_its_first_run_and_no_picture(runs, tmp_pa
         ({"model": "../mt"}, 404, "a run must be one of /page/runs, but it is '../mt'; choose one of them"),
         ({"model": "lm"}, 404, "lm does not translate; choose one of /page/runs that does"),
         ({"line": "a" * 10_001}, 400, "a request may have 10000 characters, but it has 10001; send it in parts"),
-        ({"n_best": 11}, 400, "n_best: Input should be less than or equal to 10; correct it"),
+        ({"n_best": 11}, 400, "n_best must be less than or equal to 10, but it is 11; correct it"),
     ],
 )
 def test_what_is_refused_is_told(http, fields, status, message):

@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,7 @@ def prompts(**fields: object) -> dict[str, object]:
          "a request may have 128 lines, but it has 129; send it in parts"),
         ("/translate", {"json": {**ASKED, "format": "html"}}, 400,
          "format must be text, but it is 'html'; send text without markup"),
-        ("/translate", {"json": {"q": "a"}}, 400, "target: Field required; correct it"),
+        ("/translate", {"json": {"q": "a"}}, 400, "target is missing; send it"),
         ("/translate", {"content": b"[" * 5000, "headers": {"content-type": "application/json"}}, 400,
          "the body must be JSON, but it cannot be read as such; correct it"),
         ("/translate", {"json": [1]}, 400,
@@ -69,8 +69,8 @@ def prompts(**fields: object) -> dict[str, object]:
          "sound may last 600 s, but the file lasts longer; send it in parts"),
         ("/translate", {"json": {**ASKED, "source": "auto", "target": "xx"}}, 400,
          "a language is known where the server reads one alone, but it reads []; send it as source"),
-        ("/inference", {"data": {"file": "../../etc/passwd"}}, 400, "file: Value error, Expected UploadFile, "
-         "received: <class 'str'>; correct it"),
+        ("/inference", {"data": {"file": "../../etc/passwd"}}, 400, "file must be a file, but it is "
+         "'../../etc/passwd'; send it as curl -F file=@talk.wav does"),
         ("/inference", upload(wav(), model="../mt"), 404, "asr transcribes here, but not '../mt'; see /v1/models"),
         ("/v1/completions", prompts(model="mt"), 404, "lm goes on from prompts here, but not 'mt'; see /v1/models"),
         ("/v1/completions", prompts(max_tokens=5000), 400,
@@ -81,6 +81,26 @@ def prompts(**fields: object) -> dict[str, object]:
          "this server does not know best_of, suffix; leave it out"),
         ("/v1/completions", prompts(temperature=0, n=2), 400,
          "greedy search has one text per prompt, but n=2 at temperature=0; raise the temperature, or use beam_size"),
+        ("/v1/completions", prompts(logprobs=0), 400, "this server does not know logprobs; leave it out"),
+        ("/v1/completions", prompts(stream_options={"include_usage": True}), 400,
+         "stream_options go with stream, but stream is not true; leave them out, or stream"),
+        ("/v1/completions", prompts(prompt=[1, 2]), 400,
+         "prompt must be a string or a list of strings, but it is [1, 2]; correct it"),
+        ("/v1/completions", {"content": b"{}", "headers": {"content-type": "text/plain; a=application/json"}}, 415,
+         "the body must be application/json or a form, but its Content-Type is 'text/plain'; name it"),
+        ("/v1/chat/completions", {"json": {}}, 404,
+         "there is nothing at '/v1/chat/completions'; /docs describes what there is"),
+        ("/languages", {"json": {}}, 405,
+         "there is nothing at '/languages' by POST, but by GET; /docs describes what there is"),
+        ("/translate", {"json": {**ASKED, "q": ""}}, 400, "q must not be empty, but it is ''; send a text"),
+        ("/translate?q=a&source=en", {"json": {"target": "de"}}, 400,
+         "fields stand in the body, but the address has q, source; move them"),
+        ("/inference", {"content": b"--a", "headers": {"content-type": "multipart/form-data"}}, 400,
+         "the body must be a form with one file and 100 fields at most, but it cannot be read as such; correct it"),
+        ("/inference", {"content": b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\na\r\n--x--\r\n', "headers":
+         {"content-type": "multipart/form-data; boundary=x; charset=undefined"}}, 400, "the body must be a form with one file and 100 fields at most, but it cannot be read as such; correct it"),
+        ("/inference", {"files": [("file", ("a.wav", b"")), ("other", ("b.wav", b""))]}, 400,
+         "the body must be a form with one file and 100 fields at most, but it cannot be read as such; correct it"),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_told(http, path, how, status, message):
@@ -103,7 +123,7 @@ def test_a_prompt_beyond_the_positions_of_the_model_is_refused_and_not_cut(tmp_p
 def test_sound_of_less_than_a_window_is_refused(http):
     answer = http.post("/inference", **upload(wav(0.001)))
     assert answer.status_code == 400
-    assert "200 samples (0.025 s at 8000 Hz), but it has 8;" in answer.json()["error"]
+    assert re.match(r"file 'a.wav' .* 200 samples \(0.025 s at 8000 Hz\), but it has 8;", answer.json()["error"])
 
 
 def test_lone_surrogates_are_refused(http):
@@ -225,6 +245,50 @@ def test_nothing_is_done_for_who_has_left(runs):
         held.gate.set()
         assert first.result().status_code == client.post("/translate", json=ASKED).status_code == 200
         assert 'transduce_batch_inputs_count{model="mt"} 2.0' in client.get("/metrics").text
+
+
+def test_other_hosts_are_refused_where_the_server_is_for_this_machine(runs):
+    """A page whose name was made to lead to this machine (DNS rebinding) has its own name in Host."""
+    with serving(served_of({"mt": runs["mt"]}), hosts=("localhost", "::1")) as url, client_of(url) as client:
+        for host, status in [("localhost", 200), ("LOCALHOST:80", 200), ("[::1]:8000", 200), ("localhost.evil.example", 400),
+                             ("evil.example:8000", 400), ("evil.example:localhost", 400), ("localhost@evil.example", 400)]:  # fmt: skip
+            for path in ("/languages", "/", "/v1/models", "/health", "/metrics"):
+                assert client.get(path, headers={"Host": host}).status_code == status, (host, path)
+        message = "Host must be one of localhost, ::1, but it is 'evil.example'; with --token-file it may be any"
+        assert client.post("/translate", json=ASKED, headers={"Host": "evil.example"}).json() == {"error": message}
+
+
+def test_head_is_get_without_its_body(http):
+    for path in ("/health", "/languages", "/", "/docs", "/openapi.json"):
+        head, get = http.head(path), http.get(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == str(len(get.content)) and head.headers["content-type"]
+    assert http.head("/translate").status_code == 405
+
+
+def test_uploads_wait_for_memory_before_they_are_read(runs):
+    """Of two uploads, which fill all there is, the first one does not come to its end; the other waits, and is then read."""
+    config = ServeConfig(upload_mb=1.0, deadline=5.0)
+    with serving(served_of({"asr": runs["asr"]}, config), config) as url, client_of(url) as client:
+        place, slow = urlsplit(url), []
+        for _ in range(4):
+            slow.append(socket.create_connection((place.hostname, place.port)))
+            slow[-1].sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+                             b"Transfer-Encoding: chunked\r\n\r\n1\r\n-\r\n")  # fmt: skip
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(client.post, "/inference", **upload(wav()))
+            assert client.get("/languages").status_code == 200
+            assert not wait([waiting], timeout=0.3).done
+            slow.pop().close()
+            assert waiting.result().status_code == 200
+        for each in slow:
+            each.close()
+
+
+def test_nothing_of_an_upload_is_written_to_a_disk(http, monkeypatch):
+    monkeypatch.setattr("tempfile._get_default_tempdir", lambda: 1 / 0)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert http.post("/inference", **upload(wav(200.0))).status_code == 200
 
 
 def test_docs_need_no_network(http):

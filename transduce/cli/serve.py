@@ -1,6 +1,9 @@
 """`transduce serve RUN [RUN ...]`: runs over HTTP, for the clients that there are."""
 
 import logging
+import re
+import signal
+import socket
 import sys
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -21,6 +24,8 @@ logger = logging.getLogger("transduce")
 
 NEEDED = ("fastapi", "fastapi_offline", "uvicorn", "python_multipart", "prometheus_client")
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""What this machine alone reaches."""
 
 KEPT = 75
 """Seconds that an idle connection is kept: longer than clients keep theirs, so that none asks while it is being closed."""
@@ -55,13 +60,14 @@ def serve(
         raise InputError(
             f"a server needs {', '.join(missing)}, but it is not installed; pip install 'transduce[serve]'"
         )
+    if not runs:
+        raise InputError("a server needs a run, but none is named; say transduce serve RUN")
     within("[0, 65535]", port=port, wyoming_port=wyoming_port)
-    token = token_file.read_text("utf-8").strip() if token_file else ""
-    if token_file and not token:
-        raise InputError(f"{token_file} must hold a token, but it is empty; write one into it")
+    token = read_token(token_file) if token_file else ""
     import uvicorn
 
     from transduce.serve.app import create_app
+    from transduce.serve.connections import Connection, LogRate, connection_limit
 
     if wyoming_port is not None and (token or find_spec("wyoming") is None):
         raise InputError(
@@ -72,15 +78,39 @@ def serve(
         listening = stack.enter_context(listening_at(host, port))
         wyoming = None if wyoming_port is None else stack.enter_context(listening_at(host, wyoming_port))
         served = load_served(runs, languages, beam_size, limits, machine)
-        if not token and host not in ("127.0.0.1", "::1", "localhost"):
+        hosts = () if token or host not in LOOPBACK else LOOPBACK
+        if not (token or hosts):
             logger.warning("whoever reaches %s may ask, for there is no --token-file", host)
-        app = create_app(served, limits, token=token, cors=cors, wyoming=wyoming)
+        app = create_app(served, limits, token=token, cors=cors, hosts=hosts, wyoming=wyoming)
         names = ", ".join(each.name for each in served)
         address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         print(f"transduce: {names} at {address}, described at {address}/docs; Ctrl-C ends", file=sys.stderr, flush=True)
-        how = uvicorn.Config(app, log_level="warning", access_log=False, ws="none", timeout_keep_alive=KEPT)
+        how = uvicorn.Config(app, http=Connection, ws="none", log_config=None, log_level="warning", access_log=False)
+        how.timeout_keep_alive, how.limit_concurrency = KEPT, connection_limit()
         how.timeout_graceful_shutdown = int(limits.deadline) + 5
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(LogRate())
+        if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
+            signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+        if sys.platform == "linux":  # a client that reads nothing for so long has left
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * limits.deadline))
         uvicorn.Server(how).run(sockets=[listening])
+
+
+def read_token(file: Path) -> str:
+    """The token in a file.
+
+    Raises:
+        InputError: it is none that a header can hold.
+    """
+    token = file.read_bytes().decode("ascii", "replace").strip()
+    if not token:
+        raise InputError(f"{file} must hold a token, but it is empty; write one into it")
+    if not re.fullmatch(r"[!-~]+", token):
+        raise InputError(
+            f"{file} must hold a token of ASCII characters without spaces, but it has others; write such one"
+        )
+    return token
 
 
 def load_served(

@@ -1,13 +1,16 @@
 """The server as an ASGI application: its routes, its errors, its health."""
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
+from http import HTTPStatus
+from importlib.metadata import version
 from time import monotonic
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi_offline import FastAPIOffline
@@ -19,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from transduce.errors import InputError
 from transduce.serve import audio, completions, libretranslate, page
-from transduce.serve.body import Access, Bounds, Leaving
+from transduce.serve.body import Access, CloseUnread, Leaving, Memory
 from transduce.serve.config import ServeConfig
 from transduce.serve.engine import Busy, Late
 from transduce.serve.errors import plain_error, told
@@ -27,6 +30,10 @@ from transduce.serve.models import Served
 
 DECODERS = 2
 """Uploads that are decoded at a time, beside the threads of the models."""
+
+
+UPLOADS = 4
+"""The largest uploads that are read at a time; smaller ones are more."""
 
 
 class Health(BaseModel):
@@ -41,6 +48,7 @@ def create_app(
     *,
     token: str = "",
     cors: Sequence[str] = (),
+    hosts: Sequence[str] = (),
     wyoming: socket.socket | None = None,
 ) -> FastAPI:
     """The application that serves these runs; it starts their engines, and stops them at the end.
@@ -48,6 +56,7 @@ def create_app(
     Args:
         token: what requests must show, if it is not empty.
         cors: origins whose pages may ask.
+        hosts: the names by which the server is asked for; any, if empty.
         wyoming: what listens for clients of the Wyoming protocol, if anything.
     """
     config = config or ServeConfig()
@@ -66,14 +75,17 @@ def create_app(
     app = FastAPIOffline(  # /docs with its scripts, which FastAPI itself takes from elsewhere
         redoc_url=None,
         title="transduce",
+        version=version("transduce"),
+        dependencies=[Depends(_check_host)],
         lifespan=lifespan,
         description="Translation, speech to text, and text that goes on.",
     )
     app.state.served, app.state.config, app.state.access = list(served), config, Access(token)
+    app.state.hosts, app.state.memory = hosts, Memory(UPLOADS * config.upload_bytes)
     app.state.decoders = asyncio.Semaphore(DECODERS)
     registry = _metrics(app, served)
     app.add_middleware(Leaving)
-    app.add_middleware(Bounds, config=config)
+    app.add_middleware(CloseUnread)
     if cors:
         app.add_middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=["*"])
     for kind in (AnyHTTPException, RequestValidationError, InputError, Busy, Late, Exception):
@@ -103,8 +115,20 @@ def _wyoming(
     return wyoming_port(served, config, listening)
 
 
+def _check_host(request: Request) -> None:
+    """Refuse pages that reach this machine by a name of their own (DNS rebinding)."""
+    host, hosts = request.headers.get("host", ""), request.app.state.hosts
+    if host and hosts and re.sub(r":\d*$", "", host).strip("[]").lower() not in hosts:
+        raise HTTPException(
+            400, f"Host must be one of {', '.join(hosts)}, but it is {host[:80]!r}; with --token-file it may be any"
+        )
+
+
 async def _refused(request: Request, error: Exception) -> Response:
     status, message, headers = told(error)
+    if message == HTTPStatus(status).phrase:
+        ways = f" by {request.method}, but by {headers['Allow']}" if "Allow" in headers else ""
+        message = f"there is nothing at {request.url.path[:80]!r}{ways}; /docs describes what there is"
     return JSONResponse(plain_error(request.url.path, status, message), status, headers)
 
 
@@ -115,7 +139,8 @@ class _Measured:
         self.app, self.requests, self.seconds = app, requests, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """One request; HEAD is GET, whose body is not sent."""
+        scope = {**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope
         began, status = monotonic(), 499  # what nginx counts where a client has left before its answer
 
         async def sent(message: Message) -> None:

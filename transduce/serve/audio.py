@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
-from fastapi import APIRouter, Depends, HTTPException, Request, UploadFile
+from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema
 
 from transduce.data.speech.audio import audio_blocks
 from transduce.errors import InputError
-from transduce.serve.body import body, content, described
+from transduce.serve.body import Uploaded, described
 from transduce.serve.config import ServeConfig
 from transduce.serve.engine import Ask
 from transduce.serve.errors import OpenAIError, PlainError, events, responses
@@ -28,8 +28,13 @@ FIRST = "whisper-1"
 COST = 4
 """Texts that a segment of sound is worth."""
 
-Samples = tuple[torch.Tensor, int]
-"""Floats of shape (n,), and their rate in hertz."""
+
+class Samples(tuple[torch.Tensor, int]):
+    """Floats of shape (n,), and their rate in hertz."""
+
+    name = "the sound"
+    """What messages call it."""
+
 
 router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError))
 whisper = APIRouter(tags=["whisper.cpp"], responses=responses(PlainError))
@@ -40,7 +45,7 @@ class Upload(BaseModel):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    file: UploadFile
+    file: Annotated[InstanceOf[Uploaded], WithJsonSchema({"type": "string", "format": "binary"})]
     model: str = FIRST
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     language: str = "unknown"
@@ -50,46 +55,47 @@ class Upload(BaseModel):
     stream: bool = False
 
 
-Asked = Annotated[Upload, Depends(body(Upload))]
 FORM = described(Upload, "multipart/form-data")
 
 
 @router.post("/v1/audio/transcriptions", openapi_extra=FORM, response_model=None)
-async def transcriptions(request: Request, asked: Asked) -> Response:
+async def transcriptions(request: Request) -> Response:
     """The text of a sound file, in the language that the run writes."""
-    return await _answer(request, asked, "transcribe")
+    return await _answer(request, "transcribe")
 
 
 @router.post("/v1/audio/translations", openapi_extra=FORM, response_model=None)
-async def translations(request: Request, asked: Asked) -> Response:
+async def translations(request: Request) -> Response:
     """The text of a sound file by a run that was trained to translate speech."""
-    return await _answer(request, asked, "translate")
+    return await _answer(request, "translate")
 
 
 @whisper.post("/inference", openapi_extra=FORM, response_model=None)
-async def inference(request: Request, asked: Asked) -> Response:
+async def inference(request: Request) -> Response:
     """The text of a sound file."""
-    return await _answer(request, asked, "transcribe")
+    return await _answer(request, "transcribe")
 
 
-async def _answer(request: Request, asked: Upload, task: str) -> Response:
-    served, config = chosen(request.app.state.served, asked.model), request.app.state.config
-    transcriber = served.task
-    assert isinstance(transcriber, Transcriber)
-    timed = "word" in asked.granularities
-    if timed and not transcriber.model.config.ctc:
-        raise HTTPException(400, f"times of words come from CTC, but {served.name} has none; leave them out")
-    served.engine.check_room()
-    raw = await content(asked.file)
-    async with request.app.state.decoders:
-        waveform, rate = await heard(raw, transcriber, config)
-    seconds = len(waveform) / rate
+async def _answer(request: Request, task: str) -> Response:
+    config: ServeConfig = request.app.state.config
+    async with request.app.state.memory.upload(request, Upload) as asked:
+        served = chosen(request.app.state.served, asked.model)
+        transcriber = served.task
+        assert isinstance(transcriber, Transcriber)
+        timed = "word" in asked.granularities
+        if timed and not transcriber.model.config.ctc:
+            raise HTTPException(400, f"times of words come from CTC, but {served.name} has none; leave them out")
+        served.engine.check_room()
+        async with request.app.state.decoders:
+            sound = await decoded(asked.file, transcriber, config)
+        asked.file = Uploaded("", b"")  # it takes memory no longer
+    seconds = len(sound[0]) / sound[1]
     if asked.stream:
-        ask = _ask((waveform, rate), transcriber, Details(), stream=True)
+        ask = _ask(sound, transcriber, Details(), stream=True)
         served.engine.submit([ask])
         return events(_deltas(ask))
     details = Details(word_times=timed, no_speech=asked.response_format == "verbose_json")
-    transcript = await transcribed(served, (waveform, rate), details)
+    transcript = await transcribed(served, sound, details)
     if asked.response_format == "json":
         usage = {"type": "duration", "seconds": seconds}
         return JSONResponse({"text": transcript.text, "usage": usage})
@@ -113,7 +119,7 @@ def chosen(served: Sequence[Served], name: str = FIRST) -> Served:
     return found[0]
 
 
-class _Uploaded(io.BytesIO):
+class _File(io.BytesIO):
     """A file whose damaged header may send libsndfile to a place before its beginning: it stays where it is."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
@@ -124,7 +130,7 @@ class _Uploaded(io.BytesIO):
             return self.tell()
 
 
-async def heard(raw: bytes, transcriber: Transcriber, config: ServeConfig) -> Samples:
+async def decoded(file: Uploaded, transcriber: Transcriber, config: ServeConfig) -> Samples:
     """The samples of a sound file, which is decoded no further than sound may last, and their rate.
 
     Raises:
@@ -134,13 +140,15 @@ async def heard(raw: bytes, transcriber: Transcriber, config: ServeConfig) -> Sa
 
     def decode() -> torch.Tensor:
         blocks, n = [], 0
-        for block in audio_blocks(_Uploaded(raw), rate, name="file"):
+        for block in audio_blocks(_File(file.content), rate, name="file"):
             blocks.append(block)
             n += len(block)
             check_seconds(n / rate, config)
         return torch.cat(blocks)
 
-    return await asyncio.to_thread(decode), rate
+    samples = Samples((await asyncio.to_thread(decode), rate))
+    samples.name = f"file {file.name[:80]!r}"
+    return samples
 
 
 def check_seconds(seconds: float, config: ServeConfig) -> None:

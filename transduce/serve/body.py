@@ -2,25 +2,25 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from hmac import compare_digest
+from time import monotonic
 from typing import Any, TypeVar
 
 from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, Headers
+from starlette.formparsers import FormParser, MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from transduce.serve.config import ServeConfig
+from transduce.serve.engine import Late
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
-
-PER_CHARACTER, BESIDE = 12, 65_536
-"""Bytes that a character takes at most, as JSON and forms escape it, and those of all else that a text comes with."""
 
 
 @dataclass(frozen=True)
@@ -39,30 +39,29 @@ class Access:
             )
 
 
-def body(model: type[BodyT]) -> Callable[[Request], AsyncIterator[BodyT]]:
-    """What reads a body, JSON or a form, as this model; for Depends.
+def body(model: type[BodyT]) -> Callable[[Request], Awaitable[BodyT]]:
+    """What reads a body of text as this model; for Depends."""
+
+    async def read(request: Request) -> BodyT:
+        return await read_body(request, model, request.app.state.config.text_bytes)
+
+    return read
+
+
+async def read_body(request: Request, model: type[BodyT], n_bytes: int) -> BodyT:
+    """A body of so many bytes at most, JSON or a form, as this model.
 
     Raises:
         HTTPException: it is neither, too large, too slow, or lacks the token.
         RequestValidationError: fields have wrong values.
     """
-
-    async def read(request: Request) -> AsyncIterator[BodyT]:
-        if "api_key" not in model.model_fields:  # then the body cannot hold the token: a stranger's is not read
-            request.app.state.access.check(request)
-        try:
-            found = await _read(request, model)
-            yield found
-        finally:
-            await request.close()
-
-    return read
-
-
-async def _read(request: Request, model: type[BodyT]) -> BodyT:
+    if "api_key" not in model.model_fields:  # then the body cannot hold the token: a stranger's is not read
+        request.app.state.access.check(request)
+    if misplaced := sorted(model.model_fields.keys() & request.query_params.keys()):
+        raise HTTPException(400, f"fields stand in the body, but the address has {', '.join(misplaced)}; move them")
     deadline = request.app.state.config.deadline
     try:
-        plain = await asyncio.wait_for(_fields(request), deadline)
+        plain = await asyncio.wait_for(_fields(request, n_bytes), deadline)
     except (asyncio.TimeoutError, TimeoutError) as error:
         raise HTTPException(408, f"an upload may take {deadline:g} s, but it is not here yet; try again") from error
     except ClientDisconnect as error:
@@ -71,24 +70,71 @@ async def _read(request: Request, model: type[BodyT]) -> BodyT:
     try:
         return model.model_validate(plain)
     except ValidationError as error:
-        raise RequestValidationError(error.errors(include_input=False, include_url=False)) from error
+        raise RequestValidationError(error.errors(include_context=False, include_url=False)) from error
 
 
-async def _fields(request: Request) -> dict[str, Any]:
+async def _chunks(request: Request, n_bytes: int) -> AsyncGenerator[bytes]:
+    """What a body consists of, as long as it is not too large; most clients read no answer before they have sent all."""
+    seen = 0
+    async for chunk in request.stream():
+        seen += len(chunk)
+        if seen <= n_bytes:
+            yield chunk
+        elif seen > 3 * n_bytes:
+            break
+    if seen > n_bytes:
+        raise HTTPException(413, f"a body may have {n_bytes} bytes, but this one has more; send it in parts")
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """A file of a form."""
+
+    name: str
+    content: bytes = field(repr=False)
+
+
+class _Multipart(MultiPartParser):
+    """One whose files stay in memory, which is bounded: a disk may be full."""
+
+    spool_max_size = 0
+
+
+async def _fields(request: Request, n_bytes: int) -> dict[str, Any]:
     """The fields of a body; those of a form that come several times, or are called NAME[], are lists."""
-    if "json" in request.headers.get("content-type", ""):
-        try:
-            plain = json.loads(await request.body())
-            json.dumps(plain, ensure_ascii=False).encode()  # half a character cannot be told again
-        except (ValueError, RecursionError) as error:
-            raise HTTPException(400, "the body must be JSON, but it cannot be read as such; correct it") from error
-        if not isinstance(plain, dict):
-            raise HTTPException(400, "the body must be an object of JSON, but it is something else; put it into {}")
-        return plain
-    form = await request.form(max_files=1, max_fields=100)
-    return {
-        name: form.getlist(name) if name.endswith("[]") or len(form.getlist(name)) > 1 else form[name] for name in form
-    }
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    chunks, parser = _chunks(request, n_bytes), FORMS.get(kind)
+    try:
+        if parser:
+            plain = await _form_fields(await parser(request.headers, chunks).parse())
+        elif kind == "application/json":
+            plain = json.loads(b"".join([chunk async for chunk in chunks]))
+        else:
+            raise HTTPException(
+                415, f"the body must be application/json or a form, but its Content-Type is {kind[:40]!r}; name it"
+            )
+        json.dumps(plain, ensure_ascii=False, default=str).encode()  # half a character cannot be answered
+    except (MultiPartException, ValueError, RecursionError) as error:
+        shape = "a form with one file and 100 fields at most" if parser else "JSON"
+        raise HTTPException(400, f"the body must be {shape}, but it cannot be read as such; correct it") from error
+    if not isinstance(plain, dict):
+        raise HTTPException(400, "the body must be an object of JSON, but it is something else; put it into {}")
+    return plain
+
+
+async def _form_fields(form: FormData) -> dict[str, Any]:
+    fields: dict[str, list[str | Uploaded]] = {}
+    for name, value in form.multi_items():
+        read = value if isinstance(value, str) else Uploaded(value.filename or "", await value.read())
+        fields.setdefault(name, []).append(read)
+    await form.close()
+    return {name: each if name.endswith("[]") or len(each) > 1 else each[0] for name, each in fields.items()}
+
+
+FORMS: dict[str, Callable[[Headers, AsyncGenerator[bytes]], FormParser | MultiPartParser]] = {
+    "application/x-www-form-urlencoded": partial(FormParser, max_fields=100),
+    "multipart/form-data": partial(_Multipart, max_files=1, max_fields=100),
+}
 
 
 def described(model: type[BaseModel], *kinds: str) -> dict[str, Any]:
@@ -97,42 +143,54 @@ def described(model: type[BaseModel], *kinds: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}}
 
 
-async def content(upload: UploadFile) -> bytes:
-    """The bytes of an upload; its name is nothing to us."""
-    found: bytes = await upload.read()
-    await upload.close()
-    return found
+class Memory:
+    """Bytes of uploads that are read and decoded at a time; others wait, and are not read."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.free = n_bytes
+
+    @asynccontextmanager
+    async def upload(self, request: Request, model: type[BodyT]) -> AsyncIterator[BodyT]:
+        """An upload, while there is room for it.
+
+        Raises:
+            Late: there is none before the deadline.
+        """
+        request.app.state.access.check(request)
+        n_bytes: int = request.app.state.config.upload_bytes
+        length = request.headers.get("content-length", "")
+        is_known = length.isdecimal() and "transfer-encoding" not in request.headers
+        wanted = min(n_bytes, int(length)) if is_known else n_bytes
+        until = monotonic() + request.app.state.config.deadline
+        while self.free < wanted:
+            if monotonic() > until:
+                raise Late
+            await asyncio.sleep(0.02)
+        self.free -= wanted
+        try:
+            yield await read_body(request, model, n_bytes)
+        finally:
+            self.free += wanted
 
 
-class Bounds:
-    """Cuts bodies that are too large while they are read; what is answered before its end is closed."""
+class CloseUnread:
+    """Closes a connection whose body was not read to its end before the answer."""
 
-    def __init__(self, app: ASGIApp, config: ServeConfig) -> None:
-        self.app, self.config = app, config
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, seen, more = dict(scope["headers"]), 0, True
-        text = PER_CHARACTER * self.config.characters + BESIDE
-        is_form = b"multipart" in headers.get(b"content-type", b"")
-        bound = round(self.config.upload_mb * 1e6) + BESIDE if is_form else text
-
+        headers, more = dict(scope["headers"]), True
         has_body = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
-        async def bounded() -> Message:
-            nonlocal seen, more
+        async def reading() -> Message:
+            nonlocal more
             message = await receive()
-            seen, more = seen + len(message.get("body", b"")), message.get("more_body", False)
-            if seen > bound:
-                while seen < 3 * bound and message.get(
-                    "more_body"
-                ):  # most clients read no answer before they have sent all
-                    message = await receive()
-                    seen += len(message.get("body", b""))
-                raise HTTPException(413, f"a body may have {bound} bytes, but this one has more; send it in parts")
+            more = message.get("more_body", False)
             return message
 
         async def closing(message: Message) -> None:
@@ -140,7 +198,7 @@ class Bounds:
                 message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
             await send(message)
 
-        await self.app(scope, bounded, closing)
+        await self.app(scope, reading, closing)
 
 
 class Leaving:

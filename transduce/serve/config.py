@@ -4,19 +4,23 @@ from dataclasses import dataclass
 
 from transduce.config import at_least, within
 
+PER_CHARACTER, BESIDE = 12, 65_536
+"""Bytes that a character takes at most, as JSON and forms escape it, and those of all else that a text comes with."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
     """Bounds of a server; what is beyond is refused with an error that names the bound."""
 
     batch: int = 128
-    """Texts that a model works on at once; a segment of sound counts as four."""
+    """Texts that a model works on at once; a segment of sound counts as four, 128 tokens to generate as one."""
     wait_ms: float = 5.0
     """Milliseconds that the first request of a batch waits for others."""
     queue: int = 4
     """Batches that may wait for each model; what comes then gets status 429, and is told when to try again."""
     deadline: float = 60.0
-    """Seconds after which a request that has no answer yet gets status 503; also what an upload may take."""
+    """Seconds after which a request that has no answer yet gets status 503; also what an upload may take, and what may lie
+    between two pieces of an answer."""
     upload_mb: float = 25.0
     """Megabytes of an upload."""
     seconds: float = 600.0
@@ -27,6 +31,16 @@ class ServeConfig:
     """Texts of a request, each line of a text being one; also texts to generate."""
     max_tokens: int = 1024
     """Tokens of a generated text."""
+
+    @property
+    def upload_bytes(self) -> int:
+        """Of a body with a file, and all else that it comes with."""
+        return round(self.upload_mb * 1e6) + BESIDE
+
+    @property
+    def text_bytes(self) -> int:
+        """Of a body of text."""
+        return PER_CHARACTER * self.characters + BESIDE
 
     def __post_init__(self) -> None:
         at_least(1, batch=self.batch, queue=self.queue, characters=self.characters, texts=self.texts)

@@ -39,7 +39,7 @@ class OpenAIError(BaseModel):
 
 def responses(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """What OpenAPI says of errors."""
-    return {status: {"model": model} for status in (400, 401, 404, 408, 413, 429, 503)}
+    return {status: {"model": model} for status in (400, 401, 404, 408, 413, 415, 429, 503)}
 
 
 def told(error: Exception) -> tuple[int, str, dict[str, str]]:
@@ -54,13 +54,27 @@ def told(error: Exception) -> tuple[int, str, dict[str, str]]:
                 {"Retry-After": "1"},
             )
         case RequestValidationError():
-            wrong = error.errors()[0]
-            return 400, f"{'.'.join(map(str, wrong['loc'])) or 'the request'}: {wrong['msg']}; correct it", {}
+            return 400, _wrong_field(error.errors()[0]), {}
         case HTTPException():
             return error.status_code, str(error.detail), dict(error.headers or {})
         case InputError():
             return 400, str(error), {}
     return 500, "the server failed, and its log says why; please report it", {}
+
+
+def _wrong_field(error: dict[str, Any]) -> str:
+    """What a field must be, and is not."""
+    place, kind = error["loc"], error["type"]
+    name, given = str(place[0]), repr(error["input"])[:40]
+    if kind == "missing":
+        return f"{name} is missing; send it"
+    if kind.endswith("too_short"):
+        return f"{name} must not be empty, but it is {given}; send a text"
+    if kind == "is_instance_of":
+        return f"{name} must be a file, but it is {given}; send it as curl -F {name}=@talk.wav does"
+    texts = "Input should be a string or a list of strings"
+    rule = texts if "list[str]" in place or "str" in place else error["msg"]
+    return f"{rule.replace('Input should', f'{name} must')}, but it is {given}; correct it"
 
 
 def plain_error(path: str, status: int, message: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from wyoming.event import Event, async_read_event, async_write_event
 from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info
 
 from transduce.errors import InputError
-from transduce.serve.audio import FIRST, check_seconds, chosen, transcribed
+from transduce.serve.audio import FIRST, Samples, check_seconds, chosen, transcribed
 from transduce.serve.config import ServeConfig
 from transduce.serve.errors import told
 from transduce.serve.models import Served
@@ -96,7 +96,7 @@ class _Talk:
         raw = b"".join(chunk.audio for chunk in chunks)
         samples = np.frombuffer(raw, WIDTHS[first.width]).reshape(-1, first.channels)
         waveform = torch.from_numpy(samples.mean(axis=1) / -float(np.iinfo(samples.dtype).min)).float()
-        return (await transcribed(served, (waveform, first.rate))).text
+        return (await transcribed(served, Samples((waveform, first.rate)))).text
 
 
 def _info(served: Sequence[Served]) -> Info:

@@ -20,10 +20,10 @@ is -1 ... 1, or integers of 16 or 32 bits."""
 
 
 def audio_name(audio: Audio, number: str) -> Path | str:
-    """What messages call it: its path, the name of an open file, or its number."""
+    """What messages call it: its path, its name, as open files have one, or its number."""
     if isinstance(audio, Path | str):
         return Path(audio)
-    name = getattr(audio, "name", None) if isinstance(audio, BufferedIOBase) else None
+    name = getattr(audio, "name", None)
     return name if isinstance(name, str) else number
 
 
