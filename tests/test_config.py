@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from transduce.config import at_least, check_choices, within
+from transduce.config import at_least, check_choices, differences, within
 
 
 def refusal(check, *args, **values) -> str:
@@ -104,3 +104,8 @@ def test_every_choice_passes_and_other_types_are_not_looked_at():
     for shape in ("round", "square"):
         for layers in (0, 1, 2):
             assert Bowl(shape=shape, layers=layers, name="oval", weight=-1.0).layers == layers
+
+
+def test_a_difference_is_written_without_the_words_of_python():
+    old, new = {"lm": None, "words": [], "same": None}, {"lm": "b", "words": ["x", "y"], "same": None}
+    assert differences(old, new) == ["lm: none -> b", "words: empty -> x, y"]

@@ -80,12 +80,19 @@ def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def shown(value: object) -> str:
+    """A value of a configuration as messages write it."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(shown, value)) or "empty"
+    return "none" if value is None else str(value)
+
+
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """One line per field that differs: "training.seed: 1 -> 2"."""
     before, after = flatten(old), flatten(new)
     names = [*before, *(name for name in after if name not in before)]
     return [
-        f"{name}: {before.get(name, 'absent')} -> {after.get(name, 'absent')}"
+        f"{name}: {shown(before.get(name, 'absent'))} -> {shown(after.get(name, 'absent'))}"
         for name in names
         if before.get(name, "absent") != after.get(name, "absent")
     ]

@@ -228,7 +228,7 @@ def test_average_is_the_mean_of_the_last_or_best(tmp_path, capsys):
     assert main(["average", str(run)]) == 2
     assert capsys.readouterr().err == (
         f"transduce: an average takes 1 to all checkpoints, but 4 were asked for and {run} has 3\n"
-        "transduce: name --last N or --best N, one of them, but last=None and best=None\n"
+        "transduce: name --last N or --best N, one of them, but neither is given\n"
     )
     assert not (run / "model.before.safetensors").exists()
     assert main(["average", str(run), "--last", "2"]) == 0

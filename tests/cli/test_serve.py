@@ -42,8 +42,12 @@ def test_what_cannot_be_served_is_told(run, tmp_path, capsys):
             ([other, run], "runs are asked for by their names, but two are called mt; rename one directory"),
             ([other, "--token-file", empty], f"{empty} must hold a token, but it is empty; write one into it"),
             ([other, "--queue", "0"], "queue must be at least 1, but queue=0"),
-            ([other, "--port", port], f"127.0.0.1 and port {port} cannot be listened at (Address already in use); --port 0 "
-             "takes a free port"),
+            ([other, "--port", port], f"cannot listen on 127.0.0.1, port {port} (Address already in use); --port 0 takes "
+             "a free port"),
+            ([other, "--wyoming-port", port], f"cannot listen on 127.0.0.1, port {port} (Address already in use); "
+             "--wyoming-port 0 takes a free port"),
+            ([other, "--host", "192.0.2.1"], "cannot listen on 192.0.2.1, port 0 (Cannot assign requested address); name an "
+             "address of this machine"),
         ]:  # fmt: skip
             where = [] if "--port" in words else ["--port", "0"]
             assert main(["serve", *map(str, words), *where]) == 2, words

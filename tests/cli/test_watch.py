@@ -135,7 +135,7 @@ def test_wrong_uses_are_told(run, tmp_path, capsys):
         for words, wrong in [
             ([tmp_path], f"{tmp_path} has no config.json"),
             ([tmp_path / "no"], f"{tmp_path / 'no'} does not exist"),
-            ([run, "--port", port], f"port {port} cannot be listened at"),
+            ([run, "--port", port], f"cannot listen on 127.0.0.1, port {port} ("),
             ([run, "--port", "70000"], "port=70000"),
         ]:
             assert main(["watch", *map(str, words)]) == 2, words

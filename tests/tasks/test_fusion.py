@@ -122,7 +122,7 @@ def test_the_command_line_takes_a_language_model(task, request, tmp_path, capsys
         assert capsys.readouterr().out == "".join(f"{line}\n" for line in want)
     for some, told in (
         (["--lm", str(lm)], f"lm={lm} and lm_weight=0.0"),
-        (["--lm-weight", "2"], "lm=None and lm_weight=2.0"),
+        (["--lm-weight", "2"], "there is no --lm and lm_weight=2.0"),
     ):
         assert main([*command, *some]) == 2
         assert f"--lm and --lm-weight go together, but {told};" in capsys.readouterr().err

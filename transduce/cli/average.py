@@ -22,7 +22,9 @@ def average_checkpoints(
     from transduce.run import WEIGHTS, average, load_run, serialize, validated_checkpoints
 
     if (last is None) == (best is None):
-        raise InputError(f"name --last N or --best N, one of them, but last={last} and best={best}")
+        raise InputError(
+            f"name --last N or --best N, one of them, but {'neither' if last is None else 'both'} is given"
+        )
     count = last or best or 0
     load_run(run)
     there = validated_checkpoints(run)

@@ -1,5 +1,6 @@
 """What several commands share: a run, its machine and its search, standard input, and where the output goes."""
 
+import errno
 import socket
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -156,8 +157,9 @@ def search_of(
     found = load_run(first := each_run(runs)[0])
     decoding = with_options(own_decoding(first, found), options, forbid)
     if (lm is None) == (decoding.lm_weight > 0):
+        given = "there is no --lm" if lm is None else f"lm={lm}"
         raise InputError(
-            f"--lm and --lm-weight go together, but lm={lm} and lm_weight={decoding.lm_weight}; try --lm LM --lm-weight 0.3"
+            f"--lm and --lm-weight go together, but {given} and lm_weight={decoding.lm_weight}; try --lm LM --lm-weight 0.3"
         )
     return found.experiment, decoding
 
@@ -290,8 +292,11 @@ def check_new(directory: Path) -> None:
         raise InputError(f"{directory} already holds a {path.name}; name another directory, or remove this one")
 
 
-def listening_at(host: str, port: int) -> socket.socket:
+def listening_on(host: str, port: int, option: str = "--port") -> socket.socket:
     """What listens there.
+
+    Args:
+        option: what names the port.
 
     Raises:
         InputError: nothing can.
@@ -299,5 +304,7 @@ def listening_at(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        told = f"{host} and port {port} cannot be listened at ({str(error.strerror).split(' (while')[0]})"
-        raise InputError(f"{told}; --port 0 takes a free port") from error
+        elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        way_out = "name an address of this machine" if elsewhere else f"{option} 0 takes a free port"
+        reason = str(error.strerror).split(" (while")[0]
+        raise InputError(f"cannot listen on {host}, port {port} ({reason}); {way_out}") from error

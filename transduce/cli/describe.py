@@ -16,6 +16,7 @@ def describe(run: Positional[Run], *, all: Annotated[bool, arg(help_behavior_hin
     Args:
         all: Show every field.
     """
+    from transduce.config import shown
     from transduce.files import read_weights
     from transduce.run import checkpoints, load_run, on_disk, weights_path
     from transduce.tasks.card import facts, fields_of, scores, shown_first
@@ -31,10 +32,10 @@ def describe(run: Positional[Run], *, all: Annotated[bool, arg(help_behavior_hin
         f"checkpoints: {', '.join(str(int(path.name)) for path in checkpoints(run)) or 'none'}",
     ]
     fields = fields_of(kept)
-    shown = fields if all else dict(list(shown_first(fields).items())[: SCREEN - len(told) - 1])
+    first = fields if all else dict(list(shown_first(fields).items())[: SCREEN - len(told) - 1])
     for line in told:
         print(line)
-    for name, value in shown.items():
-        print(f"  {name} = {value}")
-    if left := len(fields) - len(shown):
+    for name, value in first.items():
+        print(f"  {name} = {shown(value)}")
+    if left := len(fields) - len(first):
         print(f"and {left} more fields: transduce describe {run} --all")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import Count, Machine, OptionalFile, each_run, listening_at
+from transduce.cli.common import Count, Machine, OptionalFile, each_run, listening_on
 from transduce.config import within
 from transduce.errors import InputError
 from transduce.serve.config import ServeConfig
@@ -75,8 +75,10 @@ def serve(
             "(pip install 'transduce[wyoming]')"
         )
     with ExitStack() as stack:
-        listening = stack.enter_context(listening_at(host, port))
-        wyoming = None if wyoming_port is None else stack.enter_context(listening_at(host, wyoming_port))
+        listening = stack.enter_context(listening_on(host, port))
+        wyoming = (
+            None if wyoming_port is None else stack.enter_context(listening_on(host, wyoming_port, "--wyoming-port"))
+        )
         served = load_served(runs, languages, beam_size, limits, machine)
         hosts = () if token or host not in LOOPBACK else LOOPBACK
         if not (token or hosts):

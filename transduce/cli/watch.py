@@ -9,7 +9,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from transduce.cli.common import OwnRun, listening_at
+from transduce.cli.common import OwnRun, listening_on
 from transduce.config import within
 from transduce.errors import InputError
 
@@ -28,7 +28,7 @@ def watch(run: Positional[OwnRun], *, port: int = 8080) -> None:
     within("[0, 65535]", port=port)
     report = Report(run)
     report.page()  # what is no run is told now
-    with listening_at(HOST, port) as listening, Server((HOST, port), partial(Handler, report), False) as server:
+    with listening_on(HOST, port) as listening, Server((HOST, port), partial(Handler, report), False) as server:
         server.socket.close()
         server.socket = listening
         print(
