@@ -18,7 +18,7 @@ import transduce as td
 from tests.language_runs import TEXT, language_run
 from tests.runs import ENGLISH, LITTLE, random_run, random_speech_run, record, sentences
 from transduce.cli import workers
-from transduce.cli.common import Lines, Machine
+from transduce.cli.common import Lines, Machine, checked_lines
 from transduce.cli.jobs import Division, Job, _default_workers, _spans, carry_out
 from transduce.cli.main import main
 from transduce.cli.parts import Share, share_of_environment
@@ -265,6 +265,19 @@ def test_what_can_be_read_once_is_kept_in_a_file(tmp_path):
     lines = Lines(pipe, usual, pipe)
     assert [list(lines) for _ in range(3)] == [["x", "y", "b", "x", "y"]] * 3
     writer.join()
+
+
+def test_lines_are_checked_before_the_first_one_comes_and_not_kept(tmp_path):
+    (path := tmp_path / "in").write_bytes(b"a line\n" * 20_000)
+    lines = checked_lines(path)
+    tracemalloc.start()
+    assert sum(line == "a line" for line in lines) == 20_000
+    assert tracemalloc.get_traced_memory()[1] < 300_000
+    tracemalloc.stop()
+    with path.open("ab") as file:
+        file.write(b"\xff\n")
+    with pytest.raises(InputError, match="line 20001, byte 1 is 0xff"):
+        checked_lines(path)
 
 
 def test_many_errors_of_one_kind_are_counted(folder, tmp_path, monkeypatch, capsys):

@@ -236,6 +236,18 @@ class Lines:
             yield from each_or_error(copy or raw_lines(path), side_name(path))
 
 
+def checked_lines(*paths: Path) -> Iterator[str]:
+    """The lines of files, one after the other, when all are known to be UTF-8; none is kept in memory.
+
+    Raises:
+        InputError: one of them is not UTF-8.
+    """
+    lines = Lines(*paths)
+    for line in lines:
+        checked(line)
+    return map(checked, lines)
+
+
 def each_of(path: Path) -> Iterator[str]:
     """The lines of one file, or of standard input for -, as they come.
 

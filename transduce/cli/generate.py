@@ -18,6 +18,7 @@ from transduce.cli.common import (
     OptionalFile,
     Run,
     Runs,
+    checked_lines,
     chunks,
     each_of,
     local,
@@ -100,7 +101,7 @@ def generate(
     config = replace(generation, forbid=read_phrases(forbid)) if forbid else generation
     if interactive:
         return interact(partial(_answer, generator, config, format))
-    prompts: Iterable[str] = prompt or [line for file in files for line in read_side(file)]
+    prompts: Iterable[str] = prompt or checked_lines(*files)
     size = 1 if stream else CHUNK
     if not prompt and not files:
         prompts, size = each_of(STDIN), 1 if sys.stdin.isatty() else size

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import STDIN, OptionalFile, Run, read_side
+from transduce.cli.common import STDIN, OptionalFile, Run, checked_lines
 from transduce.cli.output import writing
 from transduce.errors import InputError
 
@@ -32,8 +32,8 @@ def tokenize(
     tokenizer = found.source_tokenizer if source else found.target_tokenizer
     if tokenizer is None:
         raise InputError(f"tokens need a tokenizer, but {run} has none for its {'source' if source else 'target'}")
+    lines = checked_lines(*files or [STDIN])
     with writing(output, unit="line", total=None, inputs=files) as (out, bar):
-        for file in files or [STDIN]:
-            for line in read_side(file):
-                out.write(" ".join(tokenizer.tokens(tokenizer.encode([line])[0])) + "\n")
-                bar.update()
+        for line in lines:
+            out.write(" ".join(tokenizer.tokens(tokenizer.encode([line])[0])) + "\n")
+            bar.update()

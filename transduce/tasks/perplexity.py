@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from transduce.data.text.language import encode_text
@@ -59,7 +59,7 @@ class Perplexity:
 class Windows:
     """Windows of one batch, one `stride` after the other; of each the last `fresh` predictions count."""
 
-    tokens: Int[np.ndarray, " L"]
+    tokens: Integer[np.ndarray, " L"]
     width: int
     """Of a window: its inputs, and the token behind them."""
     stride: int
@@ -68,7 +68,8 @@ class Windows:
     @torch.inference_mode()
     def nats(self, model: Transformer) -> float:
         """The cost of the predictions that count, summed in float64."""
-        rows: Int[Tensor, "B T"] = torch.from_numpy(self.tokens).unfold(0, self.width, self.stride).to(model.device)
+        tokens = torch.from_numpy(self.tokens.astype(np.int64)).to(model.device)
+        rows: Int[Tensor, "B T"] = tokens.unfold(0, self.width, self.stride)
         states: Float[Tensor, "B t D"] = model.decoder_states(rows[:, :-1])[:, -self.fresh :]
         targets = rows[:, -self.fresh :].flatten()
         return -token_log_probs(model, states.flatten(0, 1), targets).double().sum().item()
@@ -121,7 +122,7 @@ def windows(
             "stride must lie in 1 ... window, and window within learned positions, but "
             f"stride={stride}, window={window} and max_positions={limit}"
         )
-    stream = encode_text(tokenizer, text).astype(np.int64)
+    stream = encode_text(tokenizer, text)
     if len(stream) < 2:
         raise InputError(f"perplexity needs a token to predict, but the text has {len(text)} characters")
     start, end = tokenizer.bos_id, tokenizer.eos_id
@@ -137,7 +138,7 @@ def windows(
     )
 
 
-def _windows(stream: Int[np.ndarray, " L"], window: int, stride: int, size: int) -> Iterator[Windows]:
+def _windows(stream: Integer[np.ndarray, " L"], window: int, stride: int, size: int) -> Iterator[Windows]:
     """The first window, whole windows in batches of `size`, and what is left."""
     first = stream[: window + 1]
     yield Windows(first, len(first), stride, len(first) - 1)
