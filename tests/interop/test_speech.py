@@ -395,3 +395,38 @@ def test_other_sizes(tmp_path, kind, settings):
     assert main(["import", str(rival.directory), str(rival.run)]) == 0
     test_features_are_those_of_transformers(rival)
     test_logits_are_those_of_transformers(rival)
+
+
+@pytest.mark.parametrize(
+    ("settings", "language"),
+    [
+        ({"max_length": 9}, "en"),
+        ({"language": None, "task": None, "forced_decoder_ids": "de transcribe"}, "de"),
+        ({"language": "<|de|>", "max_new_tokens": 4}, "de"),
+        ({"language": "de", "task": "transcribe", "min_length": 12}, "de"),
+    ],
+)
+def test_whispers_settings_are_those_of_generate(untrained, tmp_path, settings, language):
+    """Its max_length counts new tokens alone; older directories name language and task by forced_decoder_ids."""
+    import transformers
+
+    shutil.copytree(untrained["whisper"], directory := tmp_path / "theirs")
+    tokenizer = transformers.WhisperTokenizer.from_pretrained(directory)
+    names = settings.get("forced_decoder_ids", "").split()
+    if names:
+        ids = tokenizer.convert_tokens_to_ids([*(f"<|{name}|>" for name in names), "<|notimestamps|>"])
+        settings = settings | {"forced_decoder_ids": [[i, token] for i, token in enumerate(ids, start=1)]}
+    base: dict[str, Any] = {"language": "en", "task": "transcribe", "_from_model_config": False}
+    base["no_repeat_ngram_size"] = 4  # so that no loop is searched again
+    changed(directory / "generation_config.json", **(base | settings))
+    assert main(["import", str(directory), str(tmp_path / "run")]) == 0
+    transcriber = td.load_transcriber(tmp_path / "run")
+    assert transcriber.tokenizer.tokens(transcriber.tokenizer.opening)[0] == f"<|{language}|>"
+    paths = sorted(directory.glob("*.wav"))[:3]
+    extractor = transformers.WhisperFeatureExtractor.from_pretrained(directory)
+    heard = extractor([read(path) for path in paths], sampling_rate=RATE, return_tensors="pt")
+    theirs = transformers.WhisperForConditionalGeneration.from_pretrained(directory)
+    with torch.no_grad():
+        rows = theirs.generate(heard.input_features)
+    want = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    assert [text.strip() for text in want] == [text.strip() for text in transcriber(paths)]

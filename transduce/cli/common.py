@@ -15,7 +15,7 @@ from transduce.data.text.lines import decode_line, raw_lines
 from transduce.data.text.parallel import blocks
 from transduce.errors import InputError
 from transduce.hub import PREFIX
-from transduce.tasks.config import NOT_GREEDY, RULES, SearchConfig
+from transduce.tasks.config import NOT_GREEDY, RULES, GenerationConfig, SearchConfig
 
 if TYPE_CHECKING:
     from transduce.tasks.load import KindT
@@ -23,6 +23,7 @@ else:  # torch takes seconds to import, and --help does without
     KindT = TypeVar("KindT")
 
 ItemT = TypeVar("ItemT")
+ConfigT = TypeVar("ConfigT", SearchConfig, GenerationConfig)
 
 Run = Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it, or hub:USER/NAME.")]
 
@@ -106,39 +107,40 @@ def local(runs: Path) -> Path:
     return Path(",".join(str(on_disk(each)) for each in each_run(runs)))
 
 
-def search_options(*, without: Collection[str] = ()) -> Any:
-    """A class of command-line options: greedy, and the fields of SearchConfig, each None where it is not named.
+def search_options(kind: type[SearchConfig | GenerationConfig] = SearchConfig, *, without: Collection[str] = ()) -> Any:
+    """A class of command-line options: the fields of `kind`, each None where it is not named, and greedy beside SearchConfig's.
 
-    It inherits from SearchConfig because tyro shows the docstrings of the fields, and looks for them there.
+    It inherits from `kind` because tyro shows the docstrings of the fields, and looks for them there.
 
     Args:
         without: fields that mean nothing to a command, and are not offered.
     """
-    options: list[tuple[str, Any, Any]] = [("greedy", Annotated[bool, arg(help=GREEDY, help_behavior_hint="")], False)]
+    options = list[tuple[str, Any, Any]]()
+    if kind is SearchConfig:
+        options.append(("greedy", Annotated[bool, arg(help=GREEDY, help_behavior_hint="")], False))
     without = {*without, "forbid"}  # a file says it, see Forbid
-    for name, kind in get_type_hints(SearchConfig).items():
-        metavar = f"{{{','.join(get_args(kind))}}}" if get_origin(kind) is Literal else kind.__name__.upper()
-        if get_origin(kind) is tuple:
+    for name, type_ in get_type_hints(kind).items():
+        metavar = f"{{{','.join(get_args(type_))}}}" if get_origin(type_) is Literal else type_.__name__.upper()
+        if get_origin(type_) is tuple:
             metavar = "INT [INT ...]"
-        offered: Any = Annotated[kind | None, arg(metavar=metavar, help_behavior_hint="(the run's)")]
-        if kind is bool:
+        hint = "(the run's)" if kind is SearchConfig else f"(default: {getattr(kind, name)})"
+        offered: Any = Annotated[type_ | None, arg(metavar=metavar, help_behavior_hint=hint)]
+        if type_ is bool:
             offered = Annotated[bool, arg(help_behavior_hint="")]
             if name not in without:
                 off = arg(help=f"Without --{name.replace('_', '-')}, which a run may have.", help_behavior_hint="")
                 options.append((f"{NO}{name}", Annotated[bool, off], False))
-        hidden: Any = Annotated[kind | None, Suppress, Fixed]
-        options.append((name, hidden if name in without else offered, False if kind is bool else None))
+        hidden: Any = Annotated[type_ | None, Suppress, Fixed]
+        options.append((name, hidden if name in without else offered, False if type_ is bool else None))
     namespace = {"__doc__": "The run's own configuration decides what is not named here.", "__post_init__": _unchecked}
-    made: Any = make_dataclass(
-        "SearchOptions", options, bases=(SearchConfig,), namespace=namespace, frozen=True, kw_only=True
-    )
+    made: Any = make_dataclass("Options", options, bases=(kind,), namespace=namespace, frozen=True, kw_only=True)
     # --help tells of the rules last, though a base class comes first
     made.__dataclass_fields__ = dict(sorted(made.__dataclass_fields__.items(), key=lambda pair: pair[0] in RULES))
     return made
 
 
 def _unchecked(self: object) -> None:
-    """Leave the checks to the SearchConfig that the options become."""
+    """Leave the checks to the configuration that the options become."""
 
 
 def search_of(
@@ -164,7 +166,7 @@ def search_of(
     return found.experiment, decoding
 
 
-def with_options(own: SearchConfig, options: object, forbid: Path | None = None) -> SearchConfig:
+def with_options(own: ConfigT, options: object, forbid: Path | None = None) -> ConfigT:
     """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
     named = {name: value for name, value in vars(options).items() if value is not None and value is not False}
     if forbid:
@@ -174,12 +176,12 @@ def with_options(own: SearchConfig, options: object, forbid: Path | None = None)
         del named[name]
         named[name.removeprefix(NO)] = False
     greedy = named.pop("greedy", False)
-    single = [name for name in ("beam_size", "n_best") if named.get(name, 1) != 1]
+    single: list[str] = [name for name in ("beam_size", "n_best") if named.get(name, 1) != 1]
     others = [f"--{name.replace('_', '-')}" for name in named if name in (*NOT_GREEDY, *single) and named[name]]
     if greedy and others:
         raise InputError(f"--greedy takes the likeliest token each time, so leave it or {', '.join(others)} out")
     found = own.changed(**named)
-    return found.greedy() if greedy else found
+    return found.greedy() if greedy and isinstance(found, SearchConfig) else found
 
 
 def phrases_of(

@@ -3,12 +3,12 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Fixed, Positional, Suppress, arg
+from tyro.conf import Positional, arg
 
 from transduce.cli.common import (
     STDIN,
@@ -22,8 +22,9 @@ from transduce.cli.common import (
     chunks,
     each_of,
     local,
-    read_phrases,
     read_side,
+    search_options,
+    with_options,
 )
 from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Division, Job, carry_out
@@ -49,11 +50,7 @@ CHUNK = 1000
 """Prompts answered, and then written, at a time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options(GenerationConfig):
-    """What the command line offers of a GenerationConfig."""
-
-    forbid: Annotated[tuple[str, ...], Suppress, Fixed] = ()  # a file says it
+Options = search_options(GenerationConfig)
 
 
 def generate(
@@ -67,12 +64,12 @@ def generate(
     token_scores: Annotated[bool, arg(help_behavior_hint="")] = False,
     output: OptionalFile = None,
     forbid: Forbid = None,
-    generation: Options,
+    generation: Annotated[Any, arg(constructor=Options)],
     machine: Machine,
 ) -> None:
     """Go on from prompts: each is printed with what follows it, a rule between any two.
 
-    The same seed gives the same texts, whatever the batch.
+    The same seed gives the same texts, whatever the batch. Of an imported model, its own files may say other defaults.
 
     Args:
         files: Prompts, one a line, plain or .gz; - is standard input, as is nothing at all. A blank line begins from
@@ -98,7 +95,7 @@ def generate(
     from transduce.tasks.generate import Generator
 
     generator = machine.load(Generator, local(run))
-    config = replace(generation, forbid=read_phrases(forbid)) if forbid else generation
+    config = generator.decoding = with_options(generator.decoding, generation, forbid)
     if interactive:
         return interact(partial(_answer, generator, config, format))
     prompts: Iterable[str] = prompt or checked_lines(*files)

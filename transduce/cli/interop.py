@@ -26,7 +26,7 @@ def import_run(
     from transduce.files import save_weights
     from transduce.interop.families import importer
     from transduce.run import WEIGHTS, Run, save_run
-    from transduce.tasks.config import SearchConfig
+    from transduce.tasks.config import GenerationConfig, SearchConfig
 
     if len(words) not in (2, 3):
         raise InputError(f"import takes [KIND] HF_DIRECTORY RUN, but got {' '.join(words) or 'nothing'}")
@@ -35,7 +35,8 @@ def import_run(
     check_new(run)
     model, source, target, decoding, features = read(directory)
     experiment = {"imported": kind} | ({"decoding": decoding} if decoding else {})
-    from_dict(SearchConfig, decoding, f"what {directory} says of searching")
+    how = GenerationConfig if model.config.encoder is None else SearchConfig
+    from_dict(how, decoding, f"what {directory} says of searching")
     save_run(run, Run(model.config, experiment, source, target, features))
     save_weights(run / WEIGHTS, model)
     print(f"{run}: {sum(p.numel() for p in model.parameters()):,} parameters, {target.vocab_size} tokens")

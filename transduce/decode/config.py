@@ -21,6 +21,8 @@ class RulesConfig:
     repetition_penalty: float = 1.0
     """Logits of tokens that came before, in a prompt or after it, are divided by it, negative ones multiplied: a softer
     way out of circles, 1.2 say; 1 = off."""
+    renormalize: bool = False
+    """In beam search, what may not come out leaves its probability to all that may."""
     suppress: tuple[int, ...] = ()
     """Ids of tokens that never come out, beside special ones."""
     suppress_first: tuple[int, ...] = ()

@@ -75,7 +75,7 @@ class Constraints:
         """Append the last token to every row; scores of the next in float32 or wider, and what to subtract from them.
 
         The difference is what a token adds to its hypothesis. What is ruled out is -inf; its probability is left to
-        nobody.
+        nobody, unless the rules renormalize.
 
         Args:
             tokens: the new tokens of the hypotheses so far.
@@ -85,7 +85,7 @@ class Constraints:
         self.penalize(scores, tokens, sentences)
         total = scores.new_zeros(len(scores)) if scorer.additive else log_sum_exp(scores)
         self.rule_out(scores, tokens, sentences)
-        return scores, total
+        return scores, log_sum_exp(scores) if self.rules.renormalize else total
 
     def penalize(self, scores: Float[Tensor, "N V"], tokens: Int[Tensor, "N L"], sentences: Sequence[int]) -> None:
         """Divide, in place, the logits of tokens that came before by the repetition penalty, and multiply negative ones.

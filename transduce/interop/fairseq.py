@@ -9,12 +9,11 @@ from transduce.data.text.imported import ImportedTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json
 from transduce.interop.encoder_decoder import read_model
+from transduce.interop.generation import one_end, read_decoding, read_generation, refusal
 from transduce.interop.pretrained import (
     CONFIG,
     TOKENIZER,
     Imported,
-    read_decoding,
-    read_generation,
     read_optional,
     read_table,
 )
@@ -55,9 +54,11 @@ def import_run(directory: Path) -> Imported:
         fields = {**fields, "first_position": read_json(directory / CONFIG).get("pad_token_id", 1) + 1}
     defaults = {"tie_word_embeddings": True, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
     model, theirs = read_model(directory, model_type=kind, architecture=architecture, defaults=defaults, fields=fields)
-    theirs = read_generation(directory, theirs)
-    source, target = _tokenizers(directory, theirs, read_optional(directory / TOKENIZER))
-    return Imported(model, source, target, read_decoding(directory, theirs, n_opening=len(target.opening)))
+    said = one_end(directory, read_generation(directory, theirs))
+    forced, settings = said.get("forced_bos_token_id"), read_optional(directory / TOKENIZER)
+    source, target = _tokenizers(directory, theirs | said | {"forced_bos_token_id": forced}, settings)
+    n_forced = 1 if target.opens_by_language else len(target.opening)
+    return Imported(model, source, target, read_decoding(directory, said, theirs["vocab_size"], n_forced=n_forced))
 
 
 def _tokenizers(
@@ -66,7 +67,7 @@ def _tokenizers(
     """Those of source and target, with the languages that the files name, if any."""
     size, forced = theirs["vocab_size"], theirs.get("forced_bos_token_id")
     special = {"bos": theirs["decoder_start_token_id"], "eos": theirs["eos_token_id"], "pad": theirs["pad_token_id"]}
-    parts: dict[str, Any] = {"size": size}
+    parts, added = dict[str, Any](size=size), dict[str, Any]()
     if (directory / "tokenizer.json").is_file():
         plain = read_json(directory / "tokenizer.json")
         added = {token["content"]: token["id"] for token in plain.get("added_tokens", [])}
@@ -85,16 +86,22 @@ def _tokenizers(
             f"a tokenizer is tokenizer.json, or sentencepiece.bpe.model and vocab.json, but {directory} has neither; write it "
             "with transformers: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
         )
+    if forced is not None and forced not in {*languages.values(), *special.values(), *added.values()}:
+        raise refusal(directory, "forced_bos_token_id", "a special token", forced)
     parts |= {"special": special | {"unk": unknown}, "languages": languages}
     tags, by_id = {*languages.values()}, {i: name for name, i in languages.items()}
+    kind = str(settings.get("tokenizer_class"))
+    behind = bool(tags & {*closing})
+    if kind.startswith("NllbTokenizer"):  # which makes its own of what tokenizer.json says
+        behind = bool(settings.get("legacy_behaviour"))
     source = ImportedTokenizer.of(
         cutter,
         opening=[i for i in opening if i not in tags],
         closing=[i for i in closing if i not in tags],
-        place="closing" if tags & {*closing} else "opening",
+        place="closing" if behind else "opening",
         **parts,
     )
-    begun_by_tag = forced is None and str(settings.get("tokenizer_class")).startswith("MBartTokenizer")
+    begun_by_tag = forced is None and kind.startswith("MBartTokenizer")
     target = ImportedTokenizer.of(
         cutter,
         opening=[] if forced is None or forced in tags else [forced],

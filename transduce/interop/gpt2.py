@@ -13,7 +13,8 @@ from torch import Tensor
 from transduce.config import from_dict, to_dict
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
-from transduce.files import write_file
+from transduce.files import read_json, write_file
+from transduce.interop.generation import read_generation, read_sampling
 from transduce.interop.pretrained import (
     ACTIVATIONS,
     CONFIG,
@@ -113,7 +114,9 @@ def import_run(directory: Path) -> Imported:
             f"the tokenizer's <|endoftext|> must be config.json's eos_token_id, but in {directory} "
             f"they are {tokenizer.eos_id} and {found.eos_id}"
         )
-    return Imported(found.model, None, tokenizer, {})
+    said = read_generation(directory, read_json(directory / CONFIG))
+    decoding = read_sampling(directory, said, found.model.config)
+    return Imported(found.model, None, tokenizer, decoding)
 
 
 def export_gpt2(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None) -> None:

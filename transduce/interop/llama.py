@@ -1,6 +1,7 @@
 """Read and write Llama, Qwen2 and Qwen3 models as transformers saves them; SmolLM2 is a Llama. No number changes."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transduce.config import from_dict
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
+from transduce.interop.generation import read_generation, read_sampling
 from transduce.interop.pretrained import (
     CONFIG,
     TOKENIZER,
@@ -110,7 +112,9 @@ def import_run(directory: Path) -> Imported:
         InputError: as `import_llama`; or there is no tokenizer, or nothing in it ends texts as config.json says.
     """
     theirs = read_settings(directory, fixed={}, defaults={"eos_token_id": None})
-    return Imported(import_llama(directory), None, _tokenizer(directory, theirs["eos_token_id"]), {})
+    model, said = import_llama(directory), read_generation(directory, theirs)
+    decoding = read_sampling(directory, said, model.config)
+    return Imported(model, None, _tokenizer(directory, said["eos_token_id"]), decoding)
 
 
 def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None) -> None:
@@ -271,7 +275,7 @@ def _their_layer(layer: Layer) -> dict[str, Tensor]:
 def _tokenizer(directory: Path, ends: int | list[int] | None) -> JSONTokenizer:
     """The tokenizer.json, in which nothing but what begins and ends this model's texts is special by its name.
 
-    A vocabulary of a family names more tokens so than one model uses: those of chats, say.
+    A vocabulary of a family names more tokens so than one model uses: those of chats, say, which no text shows.
 
     Args:
         ends: what ends texts; of several, the one that tokenizer_config.json names, else the first.
@@ -287,8 +291,14 @@ def _tokenizer(directory: Path, ends: int | list[int] | None) -> JSONTokenizer:
         named = library.token_to_id(str(told["content"] if isinstance(told, dict) else told))
         end = named if named in ends else next(iter(ends), None)
     if tokenizer.eos_id != end:
-        for token in plain["added_tokens"]:
-            token["special"] = token["special"] and token["id"] in (*begins, end, tokenizer.pad_id)
+        kept = (*begins, end, tokenizer.pad_id)
+        hidden = [token for token in plain["added_tokens"] if token["special"] and token["id"] not in kept]
+        for token in hidden:
+            token["special"] = False
+        if hidden and plain["decoder"]:
+            names = {"Regex": "|".join(re.escape(token["content"]) for token in hidden)}
+            steps = [{"type": "Replace", "pattern": names, "content": ""}, plain["decoder"]]
+            plain["decoder"] = {"type": "Sequence", "decoders": steps}
         tokenizer = JSONTokenizer(json.dumps(plain, ensure_ascii=False).encode())
     found = tokenizer.bos_id, tokenizer.eos_id
     if found[1] != end or found[0] not in (begins or (None, end)):

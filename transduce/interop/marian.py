@@ -6,7 +6,8 @@ from typing import NamedTuple
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.files import read_json
 from transduce.interop.encoder_decoder import read_model
-from transduce.interop.pretrained import CONFIG, TOKENIZER, Imported, read_decoding, read_optional, read_table
+from transduce.interop.generation import one_end, read_decoding, read_generation, refusal
+from transduce.interop.pretrained import CONFIG, TOKENIZER, Imported, read_optional, read_table
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 
@@ -42,16 +43,19 @@ def import_run(directory: Path) -> Imported:
     Raises:
         InputError: as `import_marian`; or a file of the tokenizer is missing or does not fit the model.
     """
-    found, theirs = import_marian(directory), read_json(directory / CONFIG)
+    model, theirs = import_marian(directory).model, read_json(directory / CONFIG)
+    said = one_end(directory, read_generation(directory, theirs))
+    if (forced := said.get("forced_bos_token_id")) is not None:
+        raise refusal(directory, "forced_bos_token_id", "null", forced)
     separate = read_optional(directory / TOKENIZER).get("separate_vocabs") is True
-    sides, config = [], found.model.config
+    sides, config = [], model.config
     for side, stack in (("source", config.encoder), ("target", config.decoder)):
         assert stack is not None and isinstance(stack.input, Tokens)
         name = "target_vocab.json" if separate and side == "target" else "vocab.json"
         pieces = read_table(directory / name, stack.input.vocab_size)
-        ids = {"bos": found.bos_id, "eos": found.eos_id, "pad": found.pad_id, "unk": pieces.index("<unk>")}
+        ids = {"bos": said["decoder_start_token_id"], "eos": said["eos_token_id"], "pad": said["pad_token_id"]}
+        ids["unk"] = pieces.index("<unk>")
         sides.append(ImportedTokenizer.of_pieces((directory / f"{side}.spm").read_bytes(), pieces, special=ids))
     source, target = sides
-    return Imported(
-        found.model, target if source.model == target.model else source, target, read_decoding(directory, theirs)
-    )
+    decoding = read_decoding(directory, said, config.vocab_size)
+    return Imported(model, target if source.model == target.model else source, target, decoding)

@@ -18,7 +18,7 @@ from transduce.model.config import Activation, TransformerConfig
 from transduce.model.transformer import Transformer
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
+TOKENIZER = "tokenizer_config.json"
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
@@ -38,7 +38,7 @@ class Imported(NamedTuple):
     source_tokenizer: Tokenizer | None
     target_tokenizer: Tokenizer
     decoding: dict[str, Any]
-    """How the model is searched where nothing else is said: fields of SearchConfig that differ from their defaults."""
+    """How the model is searched where nothing else is said: fields of SearchConfig, or, of a decoder alone, of GenerationConfig."""
     feature_extractor: FeatureExtractor | None = None
     """How sound becomes frames, where the source is no text."""
 
@@ -63,65 +63,6 @@ def read_settings(directory: Path, *, fixed: dict[str, Any], defaults: dict[str,
             rule = " or ".join(map(repr, values))
             raise InputError(f"{name} must be {rule}, but in {directory} it is {theirs[name]!r}")
     return theirs
-
-
-def read_decoding(directory: Path, theirs: dict[str, Any], *, n_opening: int = 0) -> dict[str, Any]:
-    """How an encoder-decoder model is searched, as transformers' generate does it: fields of SearchConfig.
-
-    Where no max_length is named, lengths are bounded as always here: transformers would cut after 20 tokens. Its n-grams
-    begin with the first tokens, and an end that is forced at max_length is counted; here they are not.
-
-    Args:
-        theirs: the settings of config.json, which say what generation_config.json does not.
-        n_opening: tokens that every output begins with, behind its first one. Transformers counts them.
-
-    Raises:
-        InputError: a setting has no equal here.
-    """
-    found = {**theirs, **read_optional(directory / GENERATION)}
-    said = {name: value for name, value in found.items() if value is not None}
-    rules: dict[str, tuple[Any, ...]] = {"do_sample": (False,), "early_stopping": (False, True)}
-    if said.get("num_beams", 1) != 1:  # there, transformers penalizes log-probabilities, not logits
-        rules["repetition_penalty"] = (1.0,)
-    for name, allowed in rules.items():
-        if said.get(name, allowed[0]) not in allowed:
-            rule = f"{name} must be {' or '.join(map(str, allowed))}"
-            raise InputError(f"{rule}, but in {directory} it is {said[name]!r}; change it in {GENERATION}")
-    never: list[list[int]] = [*([i] for i in said.get("suppress_tokens", [])), *said.get("bad_words_ids", [])]
-    if any(len(ids) != 1 for ids in never):
-        raise InputError(
-            f"bad_words_ids must be tokens, one each, but in {directory} they are {said['bad_words_ids']}; change them in "
-            f"{GENERATION}, and name phrases with --forbid"
-        )
-    ids = {i for each in never for i in each} - {said.get("pad_token_id"), said.get("eos_token_id")}
-    first = {*said.get("begin_suppress_tokens", [])}
-    size = theirs.get("decoder_vocab_size") or theirs["vocab_size"]
-    if wrong := [i for i in (*ids, *first) if not 0 <= i < size]:
-        raise InputError(
-            f"what is never written must have ids of 0 to {size - 1}, but in {directory} one is {wrong[0]}"
-        )
-    decoding = {
-        "suppress": sorted(ids),
-        "suppress_first": sorted(first),
-        "beam_size": said.get("num_beams", 1),
-        "alpha": said.get("length_penalty", 1.0),
-        "length_offset": float(n_opening),
-        "early_stopping": said.get("early_stopping", False),
-        "at_max_length": "by_score",
-        "no_repeat_ngram": said.get("no_repeat_ngram_size", 0),
-        "repetition_penalty": said.get("repetition_penalty", 1.0),
-        "min_length": max(0, said.get("min_length", 0) - 1 - n_opening),
-    }
-    if "max_length" in said:  # its last token may have to be the end
-        forced = "forced_eos_token_id" in said
-        decoding |= {"length_ratio": 0.0, "length_extra": said["max_length"] - 1 - n_opening - forced}
-    return decoding
-
-
-def read_generation(directory: Path, theirs: dict[str, Any]) -> dict[str, Any]:
-    """What transformers' generate is told in generation_config.json; older directories say it in config.json."""
-    found = read_optional(directory / GENERATION)
-    return theirs | {name: value for name, value in found.items() if value is not None}
 
 
 def read_optional(path: Path) -> dict[str, Any]:

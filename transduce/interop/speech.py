@@ -20,13 +20,12 @@ from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json
 from transduce.interop.encoder_decoder import check_halves, fill_model, residual_order, their_weights
+from transduce.interop.generation import WHISPER, one_end, read_decoding, read_generation, refusal
 from transduce.interop.pretrained import (
     ACTIVATIONS,
     CONFIG,
     TOKENIZER,
     Imported,
-    read_decoding,
-    read_generation,
     read_optional,
     read_settings,
     read_table,
@@ -95,9 +94,12 @@ def _whisper(directory: Path, theirs: dict[str, Any]) -> Imported:
         weights.setdefault(name.removesuffix("weight") + "bias", torch.zeros(config.d_model))
     model = _model(config, weights, directory)
 
-    tokenizer = _whisper_tokenizer(directory, read_generation(directory, theirs), config.vocab_size)
-    decoding = read_decoding(directory, theirs, n_opening=len(tokenizer.opening))
-    decoding |= {"length_offset": 0.0, "max_seconds": heard.pad_to}  # the length penalty does not count what opens
+    said = one_end(directory, read_generation(directory, theirs, more=WHISPER))
+    said.setdefault("forced_decoder_ids", theirs.get("forced_decoder_ids"))
+    tokenizer, timestamps = _whisper_tokenizer(directory, said, config.vocab_size), bool(said.get("return_timestamps"))
+    n_given, n_positions = 1 + len(tokenizer.opening) - timestamps, theirs["max_target_positions"]
+    decoding = read_decoding(directory, said, config.vocab_size, n_given=n_given, n_positions=n_positions)
+    decoding |= {"max_seconds": heard.pad_to, "timestamps": timestamps}
     return Imported(model, None, tokenizer, decoding, FeatureExtractor(heard))
 
 
@@ -135,13 +137,14 @@ def _speech2text(directory: Path, theirs: dict[str, Any]) -> Imported:
         },
     )
     model = _model(config, read_tensors(directory, "Speech2TextForConditionalGeneration"), directory)
-    tokenizer = _piece_table(directory, theirs, read_generation(directory, theirs).get("forced_bos_token_id"))
+    said = one_end(directory, read_generation(directory, theirs))
+    tokenizer = _piece_table(directory, theirs | said, said.get("forced_bos_token_id"))
     if theirs["scale_embedding"]:  # of the two halves of a gated convolution, the one that is no gate
         assert isinstance(model.source_input, ConvolvedInput)
         with torch.no_grad():
             for parameter in model.source_input.convolutions[-1].parameters():
                 parameter[: config.d_model] *= config.d_model**0.5
-    decoding = read_decoding(directory, theirs, n_opening=len(tokenizer.opening))
+    decoding = read_decoding(directory, said, config.vocab_size, n_forced=len(tokenizer.opening))
     decoding["max_seconds"] = heard.hop * theirs["max_source_positions"]
     return Imported(model, None, tokenizer, decoding, FeatureExtractor(heard))
 
@@ -214,15 +217,36 @@ def _whisper_tokenizer(directory: Path, generation: dict[str, Any], vocab_size: 
     ids = {token["content"]: token["id"] for token in plain["added_tokens"]}
     names, languages = [PLAIN], dict[str, int]()
     if generation.get("is_multilingual", vocab_size >= 51865):
-        language = str(generation.get("language") or "en").strip("<|>")
-        names = [f"<|{language}|>", f"<|{generation.get('task') or 'transcribe'}|>", PLAIN]
+        language, task = generation.get("language"), generation.get("task")
+        if language is None and task is None:
+            language, task = _forced(
+                directory, generation.get("forced_decoder_ids"), {i: name for name, i in ids.items()}
+            )
+        names = [f"<|{str(name).strip('<|>')}|>" for name in (language or "en", task or "transcribe")] + [PLAIN]
         languages = {name.strip("<|>"): i for name, i in generation.get("lang_to_id", {}).items()}
+        if languages and names[0].strip("<|>") not in languages:
+            raise refusal(directory, "language", f"one of {', '.join(languages)}", names[0].strip("<|>"))
     if lacking := [name for name in (START, *names) if name not in ids]:
         raise InputError(f"{directory} must have the tokens {' '.join((START, *names))}, but it has no {lacking[0]}")
     end = JSONTokenizer(json.dumps(plain).encode()).required("eos_id")[0]
     special, opening = {"bos": ids[START], "eos": end, "pad": end, "unk": end}, [ids[name] for name in names]
     parts: Any = {"special": special, "opening": opening, "languages": languages, "place": "first"}
     return ImportedTokenizer.of({"tokenizer": plain}, size=vocab_size, **parts)
+
+
+def _forced(directory: Path, pairs: Any, names: dict[int, str]) -> tuple[str | None, str | None]:
+    """The tokens of language and task, as older directories say them: pairs of a place in the output and an id, or null.
+
+    Raises:
+        InputError: they are something else.
+    """
+    try:
+        found = {place: names[i] for place, i in pairs or [] if i is not None}
+    except (KeyError, TypeError, ValueError) as error:
+        raise refusal(
+            directory, "forced_decoder_ids", "pairs of a place and an id of this vocabulary", pairs
+        ) from error
+    return found.get(1), found.get(2)
 
 
 def _piece_table(directory: Path, theirs: dict[str, Any], forced: int | None) -> ImportedTokenizer:

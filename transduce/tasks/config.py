@@ -235,6 +235,16 @@ class GenerationConfig(RulesConfig, SamplingConfig):
                 "raise the temperature, or use beam_size"
             )
 
+    def changed(self, **settings: Any) -> "GenerationConfig":
+        """The same with other settings. A beam leaves out how to draw, unless that is named too.
+
+        Raises:
+            InputError: the value of one is out of its range.
+        """
+        if settings.get("beam_size", 1) > 1:
+            settings = {each.name: each.default for each in fields(SamplingConfig)} | settings
+        return replace(self, **settings)
+
     @property
     def search(self) -> SearchConfig:
         """The part that is beam search."""

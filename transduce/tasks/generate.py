@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Generator as Pieces, Iterator, Sequence
+from dataclasses import fields, replace
 from itertools import groupby
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from transduce.data.text.language import encode_text
 from transduce.data.text.tokenizers import Tokenizer
+from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.joint import combined
 from transduce.decode.sample import Sampler, Sampling
@@ -34,7 +36,7 @@ TAIL = 16
 class Generator:
     """A list of prompts in, as many texts out, in the same order."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, decoding: GenerationConfig | None = None) -> None:
         config = model.config
         if config.encoder is not None or config.decoder is None:
             raise InputError("a generator takes a decoder alone, but this model has an encoder; use td.load(directory)")
@@ -45,6 +47,8 @@ class Generator:
                 f"it has {config.decoder.input.vocab_size} and the tokenizer {tokenizer.vocab_size}"
             )
         self.model, self.tokenizer = model, tokenizer
+        self.decoding = decoding or GenerationConfig()
+        """How the run goes on where nothing else is said. The rules in it hold where a call leaves them at their defaults."""
         self.models: tuple[Transformer, ...] = (model,)
         """The model, and what decides beside it in an ensemble."""
         self.suppressed = (*tokenizer.suppressed, *range(tokenizer.vocab_size, config.decoder.input.vocab_size))
@@ -84,7 +88,7 @@ class Generator:
             InputError: beam search and `stop`, as a beam knows no text before its end.
         """
         check_list(prompts, "generate takes a list of prompts")
-        config = config or GenerationConfig()
+        config = self._own(config)
         if stop and config.beam_size > 1:
             raise InputError(f"stop ends texts that are sampled, but beam_size={config.beam_size}; set it to 1")
         rows = [self.encode(prompt, config.max_length) for prompt in prompts]
@@ -127,7 +131,7 @@ class Generator:
         Raises:
             InputError: beam search, which knows no text before its end.
         """
-        config = config or GenerationConfig()
+        config = self._own(config)
         if config.beam_size > 1:
             raise InputError(
                 f"a text comes piece by piece if it is sampled, but beam_size={config.beam_size}; set it to 1, or use "
@@ -175,6 +179,14 @@ class Generator:
     def scorers(self, ids: Int[Tensor, "B P"]) -> list[tuple[float, Scorer]]:
         """What judges how these prompts go on."""
         return shared(len(self.models), [(1.0, ModelScorer(model, prompts=ids)) for model in self.models])
+
+    def _own(self, config: GenerationConfig | None) -> GenerationConfig:
+        if config is None or self.decoding == GenerationConfig():
+            return config or self.decoding
+        off = {each.name: each.default for each in fields(RulesConfig)}
+        return replace(
+            config, **{name: getattr(self.decoding, name) for name in off if getattr(config, name) == off[name]}
+        )
 
     def _token_scores(self, ids: Int[Tensor, " T"], first: int) -> TokenScores:
         """The scores of the tokens from `first` on, each given those before it."""

@@ -22,7 +22,7 @@ from transduce.model.config import Tokens
 from transduce.model.packed import pack
 from transduce.model.static import make_static
 from transduce.run import CONFIG, Run, load_model, load_run, on_disk
-from transduce.tasks.config import SearchConfig
+from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
 from transduce.tasks.lexicon import load_lexicon
@@ -171,7 +171,10 @@ def _load(
     if model.device.type == "cuda" and os.environ.get("TRANSDUCE_CUDA_GRAPHS") == "1":
         make_static(model)
     if run.model.encoder is None:
-        return Generator(model, run.target_tokenizer)
+        own = run.experiment.get("decoding", {})
+        return Generator(
+            model, run.target_tokenizer, from_dict(GenerationConfig, own, f"decoding in {directory / CONFIG}")
+        )
     if run.model.decoder is None:
         return FillMask(model, run.target_tokenizer)
     _check_ends(directory, run)

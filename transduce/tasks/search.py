@@ -35,6 +35,7 @@ from transduce.tasks.phrases import forbidden
 from transduce.tasks.words import TokenScores, Word, WordAlignment
 
 FoundT = TypeVar("FoundT")
+
 GREEDY = SearchConfig(beam_size=1)
 
 
@@ -196,13 +197,10 @@ def search_sources(
         limit = min(limit, lm.max_length)
     bounds = length_bounds(source_lengths, config.length_ratio, config.length_extra, limit=limit)
     if any(prefixes) or required:
-        n = len(bounds)
-        room = zip(
-            [p.longest if p else 0 for p in prefixes or [None] * n],
-            required.totals if required else [0] * n,
-            strict=True,
-        )
-        bounds = torch.maximum(bounds, bounds.new_tensor([sum(each) + 1 for each in room])).clamp_max(limit)
+        held = required.totals if required else [0] * len(bounds)
+        begun = [prefix.longest if prefix else 0 for prefix in prefixes] or [0] * len(bounds)
+        room = bounds.new_tensor([1 + sum(pair) for pair in zip(begun, held, strict=True)])
+        bounds = torch.maximum(bounds, room).clamp_max(limit)
     if shortlist is not None:
         source = source.to(models[0].device)
         return _search_shortlist(models[0], memories[0], source, bounds, config, tokenizer, shortlist)
@@ -276,6 +274,7 @@ def beginning(tokenizer: Tokenizer, config: SearchConfig) -> list[int]:
     """
     names = config.begin_with.split()
     if not names:
+        tokenizer.with_eos(())  # which refuses to write in no language
         times = timestamps(tokenizer, config)
         return [
             i

@@ -172,6 +172,11 @@ class ImportedTokenizer(Tokenizer):
     def opening(self) -> tuple[int, ...]:
         return tuple(self._opening)
 
+    @property
+    def opens_by_language(self) -> bool:
+        """Whether every text begins with the tag of its language."""
+        return bool(self._languages) and self._place == "opening"
+
     @cached_property
     def timestamp_begin_id(self) -> int | None:
         """See Tokenizer."""

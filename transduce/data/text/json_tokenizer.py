@@ -39,7 +39,8 @@ class JSONTokenizer(Tokenizer):
         self._size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may have gaps
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token.content: i for i, token in added.items() if token.special}
-        core = json.loads(model)["model"]
+        plain = json.loads(model)
+        core, self._byte_level = plain["model"], '"ByteLevel"' in json.dumps(plain["decoder"])
         self._unk_id = core.get("unk_id", self._tokenizer.token_to_id(core.get("unk_token") or ""))
 
     @classmethod
@@ -107,7 +108,7 @@ class JSONTokenizer(Tokenizer):
     @property
     def is_byte_bpe(self) -> bool:
         """Whether this is byte-level BPE, as GPT-2 has it."""
-        return isinstance(self._tokenizer.model, models.BPE) and isinstance(self._tokenizer.decoder, decoders.ByteLevel)
+        return isinstance(self._tokenizer.model, models.BPE) and self._byte_level
 
     @property
     def vocab_size(self) -> int:
@@ -136,7 +137,7 @@ class JSONTokenizer(Tokenizer):
     @cached_property
     def surfaces(self) -> list[bytes]:
         """See Tokenizer; byte-level BPE writes every byte as a letter."""
-        if not isinstance(self._tokenizer.decoder, decoders.ByteLevel):
+        if not self._byte_level:
             return super().surfaces
         special = {*self.suppressed, self.eos_id}
         names = ("" if i in special else name for i, name in enumerate(self.tokens(range(self.vocab_size))))

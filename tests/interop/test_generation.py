@@ -1,0 +1,181 @@
+"""What generation_config.json says, against transformers: represented, or refused by its name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import transduce as td
+from tests.interop import test_fairseq, test_llama, test_marian
+from tests.interop.rivals import LINES, compare, translated
+from tests.interop.test_gpt2 import PROMPTS
+from tests.interop.test_marian import changed
+from transduce.cli.main import main
+from transduce.interop import marian
+from transduce.interop.generation import DRAWN, IDS, NEUTRAL, REPRESENTED, WITHOUT_EFFECT, read_generation
+
+pytestmark = pytest.mark.usefixtures("transformers")
+
+KNOWN = {*REPRESENTED, *IDS, *NEUTRAL, *DRAWN, *WITHOUT_EFFECT}
+ODD = {"condition_on_prev_tokens": True, "early_stopping": "never", "return_timestamps": True, "token_healing": True}
+"""Values that say something, of settings of which the number 3 does not."""
+
+
+def told(directory: Path, **settings: object) -> dict[str, Any]:
+    (directory / "generation_config.json").write_text(json.dumps(settings))
+    return read_generation(directory, {"eos_token_id": 2, "num_beams": 7, "min_length": 3})
+
+
+def test_every_setting_of_transformers_is_known(tmp_path):
+    from transformers import GenerationConfig
+
+    names = {*vars(GenerationConfig())}
+    assert {name for name in names if not name.startswith("_")} <= KNOWN
+    assert told(tmp_path, **GenerationConfig._get_default_generation_params())["num_beams"] == 1
+    assert told(tmp_path, **dict.fromkeys(names)) == dict.fromkeys(IDS) | {"eos_token_id": 2}
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL | DRAWN))
+def test_what_has_no_equal_is_refused_by_its_name(tmp_path, name):
+    for value in (NEUTRAL | DRAWN)[name]:
+        told(tmp_path, do_sample=True, **{name: value})
+    with pytest.raises(ValueError, match=f"^{name} must be .*; change it in generation_config.json$"):
+        told(tmp_path, do_sample=True, **{name: ODD.get(name, 3)})
+    if name in DRAWN:  # it counts where tokens are drawn
+        told(tmp_path, **{name: 3})
+
+
+def test_what_nothing_knows_is_named_and_config_json_is_read_where_there_is_no_other(tmp_path, caplog):
+    assert told(tmp_path, chat_format="x", _from_model_config=True) == {
+        **dict.fromkeys(IDS), "eos_token_id": 2, "chat_format": "x", "_from_model_config": True
+    }  # fmt: skip
+    assert caplog.messages == [f"{tmp_path}/generation_config.json has chat_format, which nothing here knows: not read"]
+    (tmp_path / "generation_config.json").unlink()
+    theirs = {"eos_token_id": 2, "num_beams": 7, "d_model": 8}
+    assert read_generation(tmp_path, theirs) == dict.fromkeys(IDS) | {"eos_token_id": 2, "num_beams": 7}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beams": "4"}, "it must be a whole number, but it is '4' @ $.num_beams"),
+        ({"suppress_tokens": "x"}, "@ $.suppress_tokens"),
+        ({"bad_words_ids": [3]}, "@ $.bad_words_ids"),
+        ({"suppress_tokens": [0]}, "suppress_tokens must be without eos_token_id, but in {} it is [0]"),
+        ({"eos_token_id": [0, 3]}, "eos_token_id must be one id, but in {} it is [0, 3]"),
+        ({"forced_bos_token_id": 9}, "forced_bos_token_id must be null, but in {} it is 9"),
+        ({"num_beams": 2, "length_penalty": -1.0}, "length_penalty must be at least 0, but in {} it is -1.0"),
+    ],
+)
+def test_a_setting_of_another_kind_is_refused(tmp_path, spm, settings, message):
+    test_marian.rival(tmp_path / "theirs", 0, spm)
+    changed(tmp_path / "theirs" / "generation_config.json", **settings)
+    with pytest.raises(ValueError) as error:
+        marian.import_run(tmp_path / "theirs")
+    assert message.format(tmp_path / "theirs") in str(error.value)
+
+
+def differing(theirs: Any, directory: Path, settings: dict[str, Any]) -> None:
+    """Let this model and its directory generate so."""
+    for name, value in settings.items():
+        setattr(theirs.generation_config, name, value)
+    theirs.generation_config.save_pretrained(directory)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 4, "renormalize_logits": True, "length_penalty": 1.0},
+        {"num_beams": 1, "max_new_tokens": 7, "min_new_tokens": 5},
+        pytest.param({"num_beams": 3, "max_new_tokens": 11}, marks=pytest.mark.long),
+    ],
+)
+def test_beams_and_lengths_are_those_of_generate(tmp_path, spm, settings):
+    theirs, tokenizer = test_marian.rival(tmp_path / "theirs", 1, spm)
+    pad = theirs.config.pad_token_id
+    with torch.no_grad():  # what is ruled out is likely
+        theirs.final_logits_bias[0, pad] = theirs.final_logits_bias.max() + 1
+    theirs.save_pretrained(tmp_path / "theirs")
+    whole = {"early_stopping": False, "forced_eos_token_id": None, "no_repeat_ngram_size": 0, "repetition_penalty": 1.0}
+    differing(theirs, tmp_path / "theirs", whole | settings)
+    _, got, want = compare(theirs, tokenizer, tmp_path / "theirs")
+    assert got == want
+
+
+@pytest.mark.parametrize("family", ["nllb", "m2m100", "mbart50"])
+def test_a_language_that_the_call_names_counts_as_one_that_the_files_name(tmp_path, family):
+    """Published models name none, and NLLB's tokenizer.json of 2022 has it behind the text, which its class does not heed."""
+    theirs, tokenizer = test_fairseq.rival(directory := tmp_path / "theirs", 2, family)
+    source, target = tokenizer.src_lang, tokenizer.tgt_lang
+    settings = {"num_beams": 4, "length_penalty": 1.0, "early_stopping": False, "no_repeat_ngram_size": 0}
+    differing(theirs, directory, settings | {"forced_bos_token_id": None, "max_length": 30, "min_length": 6})
+    changed(directory / "tokenizer_config.json", src_lang=None, tgt_lang=None)
+    changed(directory / "config.json", forced_bos_token_id=None)
+    if family == "nllb":
+        plain = json.loads((directory / "tokenizer.json").read_text())
+        single = plain["post_processor"]["single"]
+        tag = next(part for part in single if part.get("SpecialToken", {}).get("id") == source)
+        plain["post_processor"]["single"] = [*(part for part in single if part != tag), tag]
+        (directory / "tokenizer.json").write_text(json.dumps(plain))
+    assert main(["import", str(directory), str(run := tmp_path / "run")]) == 0
+    lines = [line for line in LINES if line.strip()]
+    batch = tokenizer(lines, return_tensors="pt", padding=True)
+    code = tokenizer.get_lang_id(target) if family == "m2m100" else tokenizer.convert_tokens_to_ids(target)
+    theirs.generation_config.forced_bos_token_id = code
+    with torch.no_grad():
+        rows = theirs.generate(**batch)
+    want = tokenizer.batch_decode(rows[:, 2:], skip_special_tokens=True)
+    assert translated(run, lines, "--source-language", source, "--target-language", target) == [t.strip() for t in want]
+
+
+def test_a_decoder_alone_goes_on_as_its_file_says(tmp_path, capsys):
+    """And what is special there is in no text, though it ends nothing."""
+    import transformers
+
+    theirs = test_llama.rival(tmp_path / "theirs", "qwen2", vocab_size=294, eos_token_id=292, bos_token_id=None)
+    test_llama.chat_tokenizer(tmp_path / "theirs", begins=False)
+    settings = {"repetition_penalty": 1.7, "max_new_tokens": 12, "do_sample": False, "eos_token_id": 292}
+    differing(theirs, tmp_path / "theirs", settings | {"suppress_tokens": [7, 0], "pad_token_id": 0})
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "theirs")
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
+    generator, want, free = td.load_generator(tmp_path / "run"), list[str](), list[str]()
+    for prompt in PROMPTS[:3]:
+        ids = tokenizer(prompt, return_tensors="pt")
+        given = {"input_ids": ids.input_ids, "attention_mask": ids.attention_mask}
+        for found, how in ((want, {}), (free, {"repetition_penalty": 1.0})):
+            row = theirs.generate(**given, **how)[0, ids.input_ids.size(1) :]
+            found.append(tokenizer.decode(row, skip_special_tokens=True))
+    assert generator(PROMPTS[:3]) == want
+    # rules hold where a call leaves them alone, and are gone where it does not
+    assert generator(PROMPTS[:3], td.GenerationConfig(temperature=0.0, max_length=12)) == want != free
+    capsys.readouterr()
+    assert main(["generate", str(tmp_path / "run"), "--prompt", PROMPTS[0]]) == 0
+    assert capsys.readouterr().out == f"{PROMPTS[0]}{want[0]}\n"
+    i = next(i for i in range(3) if want[i] != free[i])
+    assert main(["generate", str(tmp_path / "run"), "--prompt", PROMPTS[i], "--repetition-penalty", "1"]) == 0
+    assert capsys.readouterr().out == f"{PROMPTS[i]}{free[i]}\n"
+    rows = [[40, 293, 41], [291, 50]]
+    assert generator.tokenizer.decode(rows) == tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beams": 2}, "num_beams must be 1, but in {} it is 2"),
+        ({"max_length": 20}, "max_length must be at least 64, for it counts the prompt, but in {} it is 20"),
+        ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size must be 0, but in {} it is 2"),
+        ({"stop_strings": ["x"]}, "stop_strings must be null, but in {} it is ['x']"),
+        ({"do_sample": True, "min_p": 0.1}, "min_p must be 0, but in {} it is 0.1"),
+    ],
+)
+def test_of_a_decoder_alone_what_has_no_equal_is_refused(tmp_path, settings, message):
+    from transduce.interop.llama import import_run
+
+    test_llama.rival(tmp_path, "qwen2", vocab_size=294, eos_token_id=292, bos_token_id=None)
+    test_llama.chat_tokenizer(tmp_path, begins=False)
+    changed(tmp_path / "generation_config.json", **settings)
+    with pytest.raises(ValueError) as error:
+        import_run(tmp_path)
+    assert message.format(tmp_path) in str(error.value)
