@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from collections.abc import Mapping
 from functools import cache
 from operator import ge, gt, le, lt
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -113,6 +115,20 @@ def within(interval: str, **values: int | float | None) -> None:
     for name, value in values.items():
         if value is not None and not (above(value, low) and below(value, high)):
             raise InputError(f"{name} must lie in {interval}, but {name}={value}")
+
+
+def environment_count(environment: Mapping[str, str], name: str, default: str = "", *, least: int = 0) -> int:
+    """The whole number in an environment variable, which torchrun or a cluster sets.
+
+    Raises:
+        InputError: it is no whole number of `least` or more.
+    """
+    text = environment.get(name, default)
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
+        raise InputError(
+            f"{name} must be a whole number of {least} or more, but it is {text!r}; correct it or unset it"
+        )
+    return int(text)
 
 
 def divides(**values: int) -> None:

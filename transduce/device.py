@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from transduce.config import environment_count
 from transduce.errors import InputError
 
 Precision = Literal["fp32", "bf16"]
@@ -17,8 +18,9 @@ def default_device() -> str:
     """A GPU where there is one; of several, every process of torchrun gets its own."""
     if not torch.cuda.is_available():
         return "cpu"
-    rank = os.environ.get("LOCAL_RANK")
-    return "cuda" if rank is None else f"cuda:{int(rank) % torch.cuda.device_count()}"
+    if "LOCAL_RANK" not in os.environ:
+        return "cuda"
+    return f"cuda:{environment_count(os.environ, 'LOCAL_RANK') % torch.cuda.device_count()}"
 
 
 def torch_device(name: torch.device | str) -> torch.device:

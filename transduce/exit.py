@@ -23,6 +23,8 @@ class _ClosedOutput(io.TextIOBase):
 def prepare_streams(*, needs_output: bool) -> None:
     """Make standard output UTF-8 unless it is a terminal, and let the program live without closed streams, as under cron.
 
+    What a terminal, or UTF-8, cannot show comes out as \\u65e5.
+
     Args:
         needs_output: writing to a closed standard output is an error; otherwise it is lost.
     """
@@ -35,8 +37,9 @@ def prepare_streams(*, needs_output: bool) -> None:
             os.open(os.devnull, os.O_RDWR)
         closed = _ClosedOutput() if name == "stdout" and needs_output else open(number, "r+", closefd=False)  # noqa: SIM115
         setattr(sys, name, closed)
-    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.isatty():
-        sys.stdout.reconfigure(encoding="utf-8")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        encoding = sys.stdout.encoding if sys.stdout.isatty() else "utf-8"
+        sys.stdout.reconfigure(encoding=encoding, errors="backslashreplace")
 
 
 def _drop_output() -> None:

@@ -45,6 +45,8 @@ def writing_whole(path: Path, *, durable: bool = True, keep: bool = False) -> It
         durable: wait for the disk; otherwise a power cut may still tear the file.
         keep: where the `with` ends in an error, what was written becomes PATH with PARTIAL behind it.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     beside, file = _beside(path)
     try:
         with file:
@@ -94,7 +96,7 @@ def held(directory: Path, rule: str, way_out: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        by = holder.read_text() if holder.is_file() else "another process"
+        by = holder.read_text("utf-8", "replace") if holder.is_file() else "another process"
         raise InputError(f"{rule}, but {directory} is held by {by}; wait for it or stop it, or {way_out}") from error
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -108,7 +110,7 @@ def held(directory: Path, rule: str, way_out: str) -> Iterator[None]:
 def write_file(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Write a file whole or not at all; see `writing_whole`."""
     with writing_whole(path, durable=durable) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
 
 
 def write_directory(path: Path, fill: Callable[[Path], None]) -> None:

@@ -101,6 +101,8 @@ def check_output(output: Path | None, inputs: Sequence[Path]) -> None:
     Raises:
         InputError: it has none, or it is one.
     """
+    if output is not None and output.is_dir():
+        raise InputError(f"an output must be a file, but {output} is a directory; name a file in it")
     if output is None or not is_plain(output):
         return
     try:

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.output import error_lines
-from transduce.config import differences
+from transduce.cli.output import check_output, error_lines
+from transduce.config import differences, environment_count
 from transduce.errors import InputError
 
 SLURM = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT")
@@ -60,15 +60,19 @@ def share_of_environment(environment: Mapping[str, str]) -> Share | None:
     if not (set(SLURM) <= names or set(TORCHRUN) <= names):
         return None
     if set(SLURM) <= names:
-        task, first, total = (int(environment[name]) for name in SLURM)
-        index, rest = divmod(task - first, int(environment.get("SLURM_ARRAY_TASK_STEP", 1)))
+        task, first, total = (environment_count(environment, name) for name in SLURM)
+        index, rest = divmod(task - first, environment_count(environment, "SLURM_ARRAY_TASK_STEP", "1", least=1))
         if rest or not 0 <= index < total:
             raise InputError(
                 f"the tasks of an array must be numbered in even steps, as --array=1-{total} does, but task {task} is one "
                 f"of {total} from {first} up; name the part: --part I/N"
             )
     if set(TORCHRUN) <= names:
-        rank, ranks = (int(environment[name]) for name in TORCHRUN)
+        rank, ranks = (environment_count(environment, name) for name in TORCHRUN)
+        if rank >= ranks:
+            raise InputError(
+                f"RANK must be less than WORLD_SIZE, but they are {rank} and {ranks}; start it with torchrun"
+            )
         index, total = index * ranks + rank, total * ranks
     return Share(index + 1, total)
 
@@ -116,10 +120,10 @@ def read_part(path: Path) -> Part:
         first = file.readline()
     try:
         plain = json.loads(first)
-        part = Part(
-            path, Head(plain["job"], Share(*plain["part"]), plain["inputs"]), tuple(plain["errors"]), plain["bytes"]
-        )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        head = Head(dict(plain["job"]), Share(*map(int, plain["part"])), str(plain["inputs"]))
+        part = Part(path, head, tuple(map(str, plain["errors"])), int(plain["bytes"]))
+        int(head.job["n_inputs"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} must begin as a part does, but it does not; remove it, and make it again") from error
     if (found := path.stat().st_size - len(first)) != part.n_bytes:
         raise InputError(
@@ -209,6 +213,7 @@ def merge(output: Positional[Annotated[Path, arg(metavar="OUTPUT", help="As --ou
 
     The parts stay; the exit code is 1 if some of the input could not be used.
     """
+    check_output(output, ())
     parts = _all_parts(output)
     join(output, parts)
     errors = [error for part in parts for error in part.errors]

@@ -1,6 +1,7 @@
 """`transduce serve RUN [RUN ...]`: runs over HTTP, for the clients that there are."""
 
 import logging
+import os
 import re
 import signal
 import socket
@@ -133,7 +134,7 @@ def load_served(
     given = list(languages)
     for run in runs:
         directories = each_run(run)
-        name = ",".join(each.resolve().name for each in directories)
+        name = ",".join(os.path.basename(os.path.realpath(each)) for each in directories)
         if name in [each.name for each in found]:
             raise InputError(f"runs are asked for by their names, but two are called {name}; rename one directory")
         task = check_served(load(directories, machine.device, dtype_of(machine.precision)), name)

@@ -195,12 +195,18 @@ def _sections(lines: Iterable[str], words: dict[str, int]) -> Iterator[tuple[np.
             if n:
                 yield np.array(grams, dtype=np.int64).reshape(-1, n), np.array(values).reshape(-1, 2)
             found = line.strip().removeprefix("\\").removesuffix("-grams:")
-            n, grams, values = int(found) if found.isdecimal() else 0, [], []
+            if found.isdecimal() and found != str(n + 1):
+                raise InputError(
+                    f"an ARPA file has 1-grams, 2-grams and so on, but behind {n}-grams come {found:.9}-grams"
+                )
+            n, grams, values = n + 1 if found.isdecimal() else 0, [], []
         elif n and line.strip():
             log_prob, *rest = [field for field in line.strip("\r\n").replace("\t", " ").split(" ") if field]
             ids = [words[word] for word in rest[:n] if word in words]
             try:
                 value = float(log_prob), float(rest[n]) if len(rest) > n else 0.0
+                if math.isnan(sum(value)):
+                    raise ValueError
             except ValueError as error:
                 raise InputError(
                     f"a line of {n}-grams must have a number, words and a number, but it is {line!r:.60}"

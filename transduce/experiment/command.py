@@ -83,7 +83,9 @@ def main(
         with ExitStack() as stack:
             if not first:  # it says nothing, and begins when the data is prepared
                 os.environ["TQDM_DISABLE"] = "1"
-                stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+                stack.enter_context(
+                    redirect_stdout(stack.enter_context(open(os.devnull, "w", encoding="utf-8", errors="replace")))
+                )
                 if not world().prepared():
                     sys.exit(2)  # the first one has said why
             try:

@@ -34,12 +34,15 @@ def with_file(config: ConfigT, path: Path) -> ConfigT:
     """
     if not path.is_file():
         raise InputError(f"--config takes a file, .json or .yaml, but {path} is none; --print-config writes one")
-    text = path.read_text("utf-8")
+    raw = path.read_bytes()
     try:
-        in_yaml = path.suffix in (".yaml", ".yml")
+        text, in_yaml = raw.decode("utf-8-sig"), path.suffix in (".yaml", ".yml")
         plain = yaml.load(text, _Yaml) if in_yaml else json.loads(text, object_pairs_hook=_object)
-    except (yaml.YAMLError, ValueError) as error:
-        told = " ".join(str(error).split())
+        json.dumps(plain, default=str, ensure_ascii=False).encode(
+            errors="surrogateescape"
+        )  # neither halves of characters nor circles
+    except Exception as error:  # PyYAML raises errors of many kinds, such as for a day that there is not
+        told = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"--config takes JSON, or YAML in a .yaml, but {path} is not: {told}") from error
     if isinstance(plain, dict) and isinstance(plain.get("experiment"), dict):  # a run's config.json
         plain = {name: value for name, value in plain["experiment"].items() if name != "data"}
@@ -90,7 +93,7 @@ def like_run(config: ConfigT, run: Path) -> ConfigT:
         found: ConfigT = _changed(
             config, {name: plain[name] for name in ("model", "features") if name in plain and hasattr(config, name)}, ""
         )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"a run to start from has a config.json of transduce, but {path}: {error}") from error
     return found if _inputs(found) == _inputs(config) else config
 
@@ -153,12 +156,12 @@ def _fits(kind: Any, value: Any) -> tuple[bool, Any]:
         wanted = [parts[0]] * len(value) if parts[-1] is ... else parts
         found = [_fits(part, each) for part, each in zip(wanted, value, strict=False)]
         return len(wanted) == len(value) and all(fits for fits, _ in found), tuple(each for _, each in found)
-    if kind is float and isinstance(value, str):  # YAML reads 5e-3 as text
+    if kind is float and isinstance(value, str | int) and not isinstance(value, bool):  # YAML reads 5e-3 as text
         try:
             return True, float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             return False, None
-    right = isinstance(value, PLAIN[kind]) and (kind is bool or not isinstance(value, bool))
+    right = isinstance(value, PLAIN[kind]) and (kind is bool or not isinstance(value, bool)) and "\0" not in str(value)
     return right, kind(value) if right else None
 
 

@@ -211,7 +211,17 @@ def english_normalizer() -> Callable[[str], str]:
             "Whisper's normalization of English needs the library whisper-normalizer, which is not installed; "
             "pip install whisper-normalizer, or use --normalize"
         ) from error
-    return EnglishTextNormalizer()
+    normalizer = EnglishTextNormalizer()
+
+    def normalize(text: str) -> str:
+        try:
+            return str(normalizer(text))
+        except Exception as error:  # it fails on some numbers, in many ways
+            raise InputError(
+                f"Whisper's normalization fails on {text!r:.60} ({type(error).__name__}); use --normalize"
+            ) from error
+
+    return normalize
 
 
 wer = ErrorRateMeasure(name="wer", title="WER", description="word error rate in percent", unit="word")

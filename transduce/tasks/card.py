@@ -25,7 +25,7 @@ def scores(run: Path) -> list[str]:
     told = []
     for path in (run / "test.json", run / "validation.json"):
         try:
-            found: Any = json.loads(path.read_text()) if path.is_file() else []
+            found: Any = json.loads(path.read_bytes()) if path.is_file() else []
             if isinstance(found, dict):
                 told.append(f"{path.stem}: " + ", ".join(f"{name} {value:g}" for name, value in found.items()))
             else:

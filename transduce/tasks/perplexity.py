@@ -37,7 +37,7 @@ class Perplexity:
     @property
     def perplexity(self) -> float:
         """e to the nats per token: comparable between models with one tokenizer only."""
-        return math.exp(self.nats_per_token)
+        return math.exp(self.nats_per_token) if self.nats_per_token < 709 else math.inf
 
     @property
     def bits_per_byte(self) -> float:

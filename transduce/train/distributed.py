@@ -16,7 +16,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.config import within
+from transduce.config import environment_count, within
 from transduce.errors import InputError
 from transduce.train.config import TrainingConfig
 
@@ -164,13 +164,18 @@ def world() -> World:
     The first call joins them: over NCCL where there are GPUs, one for each process of a machine, over Gloo on CPUs.
 
     Raises:
-        InputError: see patience().
+        InputError: see patience(); or the environment does not say where they meet.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
+    if environment_count(os.environ, "WORLD_SIZE", "1", least=1) == 1 or "MASTER_ADDR" not in os.environ:
         return World()
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    store, rank, size = next(dist.rendezvous("env://"))
+        torch.cuda.set_device(environment_count(os.environ, "LOCAL_RANK"))
+    try:
+        store, rank, size = next(dist.rendezvous("env://"))
+    except ValueError as error:
+        raise InputError(
+            f"several processes are started by torchrun, which says where they meet, but: {error}"
+        ) from error
     store = dist.PrefixStore(
         f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store
     )  # a restart finds it empty

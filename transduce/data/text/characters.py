@@ -19,6 +19,7 @@ class CharTokenizer(Tokenizer):
         super().__init__(model)
         try:
             characters = json.loads(model)["characters"]
+            str(characters).encode()  # no half of a character
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f'characters must come as JSON {{"characters": "..."}}, but: {error!r:.200}') from error
         if not isinstance(characters, str) or not characters or len(set(characters)) < len(characters):

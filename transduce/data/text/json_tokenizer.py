@@ -100,8 +100,13 @@ class JSONTokenizer(Tokenizer):
                 f"a byte-level tokenizer is tokenizer.json, or vocab.json and merges.txt, but {path} has neither; "
                 "copy them from where the model came from"
             )
-        tokenizer = _byte_level(models.BPE.from_file(str(vocabulary), str(merges)))
-        if END in json.loads(vocabulary.read_text(encoding="utf-8")):
+        try:
+            tokenizer = _byte_level(models.BPE.from_file(str(vocabulary), str(merges)))
+        except Exception as error:  # the library raises nothing narrower
+            raise InputError(
+                f"{vocabulary} and {merges} must be a byte-level BPE, but: {error}; copy them again"
+            ) from error
+        if tokenizer.token_to_id(END) is not None:
             tokenizer.add_special_tokens([AddedToken(END, normalized=True, special=True)])
         return cls(tokenizer.to_str().encode())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Integer
 
+from transduce.config import from_dict
 from transduce.errors import InputError
 
 CHUNK = 1 << 22
@@ -103,10 +104,14 @@ def read_header(path: Path) -> ShardHeader:
         InputError: it is missing, or is something else.
     """
     path = path.with_suffix(".json")
+    from transduce.files import read_json  # it loads torch, for which --help does not wait
+
     try:
-        return ShardHeader(**json.loads(path.read_text()))
-    except (FileNotFoundError, json.JSONDecodeError, TypeError) as error:
-        raise InputError(f"a shard has its header beside it, but {path}: {error!r}; make the shard again") from error
+        header = from_dict(ShardHeader, read_json(path), str(path))
+        np.dtype(header.dtype)
+        return header
+    except (OSError, InputError, TypeError) as error:
+        raise InputError(f"a shard has its header beside it, but {path}: {error}; make the shard again") from error
 
 
 def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False) -> Stream:

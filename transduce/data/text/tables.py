@@ -44,7 +44,7 @@ def each_cell_row(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...
         for batch in _batches(path):
             cells = [_cells(batch, column, path) for column in columns]
             yield from zip(*cells, strict=True)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is no whole Parquet or Arrow file: {error}; fetch it again") from error
 
 

@@ -88,7 +88,7 @@ def _read(path: Path) -> Tokenizer:
         if "pronunciations" in plain:
             return PronunciationTokenizer(model)
         return CharTokenizer(model) if "characters" in plain else JSONTokenizer(model)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             "a tokenizer file is a SentencePiece model, or JSON of the library tokenizers, of characters or of pronunciations, but "
             f"{path}: {error}"

@@ -1,0 +1,197 @@
+"""Files, names and environments that nobody means: each is refused in a line, and none reaches a library's own error."""
+
+import codecs
+import gzip
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import ipc
+
+from recipes import translation
+from tests.language_runs import language_run
+from transduce.cli.main import main
+from transduce.cli.parts import share_of_environment
+from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.data.text.shards import read_header
+from transduce.data.text.tables import each_cell_row
+from transduce.data.text.tokenizers import load_tokenizer
+from transduce.decode.ngram import NGrams
+from transduce.device import torch_device
+from transduce.errors import InputError
+from transduce.exit import prepare_streams
+from transduce.experiment.fields import with_file
+from transduce.files import write_file
+from transduce.score.wer import english_normalizer
+from transduce.train.distributed import world
+
+CONFIGS = {
+    "utf-16.json": '{"run": "x"}'.encode("utf-16"),
+    "utf-16.yaml": "run: x".encode("utf-16"),
+    "latin-1.json": '{"run": "grün"}'.encode("latin-1"),
+    "packed.json": gzip.compress(b"{}"),
+    "deep.json": b"[" * 100_000,
+    "deep.yaml": b"[" * 3000,
+    "itself.yaml": b"&a {run: *a}",
+    "no day.yaml": b"run: 2020-99-99",
+    "no time.yaml": b"run: !!timestamp x",
+    "no truth.yaml": b"run: !!bool x",
+    "no number.yaml": b"run: !!int x",
+    "no letter.yaml": b'run: "\\U00110000"',
+    "a day for a name.yaml": b"2020-01-01: x",
+    "zero byte.json": b'{"run": "a\\u0000b"}',
+    "zero byte.yaml": b'run: "a\\0b"',
+    "half a character.json": b'{"run": "\\ud800"}',
+    "half a character.yaml": b'run: "\\ud800"',
+    "long number.json": b'{"training": {"seed": ' + b"9" * 5000 + b"}}",
+    "long number.yaml": b"training: {seed: 0x" + b"f" * 5000 + b"}",
+    "beyond floats.json": b'{"bpe_dropout": 1' + b"0" * 400 + b"}",
+    "beyond floats.yaml": b"bpe_dropout: 1" + b"0" * 400,
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_that_is_none_is_refused_by_name(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(CONFIGS[name])
+    with pytest.raises(InputError) as caught:
+        with_file(translation.COMMANDS, path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.yaml"])
+def test_a_config_may_begin_with_a_byte_order_mark_and_name_what_is_not_utf_8(tmp_path, name):
+    (tmp_path / name).write_bytes(codecs.BOM_UTF8 + json.dumps({"run": os.fsdecode(b"gr\xfcn")}).encode())
+    assert os.fsencode(with_file(translation.COMMANDS, tmp_path / name).run) == b"gr\xfcn"
+
+
+@pytest.mark.parametrize("value", ["x", "", "-1", "1.5", "9" * 5000])
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_STEP"])
+def test_variables_of_clusters_that_are_no_numbers_are_named(monkeypatch, name, value):
+    whole = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
+    whole |= dict.fromkeys(("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT"), "1")
+    for each, text in {**whole, name: value}.items():
+        monkeypatch.setenv(each, text)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    use = {"WORLD_SIZE": world.__wrapped__, "LOCAL_RANK": lambda: torch_device("auto")}
+    with pytest.raises(InputError, match=f"^{name} must be a whole number"):
+        use.get(name, lambda: share_of_environment(os.environ))()
+
+
+def test_a_meeting_point_that_is_none_is_refused(monkeypatch):
+    for name, text in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(InputError, match="torchrun"):
+        world.__wrapped__()
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(InputError, match="RANK must be less than WORLD_SIZE"):
+        share_of_environment(os.environ)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\\1-grams:\n-1 a\n\\3-grams:\n-1 a a a\n\\end\\",
+        "\\2-grams:\n-1 a a\n\\end\\",
+        f"\\{'9' * 5000}-grams:\n\\end\\",
+        "\\1-grams:\n-1 a\n\\1-grams:\n-1 a\n\\end\\",
+        "\\1-grams:\nnan a\n\\end\\",
+    ],
+)
+def test_an_arpa_file_of_strange_sections_is_refused(text):
+    with pytest.raises(InputError, match="grams"):
+        NGrams(text.split("\n"), ["<s>", "</s>", "a"], bos_id=0, eos_id=1, device="cpu")
+
+
+def test_a_table_of_another_encoding_is_refused(tmp_path):
+    raw = pyarrow.array(["grün".encode("latin-1")], pyarrow.binary())
+    text = pyarrow.StringArray.from_buffers(1, *raw.buffers()[1:])  # Arrow believes whoever says that it is UTF-8
+    table = pyarrow.table({"source": text, "target": ["green"]})
+    with pyarrow.OSFile(str(tmp_path / "x.arrow"), "wb") as file, ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(InputError, match=r"x\.arrow is no whole"):
+        list(each_cell_row(tmp_path / "x.arrow", ("source", "target")))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff", b"{}", b"[" * 100_000, b'{"dtype": "x", "count": 1, "tokenizer": "", "sha256": "", "source": ""}',
+     b'{"dtype": "uint16", "count": "1", "tokenizer": "", "sha256": "", "source": ""}'],
+)  # fmt: skip
+def test_a_header_of_a_shard_that_is_none_is_refused(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"a\.json"):
+        read_header(tmp_path / "a.bin")
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"[" * 100_000, b"{", b'{"a": "b"}'])
+def test_tokenizers_of_broken_files_are_refused(tmp_path, content):
+    (tmp_path / "vocab.json").write_bytes(content)
+    (tmp_path / "merges.txt").write_bytes(b"\xff")
+    with pytest.raises(InputError, match=r"vocab\.json"):
+        JSONTokenizer.load(tmp_path)
+    (tmp_path / "deep.json").write_bytes(b'{"a": ' * 100_000)
+    with pytest.raises(InputError, match=r"deep\.json"):
+        load_tokenizer(tmp_path / "deep.json")
+    with pytest.raises(InputError, match="characters must come as"):
+        CharTokenizer(b'{"characters": "\\ud800"}')
+
+
+def test_numbers_that_whispers_normalization_fails_on_are_named():
+    pytest.importorskip("whisper_normalizer")
+    assert english_normalizer()("Twenty one") == "21"
+    with pytest.raises(InputError, match="use --normalize"):
+        english_normalizer()("9" * 5000)
+
+
+@pytest.mark.parametrize(
+    "head",
+    ['{"job": {}, "part": [1, 1], "inputs": "", "errors": [], "bytes": 0}',
+     '{"job": {"n_inputs": 1}, "part": ["x", 1], "inputs": "", "errors": [], "bytes": 0}',
+     '{"job": {"n_inputs": 1}, "part": [1, 1e999], "inputs": "", "errors": [], "bytes": 0}',
+     '{"job": 5, "part": [1, 1], "inputs": "", "errors": [], "bytes": 0}', "\xff"],
+)  # fmt: skip
+def test_a_part_that_is_none_is_refused(tmp_path, capsys, head):
+    (tmp_path / "out.part-00001-of-00001").write_bytes(head.encode("latin-1") + b"\n")
+    assert main(["merge", str(tmp_path / "out")]) == 2
+    assert "must begin as a part does" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["/", ".", "", "loop"])
+def test_an_output_that_is_no_file_is_refused(once, tmp_path, monkeypatch, capsys, output):
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    run = str(once("letters", lambda folder: language_run(folder / "run")) / "run")
+    words = ["generate", run, "--prompt", "a", "--max-length", "1", "--device", "cpu", "--output", output]
+    for each in (words, [*words, "--part", "1/2"], ["merge", output], ["serve", output, "--port", "0"]):
+        assert main(each) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    if output != "loop":  # a link is replaced
+        with pytest.raises(OSError):
+            write_file(Path(output), "")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_cannot_be_written_comes_out_as_its_number(monkeypatch, terminal):
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="latin-1")
+    monkeypatch.setattr(out, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(sys, "stdout", out)
+    prepare_streams(needs_output=True)
+    print("grün 日 \udcff", flush=True)
+    want = "grün \\u65e5 \\udcff\n".encode("latin-1") if terminal else "grün 日 \\udcff\n".encode()
+    assert raw.getvalue() == want
+
+
+def test_vectors_and_texts_in_place_of_runs_are_refused(tmp_path, capsys):
+    np.save(tmp_path / "a.npy", np.zeros((2, 3)))
+    for command in (["describe"], ["translate"], ["generate", "--prompt", "a"], ["average", "--last", "1"]):
+        assert main([command[0], str(tmp_path / "a.npy"), *command[1:]]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
