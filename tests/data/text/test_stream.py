@@ -139,7 +139,7 @@ def test_shards_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ValueError, match=f"^{re.escape(str(path))} must have 4 bytes.* but has 3"):
         open_shards([path], tokenizer=b"t")
     path.with_suffix(".json").unlink()
-    with pytest.raises(ValueError, match=r"a\.json: FileNotFoundError"):
+    with pytest.raises(ValueError, match=r"a\.json: .*No such file"):
         open_shards([path], tokenizer=b"t")
 
 
