@@ -2,10 +2,12 @@
 
 import errno
 import io
+import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from transduce.errors import InputError
 
@@ -20,26 +22,37 @@ class _ClosedOutput(io.TextIOBase):
         raise InputError("standard output must be open, but it is closed; name a file with --output, or write > FILE")
 
 
-def prepare_streams(*, needs_output: bool) -> None:
-    """Make standard output UTF-8 unless it is a terminal, and let the program live without closed streams, as under cron.
+@contextmanager
+def command_process(message_format: str, *, needs_output: bool) -> Iterator[None]:
+    """Have warnings on stderr, standard output in UTF-8 unless it is a terminal, and no closed streams, as under cron.
+
+    Afterwards streams and logging are as they were, for whoever calls a command from Python.
 
     What a terminal, or UTF-8, cannot show comes out as \\u65e5.
 
     Args:
         needs_output: writing to a closed standard output is an error; otherwise it is lost.
     """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is not None:
-            continue
-        try:
-            os.fstat(number)
-        except OSError:  # else a file that is opened later would get its number
-            os.open(os.devnull, os.O_RDWR)
-        closed = _ClosedOutput() if name == "stdout" and needs_output else open(number, "r+", closefd=False)  # noqa: SIM115
-        setattr(sys, name, closed)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        encoding = sys.stdout.encoding if sys.stdout.isatty() else "utf-8"
-        sys.stdout.reconfigure(encoding=encoding, errors="backslashreplace")
+    with ExitStack() as stack:
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            if getattr(sys, name) is not None:
+                continue
+            stack.callback(setattr, sys, name, None)
+            try:
+                os.fstat(number)
+            except OSError:  # else a file that is opened later would get its number
+                stack.callback(os.close, os.open(os.devnull, os.O_RDWR))
+            refuses = name == "stdout" and needs_output
+            setattr(sys, name, _ClosedOutput() if refuses else stack.enter_context(open(number, "r+", closefd=False)))
+        out = sys.stdout
+        if isinstance(out, io.TextIOWrapper):
+            stack.callback(out.reconfigure, encoding=out.encoding, errors=out.errors)
+            out.reconfigure(encoding=out.encoding if out.isatty() else "utf-8", errors="backslashreplace")
+        if not logging.root.handlers:
+            stack.callback(logging.root.setLevel, logging.root.level)
+            logging.basicConfig(format=message_format, level=logging.WARNING)
+            stack.callback(logging.root.removeHandler, logging.root.handlers[0])
+        yield
 
 
 def _drop_output() -> None:

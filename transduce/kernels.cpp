@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <new>
 #include <type_traits>
 #include <vector>
 #if defined(__AVX2__)
@@ -272,12 +274,52 @@ void some_panels(const Linear& map, const float* x, const Rounded* rounded, cons
     }
 }
 
-// What one thread needs besides its results; it grows and stays.
+// What one thread needs besides its results. It grows, and stays from call to call unless it is larger than KEPT bytes.
 struct Room {
     std::vector<float> states, x, y, wide, scores, scale;
     std::vector<Rounded> rounded;
 };
 thread_local Room room;
+constexpr size_t KEPT = 1 << 24;
+
+void release_large_room() {
+    size_t bytes = room.rounded.capacity() * sizeof(Rounded);
+    for (const auto* each : {&room.states, &room.x, &room.y, &room.wide, &room.scores, &room.scale})
+        bytes += each->capacity() * sizeof(float);
+    if (bytes > KEPT) room = Room();
+}
+
+// body(t) for t = 0 ... threads - 1, each in a thread of its own. An exception must not leave a thread of OpenMP, so what
+// one of them throws is thrown here, when all have ended.
+template <class Body>
+void parallel(int threads, Body body) {
+    if (threads == 1) return body(0);
+    std::exception_ptr thrown;
+#pragma omp parallel for schedule(static, 1) num_threads(threads)
+    for (int t = 0; t < threads; t++) {
+        try {
+            body(t);
+        } catch (...) {
+            room = Room();
+#pragma omp critical
+            thrown = std::current_exception();
+        }
+    }
+    if (thrown) std::rethrow_exception(thrown);
+}
+
+// What `body` returns; OUT_OF_MEMORY where there is too little memory for its scratch.
+constexpr int32_t OUT_OF_MEMORY = -1;
+
+template <class Body>
+int32_t guarded(Body body) {
+    try {
+        return body();
+    } catch (const std::bad_alloc&) {
+        room = Room();
+        return OUT_OF_MEMORY;
+    }
+}
 
 void linear(const Linear& map, const float* x, int64_t n, float* y, bool relu, int threads) {
     const int64_t n_panels = (map.outputs + WIDE - 1) / WIDE;
@@ -292,9 +334,9 @@ void linear(const Linear& map, const float* x, int64_t n, float* y, bool relu, i
     }
     // of few rows, reading the matrix takes the time; what is small is done before another thread wakes up
     if (std::max<int64_t>(n, 6) * map.inputs * map.outputs < (1 << 23)) threads = 1;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int t = 0; t < threads; t++)
+    parallel(threads, [&](int t) {
         some_panels(map, x, rounded, row_scale, n, y, relu, n_panels * t / threads, n_panels * (t + 1) / threads);
+    });
 }
 
 void normalize(const Norm& norm, const float* x, int64_t n, int64_t width, float* y) {
@@ -493,10 +535,14 @@ extern "C" {
 int32_t wide = WIDE, pair = PAIR;
 
 // y (N, outputs) = x (N, inputs) W^T + bias, and where `relu` is set, not below 0.
-void linear_map(const Linear* map, const float* bias, const float* x, int64_t n, float* y, int32_t relu, int32_t threads) {
-    Linear biased = *map;
-    biased.bias = bias;
-    linear(biased, x, n, y, relu, threads);
+int32_t linear_map(const Linear* map, const float* bias, const float* x, int64_t n, float* y, int32_t relu, int32_t threads) {
+    return guarded([&] {
+        Linear biased = *map;
+        biased.bias = bias;
+        linear(biased, x, n, y, relu, threads);
+        release_large_room();
+        return 0;
+    });
 }
 
 // The states (N, D) of one more position of N rows; keys and values are added to the past. False if a token is none.
@@ -509,48 +555,55 @@ int32_t decoder_step(const Stack* stack, const Past* past, const Table* table, c
         for (int64_t i = 0; i < width; i++) x[m * width + i] = vector[i] * table->scale + position[i];
     }
     const int outer = n < 4 * threads ? 1 : threads;  // threads share rows, or the outputs of each product
-#pragma omp parallel for schedule(static) num_threads(outer) if (outer > 1)
-    for (int t = 0; t < outer; t++)
-        some_rows(*stack, *past, x, n, n * t / outer, n * (t + 1) / outer, outer == 1 ? threads : 1);
-    return 1;
+    return guarded([&] {
+        parallel(outer, [&](int t) {
+            some_rows(*stack, *past, x, n, n * t / outer, n * (t + 1) / outer, outer == 1 ? threads : 1);
+            release_large_room();
+        });
+        return 1;
+    });
 }
 
 // x (B, S, D), vectors of which each row has a length, or S where there are none, becomes the states. Where positions are
 // rotary, `rotation` has the cosines and then the sines of their angles, (2, S, E / 2).
-void encoder_states(const Stack* stack, float* x, int64_t n_sentences, int64_t length, const int64_t* lengths,
-                    const float* rotation, int32_t threads) {
+int32_t encoder_states(const Stack* stack, float* x, int64_t n_sentences, int64_t length, const int64_t* lengths,
+                       const float* rotation, int32_t threads) {
     const int outer = n_sentences < 4 * threads ? 1 : threads;
-#pragma omp parallel for schedule(static, 1) num_threads(outer) if (outer > 1)
-    for (int t = 0; t < outer; t++) {
-        const int64_t first = n_sentences * t / outer, last = n_sentences * (t + 1) / outer;
-        some_sentences(*stack, x, length, lengths, rotation, first, last, outer == 1 ? threads : 1);
-    }
+    return guarded([&] {
+        parallel(outer, [&](int t) {
+            const int64_t first = n_sentences * t / outer, last = n_sentences * (t + 1) / outer;
+            some_sentences(*stack, x, length, lengths, rotation, first, last, outer == 1 ? threads : 1);
+            release_large_room();
+        });
+        return 0;
+    });
 }
 
-// Let row m of every buffer (N, H, room) go on from row rows[m], of which `used` numbers of each head are there.
-void reorder_rows(float* const* buffers, int64_t n_buffers, const int64_t* rows, int64_t n, int64_t heads, int64_t room_of_head,
-                  int64_t used) {
-    std::vector<char> changes(n);
-    std::vector<float> kept;
-    for (int64_t m = 0; m < n; m++) changes[m] = rows[m] != m;
-    auto copy = [&](const float* from, int64_t from_stride, float* to, int64_t to_stride) {
-        for (int64_t h = 0; h < heads; h++)
-            std::memcpy(to + h * to_stride, from + h * from_stride, used * sizeof(float));
-    };
-    for (int64_t i = 0; i < n_buffers; i++) {
-        auto row = [&](int64_t m) { return buffers[i] + m * heads * room_of_head; };
-        kept.clear();
-        for (int64_t m = 0; m < n; m++)  // what others need and changes itself is set aside
-            if (changes[m] && changes[rows[m]]) {
-                kept.resize(kept.size() + heads * used);
-                copy(row(rows[m]), room_of_head, &*kept.end() - heads * used, used);
-            }
+// Let row m of every buffer (N, H, room) go on from row rows[m], of which `used` numbers of each head are there. Where
+// memory is lacking, nothing has changed.
+int32_t reorder_rows(float* const* buffers, int64_t n_buffers, const int64_t* rows, int64_t n, int64_t heads,
+                     int64_t room_of_head, int64_t used) {
+    return guarded([&] {
+        std::vector<int64_t> aside;  // rows that others need and that change themselves
+        auto changes = [&](int64_t m) { return rows[m] != m; };
         for (int64_t m = 0; m < n; m++)
-            if (changes[m] && !changes[rows[m]]) copy(row(rows[m]), room_of_head, row(m), room_of_head);
-        int64_t at = 0;
-        for (int64_t m = 0; m < n; m++)
-            if (changes[m] && changes[rows[m]]) copy(&kept[at], used, row(m), room_of_head), at += heads * used;
-    }
+            if (changes(m) && changes(rows[m])) aside.push_back(m);
+        std::vector<float> kept(aside.size() * heads * used);
+        auto copy = [&](const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+            for (int64_t h = 0; h < heads; h++)
+                std::memcpy(to + h * to_stride, from + h * from_stride, used * sizeof(float));
+        };
+        for (int64_t i = 0; i < n_buffers; i++) {
+            auto row = [&](int64_t m) { return buffers[i] + m * heads * room_of_head; };
+            float* at = kept.data();
+            for (int64_t m : aside) copy(row(rows[m]), room_of_head, at, used), at += heads * used;
+            for (int64_t m = 0; m < n; m++)
+                if (changes(m) && !changes(rows[m])) copy(row(rows[m]), room_of_head, row(m), room_of_head);
+            at = kept.data();
+            for (int64_t m : aside) copy(at, used, row(m), room_of_head), at += heads * used;
+        }
+        return 0;
+    });
 }
 
 // The order of K hypotheses of every sentence in which the first of those that continue a row takes that row's place, and

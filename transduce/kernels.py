@@ -21,6 +21,9 @@ logger = logging.getLogger("transduce")
 SOURCE = Path(__file__).with_suffix(".cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno")
 
+OUT_OF_MEMORY = -1
+"""As in kernels.cpp."""
+
 
 def library() -> ctypes.CDLL | None:
     """The compiled kernels; None where they cannot be had, which is said once, or are not wanted."""
@@ -91,5 +94,13 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     }
     for name, types in arguments.items():
         function = getattr(found, name)
-        function.argtypes, function.restype = types, flag if name == "decoder_step" else None
+        function.argtypes, function.restype = types, None
+        if name in ("linear_map", "decoder_step", "encoder_states", "reorder_rows"):  # these take memory
+            function.restype, function.errcheck = flag, _checked
     return found
+
+
+def _checked(result: int, *_: object) -> int:
+    if result == OUT_OF_MEMORY:
+        raise MemoryError("the kernels need more memory than there is; take fewer sentences or shorter ones at once")
+    return result

@@ -35,7 +35,7 @@ from transduce.files import (
 from transduce.hub import CARD, PREFIX, download
 from transduce.model.config import Frames, Tokens, TransformerConfig
 from transduce.model.size import check_fits, n_parameters
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Transformer, transformer_to_fill
 
 CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
 STATISTICS, METRICS, STATE = "features.safetensors", "metrics.jsonl", "state.json"
@@ -275,7 +275,7 @@ def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Tra
     weights = read_weights(path)
     _check_number(config, weights, path)
     check_fits(config, device)
-    model = Transformer(config)
+    model = transformer_to_fill(config)
     set_weights(model, weights, str(path))
     if wrong := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
         raise InputError(

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+from functools import cache
 from threading import Thread
 
 SPINS = "1000"
@@ -36,6 +37,8 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 def keep_memory() -> bool:
     """Let GNU's malloc keep what is freed, up to 2 GB, for the next tensors; whether it does so now.
 
+    It is for a process of our own, which commands are, as it holds for everything in the process and for good.
+
     Otherwise the large tensors of every step come from the system anew, page by page, which was a tenth of the time of a
     beam search. The user's own MALLOC_ variables win.
     """
@@ -44,6 +47,17 @@ def keep_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     settings = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: (1 << 31) - 1, M_TOP_PAD: 1 << 26}
     return mallopt is not None and all(mallopt(name, value) for name, value in settings.items())
+
+
+@cache
+def compute_after_fork() -> None:
+    """Let processes that are forked from this one, from whichever thread, compute by one thread.
+
+    They would wait for ever for threads of OpenMP, which do not live on in them; so it is with PyTorch alone, too.
+    """
+    import torch
+
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def use_one_core() -> None:

@@ -256,3 +256,20 @@ def test_a_gradient_in_16_bits_is_no_noise(rng, narrowed):
         gradients.append([x.grad.double().flatten() for x in leaves])
     for got, want in zip(*gradients, strict=True):
         assert torch.cosine_similarity(got, want, dim=0) > 0.999
+
+
+@pytest.mark.parametrize("window", [1, 4, 20])
+def test_a_window_bounds_the_cache(window, rng):
+    """Against plain lists of tensors: what queries see is there, and at most twice the window has room."""
+    cache = Cache(1, window)
+    (layer,) = cache.layers
+    keys = values = randn(rng, 3, 2, 0, 5)
+    for step, rows in ((1, (2, 0, 1)), (1, (1, 0)), (45, (1, 1, 0)), *[(1, (0, 2, 1)), (3, (0, 2, 1))] * 12):
+        key, value = randn(rng, keys.size(0), 2, step, 5), randn(rng, keys.size(0), 2, step, 5)
+        keys, values = torch.cat((keys, key), dim=2), torch.cat((values, value), dim=2)
+        for got, whole in zip(layer.append(key, value), (keys, values), strict=True):
+            n_seen = min(keys.size(2), step + window - 1)
+            assert torch.equal(got[:, :, -n_seen:], whole[:, :, -n_seen:])
+        assert cache.length == keys.size(2) and all(buffer.size(2) <= 2 * window for buffer in layer.buffers)
+        cache.reorder(torch.tensor(rows))
+        keys, values = keys[list(rows)], values[list(rows)]

@@ -1,5 +1,6 @@
-"""Rows that a cache goes on from: any integers, and none that is not there."""
+"""Rows that a cache goes on from: any integers, and none that is not there. Windows bound what it holds."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 
 from tests import contract
 from tests.kernels import needs_cpp
-from tests.model.test_contract import BASE, DECODER
+from tests.model.test_contract import BASE, CASES, DECODER
 from transduce.model.cache import Cache
+from transduce.model.packed import pack
+from transduce.model.static import make_static
 
 
 def filled(n_rows):
@@ -50,3 +53,21 @@ def test_states_of_linear_attention_are_reordered_too(rng):
             step = model.decoder_states(example.target[:, t : t + 1], memory=memory, cache=cache)
             torch.testing.assert_close(step[:, 0], whole[:, t], rtol=1e-4, atol=1e-4)
             cache.reorder(torch.tensor([0]))
+
+
+@pytest.mark.parametrize("name", ["decoder-window", "tokens-tokens-grouped-window"])
+@pytest.mark.parametrize("kind", [lambda model: model, pack, make_static])
+def test_a_window_bounds_the_cache_of_every_kind_of_model(name, kind, rng):
+    """100 positions of windows of 5, by a prompt and one after the other: the states are those without a cache."""
+    plain = contract.random_model(replace(CASES[name], max_positions=200), rng).float()
+    model, memory = kind(deepcopy(plain)), None
+    if plain.encoder is not None:
+        memory = plain.encode(torch.randint(5, 9, (2, 6), generator=rng))
+    target, cache = torch.randint(5, 9, (2, 100), generator=rng), model.new_cache()
+    with torch.no_grad():
+        want = plain.decoder_states(target, memory=memory)
+        parts = [
+            model.decoder_states(part, memory=memory, cache=cache) for part in target.split((40, *[1] * 60), dim=1)
+        ]
+    torch.testing.assert_close(torch.cat(parts, dim=1), want, rtol=1e-4, atol=1e-4)
+    assert all(buffer.size(2) <= 10 for layer in cache.layers for buffer in layer.buffers)

@@ -16,6 +16,7 @@ from transduce.data.text.parallel import blocks
 from transduce.errors import InputError
 from transduce.hub import PREFIX
 from transduce.tasks.config import NOT_GREEDY, RULES, GenerationConfig, SearchConfig
+from transduce.threads import keep_memory
 
 if TYPE_CHECKING:
     from transduce.tasks.load import KindT
@@ -79,7 +80,9 @@ class Machine:
         from transduce.device import dtype_of
         from transduce.tasks.load import load_as
 
-        return load_as(kind, each_run(run), self.device, dtype_of(self.precision), lm=lm)
+        found = load_as(kind, each_run(run), self.device, dtype_of(self.precision), lm=lm)
+        keep_memory()
+        return found
 
 
 def each_run(runs: Path) -> list[Path]:

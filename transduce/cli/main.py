@@ -1,6 +1,5 @@
 """The command line: which commands there are. What a command needs is imported when it is called."""
 
-import logging
 import sys
 from difflib import get_close_matches
 from functools import partial
@@ -10,7 +9,7 @@ from importlib.metadata import version
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
 from transduce.arguments import call
-from transduce.exit import exit_code, prepare_streams
+from transduce.exit import command_process, exit_code
 from transduce.threads import wait_politely
 
 COMMANDS = {
@@ -75,18 +74,15 @@ OFTEN: dict[str, tuple[str, ...]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0 if it went well, 2 if the input was at fault, 130 after Ctrl-C."""
-    prepare_streams(needs_output=True)
-    logging.basicConfig(format="transduce: %(message)s", level=logging.WARNING)
     words = sys.argv[1:] if arguments is None else arguments
     n_words = 2 if " ".join(words[:2]) in COMMANDS else 1
     name = " ".join(words[:n_words])
-    if name not in COMMANDS:
-        codes = [0]
-        return exit_code(lambda: codes.append(_without_command(words)), interrupted="") or codes[-1]
-    return exit_code(
-        lambda: _call(name, words[n_words:]),
-        interrupted="stopped; every line written so far is whole",
-    )
+    with command_process("transduce: %(message)s", needs_output=True):
+        if name not in COMMANDS:
+            codes = [0]
+            return exit_code(lambda: codes.append(_without_command(words)), interrupted="") or codes[-1]
+        interrupted = "stopped; every line written so far is whole"
+        return exit_code(lambda: _call(name, words[n_words:]), interrupted=interrupted)
 
 
 def _call(name: str, arguments: list[str]) -> None:

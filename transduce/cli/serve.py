@@ -17,6 +17,7 @@ from transduce.cli.common import Count, Machine, OptionalFile, each_run, listeni
 from transduce.config import within
 from transduce.errors import InputError
 from transduce.serve.config import ServeConfig
+from transduce.threads import keep_memory
 
 if TYPE_CHECKING:
     from transduce.serve.models import Served
@@ -143,6 +144,7 @@ def load_served(
         if isinstance(task, Translator):
             pair = languages_of(load_run(directories[0]).experiment, given.pop(0) if given else "")
         found.append(Served(name, task, limits, pair, on_disk(directories[0])))
+    keep_memory()
     if given:
         raise InputError(
             f"--languages are those of runs that translate, but {', '.join(given)} are too many; leave them out"

@@ -1,7 +1,6 @@
 """A recipe as a command: its configuration from the command line and files, and how it ends."""
 
 import json
-import logging
 import os
 import re
 import sys
@@ -17,7 +16,7 @@ from tyro.conf import AvoidSubcommands
 from transduce.arguments import HELP_ALL, call, showing
 from transduce.config import flatten, to_dict
 from transduce.errors import InputError
-from transduce.exit import exit_code, prepare_streams
+from transduce.exit import command_process, exit_code
 from transduce.experiment.config import AnyExperiment
 from transduce.experiment.fields import like_run, with_files
 from transduce.hub import PREFIX
@@ -61,9 +60,6 @@ def main(
     description: str | None,
 ) -> int:
     """A recipe's command line: 0 if all went well, 2 if its input was at fault, 130 after Ctrl-C."""
-    prepare_streams(needs_output=False)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-
     several = False
 
     def go() -> None:
@@ -98,14 +94,13 @@ def main(
                     world().prepared(well=False)
                 raise
 
-    code = exit_code(
-        go,
-        interrupted="stopped; run the same command again to go on from the newest checkpoint",
-    )
-    if several:  # Gloo's threads may abort an interpreter that ends while other processes are at work or gone
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    interrupted = "stopped; run the same command again to go on from the newest checkpoint"
+    with command_process("%(message)s", needs_output=False):
+        code = exit_code(go, interrupted=interrupted)
+        if several:  # Gloo's threads may abort an interpreter that ends while other processes are at work or gone
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
     return code
 
 

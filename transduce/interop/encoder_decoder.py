@@ -17,7 +17,7 @@ from transduce.config import from_dict
 from transduce.interop.pretrained import ACTIVATIONS, CONFIG, fill, read_settings, read_tensors, require_equal
 from transduce.model.config import TransformerConfig
 from transduce.model.size import check_fits
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Transformer, transformer_to_fill
 
 READERS = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -87,7 +87,7 @@ def read_model(
         for name in (f"model.{half}.embed_positions.weight" for half in ("encoder", "decoder")):
             if name in weights:
                 weights[name] = weights[name][LEARNED_OFFSET:]
-    model = Transformer(config)
+    model = transformer_to_fill(config)
     fill_model(model, their_weights(model), weights, directory)
     return EncoderDecoder(model.eval(), theirs)
 

@@ -31,7 +31,7 @@ from transduce.interop.pretrained import (
 from transduce.model.config import TransformerConfig
 from transduce.model.presets import gpt2
 from transduce.model.size import check_fits
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Transformer, transformer_to_fill
 
 FIELDS = {
     "n_positions": "max_positions",
@@ -94,7 +94,7 @@ def import_gpt2(directory: Path) -> GPT2:
         raise InputError(f"eos_token_id must be one id or null, but in {directory} it is {theirs['eos_token_id']}")
     config = _our_config(theirs, str(directory / CONFIG))
     check_fits(config, torch.device("cpu"))
-    model = Transformer(config)
+    model = transformer_to_fill(config)
     tensors = read_tensors(directory, "GPT2LMHeadModel")
     weights = {name.removeprefix("transformer."): weight for name, weight in tensors.items()}
     # a tied table may be stored twice, and older files hold the causal mask of every layer

@@ -32,7 +32,7 @@ from transduce.model.attention import SelfAttention
 from transduce.model.config import TransformerConfig
 from transduce.model.layers import FeedForward, Layer
 from transduce.model.size import check_fits
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Transformer, transformer_to_fill
 
 FIELDS = {
     "hidden_size": "d_model",
@@ -98,7 +98,7 @@ def import_llama(directory: Path) -> Transformer:
     theirs = read_settings(directory, fixed={"hidden_act": "silu"}, defaults=COMMON | DEFAULTS[kind])
     config = _our_config(theirs, directory)
     check_fits(config, torch.device("cpu"))
-    model = Transformer(config)
+    model = transformer_to_fill(config)
     weights = read_tensors(directory, ARCHITECTURES[kind])
     # a tied table may be stored twice, and older files hold the frequencies of rotation
     fill(_their_weights(model), weights, directory, unneeded=("lm_head.weight", ".rotary_emb.inv_freq"))

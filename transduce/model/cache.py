@@ -10,10 +10,15 @@ from transduce.kernels import library
 
 
 class LayerCache:
-    """The cache of one layer: keys and values of its past, in buffers that double when full, and of the memory."""
+    """The cache of one layer: keys and values of its past, in buffers that double when full, and of the memory.
 
-    def __init__(self) -> None:
-        self.length = 0
+    Args:
+        window: no later query sees further back than window - 1 positions, so buffers have room for 2 * window; None: all.
+    """
+
+    def __init__(self, window: int | None = None) -> None:
+        self.window, self.length, self.dropped = window, 0, 0
+        """Positions so far, and how many of them no query sees any more, which are not kept."""
         self.buffers: list[Tensor] = []
         """Keys and values, with room for more positions; none before the first. Or, of linear attention, `state` alone."""
         self.memory: tuple[Tensor, Tensor] | None = None
@@ -22,26 +27,45 @@ class LayerCache:
     def append(
         self, key: Float[Tensor, "N H T E"], value: Float[Tensor, "N H T E"]
     ) -> tuple[Float[Tensor, "N H L E"], Float[Tensor, "N H L E"]]:
-        """Write T new positions in place, and return all L positions."""
-        end = self.length + key.size(2)
+        """Write T new positions in place, and return all L positions, or those that a query of the new ones may see."""
+        if self.window is not None and (not self.buffers or self.n_kept + key.size(2) > self.buffers[0].size(2)):
+            return self._append_last((key, value), self.window)
+        end = self.n_kept + key.size(2)
         if not self.buffers:
             self.buffers = [
                 new.new_empty(new.size(0), new.size(1), max(16, 2 * end), new.size(3)) for new in (key, value)
             ]
         self.make_room(key.size(2))
         for buffer, new in zip(self.buffers, (key, value), strict=True):
-            buffer[:, :, self.length : end] = new
-        self.length = end
+            buffer[:, :, self.n_kept : end] = new
+        self.length += key.size(2)
         keys, values = self.buffers
         return keys[:, :, :end], values[:, :, :end]
 
+    def _append_last(self, new: tuple[Tensor, Tensor], window: int) -> tuple[Tensor, Tensor]:
+        """What `append` does where the new positions do not fit: only what later queries see stays."""
+        past = [buffer[:, :, max(0, self.n_kept - window + 1) : self.n_kept] for buffer in self.buffers]
+        keys, values = (torch.cat(pair, dim=2) for pair in zip(past, new, strict=True)) if past else new
+        last = [part[:, :, max(0, part.size(2) - window + 1) :] for part in (keys, values)]
+        self.buffers = [part.new_empty(*part.shape[:2], 2 * window, part.size(3)) for part in last]
+        for buffer, part in zip(self.buffers, last, strict=True):
+            buffer[:, :, : part.size(2)] = part
+        self.length += new[0].size(2)
+        self.dropped = self.length - last[0].size(2)
+        return keys, values
+
+    @property
+    def n_kept(self) -> int:
+        """Positions whose keys and values are there."""
+        return self.length - self.dropped
+
     def make_room(self, n_positions: int) -> None:
         """See to it that so many positions more fit into the buffers, which are there."""
-        end, small = self.length + n_positions, self.buffers
+        end, small = self.n_kept + n_positions, self.buffers
         if end > small[0].size(2):
             self.buffers = [old.new_empty(old.size(0), old.size(1), 2 * end, old.size(3)) for old in small]
             for large, old in zip(self.buffers, small, strict=True):
-                large[:, :, : self.length] = old[:, :, : self.length]
+                large[:, :, : self.n_kept] = old[:, :, : self.n_kept]
 
     @property
     def state(self) -> Float[Tensor, "N H 1 E V"] | None:
@@ -57,13 +81,13 @@ class LayerCache:
         """Let row m continue from the past of row rows[m]; rows may repeat or be left out."""
         for i, buffer in enumerate(self.buffers):
             self.buffers[i] = buffer.new_empty(rows.size(0), *buffer.shape[1:])
-            torch.index_select(buffer[:, :, : self.length], 0, rows, out=self.buffers[i][:, :, : self.length])
+            torch.index_select(buffer[:, :, : self.n_kept], 0, rows, out=self.buffers[i][:, :, : self.n_kept])
 
     @torch.no_grad()
     def copy(self, source: Int[Tensor, " M"], target: Int[Tensor, " M"]) -> None:
         """Let each of the rows `target` continue from the past of one of `source`; the others stay."""
         for buffer in self.buffers:
-            past = buffer[:, :, : self.length]
+            past = buffer[:, :, : self.n_kept]
             past.index_copy_(0, target, past.index_select(0, source))
 
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
@@ -76,8 +100,8 @@ class LayerCache:
 class Cache:
     """One LayerCache per decoder layer, and the lengths of the memory. It starts empty, and the decoder fills it."""
 
-    def __init__(self, n_layers: int) -> None:
-        self.layers = [LayerCache() for _ in range(n_layers)]
+    def __init__(self, n_layers: int, window: int | None = None) -> None:
+        self.layers = [LayerCache(window) for _ in range(n_layers)]
         self.memory_lengths: Tensor | None = None
 
     @property
@@ -114,7 +138,8 @@ class Cache:
             raise IndexError(f"rows must lie in 0 ... {n_rows - 1}, but they lie in {int(first)} ... {int(last)}")
         addresses = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
         rows = rows.contiguous()
-        found.reorder_rows(addresses, len(buffers), rows.data_ptr(), n_rows, n_heads, room * width, self.length * width)
+        used = self.layers[0].n_kept * width
+        found.reorder_rows(addresses, len(buffers), rows.data_ptr(), n_rows, n_heads, room * width, used)
         return True
 
     def keep(self, sentences: Int[Tensor, " M"]) -> None:

@@ -17,7 +17,7 @@ from transduce.model.kernel_step import KernelEncoder, KernelStep
 from transduce.model.kernel_weight import KernelInt8Weight, KernelWeight
 from transduce.model.layers import FeedForward
 from transduce.model.transformer import Memory, Transformer
-from transduce.threads import keep_memory
+from transduce.threads import compute_after_fork
 
 logger = logging.getLogger("transduce")
 
@@ -188,8 +188,6 @@ class PackedTransformer(Transformer):
 def pack(model: Transformer, *, int8: bool = False) -> Transformer:
     """Pack a model in place if it is on a CPU, in float32 or bfloat16, and the CPU has the kernels; else leave it.
 
-    With the first packed model, the process keeps freed memory for the next tensors (see `keep_memory`).
-
     Args:
         int8: round the large matrices to 8-bit integers; what is small, norms, tables, routers and CTC stay float32.
 
@@ -204,7 +202,7 @@ def pack(model: Transformer, *, int8: bool = False) -> Transformer:
         )
     if not can_pack(model.device, dtype):
         return model
-    keep_memory()
+    compute_after_fork()
     in_cpp = dtype == torch.float32 and library() is not None
     exact: type[Product] = KernelWeight if in_cpp else PackedWeight
     rounding: type[Product] = KernelInt8Weight if in_cpp else Int8Weight

@@ -263,9 +263,15 @@ class Transformer(nn.Module):
         """A new, empty cache for `decode`."""
         if self.decoder is None:
             raise InputError("a cache belongs to a decoder, but this model was built with decoder=None")
-        return Cache(len(self.decoder.layers))
+        return Cache(len(self.decoder.layers), self.config.window)
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return next(self.parameters()).device
+
+
+def transformer_to_fill(config: TransformerConfig) -> Transformer:
+    """A Transformer whose weights are set afterwards: the caller's random numbers go on as if none had been drawn."""
+    with torch.random.fork_rng(devices=[]):
+        return Transformer(config)

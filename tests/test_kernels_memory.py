@@ -1,0 +1,120 @@
+"""Memory of the kernels, and processes that are forked: what the system counts, and what it refuses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernels import needs_cpp
+
+pytestmark = [needs_cpp, pytest.mark.process]
+
+MODEL = """
+import os, resource, sys
+import torch
+from transduce.model.cache import Cache
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.packed import pack
+from transduce.model.transformer import Transformer
+
+def status(name):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
+
+def model_of(**sizes):
+    stack = StackConfig(n_layers=1, input=Tokens(vocab_size=50))
+    return pack(Transformer(TransformerConfig(encoder=stack, decoder=stack, **sizes)).eval())
+
+torch.set_num_threads(int(sys.argv[1]))
+torch.set_grad_enabled(False)
+"""
+
+
+def in_a_process(code: str, *arguments: object, timeout: float = 60) -> str:
+    """What the code prints."""
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", MODEL + code, *map(str, arguments)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+LACK = """
+model = model_of(d_model=32, n_heads=2, d_ff=8192)
+few, many, ids = torch.ones(2, 5, 32), torch.ones(64, 200, 32), torch.ones(12800, 1, dtype=torch.long)
+cache, memory = Cache(1), model.encode(ids[:3].T)
+cache.layers[0].append(*torch.zeros(2, 2000, 2, 200, 16))
+rows = torch.arange(2000).roll(1)
+calls = {
+    "encoder_states": lambda: model.whole(many, None),
+    "decoder_step": lambda: model.decode(ids, memory=memory, cache=model.new_cache()),
+    "reorder_rows": lambda: cache.reorder(rows),
+}
+want = model.whole(few, None)
+limit = status("VmSize") + (30 << 20 if sys.argv[2] == "reorder_rows" else 100 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    calls[sys.argv[2]]()
+except MemoryError as error:
+    print(error)
+assert torch.equal(model.whole(few, None), want)
+"""
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("function", ["encoder_states", "decoder_step", "reorder_rows"])
+def test_a_lack_of_memory_is_an_error_and_the_next_call_is_right(function, n_threads):
+    """Scratch of 51 MB for rows that change places and of 420 MB for the others, where 30 MB and 100 MB are left."""
+    told = in_a_process(LACK, n_threads, function)
+    assert told == "the kernels need more memory than there is; take fewer sentences or shorter ones at once\n"
+
+
+LARGE = """
+model = model_of(d_model=32, n_heads=2, d_ff=8192)
+few, many = torch.ones(8, 5, 32), torch.ones(64, 200, 32)
+model.whole(few, None)
+before = status("VmRSS")
+model.whole(many, None)
+model.whole(few, None)
+print(status("VmRSS") - before)
+"""
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_what_a_large_request_took_is_given_back(n_threads):
+    """64 sentences of 200 positions take 400 MB for what is between the maps, (N, d_ff) floats."""
+    assert int(in_a_process(LARGE, n_threads)) < 50 << 20
+
+
+FORKED = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+import multiprocessing
+
+model = model_of(d_model=256, n_heads=4, d_ff=1024)
+ids = torch.randint(50, (64, 40), generator=torch.Generator().manual_seed(1))
+
+def work():
+    with torch.inference_mode():
+        return model.decode(ids[:, :1], memory=model.encode(ids), cache=model.new_cache()).sum().item()
+
+def by_fork():
+    want = work()
+    child = os.fork()
+    if not child:
+        os._exit(0 if abs(work() - want) < 1e-2 else 1)
+    return os.waitpid(child, 0)[1]
+
+print(by_fork())
+with ThreadPoolExecutor(1) as pool:
+    print(pool.submit(by_fork).result())
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    print(*[abs(pool.apply(work) - work()) < 1e-2 for _ in range(2)])
+"""
+
+
+def test_a_forked_process_computes():
+    """OpenMP's threads do not live on in it, from whichever thread it is forked."""
+    assert in_a_process(FORKED, 2).split() == ["0", "0", "True", "True"]
