@@ -11,6 +11,7 @@ import transduce as td
 from tests.language_runs import any_tokenizer
 from transduce.data.text.characters import CharTokenizer
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.errors import InputError
 from transduce.files import save_weights
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
@@ -123,3 +124,24 @@ def test_what_cannot_be_is_refused(letters_run, tmp_path):
         "masks are filled by an encoder alone over tokens, but this model has encoder=None and "
         f"decoder={decoder.model.config.decoder}; use td.load(directory)"
     )
+
+
+@pytest.mark.parametrize("kind", ["characters", "sentencepiece"])
+def test_a_line_beyond_learned_positions_is_refused_and_one_that_fits_is_filled(kind):
+    """The longest line that fits is found by the tokenizer alone."""
+    tokenizer, limit = any_tokenizer(kind), 20
+    stack = StackConfig(input=Tokens(vocab_size=tokenizer.vocab_size + 1), n_layers=1)
+    sizes = {"d_model": 16, "n_heads": 2, "d_ff": 24, "positions": "learned", "max_positions": limit}
+    fill = FillMask(Transformer(TransformerConfig(encoder=stack, **sizes)).eval(), tokenizer)
+    marks = 2 if tokenizer.bos_id != tokenizer.eos_id else 0
+    words = next(n for n in range(1, 99) if len(tokenizer.encode(["me " * (n + 1)])[0]) + 1 + marks > limit)
+    longest = "me " * words + "_"
+    assert "_" not in fill([longest])[0]
+    with pytest.raises(InputError, match=r"line 2 must fit into the model's learned positions, which end at 20"):
+        fill([longest, "me " * limit + "_"])
+    assert fill(["me " * 99]) == ["me " * 99]
+
+
+def test_an_empty_mask_word_is_refused(fill_mask):
+    with pytest.raises(InputError, match="mask_word must be what stands for a masked token, but it is empty"):
+        fill_mask(LINES, mask_word="")

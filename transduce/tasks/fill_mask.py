@@ -41,13 +41,20 @@ class FillMask:
 
         The mask word counts where it stands alone, so foo_bar stays; a tokenizer of characters takes it everywhere.
         Text around them comes out as the tokenizer writes it: SentencePiece's with single spaces.
+
+        Raises:
+            InputError: a line with a mask is longer than learned positions, or the mask word is empty.
         """
         check_list(lines, "masks are filled in a list of lines")
+        if not mask_word:
+            raise InputError("mask_word must be what stands for a masked token, but it is empty; leave it out for _")
         outputs = list(lines)
         found = (
             (i, encode_masked(self.tokenizer, line, mask_word)) for i, line in enumerate(lines) if mask_word in line
         )
         masked = [(i, row) for i, row in found if mask_id(self.tokenizer) in row]
+        for i, row in masked:
+            check_positions(f"line {i + 1}", len(row), last_position(self.model))
 
         def filled(batch: list[int]) -> list[str]:
             ids, lengths = (t.to(self.model.device) for t in pad([masked[n][1] for n in batch], 0))
