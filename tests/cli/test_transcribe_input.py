@@ -46,6 +46,19 @@ def test_a_name_that_is_no_text_is_still_named(run, tmp_path, monkeypatch, capsy
     assert json.loads(out)["error"] in err and "caf\ufffd.wav cannot be read: No such file" in err
 
 
+def test_a_name_that_no_file_can_have_costs_its_recording_alone(run, folder, tmp_path, monkeypatch, capsys):
+    """From a manifest and as an argument: a zero byte, more than 255 bytes, more than a path may have, no UTF-8."""
+    sound = bytes(folder / "8bit.wav")
+    names = [sound, b"a\0b.wav", b"a" * 300 + b".wav", b"d/" * 3000 + b"x.wav", b"\xff.wav", sound]
+    (tmp_path / "all.tsv").write_bytes(b"id\taudio\n" + b"".join(b"%d\t%s\r\n" % each for each in enumerate(names)))
+    with pytest.raises(SystemExit) as end:
+        transcribe(run, [tmp_path / "all.tsv", "a" * 300 + ".wav"], "--output", str(tmp_path / "out"))
+    assert end.value.code == 1
+    assert (tmp_path / "out").read_text().split("\n") == ["green red", "", "", "", "", "green red", "", ""]
+    told = capsys.readouterr().err
+    assert told.count(" cannot be read: ") == 5 and "5 of 7 files could not be transcribed" in told
+
+
 @pytest.fixture
 def stdin(monkeypatch):
     def give(raw: bytes) -> None:

@@ -1,6 +1,7 @@
 """What several commands share: a run, its machine and its search, standard input, and where the output goes."""
 
 import errno
+import os
 import socket
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -91,7 +92,7 @@ def each_run(runs: Path) -> list[Path]:
     Raises:
         InputError: nothing stands before or behind a comma.
     """
-    names = [str(runs)] if runs.exists() else str(runs).split(",")
+    names = [str(runs)] if os.path.exists(runs) else str(runs).split(",")
     if "" in names:
         raise InputError(f"an ensemble is named RUN,RUN without spaces, but it is {str(runs)!r}")
     return [Path(name) for name in names]

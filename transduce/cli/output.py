@@ -113,7 +113,7 @@ def check_output(output: Path | None, inputs: Sequence[Path]) -> None:
         raise InputError(f"an output's folder must exist, but {folder} does not; make it, or name another --output")
     if there is None:
         return
-    read = {str(path): path.stat() for path in inputs if path.exists()}
+    read = {str(path): path.stat() for path in inputs if os.path.exists(path)}
     with suppress(OSError, ValueError, AttributeError):  # no standard input, or one that is no file
         read["standard input"] = os.fstat(sys.stdin.fileno())
     for name, status in read.items():

@@ -198,8 +198,8 @@ class Transcription(Job):
         """Its bytes; 0 where there are none."""
         if isinstance(item, _Named):
             return item.getbuffer().nbytes
-        path = item if isinstance(item, Path) else Path(str(item).partition("\t")[0])
-        return path.stat().st_size if path.is_file() else 0
+        path = str(item) if isinstance(item, Path) else str(item).partition("\t")[0]
+        return os.path.getsize(path) if os.path.isfile(path) else 0  # Path.is_file raises where a name is too long
 
     def load(self) -> Work:
         """Load the transcriber."""

@@ -145,8 +145,9 @@ def sound_status(path: Path) -> os.stat_result:
     """
     try:
         status = path.stat()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}; check the path") from error
+    except (OSError, ValueError) as error:  # ValueError: no file has such a name, for it holds a zero byte
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path} cannot be read: {reason}; check the path") from error
     if not stat.S_ISREG(status.st_mode):
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
         raise InputError(f"{path} cannot be read as sound: it is {kind}; name a sound file")

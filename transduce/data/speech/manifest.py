@@ -1,6 +1,7 @@
 """Manifests: TSV files that name recordings and what is said in each."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from transduce.config import within
-from transduce.data.text.lines import lines_fingerprint, read_lines, split_table
+from transduce.data.text.lines import decode_line, lines_fingerprint, raw_lines, read_lines, split_table
 from transduce.errors import InputError
 
 NEEDED = ("id", "audio", "seconds", "speaker")
@@ -66,10 +67,13 @@ def read_manifest(path: Path | str, target_column: str = "text") -> list[Recordi
 def manifest_audio(path: Path) -> list[Path]:
     """The sound files that a manifest names, in its order; it may lack every other column.
 
+    Names may be any bytes: one that no file can have is a matter of that recording alone.
+
     Raises:
         InputError: there is no column `audio`, a line has another number of cells or names no file; by file and line.
     """
-    header, rows = split_table(read_lines(path), str(path))
+    first, *others = [line.removesuffix(b"\n").removesuffix(b"\r") for line in raw_lines(path)] or [b""]
+    header, rows = split_table([decode_line(first, str(path), 1), *map(os.fsdecode, others)], str(path))
     if "audio" not in header:
         raise InputError(
             f"a manifest's first line must name the column audio, but {path} has {', '.join(header)}; add it, or name "
