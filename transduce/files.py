@@ -219,7 +219,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.exists():  # safetensors' own error does not name it
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     try:
-        return load_file(path)  # it compares the sizes that the file declares with the file's own
+        return load_file(regular(path))  # it compares the sizes that the file declares with the file's own
     except (SafetensorError, TypeError, KeyError) as error:  # the last two: numbers of a kind that torch lacks
         raise InputError(f"{path} is not a whole safetensors file: {error}") from error
 
@@ -256,6 +256,17 @@ def copy_weights(own: dict[str, Tensor], weights: dict[str, Tensor], name: str) 
             tensor.copy_(weights[n])
 
 
+def regular(path: Path) -> Path:
+    """The path itself, which is a file, a directory or nothing.
+
+    Raises:
+        InputError: it is a FIFO, a socket or a device, where reading may wait forever.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError(f"{path} must be a file, but it is a FIFO, a socket or a device; put a file in its place")
+    return path
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds, whoever wrote it.
 
@@ -263,8 +274,9 @@ def read_json(path: Path) -> dict[str, Any]:
         InputError: it is something else than one object, nested deeper than DEEPEST, or has a number that is not finite.
     """
     way_out = f"take {path.name} from a whole run directory"
+    content = regular(path).read_bytes()
     try:
-        plain = json.loads(path.read_bytes().decode(), parse_constant=_finite, parse_float=_finite)
+        plain = json.loads(content.decode(), parse_constant=_finite, parse_float=_finite)
         _check_depth(plain)
     except RecursionError as error:
         raise InputError(f"{path} must be nested at most {DEEPEST} deep, but it is deeper; {way_out}") from error
@@ -297,7 +309,7 @@ def _inside(plain: dict[str, object] | list[object]) -> Iterable[object]:
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a file that are JSON objects; one that a crash has torn is left out."""
     lines = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+    for line in regular(path).read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             plain = json.loads(line)
         except (ValueError, RecursionError):

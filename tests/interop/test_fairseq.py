@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sentencepiece
 import torch
-from tokenizers import Tokenizer as Pieces, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Pieces, decoders, models, pre_tokenizers, processors, trainers
 
 import transduce as td
 from tests.interop.rivals import (
@@ -76,6 +76,25 @@ def bart(directory: Path) -> Any:
     return transformers.BartTokenizer(vocab={**vocab, "<mask>": len(vocab)}, merges=merges)
 
 
+def pegasus(directory: Path) -> Any:
+    import transformers
+
+    found = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model(TEXT, vocab_size=120))
+    pieces = [(found.id_to_piece(i), found.get_score(i)) for i in range(3, found.get_piece_size())]
+    unused = [("<mask_1>", 0.0), ("<mask_2>", 0.0), *((f"<unk_{i}>", 0.0) for i in range(2, 103))]
+    return transformers.PegasusTokenizer(vocab=[("<pad>", 0.0), ("</s>", 0.0), *unused, ("<unk>", 0.0), *pieces])
+
+
+def blenderbot(directory: Path) -> Any:
+    import transformers
+
+    vocab, merges = library(pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel(), 300)
+    tokenizer = transformers.BlenderbotTokenizer(vocab=vocab, merges=merges)
+    ends = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])  # as files on the hub have it
+    tokenizer.backend_tokenizer.post_processor = ends
+    return tokenizer
+
+
 FAMILIES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "m2m100": (m2m100, "M2M100"),
     "nllb": (nllb, "M2M100"),
@@ -83,6 +102,8 @@ FAMILIES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "bart": (bart, "Bart"),
     "mbart": (mbart, "MBart"),
     "mbart50": (lambda d: mbart(d, "MBart50Tokenizer"), "MBart"),
+    "pegasus": (pegasus, "Pegasus"),
+    "blenderbot": (blenderbot, "Blenderbot"),
 }
 """What makes a family's tokenizer, and how its model is called."""
 
@@ -101,19 +122,25 @@ def rival(directory: Path, seed: int, family: str) -> tuple[Any, Any]:
     tokenizer.save_pretrained(directory)
     last = tokenizer.get_lang_id("zu") if family == "m2m100" else max(tokenizer.get_vocab().values())
     size = last + 1 + (rng.choice([0, 8]) if family != "m2m100" else 0)  # M2M100Tokenizer writes such ids as <unk>
-    tag = {"m2m100": "__de__", "bart": "<s>", "nllb": "deu_Latn", "nllb-legacy": "deu_Latn"}.get(family, "de_DE")
-    target = tokenizer.convert_tokens_to_ids(tag)
+    tag = {"m2m100": "__de__", "nllb": "deu_Latn", "nllb-legacy": "deu_Latn", "mbart": "de_DE", "mbart50": "de_DE"}
+    target = tokenizer.convert_tokens_to_ids(tag.get(family, "<s>" if family == "bart" else "</s>"))
     special = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": target if family == "mbart" else 2}
+    if family == "pegasus":
+        special = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    if family == "blenderbot":
+        special = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
     biased = "m2m" not in config.model_type  # else texts hardly end of themselves, and are cut
-    forced = {"forced_bos_token_id": None if family == "mbart" else target}
-    forced["forced_eos_token_id"] = rng.choice([2, None]) if biased else None
+    forced = {"forced_bos_token_id": None if family in ("mbart", "pegasus", "blenderbot") else target}
+    eos = special["eos_token_id"]
+    forced["forced_eos_token_id"] = rng.choice([eos, None]) if biased else None
     torch.manual_seed(seed)
     model = architecture(config(**random_sizes(rng), **special, **forced, vocab_size=size, max_position_embeddings=97))
-    randomize(model, rng, eos_id=2, biased=biased)
+    randomize(model, rng, eos_id=eos, biased=biased)
     # a tag that came again would be a part of n-grams for transformers alone
     tags = {i for token, i in tokenizer.get_added_vocab().items() if "_" in token} | {target}
     tags |= {tokenizer.get_lang_id(code) for code in M2M100["m2m100"].split()} if family == "m2m100" else set()
-    banned = [[1], *([i] for i in sorted(tags))]
+    tags = {i for i in tags if i != eos}
+    banned = [[special["pad_token_id"]], *([i] for i in sorted(tags))]
     model.generation_config = random_search(rng, bad_words_ids=banned, **special, **forced)
     model.save_pretrained(directory)
     return model, tokenizer

@@ -304,7 +304,7 @@ def changed(directory: Path, **values) -> None:
             "'gelu_new' or 'gelu_pytorch_tanh' or 'gelu' or 'relu' or 'silu' or 'swish', but in {} it is 'tanh'",
         ),
         ({"embd_pdrop": 0.2}, "embd_pdrop must equal resid_pdrop, but in {} they are 0.2 and 0.1"),
-        ({"eos_token_id": [0, 1]}, "eos_token_id must be one id or null, but in {} it is [0, 1]"),
+        ({"eos_token_id": [0, 1]}, "eos_token_id must be a whole number or null, but in {} it is [0, 1]"),
         (
             {"n_layer": 1},
             "weights must fit the configuration, but in {} h.1.attn.c_attn.bias is unknown; "
@@ -319,18 +319,6 @@ def test_a_model_of_another_make_is_refused(tmp_path, values, message):
     rival(tmp_path)
     changed(tmp_path, **values)
     with pytest.raises(ValueError, match=re.escape(message.format(tmp_path))):
-        import_gpt2(tmp_path)
-
-
-@pytest.mark.parametrize("pickled", [True, False])
-def test_a_pickle_is_refused(tmp_path, pickled):
-    rival(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    told = "has none"
-    if pickled:
-        (tmp_path / "pytorch_model.bin").write_bytes(b"")
-        told = "has pytorch_model.bin, which "
-    with pytest.raises(ValueError, match=re.escape(f"model.safetensors, but {tmp_path} {told}")):
         import_gpt2(tmp_path)
 
 

@@ -20,7 +20,8 @@ from transduce.tasks.generate import GenerationConfig
 
 pytestmark = pytest.mark.usefixtures("transformers")
 
-KINDS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+KINDS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}
+LIKE_LLAMA = {"gemma": "Gemma", "phi3": "Phi3", "olmo": "Olmo"}
 BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 
 
@@ -29,12 +30,16 @@ def rival(directory, kind: str, *, seed: int = 0, shard: str = "1GB", **settings
     import transformers
 
     torch.manual_seed(seed)
-    configuration, architecture = (getattr(transformers, f"{KINDS[kind]}{part}") for part in ("Config", "ForCausalLM"))
+    configuration, architecture = (
+        getattr(transformers, f"{(KINDS | LIKE_LLAMA)[kind]}{part}") for part in ("Config", "ForCausalLM")
+    )
     defaults = {
         "vocab_size": 53, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "initializer_range": 0.3, "max_position_embeddings": 64, "head_dim": 6,
-        "bos_token_id": 0, "eos_token_id": 0,
+        "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
     }  # fmt: skip
+    if kind in ("phi3", "olmo"):  # whose heads have no width of their own
+        del defaults["head_dim"]
     model = architecture(configuration(**(defaults | settings))).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -74,6 +79,8 @@ def compare(directory, rng, kind: str, **settings) -> None:
         ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}),
         ("qwen3", {"head_dim": 12, "num_key_value_heads": 1}),
         ("qwen3", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+        ("llama", {"hidden_act": "gelu", "num_key_value_heads": 1}),
+        ("mistral", {"sliding_window": 5, "head_dim": 10}),
     ],
 )
 def test_logits_are_those_of_transformers_and_come_back(tmp_path, rng, kind, settings):
@@ -99,6 +106,36 @@ def test_logits_of_random_shapes_are_those_of_transformers(tmp_path, rng, seed):
         tie_word_embeddings=draw.random() < 0.5, rms_norm_eps=draw.choice([1e-6, 1e-3]),
         **({"attention_bias": biased, "mlp_bias": biased} if kind == "llama" else {}),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "again"),
+    [
+        ("mistral", {"sliding_window": None}, "llama"),
+        ("gemma", {"num_key_value_heads": 1, "head_dim": 10}, "llama"),
+        ("gemma", {"tie_word_embeddings": False, "hidden_act": "gelu"}, "llama"),
+        ("phi3", {"rms_norm_eps": 1e-3}, "llama"),
+        ("phi3", {"sliding_window": 7, "num_key_value_heads": 4}, "mistral"),
+        ("olmo", {}, None),
+        ("olmo", {"tie_word_embeddings": True, "num_key_value_heads": 4}, None),
+    ],
+)
+def test_models_like_llama_are_read_and_go_out_as_one(tmp_path, rng, kind, settings, again):
+    import transformers
+
+    theirs = rival(tmp_path / "theirs", kind, **settings)
+    ours, ids = import_llama(tmp_path / "theirs"), torch.randint(53, (3, 40), generator=rng)
+    with torch.no_grad():
+        want = theirs(ids).logits
+        torch.testing.assert_close(ours(target_in=ids), want, rtol=1e-4, atol=1e-4)
+        if again is None:
+            with pytest.raises(ValueError, match="norm: rms -> layer"):
+                export_llama(ours, tmp_path / "again")
+            return
+        export_llama(ours, tmp_path / "again")
+        written = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
+        assert written.config.model_type == again
+        torch.testing.assert_close(written(ids).logits, want, rtol=1e-4, atol=1e-4)
 
 
 def test_older_files_are_read_too(tmp_path, rng):
@@ -190,7 +227,12 @@ def test_scaled_embeddings_and_padded_tables_are_exported(tmp_path, rng):
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        ("llama", {"hidden_act": "gelu"}, "hidden_act must be 'silu', but in {} it is 'gelu'"),
+        ("llama", {"hidden_act": "tanh"}, "or 'swish', but in {} it is 'tanh'"),
+        ("mistral", {"num_hidden_layers": 0}, "n_layers must lie in [1, 10000], but n_layers=0"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention must be None or False"),
+        ("olmo", {"clip_qkv": 8.0}, "clip_qkv must be None, but in {} it is 8.0"),
+        ("phi3", {"embd_pdrop": 0.1}, "embd_pdrop must equal resid_pdrop, but in {} they are 0.1 and 0.0"),
+        ("phi3", {"rope_parameters": {"partial_rotary_factor": 0.75}}, "of whole heads, but in {} it is"),
         ("llama", {"attention_bias": True}, "attention_bias must equal mlp_bias, but in {} they are True and False"),
         ("qwen3", {"attention_bias": True}, "attention_bias must be False, but in {} it is True"),
         (
@@ -213,18 +255,28 @@ def test_a_model_of_another_make_is_refused(tmp_path, kind, values, message):
 
 
 def test_what_is_no_llama_is_not_exported(tmp_path):
-    told = "activation: silu -> relu; gated: True -> False; norm: rms -> layer; positions: rotary -> sinusoidal"
+    told = "gated: True -> False; norm: rms -> layer; positions: rotary -> sinusoidal"
     with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
         export_llama(language_model(31), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tokenizer_that_ends_texts_otherwise_is_refused(tmp_path, capsys):
+def test_what_ends_texts_may_have_any_name_but_must_be_said(tmp_path, capsys):
     rival(tmp_path / "theirs", "llama", vocab_size=294, eos_token_id=293)
     chat_tokenizer(tmp_path / "theirs", begins=False)
-    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err == (
-        f"transduce: the tokenizer of {tmp_path / 'theirs'} must name what begins and ends texts as others do, but its ids are "
-        "(None, None), where texts begin with [] and end with 293; rename these tokens in tokenizer.json\n"
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
+    assert td.load_generator(tmp_path / "run").tokenizer.eos_id == 293
+    assert JSONTokenizer.load(tmp_path / "theirs").eos_id == 291
+    library = Pieces.from_file(str(tmp_path / "theirs" / "tokenizer.json"))
+    begins = [("<|begin_of_text|>", 290), ("<|im_end|>", 292)]
+    library.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> <|im_end|> $A", special_tokens=begins
     )
-    assert JSONTokenizer.load(tmp_path / "theirs").eos_id == 291 and not (tmp_path / "run").exists()
+    library.save(str(tmp_path / "theirs" / "tokenizer.json"))
+    capsys.readouterr()
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "other")]) == 2
+    assert capsys.readouterr().err == (
+        "transduce: texts must begin with one token at most and end with one, but in "
+        f"{tmp_path / 'theirs'} they begin with [290, 292] and end with 293; name what ends them in config.json (eos_token_id)\n"
+    )
+    assert not (tmp_path / "other").exists()

@@ -14,8 +14,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from transduce.config import from_dict
-from transduce.interop.pretrained import ACTIVATIONS, CONFIG, fill, read_settings, read_tensors, require_equal
-from transduce.model.config import TransformerConfig
+from transduce.errors import InputError
+from transduce.interop.pretrained import fill, read_tensors, share_table
+from transduce.interop.settings import ACTIVATIONS, CONFIG, read_settings, require_equal
+from transduce.model.config import Sinusoids, TransformerConfig
+from transduce.model.positions import sinusoidal
 from transduce.model.size import check_fits
 from transduce.model.transformer import Transformer, transformer_to_fill
 
@@ -41,14 +44,17 @@ WRITERS = {
 NORMS = {"norm": "layer_norm", "embedding_norm": "layernorm_embedding"}
 """The norms of a stack, by our names."""
 
-UNNEEDED = (
-    *("embed_positions.weight", "embed_positions.weights", "embed_tokens.weight", "lm_head.weight", "proj_out.weight"),
+TABLE = (
+    "model.shared.weight",
+    "model.decoder.embed_tokens.weight",
+    "model.encoder.embed_tokens.weight",
+    *("lm_head.weight", "proj_out.weight"),
 )
-"""Endings of the names of tensors that a file may hold although a model here does not need them: tables of sinusoids,
-and further copies of a table that is tied."""
+"""The names under which files store one table that encoder, decoder and output share."""
 
-LEARNED_OFFSET = 2
-"""Rows of a learned table of positions that stand for none."""
+UNNEEDED = (*TABLE, "embed_positions.weight", "embed_positions.weights", "encoder.version", "decoder.version")
+"""Endings of the names of tensors that a file may hold although a model here does not need them: tables of sinusoids,
+further copies of a table that is tied, and the version of fairseq."""
 
 
 class EncoderDecoder(NamedTuple):
@@ -58,35 +64,34 @@ class EncoderDecoder(NamedTuple):
     theirs: dict[str, Any]
 
 
-def read_model(
-    directory: Path, *, model_type: str, architecture: str, defaults: dict[str, Any], fields: dict[str, Any]
-) -> EncoderDecoder:
-    """Read config.json and model.safetensors, in one file or in shards.
+def read_model(directory: Path, *, model_type: str, fields: dict[str, Any], offset: int = 2) -> EncoderDecoder:
+    """Read config.json and the weights, in one file or in shards.
 
     Args:
-        architecture: the class in transformers.
-        defaults: the values of settings that config.json leaves out.
         fields: fields of TransformerConfig that all models of this type have.
+        offset: rows of a learned table of positions that stand for none.
 
     Raises:
         InputError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
             safetensors.
     """
-    theirs = read_settings(directory, fixed={"model_type": model_type}, defaults=defaults)
+    theirs = read_settings(directory, model_type)
     check_halves(theirs, directory)
-    weights = read_tensors(directory, architecture)
+    weights = read_tensors(directory, "model.")
     bias = weights.pop("final_logits_bias", None)
     has_bias = bias is not None and bool(bias.any())
     if bias is not None and has_bias:
         weights["final_logits_bias"] = bias.flatten()
-    if (shared := weights.pop("model.shared.weight", None)) is not None:
-        weights = {f"model.{half}.embed_tokens.weight": shared for half in ("encoder", "decoder")} | weights
+    if fields.get("sinusoids") == "tensor2tensor":
+        fields = {**fields, "first_position": theirs["pad_token_id"] + 1}
     config = _config(theirs, str(directory / CONFIG), {"output_bias": has_bias, **fields})
     check_fits(config, torch.device("cpu"))
-    if config.positions == "learned":
-        for name in (f"model.{half}.embed_positions.weight" for half in ("encoder", "decoder")):
-            if name in weights:
-                weights[name] = weights[name][LEARNED_OFFSET:]
+    tied = {"all": TABLE, "output": TABLE[1::2], "none": ()}[config.tie]
+    weights = share_table(weights, tied, directory)
+    for name in TABLE[1:3] if TABLE[0] in weights else ():
+        weights.setdefault(name, weights[TABLE[0]])
+    for name in [each for each in weights if each.endswith("embed_positions.weight") and config.positions == "learned"]:
+        weights[name] = weights[name][offset:]
     model = transformer_to_fill(config)
     fill_model(model, their_weights(model), weights, directory)
     return EncoderDecoder(model.eval(), theirs)
@@ -110,13 +115,29 @@ def fill_model(
         InputError: a name is missing or unknown, or a shape differs.
     """
     fill({name: weight for name, (weight, _) in own.items()}, weights, directory, unneeded=UNNEEDED)
-    halves = [half for half in (model.encoder, model.decoder) if half is not None]
-    if any(half.positions.kind == "sinusoidal" for half in halves):
+    halves = {"encoder": model.encoder, "decoder": model.decoder}
+    computed = [name for name, half in halves.items() if half is not None and half.positions.kind == "sinusoidal"]
+    for half in computed:
+        _check_sinusoids(directory, weights.get(f"model.{half}.embed_positions.weight"), model.config.sinusoids)
+    if computed:
         order = residual_order(model.config.d_model, model.config.sinusoids)
         for weight, dimension in own.values():
             if dimension is not None:
                 for part in weight.split(len(order), dimension):  # gated convolutions have two
                     part.copy_(part.index_select(dimension, order))
+
+
+def _check_sinusoids(directory: Path, table: Tensor | None, kind: Sinusoids) -> None:
+    """Raise InputError if a table of positions is another than the one that is computed here."""
+    if table is None or table.dim() != 2:
+        return
+    d_model = table.size(1)
+    own = torch.empty(table.shape)
+    own[:, residual_order(d_model, kind)] = sinusoidal(0, len(table), d_model, kind=kind)
+    if (far := float((own - table).abs().max())) > 1e-2:
+        raise InputError(
+            f"positions must be sinusoids, but in {directory} embed_positions differs from them by {far:.4g}"
+        )
 
 
 def residual_order(d_model: int, sinusoids: str = "paper") -> Int[Tensor, " D"]:
@@ -132,7 +153,8 @@ def residual_order(d_model: int, sinusoids: str = "paper") -> Int[Tensor, " D"]:
 def _config(theirs: dict[str, Any], name: str, fields: dict[str, Any]) -> TransformerConfig:
     """Translate the settings of config.json; `name` says in errors where they were found."""
     shared, tied = theirs.get("share_encoder_decoder_embeddings", True), theirs["tie_word_embeddings"]
-    source, target = theirs["vocab_size"], theirs["vocab_size" if shared else "decoder_vocab_size"]
+    source = theirs["vocab_size"]
+    target = source if shared else theirs["decoder_vocab_size"] or source
     ours = {
         "encoder": {"input": {"vocab_size": source}, "n_layers": theirs["encoder_layers"]},
         "decoder": {"input": {"vocab_size": target}, "n_layers": theirs["decoder_layers"]},

@@ -1,30 +1,33 @@
-"""Read M2M-100, NLLB, BART and mBART, which come from fairseq, as transformers saves them. The numbers stay the same."""
+"""Read models like M2M-100, NLLB and BART as transformers saves them; most come from fairseq. The numbers stay the same."""
 
+import json
 import re
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 from transduce.data.text.imported import ImportedTokenizer
+from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
-from transduce.files import read_json
 from transduce.interop.encoder_decoder import read_model
 from transduce.interop.generation import one_end, read_decoding, read_generation, refusal
 from transduce.interop.pretrained import (
-    CONFIG,
     TOKENIZER,
     Imported,
     read_optional,
     read_table,
 )
+from transduce.interop.settings import read_settings
 
 BART: dict[str, Any] = {"positions": "learned", "embedding_norm": True}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "m2m_100": ("M2M100ForConditionalGeneration", {"norm_position": "pre", "sinusoids": "tensor2tensor"}),
-    "bart": ("BartForConditionalGeneration", BART),
-    "mbart": ("MBartForConditionalGeneration", {**BART, "norm_position": "pre"}),
+MODELS: dict[str, dict[str, Any]] = {
+    "m2m_100": {"norm_position": "pre", "sinusoids": "tensor2tensor"},
+    "bart": BART,
+    "mbart": {**BART, "norm_position": "pre"},
+    "pegasus": {"norm_position": "pre"},
+    "blenderbot": {"norm_position": "pre", "positions": "learned"},
 }
-"""By model_type, the class in transformers, and what all models of it have."""
+"""By model_type, what all models of it have."""
 
 LANGUAGE = re.compile("[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")
 """What tags of languages look like in NLLB and mBART: eng_Latn, en_XX."""
@@ -46,14 +49,9 @@ def import_run(directory: Path) -> Imported:
             safetensors; or a file of the tokenizer is missing or does not fit the model.
     Source: Fan et al. (2021), M2M-100; NLLB team (2022); Lewis et al. (2020), BART; Liu et al. (2020), mBART.
     """
-    kind = read_json(directory / CONFIG).get("model_type")
-    if kind not in MODELS:
-        raise InputError(f"model_type must be {' or '.join(MODELS)}, but in {directory} it is {kind!r}")
-    architecture, fields = MODELS[kind]
-    if kind == "m2m_100":
-        fields = {**fields, "first_position": read_json(directory / CONFIG).get("pad_token_id", 1) + 1}
-    defaults = {"tie_word_embeddings": True, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
-    model, theirs = read_model(directory, model_type=kind, architecture=architecture, defaults=defaults, fields=fields)
+    kind = read_settings(directory, *MODELS)["model_type"]
+    offset = 0 if kind == "blenderbot" else 2
+    model, theirs = read_model(directory, model_type=kind, fields=MODELS[kind], offset=offset)
     said = one_end(directory, read_generation(directory, theirs))
     forced, settings = said.get("forced_bos_token_id"), read_optional(directory / TOKENIZER)
     source, target = _tokenizers(directory, theirs | said | {"forced_bos_token_id": forced}, settings)
@@ -69,11 +67,15 @@ def _tokenizers(
     special = {"bos": theirs["decoder_start_token_id"], "eos": theirs["eos_token_id"], "pad": theirs["pad_token_id"]}
     parts, added = dict[str, Any](size=size), dict[str, Any]()
     if (directory / "tokenizer.json").is_file():
-        plain = read_json(directory / "tokenizer.json")
-        added = {token["content"]: token["id"] for token in plain.get("added_tokens", [])}
+        tokenizer = JSONTokenizer.load(directory / "tokenizer.json")
+        plain = _without_ids_from(size, json.loads(tokenizer.model))
+        added = {token["content"]: token["id"] for token in plain["added_tokens"]}
         cutter: dict[str, Any] = {"tokenizer": plain}
         languages = {token: i for token, i in added.items() if LANGUAGE.fullmatch(token)}
-        unknown, (opening, closing) = added.get("<unk>"), _around(plain.get("post_processor") or {}, special["eos"])
+        unknown, (opening, closing) = (
+            added.get("<unk>", tokenizer.unk_id),
+            _around(plain.get("post_processor") or {}, special["eos"]),
+        )
     elif (directory / "sentencepiece.bpe.model").is_file() and (directory / "vocab.json").is_file():
         pieces = read_table(directory / "vocab.json", size)
         unknown, first = pieces.index("<unk>"), 1 + max(i for i, piece in enumerate(pieces) if piece)
@@ -115,6 +117,15 @@ def _tokenizers(
     )
 
 
+def _without_ids_from(size: int, plain: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer.json without added tokens for which a model has no vector, as those of BART that write have none for <mask>."""
+    beyond = {token["content"] for token in plain["added_tokens"] if token["id"] >= size}
+    plain["added_tokens"] = [token for token in plain["added_tokens"] if token["content"] not in beyond]
+    if isinstance(vocab := plain["model"]["vocab"], dict):
+        plain["model"]["vocab"] = {token: i for token, i in vocab.items() if token not in beyond}
+    return plain
+
+
 def _around(post_processor: dict[str, Any], eos_id: int) -> tuple[list[int], list[int]]:
     """The ids that a tokenizer.json puts before every text, and behind its end."""
     if "cls" in post_processor:  # as RoBERTa and BART have it
@@ -126,4 +137,8 @@ def _around(post_processor: dict[str, Any], eos_id: int) -> tuple[list[int], lis
             found = behind
         else:
             found += ids[part["SpecialToken"]["id"]]["ids"]
+    if eos_id not in behind:
+        raise InputError(
+            f"texts must end with eos_token_id={eos_id}, but the post_processor of tokenizer.json puts {behind} behind them"
+        )
     return before, [i for i in behind if i != eos_id]

@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from transduce.interop.pretrained import Imported
 
 FAMILIES = {
-    **{"gpt2": "gpt2", "llama": "llama", "qwen2": "llama", "qwen3": "llama"},
-    **{"marian": "marian", "m2m_100": "fairseq", "bart": "fairseq", "mbart": "fairseq"},
+    "gpt2": "gpt2",
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "olmo"), "llama"),
+    **dict.fromkeys(("opt", "xglm"), "opt"),
+    "marian": "marian",
+    **dict.fromkeys(("m2m_100", "bart", "mbart", "pegasus", "blenderbot"), "fairseq"),
     **{"whisper": "speech", "speech_to_text": "speech"},
 }
 """By model_type, the module beside this one whose `import_run(directory)` gives what a run directory holds."""
@@ -28,7 +31,7 @@ def importer(directory: Path, kind: str | None = None) -> "tuple[str, Callable[[
         InputError: there is no config.json, or its model_type is another one or one that cannot be read.
     """
     from transduce.files import read_json
-    from transduce.interop.pretrained import CONFIG
+    from transduce.interop.settings import CONFIG
 
     found = read_json(directory / CONFIG).get("model_type")
     allowed = [kind] if kind in FAMILIES else [*FAMILIES]

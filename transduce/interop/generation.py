@@ -12,6 +12,7 @@ from typing import Any
 from transduce.config import from_dict
 from transduce.errors import InputError
 from transduce.files import read_json
+from transduce.interop.settings import check_types
 from transduce.model.config import TransformerConfig
 
 GENERATION = "generation_config.json"
@@ -103,6 +104,7 @@ def read_generation(directory: Path, theirs: dict[str, Any], *, more: Collection
     ids = {name: theirs.get(name) for name in IDS}
     said = {name: value for name, value in (ids | found).items() if value is not None or name in IDS}
     said |= {name: ids[name] for name in IDS if said[name] is None}
+    check_types(said, dict.fromkeys(IDS, int | list[int] | None), directory)
     for name, allowed in (NEUTRAL | (DRAWN if said.get("do_sample") else {})).items():
         if name not in more and said.get(name) is not None and said[name] not in allowed:
             raise refusal(directory, name, " or ".join(map(str, allowed)) or "null", said[name])

@@ -13,21 +13,19 @@ from torch import Tensor
 from transduce.config import from_dict, to_dict
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
-from transduce.files import read_json, write_file
+from transduce.files import write_file
 from transduce.interop.generation import read_generation, read_sampling
 from transduce.interop.pretrained import (
-    ACTIVATIONS,
-    CONFIG,
     TOKENIZER,
     Imported,
     check_same,
     fill,
-    read_settings,
     read_tensors,
-    require_equal,
+    share_table,
     write_model,
     write_settings,
 )
+from transduce.interop.settings import ACTIVATIONS, CONFIG, check_types, only, read_settings, require_equal
 from transduce.model.config import TransformerConfig
 from transduce.model.presets import gpt2
 from transduce.model.size import check_fits
@@ -45,7 +43,6 @@ FIELDS = {
 """The fields of TransformerConfig that GPT-2's config.json holds under another name, by that name."""
 
 FIXED: dict[str, Any] = {
-    "model_type": "gpt2",
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "reorder_and_upcast_attn": False,
@@ -79,25 +76,26 @@ class GPT2(NamedTuple):
 
 
 def import_gpt2(directory: Path) -> GPT2:
-    """Read config.json and model.safetensors, in one file or in shards, of a GPT2LMHeadModel or GPT2Model.
+    """Read config.json and the weights, in one file or in shards, of a GPT2LMHeadModel or GPT2Model.
 
     Raises:
         InputError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
             safetensors.
     Source: Radford et al. (2019); file format of transformers' save_pretrained.
     """
-    defaults = _their_config(gpt2(), 50256) | {"n_inner": None}
-    theirs = read_settings(directory, fixed=FIXED, defaults=defaults)
+    theirs = read_settings(directory, "gpt2", fixed=FIXED)
     way_out = "; they matter in training alone, so make them equal in config.json"
     require_equal(theirs, "embd_pdrop", "resid_pdrop", directory, way_out)
-    if not isinstance(theirs["eos_token_id"], int | None):
-        raise InputError(f"eos_token_id must be one id or null, but in {directory} it is {theirs['eos_token_id']}")
+    theirs["eos_token_id"] = only(theirs["eos_token_id"])
+    check_types(theirs, {"eos_token_id": int | None}, directory)
     config = _our_config(theirs, str(directory / CONFIG))
     check_fits(config, torch.device("cpu"))
     model = transformer_to_fill(config)
-    tensors = read_tensors(directory, "GPT2LMHeadModel")
+    tensors = read_tensors(directory, "transformer.")
     weights = {name.removeprefix("transformer."): weight for name, weight in tensors.items()}
-    # a tied table may be stored twice, and older files hold the causal mask of every layer
+    if theirs["tie_word_embeddings"]:
+        weights = share_table(weights, ("wte.weight", "lm_head.weight"), directory)
+    # older files hold the causal mask of every layer
     fill(_their_weights(model), weights, directory, unneeded=("lm_head.weight", ".attn.bias", ".attn.masked_bias"))
     return GPT2(model.eval(), theirs["eos_token_id"])
 
@@ -114,7 +112,7 @@ def import_run(directory: Path) -> Imported:
             f"the tokenizer's <|endoftext|> must be config.json's eos_token_id, but in {directory} "
             f"they are {tokenizer.eos_id} and {found.eos_id}"
         )
-    said = read_generation(directory, read_json(directory / CONFIG))
+    said = read_generation(directory, read_settings(directory, "gpt2"))
     decoding = read_sampling(directory, said, found.model.config)
     return Imported(found.model, None, tokenizer, decoding)
 
@@ -146,7 +144,7 @@ def _our_config(theirs: dict[str, Any], name: str) -> TransformerConfig:
     ours, width = to_dict(gpt2()), theirs["n_embd"]
     ours["decoder"] = {"input": {"vocab_size": theirs["vocab_size"]}, "n_layers": theirs["n_layer"]}
     ours |= {our_name: theirs[their_name] for their_name, our_name in FIELDS.items()}
-    ours["d_ff"] = theirs["n_inner"] or (4 * width if isinstance(width, int) else width)
+    ours["d_ff"] = theirs["n_inner"] or 4 * width
     ours["activation"] = ACTIVATIONS[theirs["activation_function"]]
     ours["tie"] = "output" if theirs["tie_word_embeddings"] else "none"
     return from_dict(TransformerConfig, ours, name)
@@ -167,6 +165,7 @@ def _their_config(config: TransformerConfig, end: int | None) -> dict[str, Any]:
         )
     return {
         **FIXED,
+        "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
         "vocab_size": config.vocab_size,
         "n_layer": config.decoder.n_layers,

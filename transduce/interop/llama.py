@@ -1,4 +1,4 @@
-"""Read and write Llama, Qwen2 and Qwen3 models as transformers saves them; SmolLM2 is a Llama. No number changes."""
+"""Read and write models of Llama's kind as transformers saves them; SmolLM2 is a Llama. No number changes."""
 
 import json
 import re
@@ -10,24 +10,25 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from torch import Tensor
 
 from transduce.config import from_dict
+from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.data.text.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.interop.generation import read_generation, read_sampling
 from transduce.interop.pretrained import (
-    CONFIG,
     TOKENIZER,
     TRAINING,
     Imported,
     check_same,
     fill,
     read_optional,
-    read_settings,
     read_tensors,
-    require_equal,
+    share_table,
     write_model,
     write_settings,
 )
+from transduce.interop.settings import ACTIVATIONS, CONFIG, DEFAULTS, read_settings, require_equal
 from transduce.model.attention import SelfAttention
 from transduce.model.config import TransformerConfig
 from transduce.model.layers import FeedForward, Layer
@@ -39,7 +40,6 @@ FIELDS = {
     "intermediate_size": "d_ff",
     "num_attention_heads": "n_heads",
     "max_position_embeddings": "max_positions",
-    "rms_norm_eps": "norm_eps",
     "attention_dropout": "attention_dropout",
 }
 """The fields of TransformerConfig that their config.json holds under another name, by that name."""
@@ -48,60 +48,49 @@ BLOCKS: dict[str, Any] = {
     "norm": "rms",
     "norm_position": "pre",
     "gated": True,
-    "activation": "silu",
     "positions": "rotary",
-    "scale_embeddings": False,
-    "dropout": 0.0,
 }
 """What every one of these models is, in fields of TransformerConfig."""
 
 UNSTORED = TRAINING | {"tie", "scale_embeddings", "decoder.input.multiple", "qkv_bias", "head_width", "n_kv_heads"}
 """The fields of TransformerConfig that may have any value in an exported model, which computes the same in either case."""
 
-COMMON: dict[str, Any] = {
-    "hidden_act": "silu",
-    "head_dim": None,
-    "attention_dropout": 0.0,
-    "max_position_embeddings": 2048,
-    "rope_theta": 10000.0,
-    "rope_parameters": None,
-    "rope_scaling": None,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "sliding_window": None,
-    "layer_types": None,
-    "max_window_layers": 28,
-    "eos_token_id": None,
-}
-"""The values of settings that a file may leave out, whatever its model_type."""
+KINDS = ("llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "olmo")
 
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"rms_norm_eps": 1e-6, "num_key_value_heads": None, "attention_bias": False, "mlp_bias": False},
-    "qwen2": {"rms_norm_eps": 1e-6, "num_key_value_heads": 32},
-    "qwen3": {"rms_norm_eps": 1e-6, "num_key_value_heads": 32, "attention_bias": False, "head_dim": 128},
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mistral": "MistralForCausalLM",
 }
-"""By model_type, those of settings that differ between them, or that only one has."""
-
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""By model_type, the classes whose models are written."""
 
 
 def import_llama(directory: Path) -> Transformer:
-    """Read config.json and model.safetensors, in one file or in shards, as a model in evaluation mode.
+    """Read config.json and the weights, in one file or in shards, as a model in evaluation mode.
 
     Raises:
         InputError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
-            safetensors.
-    Source: Touvron et al. (2023), LLaMA; Yang et al. (2024), Qwen2; Yang et al. (2025), Qwen3; file format of
+            weights.
+    Source: Touvron et al. (2023), LLaMA; Yang et al. (2024), Qwen2; Yang et al. (2025), Qwen3; Jiang et al. (2023),
+    Mistral 7B; Gemma team (2024), Gemma; Abdin et al. (2024), Phi-3; Groeneveld et al. (2024), OLMo; file format of
     transformers' save_pretrained.
     """
-    kind = read_settings(directory, fixed={}, defaults={})["model_type"]
-    theirs = read_settings(directory, fixed={"hidden_act": "silu"}, defaults=COMMON | DEFAULTS[kind])
-    config = _our_config(theirs, directory)
+    theirs = _read(directory)
+    kind, config = theirs["model_type"], _our_config(theirs, directory)
     check_fits(config, torch.device("cpu"))
     model = transformer_to_fill(config)
-    weights = read_tensors(directory, ARCHITECTURES[kind])
-    # a tied table may be stored twice, and older files hold the frequencies of rotation
-    fill(_their_weights(model), weights, directory, unneeded=("lm_head.weight", ".rotary_emb.inv_freq"))
+    weights, own = read_tensors(directory, "model."), _their_weights(model, fused=kind == "phi3")
+    if theirs["tie_word_embeddings"]:
+        weights = share_table(weights, ("model.embed_tokens.weight", "lm_head.weight"), directory)
+    norms = [name for name in own if name.endswith("norm.weight")]
+    if kind == "olmo":  # which has no weights in norms, and so 1, as they begin here
+        own = {name: weight for name, weight in own.items() if name not in norms}
+    # older files hold the frequencies of rotation
+    fill(own, weights, directory, unneeded=("lm_head.weight", ".rotary_emb.inv_freq"))
+    if kind == "gemma":  # which stores what is added to 1
+        for name in norms:
+            own[name] += 1
     return model.eval()
 
 
@@ -109,12 +98,21 @@ def import_run(directory: Path) -> Imported:
     """Read a model and its tokenizer.json.
 
     Raises:
-        InputError: as `import_llama`; or there is no tokenizer, or nothing in it ends texts as config.json says.
+        InputError: as `import_llama`; or there is no tokenizer, or nothing ends texts.
     """
-    theirs = read_settings(directory, fixed={}, defaults={"eos_token_id": None})
-    model, said = import_llama(directory), read_generation(directory, theirs)
-    decoding = read_sampling(directory, said, model.config)
-    return Imported(model, None, _tokenizer(directory, said["eos_token_id"]), decoding)
+    model = import_llama(directory)
+    return with_tokenizer(model, directory, read_settings(directory, *KINDS))
+
+
+def _read(directory: Path) -> dict[str, Any]:
+    """The settings of config.json that a model of its kind has, and no others, which transformers ignores."""
+    kind = read_settings(directory, *KINDS)["model_type"]
+    fixed: dict[str, Any] = {"clip_qkv": None, "use_bidirectional_attention": [None, False]}
+    fixed = {name: value for name, value in fixed.items() if name in DEFAULTS[kind]}
+    if kind != "llama":
+        fixed["attention_bias"] = False
+    theirs = read_settings(directory, kind, fixed=fixed)
+    return {name: theirs[name] for name in ("model_type", *DEFAULTS[kind])}
 
 
 def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None) -> None:
@@ -128,7 +126,7 @@ def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenize
         raise InputError("a Llama is a decoder alone, but this model has an encoder; it cannot be exported as one")
     theirs = _their_config(config, tokenizer)
     kind = theirs["model_type"]
-    check_same(_our_config(DEFAULTS[kind] | COMMON | theirs, directory), config, UNSTORED, kind.capitalize())
+    check_same(_our_config(DEFAULTS[kind] | theirs, directory), config, UNSTORED, kind.capitalize())
     write_model(directory, theirs, _their_weights(model, export=True))
     if tokenizer is not None:
         write_file(directory / "tokenizer.json", tokenizer.model)
@@ -140,19 +138,25 @@ def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenize
 
 def _our_config(theirs: dict[str, Any], directory: Path) -> TransformerConfig:
     """Translate the settings of config.json."""
-    kind, width = theirs["model_type"], theirs["head_dim"]
+    kind, act = theirs["model_type"], theirs["hidden_act"]
     if kind == "llama":
         way_out = "; a Transformer here has biases in all linear maps or in those to queries, keys and values"
         require_equal(theirs, "attention_bias", "mlp_bias", directory, way_out)
-    elif theirs.get("attention_bias"):
-        raise InputError(f"attention_bias must be False, but in {directory} it is True")
+    if kind == "phi3":
+        way_out = "; they matter in training alone, so make them equal in config.json"
+        require_equal(theirs, "embd_pdrop", "resid_pdrop", directory, way_out)
     ours = (
         {our_name: theirs[their_name] for their_name, our_name in FIELDS.items()}
         | BLOCKS
         | _rotation(theirs, directory)
     )
     ours["decoder"] = {"input": {"vocab_size": theirs["vocab_size"]}, "n_layers": theirs["num_hidden_layers"]}
-    ours["n_kv_heads"], ours["head_width"] = theirs["num_key_value_heads"], width
+    ours["n_kv_heads"], ours["head_width"] = theirs["num_key_value_heads"], theirs["head_dim"]
+    ours["activation"] = "gelu_tanh" if (kind, act) == ("gemma", "gelu") else ACTIVATIONS[act]  # its files say less
+    ours["scale_embeddings"], ours["dropout"] = kind == "gemma", theirs.get("resid_pdrop", 0.0)
+    ours |= (
+        {"norm": "layer", "norm_eps": 1e-5} if kind == "olmo" else {"norm": "rms", "norm_eps": theirs["rms_norm_eps"]}
+    )
     ours["bias"], ours["qkv_bias"] = bool(theirs.get("mlp_bias")), True if kind == "qwen2" else None
     ours["qk_norm"] = kind == "qwen3"
     ours["window"] = _window(theirs, directory)
@@ -170,10 +174,10 @@ def _rotation(theirs: dict[str, Any], directory: Path) -> dict[str, Any]:
             f"rope_type must be 'default' or 'linear' or 'llama3', of whole heads, but in {directory} it is {told}"
         )
     if kind != "default":
-        found["rotary_factor"] = told["factor"]
+        found["rotary_factor"] = told.get("factor")
     if kind == "llama3":
         names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        found["rotary_bands"] = [told[name] for name in names]
+        found["rotary_bands"] = [told.get(name) for name in names]
     return found
 
 
@@ -183,12 +187,12 @@ def _window(theirs: dict[str, Any], directory: Path) -> int | None:
     Raises:
         InputError: some layers see further than others.
     """
-    size, n_layers = theirs["sliding_window"] if theirs["use_sliding_window"] else None, theirs["num_hidden_layers"]
-    first = theirs["max_window_layers"]
-    kinds = theirs["layer_types"] or [
-        "sliding_attention" if size and i >= first else "full_attention" for i in range(n_layers)
+    size = theirs.get("sliding_window") if theirs.get("use_sliding_window", True) else None
+    first, last = theirs.get("max_window_layers", 0), max(0, theirs["num_hidden_layers"] - 1)
+    kinds = theirs.get("layer_types") or [
+        "sliding_attention" if size and i >= first else "full_attention" for i in (0, last)
     ]
-    if len(set(kinds)) > 1 or kinds[0] not in ("full_attention", "sliding_attention"):
+    if len(set(kinds)) != 1 or kinds[0] not in ("full_attention", "sliding_attention"):
         raise InputError(f"all layers must see equally far, but in {directory} layer_types are {', '.join(kinds)}")
     return size if kinds[0] == "sliding_attention" else None
 
@@ -197,15 +201,19 @@ def _their_config(config: TransformerConfig, tokenizer: JSONTokenizer | None) ->
     """Translate our fields into the settings of config.json, as far as it has them."""
     assert config.decoder is not None
     kind = "qwen3" if config.qk_norm else "qwen2" if config.attention_bias and not config.bias else "llama"
+    if kind == "llama" and config.window is not None and not config.bias:
+        kind = "mistral"
+    activations = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
     theirs = {
         "model_type": kind,
         "architectures": [ARCHITECTURES[kind]],
         "vocab_size": config.vocab_size,
         "num_hidden_layers": config.decoder.n_layers,
         **{their_name: getattr(config, our_name) for their_name, our_name in FIELDS.items()},
+        "rms_norm_eps": config.norm_eps,
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.d_head,
-        "hidden_act": "silu",
+        "hidden_act": activations[config.activation],
         "rope_theta": config.rotary_theta,
         "rope_scaling": None,
         "tie_word_embeddings": config.tie != "none" and not config.scale_embeddings,
@@ -216,7 +224,8 @@ def _their_config(config: TransformerConfig, tokenizer: JSONTokenizer | None) ->
     if kind == "llama":
         theirs |= {"attention_bias": config.bias, "mlp_bias": config.bias}
     if config.window is not None and kind != "llama":
-        theirs |= {"use_sliding_window": True, "sliding_window": config.window, "max_window_layers": 0}
+        theirs["sliding_window"] = config.window
+        theirs |= {} if kind == "mistral" else {"use_sliding_window": True, "max_window_layers": 0}
     if config.rotary_bands is not None:
         low, high, n = config.rotary_bands
         bands = {"low_freq_factor": low, "high_freq_factor": high, "original_max_position_embeddings": n}
@@ -226,10 +235,11 @@ def _their_config(config: TransformerConfig, tokenizer: JSONTokenizer | None) ->
     return theirs
 
 
-def _their_weights(model: Transformer, *, export: bool = False) -> dict[str, Tensor]:
+def _their_weights(model: Transformer, *, fused: bool = False, export: bool = False) -> dict[str, Tensor]:
     """The parameters under their names, without rows that only fill up the table of tokens.
 
     Args:
+        fused: whether maps of the same input are one matrix, as in Phi-3.
         export: whether embeddings that the model multiplies by sqrt(d_model) are so multiplied, and stand beside the output
             table; else all share memory with the model's.
     """
@@ -243,11 +253,11 @@ def _their_weights(model: Transformer, *, export: bool = False) -> dict[str, Ten
     theirs["model.norm.weight"] = own["decoder.norm.weight"]
     for i, layer in enumerate(model.decoder.layers):
         assert isinstance(layer, Layer) and isinstance(layer.feed_forward, FeedForward)
-        theirs |= {f"model.layers.{i}.{name}": weight.detach() for name, weight in _their_layer(layer).items()}
+        theirs |= {f"model.layers.{i}.{name}": weight.detach() for name, weight in _their_layer(layer, fused).items()}
     return theirs
 
 
-def _their_layer(layer: Layer) -> dict[str, Tensor]:
+def _their_layer(layer: Layer, fused: bool) -> dict[str, Tensor]:
     attention, feed_forward = layer.attention, layer.feed_forward
     assert isinstance(attention, SelfAttention) and isinstance(feed_forward, FeedForward)
     norms = {
@@ -258,13 +268,19 @@ def _their_layer(layer: Layer) -> dict[str, Tensor]:
     if attention.norm is not None:
         theirs["self_attn.q_norm.weight"] = attention.norm.query.weight
         theirs["self_attn.k_norm.weight"] = attention.norm.key.weight
-    fused = {
-        ("q_proj", "k_proj", "v_proj"): ("self_attn", attention.qkv, attention.widths),
-        ("o_proj",): ("self_attn", attention.output, [len(attention.output.weight)]),
-        ("gate_proj", "up_proj"): ("mlp", feed_forward.wide, [len(feed_forward.wide.weight) // 2] * 2),
-        ("down_proj",): ("mlp", feed_forward.narrow, [len(feed_forward.narrow.weight)]),
+    qkv, gated = attention.qkv, feed_forward.wide
+    parts = {
+        ("q_proj", "k_proj", "v_proj"): ("self_attn", qkv, attention.widths),
+        ("gate_proj", "up_proj"): ("mlp", gated, [len(gated.weight) // 2] * 2),
     }
-    for names, (part, linear, widths) in fused.items():
+    if fused:
+        parts = {
+            ("qkv_proj",): ("self_attn", qkv, [len(qkv.weight)]),
+            ("gate_up_proj",): ("mlp", gated, [len(gated.weight)]),
+        }
+    parts[("o_proj",)] = "self_attn", attention.output, [len(attention.output.weight)]
+    parts[("down_proj",)] = "mlp", feed_forward.narrow, [len(feed_forward.narrow.weight)]
+    for names, (part, linear, widths) in parts.items():
         for kind in ("weight", "bias"):
             if (values := getattr(linear, kind)) is not None:
                 for name, value in zip(names, values.split(widths), strict=True):
@@ -272,16 +288,25 @@ def _their_layer(layer: Layer) -> dict[str, Tensor]:
     return theirs
 
 
-def _tokenizer(directory: Path, ends: int | list[int] | None) -> JSONTokenizer:
+def with_tokenizer(model: Transformer, directory: Path, theirs: dict[str, Any]) -> Imported:
+    """A language model with its tokenizer and how prompts go on; `theirs` are the settings of config.json."""
+    said = read_generation(directory, theirs)
+    tokenizer = text_tokenizer(directory, said["eos_token_id"], model.config.vocab_size)
+    return Imported(model, None, tokenizer, read_sampling(directory, said, model.config))
+
+
+def text_tokenizer(directory: Path, ends: int | list[int] | None, size: int) -> Tokenizer:
     """The tokenizer.json, in which nothing but what begins and ends this model's texts is special by its name.
 
-    A vocabulary of a family names more tokens so than one model uses: those of chats, say, which no text shows.
+    A vocabulary of a family names more tokens so than one model uses: those of chats, say, which no text shows. Where the
+    names do not say what begins and ends texts, the tokenizer has the ids beside it.
 
     Args:
         ends: what ends texts; of several, the one that tokenizer_config.json names, else the first.
+        size: of the model's vocabulary.
 
     Raises:
-        InputError: `ends` is not known by its name as an end, or what begins texts is not known.
+        InputError: nothing ends texts, or several tokens begin them.
     """
     tokenizer = JSONTokenizer.load(directory)
     library, plain = LibraryTokenizer.from_str(tokenizer.model.decode()), json.loads(tokenizer.model)
@@ -300,10 +325,12 @@ def _tokenizer(directory: Path, ends: int | list[int] | None) -> JSONTokenizer:
             steps = [{"type": "Replace", "pattern": names, "content": ""}, plain["decoder"]]
             plain["decoder"] = {"type": "Sequence", "decoders": steps}
         tokenizer = JSONTokenizer(json.dumps(plain, ensure_ascii=False).encode())
-    found = tokenizer.bos_id, tokenizer.eos_id
-    if found[1] != end or found[0] not in (begins or (None, end)):
+    if tokenizer.eos_id == end and tokenizer.bos_id in (begins or (None, end)) and begins != [end]:
+        return tokenizer
+    if not isinstance(end, int) or len(begins) > 1:
         raise InputError(
-            f"the tokenizer of {directory} must name what begins and ends texts as others do, but its ids are {found}, "
-            f"where texts begin with {begins} and end with {ends}; rename these tokens in tokenizer.json"
+            f"texts must begin with one token at most and end with one, but in {directory} they begin with {begins} and "
+            f"end with {ends}; name what ends them in {CONFIG} (eos_token_id)"
         )
-    return tokenizer
+    special = {"bos": (begins or [end])[0], "eos": end, "pad": end, "unk": end}
+    return ImportedTokenizer.of({"tokenizer": plain}, size=size, special=special, opening=begins)

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from transduce.data.text.imported import ImportedTokenizer
-from transduce.files import read_json
+from transduce.files import regular
 from transduce.interop.encoder_decoder import read_model
 from transduce.interop.generation import one_end, read_decoding, read_generation, refusal
-from transduce.interop.pretrained import CONFIG, TOKENIZER, Imported, read_optional, read_table
+from transduce.interop.pretrained import TOKENIZER, Imported, read_optional, read_table
+from transduce.interop.settings import read_settings
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 
@@ -23,17 +24,14 @@ class Marian(NamedTuple):
 
 
 def import_marian(directory: Path) -> Marian:
-    """Read config.json and model.safetensors, in one file or in shards, of a MarianMTModel.
+    """Read config.json and the weights, in one file or in shards, of a MarianMTModel.
 
     Raises:
         InputError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
-            safetensors.
+            weights.
     Source: Junczys-Dowmunt et al. (2018), Marian; file format of transformers' save_pretrained.
     """
-    defaults = {"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True}
-    model, theirs = read_model(
-        directory, model_type="marian", architecture="MarianMTModel", defaults=defaults, fields={}
-    )
+    model, theirs = read_model(directory, model_type="marian", fields={})
     return Marian(model, theirs["decoder_start_token_id"], theirs["eos_token_id"], theirs["pad_token_id"])
 
 
@@ -43,7 +41,7 @@ def import_run(directory: Path) -> Imported:
     Raises:
         InputError: as `import_marian`; or a file of the tokenizer is missing or does not fit the model.
     """
-    model, theirs = import_marian(directory).model, read_json(directory / CONFIG)
+    model, theirs = import_marian(directory).model, read_settings(directory, "marian")
     said = one_end(directory, read_generation(directory, theirs))
     if (forced := said.get("forced_bos_token_id")) is not None:
         raise refusal(directory, "forced_bos_token_id", "null", forced)
@@ -55,7 +53,7 @@ def import_run(directory: Path) -> Imported:
         pieces = read_table(directory / name, stack.input.vocab_size)
         ids = {"bos": said["decoder_start_token_id"], "eos": said["eos_token_id"], "pad": said["pad_token_id"]}
         ids["unk"] = pieces.index("<unk>")
-        sides.append(ImportedTokenizer.of_pieces((directory / f"{side}.spm").read_bytes(), pieces, special=ids))
+        sides.append(ImportedTokenizer.of_pieces(regular(directory / f"{side}.spm").read_bytes(), pieces, special=ids))
     source, target = sides
     decoding = read_decoding(directory, said, config.vocab_size)
     return Imported(model, target if source.model == target.model else source, target, decoding)

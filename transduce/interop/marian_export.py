@@ -14,7 +14,8 @@ from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.interop.encoder_decoder import residual_order, their_weights
 from transduce.interop.generation import GENERATION
-from transduce.interop.pretrained import ACTIVATIONS, TOKENIZER, check_carried, write_model, write_settings
+from transduce.interop.pretrained import TOKENIZER, check_carried, write_model, write_settings
+from transduce.interop.settings import ACTIVATIONS
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 

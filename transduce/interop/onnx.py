@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from transduce.data.text.tokenizers import Tokenizer, write_tokenizers
 from transduce.errors import InputError
-from transduce.interop.pretrained import CONFIG, write_settings
+from transduce.interop.pretrained import write_settings
+from transduce.interop.settings import CONFIG
 from transduce.model.cache import Cache, LayerCache
 from transduce.model.config import Tokens
 from transduce.model.layers import Layer

@@ -1,11 +1,14 @@
 """Directories as transformers' save_pretrained writes them: settings in config.json, weights in safetensors files."""
 
 import json
-from collections.abc import Collection
+import re
+import zipfile
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import save as serialize
 from torch import Tensor
 
@@ -13,22 +16,16 @@ from transduce.config import differences, to_dict
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.errors import InputError
-from transduce.files import copy_weights, read_json, read_weights, write_file
-from transduce.model.config import Activation, TransformerConfig
+from transduce.files import copy_weights, read_json, read_weights, regular, write_file
+from transduce.interop.settings import CONFIG
+from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"
 TOKENIZER = "tokenizer_config.json"
 
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
-"""Our name of each activation that transformers and a Transformer here both have, by the name in transformers."""
+HEADS = ("lm_head.", "proj_out.", "final_logits_bias")
+"""What the names of weights begin with that are no part of a base model."""
 
 
 class Imported(NamedTuple):
@@ -41,28 +38,6 @@ class Imported(NamedTuple):
     """How the model is searched where nothing else is said: fields of SearchConfig, or, of a decoder alone, of GenerationConfig."""
     feature_extractor: FeatureExtractor | None = None
     """How sound becomes frames, where the source is no text."""
-
-
-def read_settings(directory: Path, *, fixed: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Read config.json.
-
-    Args:
-        fixed: The settings that must have one value: model_type, and what a Transformer here does in only one way.
-        defaults: The values of settings that the file leaves out. It must not leave out model_type.
-
-    Raises:
-        InputError: the directory holds another kind of model, or a setting would silently give other numbers here.
-    """
-    found = read_json(directory / CONFIG)
-    theirs = {**defaults, "model_type": None, **found}
-    allowed = {name: [value] for name, value in fixed.items()}
-    if "activation_function" in theirs:
-        allowed["activation_function"] = list(ACTIVATIONS)
-    for name, values in allowed.items():
-        if theirs[name] not in values:
-            rule = " or ".join(map(repr, values))
-            raise InputError(f"{name} must be {rule}, but in {directory} it is {theirs[name]!r}")
-    return theirs
 
 
 def read_optional(path: Path) -> dict[str, Any]:
@@ -99,39 +74,77 @@ def read_table(path: Path, size: int) -> list[str]:
     return pieces
 
 
-def require_equal(theirs: dict[str, Any], one: str, other: str, directory: Path, way_out: str = "") -> None:
-    """Raise InputError unless two settings, for which a Transformer here has a single field, are equal."""
-    if theirs[one] != theirs[other]:
-        values = f"{theirs[one]} and {theirs[other]}"
-        raise InputError(f"{one} must equal {other}, but in {directory} they are {values}{way_out}")
-
-
-def read_tensors(directory: Path, architecture: str) -> dict[str, Tensor]:
+def read_tensors(directory: Path, prefix: str) -> dict[str, Tensor]:
     """Read the weights by name, from one file or from the shards that an index lists.
 
     Args:
-        architecture: The class in transformers that can read the model and save it again.
+        prefix: What the names of all but the heads begin with. A file of a model without a head lacks it.
 
     Raises:
-        InputError: there is no safetensors file, or it is damaged.
+        InputError: there is no file of weights, or it is damaged.
     """
-    if (directory / WEIGHTS).is_file():
-        return read_weights(directory / WEIGHTS)
-    if (directory / INDEX).is_file():
-        names = read_json(directory / INDEX).get("weight_map")
-        if not isinstance(names, dict) or not all(isinstance(n, str) and Path(n).name == n for n in names.values()):
+    for file, read in ((WEIGHTS, read_weights), (PICKLE, _read_pickle)):
+        if (directory / file).exists():
+            weights = read(directory / file)
+            break
+        if (index := directory / f"{file}.index.json").exists():
+            weights = {}
+            for shard in sorted(_shards(index)):
+                weights |= read(directory / shard)
+            break
+    else:
+        raise InputError(
+            f"weights are read from {WEIGHTS} or {PICKLE}, but {directory} has neither; write them with transformers: "
+            "AutoModel.from_pretrained(NAME).save_pretrained(DIRECTORY)"
+        )
+    if not any(name.startswith(prefix) for name in weights):
+        weights = {name if name.startswith(HEADS) else prefix + name: weight for name, weight in weights.items()}
+    return weights
+
+
+def _shards(index: Path) -> set[str]:
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(n, str) and Path(n).name == n for n in names.values()):
+        raise InputError(f"{index} must have a weight_map from names to files beside it, but it has not")
+    return set(names.values())
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    """Tensors by name from a file of torch.save, of which nothing is run: torch refuses all but tensors and plain data."""
+    mapped = zipfile.is_zipfile(regular(path))  # older files can only be read whole
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except OSError:
+        raise
+    except Exception as error:  # torch raises nothing narrower
+        refused = re.search(r"unsupported (global: )?GLOBAL \S+", str(error), re.IGNORECASE)
+        reason = refused[0] if refused else type(error).__name__
+        raise InputError(
+            f"{path} must be a whole file of tensors alone, but torch.load with weights_only=True refuses it: "
+            f"{reason}; take another copy, or {WEIGHTS}"
+        ) from error
+    plain = isinstance(found, dict) and all(isinstance(name, str) for name in found)
+    if not plain or not all(
+        isinstance(w, Tensor) and (w.layout, w.device.type) == (torch.strided, "cpu") for w in found.values()
+    ):
+        raise InputError(f"{path} must hold dense tensors by name, but it holds something else; take {WEIGHTS}")
+    return found
+
+
+def share_table(weights: dict[str, Tensor], names: Sequence[str], directory: Path) -> dict[str, Tensor]:
+    """The same weights, where a tied table has all of its names; a file may store it under one of them.
+
+    Raises:
+        InputError: tables under two of the names differ.
+    """
+    stored = [name for name in names if name in weights]
+    for name in stored[1:]:
+        if not torch.equal(weights[name].float(), weights[stored[0]].float()):
             raise InputError(
-                f"{directory / INDEX} must have a weight_map from names to files beside it, but it has not"
+                f"tied tables must be equal, but in {directory} {name} differs from {stored[0]}; say in {CONFIG} that they "
+                "are not tied (tie_word_embeddings false)"
             )
-        shards = set(names.values())
-        return {name: weight for shard in sorted(shards) for name, weight in read_weights(directory / shard).items()}
-    found = "has none"
-    if (directory / "pytorch_model.bin").exists():
-        found = "has pytorch_model.bin, which can run any code when it is read"
-    raise InputError(
-        f"weights are read from {WEIGHTS}, but {directory} {found}; if you trust it, convert it with transformers: "
-        f"{architecture}.from_pretrained(DIRECTORY).save_pretrained(OTHER)"
-    )
+    return weights | {name: weights[stored[0]] for name in names if stored}
 
 
 def fill(own: dict[str, Tensor], weights: dict[str, Tensor], directory: Path, *, unneeded: tuple[str, ...]) -> None:
@@ -142,10 +155,14 @@ def fill(own: dict[str, Tensor], weights: dict[str, Tensor], directory: Path, *,
         unneeded: Endings of the names that files hold although a model can do without them.
 
     Raises:
-        InputError: a name is missing or unknown, or a shape differs.
+        InputError: a name is missing or unknown, a shape differs, or a number is not finite.
     """
     needed = {name: weight for name, weight in weights.items() if name in own or not name.endswith(unneeded)}
     copy_weights(own, needed, str(directory))
+    if wrong := [name for name, weight in own.items() if not weight.isfinite().all()]:
+        raise InputError(
+            f"weights must be finite numbers of float32, but in {directory} {', '.join(wrong[:3])} are not; take another copy"
+        )
 
 
 def check_same(wanted: TransformerConfig, config: TransformerConfig, free: Collection[str], name: str) -> None:

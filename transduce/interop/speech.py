@@ -12,29 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import from_dict
+from transduce.config import at_least, from_dict
 from transduce.data.speech.config import FeatureConfig
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
-from transduce.files import read_json
-from transduce.interop.encoder_decoder import check_halves, fill_model, residual_order, their_weights
+from transduce.files import read_json, regular
+from transduce.interop.encoder_decoder import TABLE, check_halves, fill_model, their_weights
 from transduce.interop.generation import WHISPER, one_end, read_decoding, read_generation, refusal
 from transduce.interop.pretrained import (
-    ACTIVATIONS,
-    CONFIG,
     TOKENIZER,
     Imported,
     read_optional,
-    read_settings,
     read_table,
     read_tensors,
-    require_equal,
+    share_table,
 )
+from transduce.interop.settings import ACTIVATIONS, CONFIG, read_settings, require_equal, settings_of
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import ConvolvedInput
-from transduce.model.positions import sinusoidal
 from transduce.model.size import check_fits
 from transduce.model.transformer import Transformer, transformer_to_fill
 
@@ -47,15 +44,14 @@ TIME = re.compile(r"<\|\d+\.\d\d\|>")
 
 
 def import_run(directory: Path) -> Imported:
-    """Read config.json, model.safetensors, the settings of features and the tokenizer of a Whisper or a Speech2Text.
+    """Read config.json, the weights, the settings of features and the tokenizer of a Whisper or a Speech2Text.
 
     Raises:
         InputError: the directory lacks one of them, or holds a model with parts that a Transformer here lacks.
     Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision; Wang et al. (2020), fairseq
     S2T; file format of transformers' save_pretrained.
     """
-    settings: Any = {"defaults": {"tie_word_embeddings": True, "scale_embedding": False}}
-    theirs = read_settings(directory, fixed={"tie_word_embeddings": True}, **settings)
+    theirs = read_settings(directory, "whisper", "speech_to_text", fixed={"tie_word_embeddings": True})
     check_halves(theirs, directory)
     if theirs["d_model"] % 2:
         raise InputError(f"d_model must be even, but in {directory} it is {theirs['d_model']}")
@@ -63,7 +59,8 @@ def import_run(directory: Path) -> Imported:
 
 
 def _whisper(directory: Path, theirs: dict[str, Any]) -> Imported:
-    features = _features(directory, {"padding_value": 0.0, "dither": 0.0, "do_normalize": [None, False]})
+    sizes = {"hop_length": 160, "chunk_length": 30, "n_fft": 400, "do_normalize": None}
+    features = _features(directory, fixed={"do_normalize": [None, False]}, defaults=sizes)
     rate, n_positions = features["sampling_rate"], theirs["max_source_positions"]
     heard = FeatureConfig(
         sample_rate=rate,
@@ -88,8 +85,7 @@ def _whisper(directory: Path, theirs: dict[str, Any]) -> Imported:
         {"n_features": theirs["num_mel_bins"], "conv_strides": [1, 2]},
         {"positions": "learned", "max_positions": theirs["max_target_positions"], "scale_embeddings": False},
     )
-    weights = read_tensors(directory, "WhisperForConditionalGeneration")
-    _check_sinusoids(directory, weights.get("model.encoder.embed_positions.weight"))
+    weights = read_tensors(directory, "model.")
     for name in [name for name in weights if name.endswith("k_proj.weight")]:  # a bias of keys would change nothing
         weights.setdefault(name.removesuffix("weight") + "bias", torch.zeros(config.d_model))
     model = _model(config, weights, directory)
@@ -104,7 +100,8 @@ def _whisper(directory: Path, theirs: dict[str, Any]) -> Imported:
 
 
 def _speech2text(directory: Path, theirs: dict[str, Any]) -> Imported:
-    features = _features(directory, {"padding_value": 0.0, "dither": 0.0})
+    defaults = {"num_mel_bins": 80, "do_ceptral_normalize": True, "normalize_means": True, "normalize_vars": True}
+    features = _features(directory, fixed={}, defaults=defaults)
     normalized = [features[name] for name in ("do_ceptral_normalize", "normalize_means", "normalize_vars")]
     if normalized[0] and not all(normalized):
         raise InputError(
@@ -136,7 +133,7 @@ def _speech2text(directory: Path, theirs: dict[str, Any]) -> Imported:
             "scale_embeddings": theirs["scale_embedding"],
         },
     )
-    model = _model(config, read_tensors(directory, "Speech2TextForConditionalGeneration"), directory)
+    model = _model(config, read_tensors(directory, "model."), directory)
     said = one_end(directory, read_generation(directory, theirs))
     tokenizer = _piece_table(directory, theirs | said, said.get("forced_bos_token_id"))
     if theirs["scale_embedding"]:  # of the two halves of a gated convolution, the one that is no gate
@@ -181,31 +178,19 @@ def _model(config: TransformerConfig, weights: dict[str, Tensor], directory: Pat
         where = f"model.encoder.{f'conv{i + 1}' if whisper else f'conv.conv_layers.{i}'}"
         for kind, parameter in convolution.named_parameters():
             own[f"{where}.{kind}"] = parameter.detach(), 0 if i == last else None
-    fill_model(model, own, weights, directory)
+    fill_model(model, own, share_table(weights, (TABLE[1], *TABLE[3:]), directory), directory)
     return model.eval()
 
 
-def _check_sinusoids(directory: Path, table: Tensor | None) -> None:
-    """Raise InputError if a table of the encoder's positions is another than the one that is computed here."""
-    if table is None:
-        return
-    d_model = table.size(1)
-    own = torch.empty_like(table)
-    own[:, residual_order(d_model)] = sinusoidal(0, len(table), d_model, kind="tensor2tensor").to(table.dtype)
-    if (far := float((own - table).abs().max())) > 1e-2:
-        raise InputError(
-            f"the encoder's positions must be sinusoids, but in {directory} embed_positions differs from them by {far:.4g}"
-        )
-
-
-def _features(directory: Path, fixed: dict[str, Any]) -> dict[str, Any]:
+def _features(directory: Path, *, fixed: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """The settings of features, from preprocessor_config.json, or from processor_config.json, which also holds others."""
-    whole = read_optional(directory / "processor_config.json")
-    found = whole.get("feature_extractor") or read_json(directory / "preprocessor_config.json")
-    for name, value in fixed.items():
-        allowed = value if isinstance(value, list) else [value]
-        if found.get(name, allowed[0]) not in allowed:
-            raise InputError(f"{name} must be {allowed[0]!r}, but in {directory} it is {found[name]!r}")
+    found = read_optional(directory / "processor_config.json").get("feature_extractor")
+    if not isinstance(found, dict):
+        found = read_json(directory / "preprocessor_config.json")
+    off = {"padding_value": 0.0, "dither": 0.0}
+    defaults = {"feature_size": 80, "sampling_rate": 16000, **off, **defaults}
+    found = settings_of(found, directory, fixed=off | fixed, defaults=defaults)
+    at_least(1, sampling_rate=found["sampling_rate"])
     return found
 
 
@@ -257,5 +242,5 @@ def _piece_table(directory: Path, theirs: dict[str, Any], forced: int | None) ->
     ids = {"bos": theirs["decoder_start_token_id"], "eos": theirs["eos_token_id"], "pad": theirs["pad_token_id"]}
     opening = [] if forced is None else [forced]
     return ImportedTokenizer.of_pieces(
-        path.read_bytes(), pieces, special=ids | {"unk": pieces.index("<unk>")}, opening=opening
+        regular(path).read_bytes(), pieces, special=ids | {"unk": pieces.index("<unk>")}, opening=opening
     )

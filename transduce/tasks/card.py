@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from transduce.config import flatten, to_dict
-from transduce.files import read_json, write_file
+from transduce.files import read_json, regular, write_file
 from transduce.model.size import n_parameters
 from transduce.run import CONFIG, MODEL_CARD, Run, load_run, validations
 
@@ -214,6 +214,6 @@ def write_card(directory: Path) -> Path:
         InputError: the directory is no run.
     """
     path = directory / MODEL_CARD
-    if not path.exists() or is_unchanged(path.read_text("utf-8", errors="replace")):
+    if not path.exists() or is_unchanged(regular(path).read_text("utf-8", errors="replace")):
         write_file(path, model_card(directory))
     return path

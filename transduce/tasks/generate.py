@@ -243,7 +243,9 @@ class Generator:
     def encode_whole(self, prompt: str) -> list[int]:
         """Ids of a prompt, of any length: at least one, with BOS where every text begins with it."""
         start, (ids,) = self.tokenizer.bos_id, self.tokenizer.encode([prompt])
-        if start is not None and (not ids or start != self.tokenizer.eos_id):  # GPT-2's only stands between texts
+        if self.tokenizer.opening:
+            ids = [*self.tokenizer.opening, *ids]
+        elif start is not None and (not ids or start != self.tokenizer.eos_id):  # GPT-2's only stands between texts
             ids = [start, *ids]
         if not ids:
             (ids,) = self.tokenizer.encode(["\n"])

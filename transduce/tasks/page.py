@@ -163,7 +163,7 @@ def _samples(folder: Path) -> str:
 
 def _pictures(folder: Path) -> str:
     """The pictures of the last validation that drew any."""
-    found = sorted(folder.glob("*.png"))
+    found = sorted(path for path in folder.glob("*.png") if path.is_file())
     told = ""
     for path in (each for each in found if each.name.split(".")[0] == found[-1].name.split(".")[0]):
         update, _, what = path.stem.partition(".")

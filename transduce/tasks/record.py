@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transduce.files import read_json_lines
+from transduce.files import read_json_lines, regular
 from transduce.plot import KINDS, MOST_POINTS, NAMES, Points, curves, spread
 from transduce.run import METRICS, SAMPLES
 
@@ -93,7 +93,7 @@ def _scores(directory: Path) -> list[HeldOut]:
     found: list[HeldOut] = []
     for name in ("test", "validation"):
         with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-            plain = json.loads((directory / f"{name}.json").read_text("utf-8"))
+            plain = json.loads(regular(directory / f"{name}.json").read_text("utf-8"))
             if isinstance(plain, dict):
                 plain = [{"search": "", "measure": key, "value": value, "score": ""} for key, value in plain.items()]
             for each in plain:

@@ -5,10 +5,19 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer as LibraryTokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer as LibraryTokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from transduce.data.text.tokenizer import END, SPECIAL, Tokenizer, say_if_smaller
 from transduce.errors import InputError
+from transduce.files import read_json
 
 _PLAIN = {*range(33, 127), *range(161, 173), *range(174, 256)}
 _OTHER = [byte for byte in range(256) if byte not in _PLAIN]
@@ -108,6 +117,7 @@ class JSONTokenizer(Tokenizer):
             ) from error
         if tokenizer.token_to_id(END) is not None:
             tokenizer.add_special_tokens([AddedToken(END, normalized=True, special=True)])
+        _add_tokens(tokenizer, path)
         return cls(tokenizer.to_str().encode())
 
     @property
@@ -175,3 +185,33 @@ def _byte_level(model: models.BPE) -> LibraryTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
+    """Add what files beside vocab.json and merges.txt name: more tokens, special ones, and what begins texts.
+
+    Raises:
+        InputError: a token has another id than the next one.
+    """
+    files = ("added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
+    added, *settings = (read_json(directory / name) if (directory / name).is_file() else {} for name in files)
+    named = {
+        name: value["content"] if isinstance(value, dict) else value
+        for each in settings
+        for name, value in each.items()
+    }
+    special = {value for name, value in named.items() if name.endswith("_token") and isinstance(value, str)}
+    special |= {*map(str, named.get("additional_special_tokens", []))}
+    for name, i in sorted(added.items(), key=lambda item: item[1]):
+        tokenizer.add_tokens([AddedToken(name, normalized=False, special=name in special)])
+        if tokenizer.token_to_id(name) != i:
+            raise InputError(
+                f"added_tokens.json must number tokens behind those of vocab.json, but in {directory} {name!r} has {i!r}"
+            )
+    known = [
+        AddedToken(name, normalized=False, special=True) for name in special if tokenizer.token_to_id(name) is not None
+    ]
+    tokenizer.add_special_tokens([token for token in known if token.content != END])
+    if named.get("add_bos_token") is True and (start := tokenizer.token_to_id(str(named.get("bos_token")))) is not None:
+        bos = named["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, start)])
