@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from transduce import threads
-from transduce.threads import OWN, keep_memory, wait_politely
+from transduce.threads import OWN, allow_user_without_name, keep_memory, wait_politely
 
 DECIDED = [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}]
 
@@ -84,3 +84,37 @@ def test_freed_memory_stays():
     """The pages of 48 MB, over and over: without it, the system gives each of them anew."""
     without, kept = map(int, in_a_process(FAULTS, OMP_NUM_THREADS="1").stdout.split())
     assert kept < 1000 and without > 400
+
+
+@pytest.mark.parametrize("error", [KeyError("uid not found"), OSError("No username set in the environment")])
+def test_a_user_without_a_name_has_a_folder_for_what_is_compiled(error, monkeypatch):
+    """The password database knows no such user (Python 3.13 makes that an OSError); the variable is PyTorch's own."""
+
+    def unknown():
+        raise error
+
+    monkeypatch.setattr(threads.getpass, "getuser", unknown)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    allow_user_without_name()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    allow_user_without_name()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"].endswith(f"torchinductor_{os.getuid()}")
+
+
+NAMELESS = """
+import os, pwd
+def unknown(uid): raise KeyError(f"getpwuid(): uid not found: {uid}")
+pwd.getpwuid = unknown
+for name in ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME", "TORCHINDUCTOR_CACHE_DIR"): os.environ.pop(name, None)
+import sys, tempfile
+from pathlib import Path
+from tests.train import toy
+with tempfile.TemporaryDirectory() as folder:
+    print(toy.trainer(Path(folder), config=toy.config(max_updates=1, validate_every=1)).run().update)
+"""
+
+
+@pytest.mark.process
+def test_a_user_without_a_name_trains():
+    assert in_a_process(NAMELESS, OMP_NUM_THREADS="1").stdout.split()[-1] == "1"

@@ -1,8 +1,10 @@
-"""What a process that computes asks of its system: how threads wait for one another, and that freed memory stays."""
+"""What a process that computes asks of its system: how threads wait, that freed memory stays, and who its user is."""
 
 import ctypes
+import getpass
 import os
 import sys
+import tempfile
 from functools import cache
 from threading import Thread
 
@@ -58,6 +60,17 @@ def compute_after_fork() -> None:
     import torch
 
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
+
+
+def allow_user_without_name() -> None:
+    """Let torch.compile's code be imported, as optimizers do, where the user has no name: in a container, mostly.
+
+    Its cache is named after the user, unless a variable says where it is; PyTorch sets that variable itself.
+    """
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
 
 
 def use_one_core() -> None:

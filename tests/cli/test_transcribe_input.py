@@ -253,3 +253,10 @@ def test_a_bad_file_of_any_name_is_named_in_one_line(run, tmp_path, capsys, name
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith(f"transduce: {tmp_path}/{name.decode(errors='replace')} cannot be read".replace("\n", " "))
     assert second == "transduce: 1 of 1 files could not be transcribed"
+
+
+def test_binary_input_without_an_end_is_refused_by_its_beginning(run, monkeypatch, capsys):
+    with Path("/dev/zero").open() as zero:
+        monkeypatch.setattr(sys, "stdin", zero)
+        assert transcribe(run, [Path("-")]) == 2
+    assert "it is binary and begins with 00 00 00 00" in capsys.readouterr().err

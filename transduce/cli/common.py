@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from tyro.conf import Fixed, Suppress, arg
 
-from transduce.data.text.lines import decode_line, raw_lines
+from transduce.data.text.lines import bounded_lines, decode_line, raw_lines
 from transduce.data.text.parallel import blocks
 from transduce.errors import InputError
 from transduce.hub import PREFIX
@@ -216,7 +216,11 @@ def each_or_error(lines: Iterable[bytes], name: str) -> Iterator[str | InputErro
 
 def lines_or_errors(path: Path) -> Iterator[str | InputError]:
     """The lines of one file, or of standard input for -, as they come; an error in place of one that is not UTF-8."""
-    return each_or_error(sys.stdin.buffer if path == STDIN else raw_lines(path), side_name(path))
+    return each_or_error(_raw_lines(path), side_name(path))
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    return bounded_lines(sys.stdin.buffer, side_name(path)) if path == STDIN else raw_lines(path)
 
 
 class Lines:
@@ -236,7 +240,7 @@ class Lines:
         for path in self.paths:
             if path not in self.copies and (path == STDIN or not path.is_file()):
                 self.copies[path] = TemporaryFile()  # noqa: SIM115
-                self.copies[path].writelines(sys.stdin.buffer if path == STDIN else raw_lines(path))
+                self.copies[path].writelines(_raw_lines(path))
             if copy := self.copies.get(path):
                 copy.seek(0)
             yield from each_or_error(copy or raw_lines(path), side_name(path))

@@ -53,6 +53,9 @@ SOUND = re.compile(
 )
 """How sound begins: WAV, AIFF, AU, FLAC, Ogg, MP3, CAF; WavPack, Matroska and MP4, which libsndfile refuses by name."""
 
+BEGINNING = 1 << 12
+"""Bytes of standard input that tell whether it can be sound or names."""
+
 NO_NAME = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Bytes that no line of names holds."""
 
@@ -284,7 +287,10 @@ def _standard_input() -> Iterator[Audio]:
     Raises:
         InputError: it is neither.
     """
-    raw = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8)
+    raw = sys.stdin.buffer.read(BEGINNING)
+    if SOUND.match(raw) or not NO_NAME.search(raw):  # else it need not have an end
+        raw += sys.stdin.buffer.read()
+    raw = raw.removeprefix(codecs.BOM_UTF8)
     if not NO_NAME.search(raw):
         yield from (Path(os.fsdecode(name)) for line in raw.split(b"\n") if (name := line.removesuffix(b"\r")))
     elif SOUND.match(raw):

@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 
 from transduce.device import dtype_of, trains_in, without_cudnn_attention
 from transduce.errors import InputError
+from transduce.threads import allow_user_without_name
 from transduce.train.adapt import add_lora, freeze
 from transduce.train.config import TrainingConfig
 from transduce.train.distributed import world
@@ -85,6 +86,7 @@ class Trainer:
         pretrained: bool = False,
         report: Callable[[], object] = lambda: None,
     ) -> None:
+        allow_user_without_name()
         self.objective, self.data, self.validate, self.config = objective, data, validate, config
         self.report = report
         self.world = world()

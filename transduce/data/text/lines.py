@@ -7,6 +7,7 @@ import io
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from transduce.errors import InputError
 
@@ -35,6 +36,24 @@ def each_line(path: Path) -> Iterator[str]:
     return decode_lines(raw_lines(path), str(path))
 
 
+LONGEST_LINE = 1 << 28
+"""Bytes. A book that is one line has less; a file without an end, such as /dev/zero, has more."""
+
+
+def bounded_lines(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """The lines of an open file as they are; `name` is what an error calls it.
+
+    Raises:
+        InputError: a line is longer than LONGEST_LINE.
+    """
+    while line := file.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise InputError(
+                f"a line of text may have {LONGEST_LINE:,} bytes, but {name} has a longer one; split it, or name another file"
+            )
+        yield line
+
+
 PACKED = {b"\xfd7zXZ\0": "xz", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 """What files that other programs have packed begin with."""
 
@@ -45,7 +64,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     """The lines of a text, plain or packed by gzip, as they are, one after the other; its first bytes say which it is.
 
     Raises:
-        InputError: there is no such file, it is damaged, packed by something else, or in UTF-16.
+        InputError: there is no such file, it is damaged, packed by something else, or in UTF-16, or a line is too long.
     """
     check_text(path)
     with path.open("rb") as file:
@@ -57,7 +76,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
                 raise InputError(f"a text must be plain or packed by gzip, but {path} is packed by {by}; unpack it")
             if begins.startswith(UTF16):
                 raise InputError(f"a text must be UTF-8, but {path} is UTF-16; iconv -f utf-16 -t utf-8 converts it")
-            yield from text
+            yield from bounded_lines(text, str(path))
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InputError(f"{path} is not a whole gzip file: {error}; unpack it or fetch it again") from error
 
