@@ -13,6 +13,7 @@ import soundfile
 from libretranslatepy import LibreTranslateAPI
 
 from tests.runs import ENGLISH, RATE, sentences, sound
+from tests.serve.conftest import served_of, serving
 from transduce.decode.sample import Sampler
 from transduce.tasks.config import GenerationConfig
 
@@ -93,6 +94,21 @@ def test_transcriptions(client, offline, raw):
     assert [(w.word, w.start, w.end) for w in verbose.words] == [(w.text, w.start, w.stop) for w in words]
     assert ask("srt").count(" --> ") == ask("vtt").count(" --> ") == len(heard.segments)
     assert ask("srt").startswith("1\n00:00:00,") and ask("vtt").startswith("WEBVTT\n\n00:00:00.")
+
+
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
+def test_a_run_that_cannot_tell_of_speech_says_null(runs):
+    """The openai client takes it; of digital silence every run can tell."""
+    served, silence = served_of({"asr": runs["asr"]}), io.BytesIO()
+    served[0].task.model.ctc = None
+    soundfile.write(silence, np.zeros(RATE), RATE, format="WAV")
+    with serving(served) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="any")
+        for raw, want in ((wav("red blue"), None), (silence.getvalue(), 1.0)):
+            found = client.audio.transcriptions.create(
+                file=("talk.wav", raw), model="asr", response_format="verbose_json"
+            )
+            assert [each.no_speech_prob for each in found.segments] == [want]
 
 
 @pytest.mark.parametrize("raw", [wav("red blue"), LONG], ids=["one segment", "several"])

@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import transduce as td
 from tests.runs import RATE
 from transduce.cli.main import main
 from transduce.data.speech.audio import read_audio
+from transduce.tasks.no_speech import no_speech_probs
 from transduce.tasks.search import Output
 
 SHORT = td.SearchConfig(ctc_weight=1.0, min_length=2, no_repeat_ngram=4)  # no second search
@@ -44,6 +46,7 @@ def ctc_prob(probs: np.ndarray, ids: Sequence[int], blank: int) -> float:
 
 
 def test_it_is_the_formula_written_out(transcriber, recordings):
+    """Of the transcript that CTC writes by itself, whatever the search makes of the sound."""
     found = transcriber.transcribe([r.audio for r in recordings], replace(SHORT, n_best=2), no_speech_threshold=1.0)
     blank, seen = transcriber.tokenizer.pad_id, []
     for recording, transcript in zip(recordings, found, strict=True):
@@ -52,12 +55,20 @@ def test_it_is_the_formula_written_out(transcriber, recordings):
             logits = transcriber.model.ctc_logits(transcriber.model.encode(frames[None]).states)[0].numpy()
         probs = np.exp(logits - logits.max(axis=1, keepdims=True))
         probs /= probs.sum(axis=1, keepdims=True)
-        for output in transcript.segments[0].outputs:
-            n = len(output.tokens)
-            said = ctc_prob(probs, output.tokens, blank) ** (1 / n)
-            assert output.no_speech_prob == pytest.approx(1 - said, abs=1e-9)
-            seen.append(output.no_speech_prob)
+        path = probs.argmax(axis=1).tolist()
+        ids = [token for before, token in pairwise([blank, *path]) if token not in (before, blank)]
+        want = 1 - ctc_prob(probs, ids, blank) ** (1 / len(ids))
+        (segment,) = transcript.segments
+        assert [output.no_speech_prob for output in segment.outputs] == pytest.approx([want] * 2, abs=1e-9)
+        seen.append(want)
     assert np.ptp(seen) > 0.1, "it depends on the sound"
+
+
+def test_where_ctc_writes_nothing_nobody_speaks(transcriber, recordings, monkeypatch):
+    (frames,) = transcriber.sources([recordings[0].audio])
+    nothing = torch.nn.functional.one_hot(torch.tensor(transcriber.tokenizer.pad_id), transcriber.model.vocab_size)
+    monkeypatch.setattr(transcriber.model, "ctc_logits", lambda states: nothing.double().expand(*states.shape[:2], -1))
+    assert no_speech_probs(transcriber.model, transcriber.tokenizer, [frames, frames[:0]], 100) == [1.0, 1.0]
 
 
 def test_what_is_above_the_threshold_is_blank(transcriber, recordings, tmp_path):

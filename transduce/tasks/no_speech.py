@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +11,7 @@ from torch import Tensor
 from transduce.data.text.tokenizer import Tokenizer
 from transduce.decode.scorer import at_least_float32
 from transduce.model.transformer import Memory, Transformer
-from transduce.tasks.search import Output
-from transduce.tasks.states import encoded
+from transduce.tasks.states import encoder_states
 
 logger = logging.getLogger("transduce")
 
@@ -31,47 +29,40 @@ def warn_if_unmeasurable(model: Transformer, tokenizer: Tokenizer) -> None:
         )
 
 
-def blank_noise(outputs: list[Output], threshold: float) -> list[Output]:
-    """The n best outputs for a sound, blank where the probability that nobody speaks is above the threshold; 0 = off."""
-    p = outputs[0].no_speech_prob
-    return outputs if not threshold or p is None or p <= threshold else [Output("", no_speech_prob=p)] * len(outputs)
-
-
 @torch.no_grad()
-def with_no_speech(
-    model: Transformer, tokenizer: Tokenizer, sources: Sequence[Float[Tensor, "_ F"]], outputs: Sequence[list[Output]]
-) -> list[list[Output]]:
-    """The same outputs, n of every source, each with the probability that nobody speaks there.
+def no_speech_probs(
+    model: Transformer, tokenizer: Tokenizer, sources: Sequence[Float[Tensor, "_ F"]], batch_tokens: int
+) -> list[float | None]:
+    """The probability that nobody speaks, for the frames of every sound; 1 of no frames, None where the model cannot tell.
 
-    It is that of Whisper's token for it behind the first token of its prompt. Of other models it is what their CTC head
-    leaves to other texts, or to none: 1 - q(output)^(1/n), of an output of n tokens with the probability q(output), all
-    alignments together; so long outputs are as sure as short ones. A blank output has 1.
+    Whisper's is that of its token for it, behind the first token of its prompt. Of other models it is what their CTC head
+    does not give to its own best transcript: 1 - q^(1/n), for the n tokens of the greedy path, which all alignments together
+    spell with the probability q; 1 where that path is all blank.
 
+    Args:
+        batch_tokens: source positions in one go: speed and memory, never the figures.
     Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision, section 4.5.
     """
-    if not _measurable(model, tokenizer):
-        return list(outputs)
-    memory = encoded(model, sources)
-    if tokenizer.no_speech_id is None:
-        return [_by_ctc(model, tokenizer, memory, row, some) for row, some in enumerate(outputs)]
-    (bos,) = tokenizer.required("bos_id")
-    first = torch.full((len(sources), 1), bos, device=model.device)
-    probs = at_least_float32(model.decode(first, memory=memory)[:, 0]).softmax(-1)[:, tokenizer.no_speech_id].tolist()
-    return [[replace(each, no_speech_prob=p) for each in some] for some, p in zip(outputs, probs, strict=True)]
-
-
-def _by_ctc(
-    model: Transformer, tokenizer: Tokenizer, memory: Memory, row: int, outputs: Sequence[Output]
-) -> list[Output]:
-    assert memory.lengths is not None
-    (blank,), states = tokenizer.required("pad_id"), memory.states[row : row + 1, : int(memory.lengths[row])]
-    log_probs = at_least_float32(model.ctc_logits(states)[0]).log_softmax(-1).cpu()
-    found = []
-    for output in outputs:
-        n, p = len(output.tokens), 1.0
-        if n:
-            ids, sizes = torch.tensor(output.tokens), (torch.tensor(len(log_probs)), torch.tensor(n))
-            log_prob = -F.ctc_loss(log_probs, ids, *sizes, blank=blank, reduction="sum")
-            p = -float((log_prob / n).expm1())
-        found.append(replace(output, no_speech_prob=p))
+    found: list[float | None] = [None if len(frames) else 1.0 for frames in sources]
+    rows = [row for row, p in enumerate(found) if p is None and _measurable(model, tokenizer)]
+    all_states = encoder_states(model, [sources[row] for row in rows], batch_tokens)
+    for row, states in zip(rows, all_states, strict=True):
+        memory = Memory(states[None].to(model.device), None)
+        if tokenizer.no_speech_id is None:
+            (blank,) = tokenizer.required("pad_id")
+            found[row] = _by_ctc(at_least_float32(model.ctc_logits(memory.states)[0]).log_softmax(-1).cpu(), blank)
+        else:
+            first = torch.tensor([tokenizer.required("bos_id")], device=model.device)
+            logits = at_least_float32(model.decode(first, memory=memory)[0])
+            found[row] = float(logits[0].softmax(-1)[tokenizer.no_speech_id])
     return found
+
+
+def _by_ctc(log_probs: Float[Tensor, "S V"], blank_id: int) -> float:
+    ids = log_probs.argmax(-1).unique_consecutive()
+    ids = ids[ids != blank_id]
+    if not len(ids):
+        return 1.0
+    sizes = torch.tensor(len(log_probs)), torch.tensor(len(ids))
+    log_prob = -F.ctc_loss(log_probs, ids, *sizes, blank=blank_id, reduction="sum")
+    return -float((log_prob / len(ids)).expm1())

@@ -20,7 +20,7 @@ from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding
-from transduce.tasks.no_speech import blank_noise, warn_if_unmeasurable, with_no_speech
+from transduce.tasks.no_speech import no_speech_probs, warn_if_unmeasurable
 from transduce.tasks.phrases import per_line, prefix as begin, required, warn_of_lacking
 from transduce.tasks.risk import chosen
 from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources, timestamps
@@ -189,7 +189,7 @@ class Transcriber(ForcedDecoding[Audio]):
     ) -> Iterator[tuple[int, Segment]]:
         """The index of a stretch of sound that was read and a segment of it, as batches finish.
 
-        Silent segments, whose text is blank, come first, then long ones. A sound with an error has no segment.
+        Segments without speech, whose text is blank, come first, then long ones. A sound with an error has no segment.
 
         Raises:
             InputError: with timestamps, more is asked for than one text for each of them.
@@ -198,24 +198,25 @@ class Transcriber(ForcedDecoding[Audio]):
         times = timestamps(self.tokenizer, config)
         if times and (config.n_best > 1 or (details and (details.token_scores or details.word_times))):
             raise InputError("timestamps cut an output into segments; leave out n_best, token_scores and word_times")
-        details = details or Details()
-        details = replace(details, no_speech=details.no_speech or config.no_speech_threshold > 0)
-        blank = Output("", no_speech_prob=1.0 if details.no_speech else None)
-        heard: list[tuple[int, Sound]] = []
-        for i, sound in enumerate(sounds):
-            for part, (start, stop, frames) in enumerate(sound.segments):
-                if len(frames):
-                    heard.append((i, sound.from_segment(part, 1)))
-                else:
-                    yield i, Segment(start, stop, [blank] * config.n_best)
-        names = [f"{one.path} from {one.segments[0][0]:.1f} s" for _, one in heard]
-        for row, outputs in self._decode([one for _, one in heard], config, names, details):
-            i, one = heard[row]
+        parts = [(i, sound.from_segment(k, 1)) for i, sound in enumerate(sounds) for k in range(len(sound.segments))]
+        probs: Sequence[float | None] = [None] * len(parts)
+        if config.no_speech_threshold or (details and details.no_speech):
+            frames = [part.segments[0][2] for _, part in parts]
+            probs = no_speech_probs(self.model, self.tokenizer, frames, config.batch_tokens)
+        heard: list[tuple[int, Sound, float | None]] = []
+        for (i, part), p in zip(parts, probs, strict=True):
+            ((start, stop, own),) = part.segments
+            noise = 0 < config.no_speech_threshold < (p or 0) and not (part.prefix or part.require)
+            if len(own) and not noise:
+                heard.append((i, part, p))
+            else:
+                yield i, Segment(start, stop, [Output("", no_speech_prob=p)] * config.n_best)
+        names = [f"{one.path} from {one.segments[0][0]:.1f} s" for _, one, _ in heard]
+        for row, outputs in self._decode([one for _, one, _ in heard], config, names, details):
+            i, one, p = heard[row]
             ((start, stop, _),) = one.segments
-            if not (one.prefix or one.require):
-                outputs = blank_noise(outputs, config.no_speech_threshold)
             warn_of_lacking(names[row], one.require, outputs[0].text)
-            outputs = [replace(each, words=[word.later(start) for word in each.words]) for each in outputs]
+            outputs = [replace(o, words=[w.later(start) for w in o.words], no_speech_prob=p) for o in outputs]
             whole = Segment(start, stop, outputs)
             yield from ((i, segment) for segment in (cut(whole, times, self.tokenizer) if times else [whole]))
 
@@ -296,8 +297,6 @@ class Transcriber(ForcedDecoding[Audio]):
             candidates = (outputs_of(self.tokenizer, hypotheses, config.n_candidates) for hypotheses in found)
             outputs = [chosen(each, config) for each in candidates]
             own = [frames[row] for row in rows]
-            if details and details.no_speech:
-                outputs = with_no_speech(self.model, self.tokenizer, own, outputs)
             if details and details.token_scores:
                 outputs = self.with_token_scores(own, outputs, config)
             return [words.added(*pair) for pair in zip(own, outputs, strict=True)] if words else outputs
