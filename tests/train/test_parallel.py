@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from tests.train import toy
+from tests.train.sometimes import USES, Sometimes, count
 from tests.train.threads import in_threads
-from transduce.train.config import TrainingConfig
+from transduce.train.config import OptimConfig, TrainingConfig
 from transduce.train.distributed import World, patience, world
 from transduce.train.objectives import CrossEntropy
 from transduce.train.trainer import Trainer, seed_of_batch
@@ -82,6 +83,24 @@ def test_several_have_the_losses_and_weights_of_one(tmp_path, monkeypatch, size)
         for name, weight in each.weights.items():
             torch.testing.assert_close(torch.tensor(weight), torch.tensor(want.weights[name]), rtol=1e-7, atol=1e-9)
     assert set(seeds) == wanted_seeds
+
+
+@pytest.mark.parametrize("uses", USES)
+@pytest.mark.parametrize("size", [2, 3])
+def test_weights_that_not_all_batches_use_learn_as_in_one(tmp_path, uses, size):
+    """What no batch of an update uses has no step at all: neither decay nor momentum moves it."""
+
+    def shared(name: str, size: int) -> Shared:
+        optim = OptimConfig(peak_rate=1e-2, warmup_steps=2, weight_decay=0.5)
+        made = Shared(tmp_path / name, size, spoil=count, optim=optim)
+        made.objectives = [Sometimes(uses) for _ in range(size)]
+        return made
+
+    want = shared("one", 1)()
+    for each in in_threads(size, shared("more", size)):
+        torch.testing.assert_close(each.losses, want.losses, rtol=1e-12, atol=0)
+        for name, weight in each.weights.items():
+            torch.testing.assert_close(torch.tensor(weight), torch.tensor(want.weights[name]), rtol=1e-7, atol=1e-9)
 
 
 def test_the_dropout_of_a_batch_depends_on_seed_update_and_place():

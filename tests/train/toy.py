@@ -42,10 +42,10 @@ class Backwards:
         return pair_epoch(source, target, tokens_per_batch=self.tokens_per_batch, seed=self.seed, epoch=n, bos=BOS)
 
 
-def model(*, dropout: float = 0.0, d_model: int = 16) -> Transformer:
-    """One layer each side, the same weights every time."""
+def model(*, dropout: float = 0.0, d_model: int = 16, n_layers: int = 1) -> Transformer:
+    """So many layers each side, the same weights every time."""
     torch.manual_seed(0)
-    stack = StackConfig(input=Tokens(vocab_size=FIRST + LETTERS), n_layers=1)
+    stack = StackConfig(input=Tokens(vocab_size=FIRST + LETTERS), n_layers=n_layers)
     return Transformer(
         TransformerConfig(
             encoder=stack, decoder=stack, d_model=d_model, n_heads=2, d_ff=2 * d_model, dropout=dropout, tie="all"

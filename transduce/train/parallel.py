@@ -20,7 +20,7 @@ class DataParallel:
 
     def __init__(self, objective: Objective, world: World, clock: Callable[[], float]) -> None:
         self.model, self.world, self.clock = objective.model, world, clock
-        self.used: tuple[list[str], list[bool]] | None = None  # names of losses, and which weights get a gradient
+        self.names: list[str] | None = None  # of losses
 
     def share(self, group: Sequence[int]) -> Sequence[int]:
         """The batches of an update that this process computes."""
@@ -39,21 +39,23 @@ class DataParallel:
         """
         if self.world.size == 1:
             return names, numbers
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        if self.used is None:  # the first process has a batch in every update
-            self.used = self.world.told((names, [p.grad is not None for p in parameters]))
-        names, flags = self.used
+        if self.names is None:  # the first process has a batch in every update
+            self.names = self.world.told(names)
         if len(numbers) == 1:  # the last batches of an epoch need not suffice for all
-            numbers = numbers.new_zeros(1 + len(names))
-        chosen = [p for p, flag in zip(parameters, flags, strict=True) if flag]
-        numbers = torch.cat([numbers, self._decisions(numbers, stop)])
-        own = [torch.zeros_like(p) if p.grad is None else p.grad * numbers[0] for p in chosen]
+            numbers = numbers.new_zeros(1 + len(self.names))
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        used = [p.grad is not None for p in parameters]
+        own = [torch.zeros_like(p) if p.grad is None else p.grad * numbers[0] for p in parameters]
+        numbers = torch.cat([numbers, self._decisions(numbers, stop), numbers.new_tensor(used)])
         flat = torch.cat([numbers, *(part.flatten() for part in own)])
         self.world.add_up(flat)
-        numbers, gradient = flat.split([len(numbers), len(flat) - len(numbers)])
-        for p, part in zip(chosen, (gradient / numbers[0]).split([p.numel() for p in chosen]), strict=True):
-            p.grad = part.view_as(p)
-        return names, numbers
+        numbers, n_using, gradient = flat.split([len(numbers) - len(used), len(used), len(flat) - len(numbers)])
+        if not all(used):  # a batch of another process may use more; a device is waited for only then
+            used = (n_using > 0).tolist()
+        parts = (gradient / numbers[0]).split([p.numel() for p in parameters])
+        for p, part, flag in zip(parameters, parts, used, strict=True):
+            p.grad = part.view_as(p) if flag else None  # the optimizer leaves alone what no batch has used
+        return self.names, numbers
 
     def _decisions(self, numbers: Tensor, stop: bool) -> Tensor:
         return numbers.new_tensor([float(stop), self.clock() if self.world.first else 0.0])
