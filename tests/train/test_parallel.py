@@ -1,6 +1,7 @@
 """How processes share a training, with threads in their place; tests/train/test_distributed.py starts real ones."""
 
 import math
+import socket
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,8 +15,9 @@ import torch.distributed as dist
 from tests.train import toy
 from tests.train.sometimes import USES, Sometimes, count
 from tests.train.threads import in_threads
+from transduce.errors import InputError
 from transduce.train.config import OptimConfig, TrainingConfig
-from transduce.train.distributed import World, patience, world
+from transduce.train.distributed import PeerFailed, World, patience, world
 from transduce.train.objectives import CrossEntropy
 from transduce.train.trainer import Trainer, seed_of_batch
 
@@ -270,6 +272,49 @@ def test_processes_of_torchrun_join_under_a_name_that_a_restart_changes(monkeypa
     assert not store.check(["key"]) and second.check(["key"]) and second.get("key") == b"value"
     monkeypatch.delenv("MASTER_ADDR")  # a cluster's variable alone means nothing
     assert world.__wrapped__() == World()
+
+
+def test_a_port_in_use_is_said_in_a_line(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        own = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+        for name, value in own.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(InputError) as caught:
+            world.__wrapped__()
+    told = str(caught.value)
+    assert told.startswith(
+        "the processes of a training must reach each other, but with RANK=0, LOCAL_RANK=0, WORLD_SIZE=2, "
+        f"MASTER_ADDR=127.0.0.1, MASTER_PORT={port} this one cannot (DistNetworkError: "
+    )
+    assert "EADDRINUSE" in told and "another --master-port" in told and "\n" not in told
+
+
+@pytest.mark.parametrize("own", [{"RANK": ""}, {"MASTER_PORT": "none"}, {"MASTER_PORT": "99999"}])
+def test_variables_that_torchrun_would_not_set_are_refused(monkeypatch, own):
+    given = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in (given | own).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="must reach each other") as caught:
+        world.__wrapped__()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_first_that_fails_is_the_one_that_says_why():
+    """The others hear of it where they wait, and in an exchange."""
+    store = dist.HashStore()
+    first, second, third = (World(rank, 3, store) for rank in range(3))
+    assert second.fails() and second.fails() and not third.fails() and not first.fails()
+    for peer in (third, World(2, 3, store)):
+        with pytest.raises(PeerFailed):
+            peer.prepared()
+        with pytest.raises(PeerFailed), peer.exchanging("gloo"):
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+        with pytest.raises(RuntimeError, match="out of memory"), peer.exchanging("gloo"):
+            raise RuntimeError("out of memory")
+    assert World().fails()
 
 
 def test_fewer_batches_than_processes_are_refused(tmp_path, monkeypatch):

@@ -1,12 +1,14 @@
 """A recipe as a command: its configuration from the command line and files, and how it ends."""
 
 import json
+import logging
 import os
 import re
 import sys
+import traceback
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,48 +62,65 @@ def main(
     description: str | None,
 ) -> int:
     """A recipe's command line: 0 if all went well, 2 if its input was at fault, 130 after Ctrl-C."""
-    several = False
+    joined = False
 
     def go() -> None:
-        nonlocal several
-        experiment = choose(settings, default=default, description=description)
-        if told := wait_politely():
-            print(told)
-        from transduce.device import torch_device
-        from transduce.experiment.run import teacher_run
-        from transduce.train.distributed import end_with_parent, world
+        nonlocal joined
+        told, several = wait_politely(), os.environ.get("WORLD_SIZE", "1") != "1" and "MASTER_ADDR" in os.environ
+        with _one_of_several() if several else nullcontext():
+            joined = several
+            experiment = choose(settings, default=default, description=description)
+            if told:
+                print(told)
+            from transduce.device import torch_device
+            from transduce.experiment.run import teacher_run
+            from transduce.train.distributed import world
 
-        world().check(experiment.training)
-        several = world().size > 1
-        if several:
-            end_with_parent()
-        first = world().first
-        with ExitStack() as stack:
-            if not first:  # it says nothing, and begins when the data is prepared
-                os.environ["TQDM_DISABLE"] = "1"
-                stack.enter_context(
-                    redirect_stdout(stack.enter_context(open(os.devnull, "w", encoding="utf-8", errors="replace")))
-                )
-                if not world().prepared():
-                    sys.exit(2)  # the first one has said why
-            try:
-                torch_device(experiment.device)  # before an hour with the data
-                for teacher in experiment.training.teachers:
-                    teacher_run(teacher)
-                run(experiment)
-            except BaseException:
-                if first:  # where the others still wait for it
-                    world().prepared(well=False)
-                raise
+            world().check(experiment.training)
+            if not world().first:
+                world().prepared()
+            torch_device(experiment.device)  # before an hour with the data
+            for teacher in experiment.training.teachers:
+                teacher_run(teacher)
+            run(experiment)
 
     interrupted = "stopped; run the same command again to go on from the newest checkpoint"
     with command_process("%(message)s", needs_output=False):
-        code = exit_code(go, interrupted=interrupted)
-        if several:  # Gloo's threads may abort an interpreter that ends while other processes are at work or gone
+        try:
+            code = exit_code(go, interrupted=interrupted)
+        except BaseException as error:
+            if not joined:
+                raise
+            code = int(error.code or 0) if isinstance(error, SystemExit) else 1
+            if code == 1:
+                traceback.print_exc()
+        if joined:  # Gloo's threads may abort an interpreter that ends while other processes are at work or gone
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
     return code
+
+
+@contextmanager
+def _one_of_several() -> Iterator[None]:
+    """A process among those of torchrun: the first alone speaks; of those that fail, the one that does so first says why."""
+    from transduce.train.distributed import end_with_parent, world
+
+    end_with_parent()
+    with ExitStack() as stack:
+        if not world().first:
+            os.environ["TQDM_DISABLE"] = "1"
+            logging.disable(logging.WARNING)
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8", errors="replace"))
+            stack.enter_context(redirect_stdout(nowhere))
+        try:
+            yield
+        except SystemExit:  # after --help
+            raise
+        except BaseException as error:
+            if not world().fails():
+                sys.exit(130 if isinstance(error, KeyboardInterrupt) else 2)
+            raise
 
 
 def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, description: str | None) -> ExperimentT:

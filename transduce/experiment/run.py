@@ -6,11 +6,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import torch
 
-from transduce.config import to_dict
+from transduce.config import differences, to_dict
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.vectors import VectorReader
 from transduce.data.text.tokenizers import Tokenizer, same_tokens
@@ -18,7 +19,7 @@ from transduce.device import torch_device, trains_in
 from transduce.errors import InputError
 from transduce.experiment.config import AnyExperiment
 from transduce.experiment.start import take_weights
-from transduce.files import set_weights, weights_of, write_file
+from transduce.files import HOLDER, set_weights, weights_of, write_file
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.size import INFERENCE, TRAINING, check_fits
 from transduce.model.transformer import Transformer
@@ -39,7 +40,7 @@ from transduce.tasks.lexicon import save_lexicon
 from transduce.tasks.load import same_features
 from transduce.tasks.page import write_reports
 from transduce.train.adapt import merge, merged
-from transduce.train.distributed import leave, world
+from transduce.train.distributed import COLLECTIVE, leave, world
 from transduce.train.objectives import Objective
 from transduce.train.shard import gathered, parts_like
 from transduce.train.state import Validation
@@ -201,10 +202,15 @@ def train(
     """
     plain = {**to_dict(x), "data": fingerprint}
     run = Run(objective.model.config, plain, source_tokenizer, target_tokenizer, feature_extractor)
-    with open_run(x.run, run) if world().first else nullcontext():  # the first process alone writes there
-        if world().first:
+    here = world()
+    with (
+        here.exchanging(COLLECTIVE),
+        open_run(x.run, run) if here.first else nullcontext(),
+    ):  # the first alone writes there
+        if here.first:
             save_lexicon(x.run, lexicon)
-        world().prepared()
+        here.prepared()
+        _check_alike(x, run)
         _say_if_longer(x.run, x.training)
         trainer = Trainer(
             objective=objective,
@@ -223,6 +229,24 @@ def train(
         return False
     write_reports(x.run)  # for a recipe without scores, with which they would be written
     return True
+
+
+def _check_alike(x: AnyExperiment, run: Run) -> None:
+    """Raise InputError unless this process sees the directory that the first one holds, and has its experiment."""
+    holder, here = x.run / HOLDER, world()
+    own = holder.read_text() if holder.is_file() else ""
+    if here.told(own) != own:
+        raise InputError(
+            f"every process must see the same run directory, but for process {here.rank} of {here.size}, on "
+            f"{gethostname()}, {x.run.absolute()} is not the one that the first process holds; give all machines the same --run, on a "
+            "file system that they share"
+        )
+    settings = {**run.resume_key(), "training": to_dict(replace(x.training, data_workers=0))}
+    if changed := differences(here.told(settings), settings):
+        raise InputError(
+            f"every process must have the same settings and data, but in process {here.rank} of {here.size}, on "
+            f"{gethostname()}, this differs from the first: {'; '.join(changed)}; start the same command on all machines"
+        )
 
 
 def _say_if_longer(directory: Path, training: TrainingConfig) -> None:

@@ -2,10 +2,12 @@
 
 import ctypes
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -22,16 +24,25 @@ from transduce.train.config import TrainingConfig
 
 T = TypeVar("T")
 
-PREPARED = "prepared"
+PREPARED, FAILED = "prepared", "failed"
 PATIENCE = timedelta(days=30)
 """How long the others wait for the first process to prepare data."""
-LATE = timedelta(seconds=30)
-"""Within which a process that does not hang hears that another one has given up."""
+LATE = timedelta(seconds=15)
+"""Within which a process that does not hang hears that another one has given up. torchrun kills what lives 30 s longer than
+the first that has ended."""
 HANG = "TRANSDUCE_HANG_MINUTES"
 """The environment variable with the minutes that a process waits for the others in an exchange; 10 where it is not set."""
 
 PR_SET_PDEATHSIG = 1
 """The name that <sys/prctl.h> has for the signal that a process gets when its parent ends."""
+
+
+COLLECTIVE = r"gloo|NCCL"
+"""What the errors of exchanges that PyTorch makes by itself have in their text."""
+
+
+class PeerFailed(Exception):
+    """Another process of this training has failed, and says why."""
 
 
 LEFT: list["World"] = []
@@ -97,29 +108,50 @@ class World:
             return box[0]
         return value
 
-    def prepared(self, well: bool = True) -> bool:
-        """Of the first process: tell the others that the data is prepared, or could not be. Of the others: wait for that.
-
-        Returns:
-            Whether it is prepared.
-        """
-        if self.size > 1 and self.first:
-            self.store.set(PREPARED, "yes" if well else "no")
-        elif self.size > 1:
-            self.store.wait([PREPARED], PATIENCE)
-            well = self.store.get(PREPARED) == b"yes"
-        return well
-
-    def _named(self, exchange: Any, *values: Any) -> None:
-        """Exchange something.
+    def prepared(self) -> None:
+        """Of the first process: tell the others that the data is prepared. Of the others: wait for that.
 
         Raises:
+            PeerFailed: it could not be prepared.
+        """
+        if self.size > 1 and self.first:
+            self.store.set(PREPARED, "yes")
+        elif self.size > 1:
+            with self.exchanging():
+                self.store.wait([PREPARED], PATIENCE)
+                if self.store.check([FAILED]):
+                    raise PeerFailed(FAILED)
+
+    def fails(self) -> bool:
+        """Let the others know that this process ends with an error; whether it is the first to, which says why."""
+        if self.size == 1:
+            return True
+        try:
+            first = self.store.compare_set(FAILED, "", str(self.rank))
+            if self.first:  # the others may still wait for it
+                self.store.set(PREPARED, "no")
+        except RuntimeError:  # without torchrun the store is the first process's
+            return True
+        return bool(first == str(self.rank).encode())
+
+    def _named(self, exchange: Any, *values: Any) -> None:
+        with self.exchanging():
+            exchange(*values)
+
+    @contextmanager
+    def exchanging(self, pattern: str = "") -> Iterator[None]:
+        """While open, an exchange that fails (a RuntimeError whose text has the pattern) ends with what has ended it.
+
+        Raises:
+            PeerFailed: another process has said that it fails.
             TimeoutError: a process has died or hangs; the message says which. (NCCL's watchdog ends the waiting
                 processes by itself after the same time, and names none.)
         """
         try:
-            exchange(*values)
+            yield
         except RuntimeError as error:
+            if self.size == 1 or not re.search(pattern, str(error)):
+                raise
             if not (silent := self._silent()):
                 raise
             raise TimeoutError(
@@ -130,11 +162,17 @@ class World:
             ) from error
 
     def _silent(self) -> list[int]:
-        """The processes that do not find out within LATE that an exchange has failed."""
+        """The processes that do not find out within LATE that an exchange has failed.
+
+        Raises:
+            PeerFailed: one of them has said that it fails.
+        """
         others = {rank: f"waits {rank}" for rank in range(self.size) if rank != self.rank}
         until = time.monotonic() + LATE.total_seconds()
         try:
             self.store.set(f"waits {self.rank}", "yes")
+            if self.store.check([FAILED]):
+                raise PeerFailed(FAILED)
             while not self.store.check(list(others.values())) and time.monotonic() < until:
                 time.sleep(0.1)
             return [rank for rank, answer in others.items() if not self.store.check([answer])]
@@ -164,23 +202,29 @@ def world() -> World:
     The first call joins them: over NCCL where there are GPUs, one for each process of a machine, over Gloo on CPUs.
 
     Raises:
-        InputError: see patience(); or the environment does not say where they meet.
+        InputError: the processes cannot reach each other, or see patience().
     """
     if environment_count(os.environ, "WORLD_SIZE", "1", least=1) == 1 or "MASTER_ADDR" not in os.environ:
         return World()
-    if torch.cuda.is_available():
-        torch.cuda.set_device(environment_count(os.environ, "LOCAL_RANK"))
+    limit, gpus = patience(), torch.cuda.is_available()
+    local = environment_count(os.environ, "LOCAL_RANK") if gpus else 0
     try:
+        if gpus:
+            torch.cuda.set_device(local)
         store, rank, size = next(dist.rendezvous("env://"))
-    except ValueError as error:
+        # a restart finds it empty
+        store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    except (RuntimeError, ValueError) as error:
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        here = ", ".join(f"{name}={os.environ.get(name, '')}" for name in names)
+        reason = f"{type(error).__name__}: {error}".split("\n")[0]
         raise InputError(
-            f"several processes are started by torchrun, which says where they meet, but: {error}"
+            f"the processes of a training must reach each other, but with {here} this one cannot ({reason}); start them with "
+            "torchrun, with --standalone or another --master-port where a port is in use, a GPU for each where there are any, "
+            "and GLOO_SOCKET_IFNAME=INTERFACE where a machine has several networks"
         ) from error
-    store = dist.PrefixStore(
-        f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store
-    )  # a restart finds it empty
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience())
     return World(rank, size, store)
 
 

@@ -140,7 +140,7 @@ class Store:
         damages: list[str] = []
         for path in reversed(numbered(self.directory)):
             if not (wrong := damaged(path, () if (path / MANIFEST).is_file() else NEEDED)):
-                for told in damages:
+                for told in damages if self.writes else ():
                     print(f"{told}: going on from the one before, {path.name}", file=sys.stderr)
                 return path
             damages.append(f"checkpoint {path} is damaged: {wrong} is missing or not as it was written")

@@ -21,7 +21,7 @@ from transduce.errors import InputError
 from transduce.threads import allow_user_without_name
 from transduce.train.adapt import add_lora, freeze
 from transduce.train.config import TrainingConfig
-from transduce.train.distributed import world
+from transduce.train.distributed import COLLECTIVE, world
 from transduce.train.flops import peak_flops
 from transduce.train.host import HostCopy, StopRequest
 from transduce.train.log import Log, NoLog
@@ -133,6 +133,7 @@ class Trainer:
                 f"{self.progress.update} for process {self.world.rank} and another one for the first"
             )
         with ExitStack() as stack:
+            stack.enter_context(self.world.exchanging(COLLECTIVE))
             if not self.config.static_shapes:
                 stack.enter_context(without_cudnn_attention)
             stop = stack.enter_context(StopRequest())
