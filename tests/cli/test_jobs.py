@@ -288,8 +288,17 @@ def test_many_errors_of_one_kind_are_counted(folder, tmp_path, monkeypatch, caps
     lines = own_lines(err)
     assert out.count("\n") == 100 and len(lines) == 7
     assert [f"line {i}, byte 2" in lines[i - 1] for i in range(1, 6)] == [True] * 5
-    assert lines[5].startswith("transduce: 94 more such errors, the last: ") and "line 99, byte 2" in lines[5]
+    assert lines[5].startswith("transduce: 94 more of this kind, the last: ") and "line 99, byte 2" in lines[5]
     assert lines[6] == "transduce: 99 of 100 lines could not be translated"
+
+
+def test_many_warnings_of_one_kind_are_counted(folder, tmp_path, monkeypatch, capsys, caplog):
+    monkeypatch.chdir(folder)
+    (tmp_path / "long").write_text(f"{ENGLISH[0]} {ENGLISH[1]}\n" * 20)
+    assert run("translate", "text", tmp_path / "long", "--greedy", "--max-source-length", "8", *CPU) == 0
+    assert [record.getMessage().split(" ")[:2] for record in caplog.records] == [["line", str(i)] for i in range(1, 6)]
+    err = own_lines(capsys.readouterr().err)
+    assert len(err) == 1 and err[0].startswith("transduce: 15 more of this kind, the last: line 20 ")
 
 
 def test_another_process_that_makes_the_same_output_is_refused(folder, small, tmp_path, capsys):

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from tyro.conf import arg
 
 from transduce.cli.common import Count, Machine, OptionalFile, each_run
-from transduce.cli.output import check_output, error_lines, is_plain, writing
+from transduce.cli.output import check_output, first_few, is_plain, writing
 from transduce.cli.parts import (
     Head,
     Share,
@@ -275,15 +275,8 @@ def _keep(
 def _done(
     job: Job, chunks: Iterable[Chunk], bar: "tqdm[None]", n_workers: int
 ) -> Generator[tuple[int, Rows], None, None]:
-    """`results`, with a bar, and errors on stderr; a warning that comes again and again is written once."""
+    """`results`, with a bar, and errors on stderr; of errors and warnings of one kind, the first few."""
     from torch import get_num_threads
-
-    said = set[str]()
-
-    def first_time(record: logging.LogRecord) -> bool:
-        known, now = len(said), record.getMessage()
-        said.add(now)
-        return len(said) > known
 
     def progress(n_done: int, n_more: int = 0) -> None:
         if bar.total is not None:
@@ -293,18 +286,19 @@ def _done(
     if n_workers == 0:
         return
     n_threads = max(1, get_num_threads() // n_workers)
-    logger.addFilter(first_time)
-    try:
-        with (
-            closing(results(job.load, chunks, progress, n_workers=n_workers, n_threads=n_threads)) as found,
-            error_lines() as show,
-        ):
+    with (
+        first_few() as is_shown,
+        closing(results(job.load, chunks, progress, n_workers=n_workers, n_threads=n_threads)) as found,
+    ):
+        warnings = lambda record: is_shown(record.getMessage())
+        logger.addFilter(warnings)
+        try:
             for number, rows in found:
-                for error in rows.errors:
-                    show(error)
+                for error in filter(is_shown, rows.errors):
+                    tqdm.write(f"transduce: {error}", file=sys.stderr)
                 yield number, rows
-    finally:
-        logger.removeFilter(first_time)
+        finally:
+            logger.removeFilter(warnings)
 
 
 def _end(job: Job, n_bad: int, n: int) -> None:

@@ -16,28 +16,34 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from transduce.errors import InputError
 
 SHOWN = 5
-"""Errors of one kind that are shown."""
+"""Messages of one kind that are shown."""
 
-VARIES = re.compile(r"0x[0-9a-f]+|\d+|(['\"]).*?\1")
-"""What differs between two errors of one kind: numbers and what is quoted."""
+VARIES = re.compile(r"(['\"]).*?\1|\S*[./]\S+|\d+")
+"""What differs between two messages of one kind: what is quoted, paths and numbers."""
 
 
 @contextmanager
-def error_lines() -> Iterator[Callable[[str], None]]:
-    """What writes errors of inputs to stderr: the first few of one kind, and in the end how many more there were."""
-    counts, last = Counter[str](), dict[str, str]()
+def first_few() -> Iterator[Callable[[str], bool]]:
+    """What decides whether a message is shown: the first few of one kind are; in the end stderr says how many more came.
 
-    def show(error: str) -> None:
-        kind = VARIES.sub("", error)
+    The same message again is neither shown nor counted.
+    """
+    counts, last, shown = Counter[str](), dict[str, str](), set[str]()
+
+    def is_shown(message: str) -> bool:
+        if message in shown:
+            return False
+        kind = VARIES.sub("", message)
         counts[kind] += 1
-        last[kind] = error
-        if counts[kind] <= SHOWN:
-            tqdm.write(f"transduce: {error}", file=sys.stderr)
+        last[kind] = message
+        if few := counts[kind] <= SHOWN:
+            shown.add(message)
+        return few
 
-    yield show
-    for kind, error in last.items():
+    yield is_shown
+    for kind, message in last.items():
         if (n := counts[kind] - SHOWN) > 0:
-            tqdm.write(f"transduce: {n} more such errors, the last: {error}", file=sys.stderr)
+            tqdm.write(f"transduce: {n} more of this kind, the last: {message}", file=sys.stderr)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.output import check_output, error_lines
+from transduce.cli.output import check_output, first_few
 from transduce.config import differences, environment_count
 from transduce.errors import InputError
 
@@ -220,9 +220,9 @@ def merge(output: Positional[Annotated[Path, arg(metavar="OUTPUT", help="As --ou
     n = parts[0].head.job["n_inputs"]
     print(f"{output}: {len(parts)} parts, {n} inputs", file=sys.stderr)
     if errors:
-        with error_lines() as show:
-            for error in errors:
-                show(error)
+        with first_few() as is_shown:
+            for error in filter(is_shown, errors):
+                print(f"transduce: {error}", file=sys.stderr)
         print(f"transduce: {len(errors)} of {n} inputs could not be used", file=sys.stderr)
         sys.exit(1)
 

@@ -31,7 +31,7 @@ from transduce.cli.common import (
     side_name,
 )
 from transduce.cli.jobs import Division, Job, carry_out
-from transduce.cli.output import error_lines
+from transduce.cli.output import first_few
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.speech.manifest import manifest_audio
 from transduce.data.speech.microphone import check_microphone, record
@@ -157,11 +157,12 @@ def _stream(job: "Transcription", files: Sequence[Audio]) -> None:
 
     transcriber, n_bad, n_cues = job.machine.load(Transcriber, job.run, job.lm), 0, 0
     print(HEAD.get(job.format, ""), end="", flush=True)
-    with error_lines() as show:
+    with first_few() as is_shown:
         for sound in job.read(transcriber, files):
             if sound.error:
                 n_bad += 1
-                show(as_line(sound.error))
+                if is_shown(error := as_line(sound.error)):
+                    print(f"transduce: {error}", file=sys.stderr)
             for segment in transcriber.in_order(sound, job.decoding, details=job.details):
                 heard = Transcript(sound.path, [segment])
                 row = srt(heard, n_cues) if job.format == "srt" else STREAM.get(job.format, WRITE[job.format])(heard)
