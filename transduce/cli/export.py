@@ -27,13 +27,18 @@ def export(
             'transduce[ctranslate2]'). For from_pretrained of transformers gpt2, llama, which gives a Qwen2 or Qwen3 where
             their parts are needed, or marian. onnx (transduce[onnx]) for onnxruntime and others: the encoder and a step of the decoder. The code that runs them is in docs/models_in_and_out.md.
     """
+    from transduce.config import to_dict
     from transduce.run import load_model, load_run
+    from transduce.tasks.load import own_decoding
 
     check_new(directory)
     found, model = load_run(run), load_model(run)
     source, target, lacking = found.source_tokenizer, found.target_tokenizer, ""
     if target is None:
         raise InputError(f"a model is exported with its tokenizer, but {run} has none; copy the whole run directory")
+    decoding = found.experiment.get("decoding", {})
+    if found.model.encoder is not None:
+        decoding = to_dict(own_decoding(run, found))
     if to == "ctranslate2":
         from transduce.interop.ctranslate2 import export_ctranslate2
 
@@ -41,11 +46,15 @@ def export(
     elif to == "onnx":
         from transduce.interop.onnx import export_onnx
 
-        export_onnx(model, directory, source=source, target=target)
+        export_onnx(model, directory, source=source, target=target, suppress=decoding.get("suppress", ()))
     elif to == "marian":
         from transduce.interop.marian_export import export_marian
 
-        lacking = "" if export_marian(model, directory, source=source, target=target) else "SentencePiece models"
+        lacking = (
+            ""
+            if export_marian(model, directory, source=source, target=target, decoding=decoding)
+            else "SentencePiece models"
+        )
     else:
         from transduce.interop.gpt2 import export_gpt2
         from transduce.interop.llama import export_llama

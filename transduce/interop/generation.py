@@ -239,3 +239,24 @@ def _rules(directory: Path, told: Generation, said: dict[str, Any], size: int) -
         )
     rules = {"suppress": sorted(ids), "suppress_first": sorted(first), "renormalize": told.renormalize_logits}
     return rules | {"repetition_penalty": told.repetition_penalty}
+
+
+def settings_of(decoding: dict[str, Any], suppressed: Collection[int]) -> dict[str, Any]:
+    """The rules of a run, and, where it searches as transformers does, its search, as generation_config.json says them.
+
+    Args:
+        decoding: fields of SearchConfig.
+        suppressed: ids that no text holds, beside those that the rules name.
+    """
+    found = {"suppress_tokens": sorted({*suppressed, *decoding.get("suppress", ())})}
+    names = {"no_repeat_ngram": "no_repeat_ngram_size", "suppress_first": "begin_suppress_tokens"}
+    names |= {"renormalize": "renormalize_logits", "repetition_penalty": "repetition_penalty"}
+    found |= {name: decoding[own] for own, name in names.items() if decoding.get(own)}
+    if decoding.get("min_length"):
+        found["min_length"] = decoding["min_length"] + 1  # what begins an output counts there
+    if decoding.get("at_max_length") == "by_score" and decoding.get("length_offset") == 0:
+        names = {"beam_size": "num_beams", "alpha": "length_penalty", "early_stopping": "early_stopping"}
+        found |= {name: decoding[own] for own, name in names.items() if own in decoding}
+        if decoding.get("length_ratio") == 0:
+            found["max_length"] = decoding["length_extra"] + 1
+    return found

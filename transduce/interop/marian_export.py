@@ -13,7 +13,7 @@ from transduce.data.text.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.interop.encoder_decoder import residual_order, their_weights
-from transduce.interop.generation import GENERATION
+from transduce.interop.generation import GENERATION, settings_of
 from transduce.interop.pretrained import TOKENIZER, check_carried, write_model, write_settings
 from transduce.interop.settings import ACTIVATIONS
 from transduce.model.config import Tokens, TransformerConfig
@@ -26,12 +26,20 @@ CARRIED = {
 """The fields of TransformerConfig that a Marian model has; all others must have their defaults."""
 
 
-def export_marian(model: Transformer, directory: Path, *, source: Tokenizer | None, target: Tokenizer) -> bool:
+def export_marian(
+    model: Transformer,
+    directory: Path,
+    *,
+    source: Tokenizer | None,
+    target: Tokenizer,
+    decoding: dict[str, Any] | None = None,
+) -> bool:
     """Write a directory that MarianMTModel.from_pretrained reads, and, with SentencePiece, MarianTokenizer.from_pretrained.
 
     Args:
         source: of the encoder; the same as `target` where both sides share one.
         target: of the decoder.
+        decoding: how the run searches, as fields of SearchConfig.
 
     Returns:
         Whether the tokenizers are there, too.
@@ -55,6 +63,9 @@ def export_marian(model: Transformer, directory: Path, *, source: Tokenizer | No
     if source is None or sentencepiece_of(source) is None or sentencepiece_of(target) is None:
         return False
     _write_tokenizers(directory, source, target, model.config.max_positions)
+    ids = {"decoder_start_token_id": target.bos_id, "eos_token_id": target.eos_id, "pad_token_id": target.pad_id}
+    ids["max_length"] = model.config.max_positions
+    write_settings(directory / GENERATION, ids | settings_of(decoding or {}, target.suppressed))
     return True
 
 
@@ -101,7 +112,7 @@ def sentencepiece_of(tokenizer: Tokenizer) -> bytes | None:
 
 
 def _write_tokenizers(directory: Path, source: Tokenizer, target: Tokenizer, max_positions: int) -> None:
-    """SentencePiece models and tables of their ids, and how transformers' generate begins and ends, and what it forbids."""
+    """SentencePiece models and tables of their ids."""
     tables = [tokenizer.tokens(range(tokenizer.vocab_size)) for tokenizer in (source, target)]
     separate = tables[0] != tables[1]
     for side, tokenizer, table in zip(("source", "target"), (source, target), tables, strict=True):
@@ -114,6 +125,3 @@ def _write_tokenizers(directory: Path, source: Tokenizer, target: Tokenizer, max
     pad, unk, eos = target.tokens(target.required("pad_id", "unk_id", "eos_id"))
     told |= {"pad_token": pad, "unk_token": unk, "eos_token": eos}
     write_settings(directory / TOKENIZER, told)
-    ids = {"decoder_start_token_id": target.bos_id, "eos_token_id": target.eos_id, "pad_token_id": target.pad_id}
-    rules = {"suppress_tokens": list(target.suppressed), "max_length": max_positions}
-    write_settings(directory / GENERATION, ids | rules)

@@ -1,6 +1,7 @@
 """Write models as ONNX: the encoder, and one step of the decoder with its cache, for any runtime that reads ONNX."""
 
 import warnings
+from collections.abc import Collection
 from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,8 +96,18 @@ class Step(nn.Module):
         return logits[:, 0], new_keys, new_values
 
 
-def export_onnx(model: Transformer, directory: Path, *, source: Tokenizer | None, target: Tokenizer) -> None:
+def export_onnx(
+    model: Transformer,
+    directory: Path,
+    *,
+    source: Tokenizer | None,
+    target: Tokenizer,
+    suppress: Collection[int] = (),
+) -> None:
     """Write step.onnx, of a model with an encoder encoder.onnx, and config.json with what a search needs to know.
+
+    Args:
+        suppress: ids that the run never writes, beside those that have no text.
 
     Batches and lengths may have any size, up to the model's max_positions where positions come from a table.
 
@@ -151,7 +162,8 @@ def export_onnx(model: Transformer, directory: Path, *, source: Tokenizer | None
         "d_head": shape[1],
         "vocab_size": config.vocab_size,
     }
-    told |= {"bos_id": target.bos_id, "eos_id": target.eos_id, "suppressed": list(target.suppressed)}
+    never = {*target.suppressed, *range(target.vocab_size, config.vocab_size), *suppress}
+    told |= {"bos_id": target.bos_id, "eos_id": target.eos_id, "suppressed": sorted(never)}
     write_tokenizers(directory, source, target, alone=config.encoder is None)
     write_settings(directory / CONFIG, told)
 
