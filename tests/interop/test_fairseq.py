@@ -22,9 +22,12 @@ from tests.interop.rivals import (
     sentencepiece_model,
     translated,
 )
+from tests.interop.test_marian import changed
 from tests.runs import ENGLISH, GERMAN
 from transduce.cli.main import main
 from transduce.interop.fairseq import M2M100
+from transduce.serve.config import ServeConfig
+from transduce.serve.models import Languages, Served
 
 pytestmark = pytest.mark.usefixtures("transformers")
 
@@ -221,15 +224,21 @@ def test_given_texts_are_judged_in_the_languages_that_are_named(tmp_path, capsys
 
 def test_a_model_of_many_languages_asks_for_one(tmp_path, capsys):
     rival(tmp_path / "theirs", 1, "nllb")
-    settings = tmp_path / "theirs" / "tokenizer_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"src_lang": None}))
-    run = tmp_path / "run"
+    changed(tmp_path / "theirs" / "tokenizer_config.json", src_lang=None)
+    changed(tmp_path / "theirs" / "generation_config.json", forced_bos_token_id=None)
+    changed(tmp_path / "theirs" / "tokenizer_config.json", tgt_lang=None)
+    run, source, target = tmp_path / "run", ("--source-language", "eng_Latn"), ("--target-language", "deu_Latn")
     assert main(["import", str(tmp_path / "theirs"), str(run)]) == 0
     (tmp_path / "in.txt").write_text("a\n")
-    assert main(["translate", str(run), str(tmp_path / "in.txt")]) == 2
-    err = capsys.readouterr().err
-    assert "--source-language and --target-language" in err and "eng_Latn, deu_Latn, fra_Latn" in err
-    assert translated(run, ["a"], "--source-language", "eng_Latn")
+    for flags in ((), source, target):
+        assert main(["translate", str(run), str(tmp_path / "in.txt"), *flags]) == 2
+        err = capsys.readouterr().err
+        assert "--source-language and --target-language" in err and "eng_Latn, deu_Latn, fra_Latn" in err
+    want = translated(run, ["a b", "c"], *source, *target)
+    served = Served("nllb", translator := td.load_translator(run), ServeConfig(), Languages("eng_Latn", "deu_Latn"))
+    assert isinstance(served.task, td.Translator) and served.task(["a b", "c"]) == want
+    with pytest.raises(ValueError, match=r"one that the model knows .*, but it is 'en'"):
+        Served("nllb", translator, ServeConfig(), Languages("en", "de"))
 
 
 def test_without_a_tokenizer_the_way_out_is_told(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Models as ONNX in onnxruntime against the model itself: logits of any batch, and what a search finds."""
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -87,6 +88,19 @@ def test_logits_step_by_step_are_those_of_the_model(tmp_path, rng, changes):
             feeds = {"tokens": target[:, t].numpy(), "keys": keys, "values": values, **known}
             logits, keys, values = step.run(None, feeds)
             np.testing.assert_allclose(logits, want[:, t], rtol=1e-4, atol=1e-4)
+
+
+def test_rows_that_have_no_token_are_suppressed_too(tmp_path):
+    tokenizer = any_tokenizer("sentencepiece")
+    n = tokenizer.vocab_size
+    table = StackConfig(input=Tokens(vocab_size=n + 3), n_layers=1)
+    model = Transformer(replace(BASE, encoder=None, decoder=table)).eval()
+    export_onnx(model, tmp_path, source=None, target=tokenizer, suppress=[9])
+    never = json.loads((tmp_path / "config.json").read_text())["suppressed"]
+    named = {*tokenizer.tokens(never[:-3])}
+    assert (
+        {"<unk>", "<s>", tokenizer.tokens([9])[0]} <= named and "</s>" not in named and never[-3:] == [n, n + 1, n + 2]
+    )
 
 
 def test_the_lines_of_the_page_translate_as_the_run_does(tmp_path, capsys, monkeypatch):

@@ -52,6 +52,24 @@ def languages_of(experiment: dict[str, Any], given: str = "") -> Languages:
     return Languages(*codes)
 
 
+def _between(translator: Translator, pair: Languages) -> Translator:
+    """The same from one language of the pair into the other, where the run is one of several languages and names none.
+
+    Raises:
+        InputError: it knows no such language.
+    """
+    source, target, own = translator.source_tokenizer, translator.tokenizer, translator.decoding
+    tagged = len(source.tagged_languages) > 1 and not source.opening
+    named = {"source_language": pair.source} if source.lacks_language and not own.source_language else {}
+    if (tagged or target.lacks_language) and not own.target_language:
+        named["target_language"] = pair.target
+    if not named:
+        return translator
+    there = translator.with_decoding(own.changed(**named))
+    there.decoding = own.changed(source_language="", target_language="")
+    return there
+
+
 class Served:
     """A run that is served: its name, what it does, and the engine that does it."""
 
@@ -63,6 +81,8 @@ class Served:
         pair: Languages | None = None,
         directory: Path | None = None,
     ) -> None:
+        if isinstance(task, Translator) and pair is not None:
+            task = _between(task, pair)
         self.name, self.task, self.languages, self.created = name, task, pair, int(time())
         self.directory = directory
         """Where the record of its training is; of an ensemble, that of its first run."""

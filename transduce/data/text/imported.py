@@ -173,6 +173,12 @@ class ImportedTokenizer(Tokenizer):
         return tuple(self._opening)
 
     @property
+    def lacks_language(self) -> bool:
+        """See Tokenizer."""
+        tags = {*self._languages.values()}
+        return bool(tags) and not tags & {*self._opening, *self._closing, self.bos_id}
+
+    @property
     def opens_by_language(self) -> bool:
         """Whether every text begins with the tag of its language."""
         return bool(self._languages) and self._place == "opening"
@@ -199,8 +205,7 @@ class ImportedTokenizer(Tokenizer):
         Raises:
             InputError: no language was chosen.
         """
-        tags = {*self._languages.values()}
-        if tags and not tags & {*self._opening, *self._closing, self.bos_id}:
+        if self.lacks_language:
             raise InputError(
                 "this model reads and writes many languages, so say which: --source-language and --target-language (in "
                 "training --decoding.source-language and --decoding.target-language), of "

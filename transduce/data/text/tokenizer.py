@@ -85,6 +85,11 @@ class Tokenizer(ABC):
         return ()
 
     @property
+    def lacks_language(self) -> bool:
+        """Whether texts have the tag of a language, but none was chosen (`with_language`)."""
+        return False
+
+    @property
     def tagged_languages(self) -> tuple[str, ...]:
         """The languages that a tag in front of a source asks for, of a model that was trained on such sources."""
         return ()
