@@ -58,6 +58,13 @@ def lively(config: TransformerConfig) -> Transformer:
             "rotary_factor": 4.0,
             "tie": "all",
         },
+        {
+            "positions": "rotary",
+            "head_width": 16,
+            "rotary_theta": 50.0,
+            "rotary_factor": 4.0,
+            "rotary_bands": (1.0, 4.0, 16),
+        },
         {"positions": "learned", "scale_embeddings": False, "activation": "gelu_tanh", "norm_eps": 0.1},
         {"output_bias": True, "embedding_norm": True, "first_position": 2, "sinusoids": "tensor2tensor", "tie": "all"},
         {"positions": "none", "norm": "rms", "gated": True, "n_kv_heads": 1, "bias": False, "qkv_bias": True},

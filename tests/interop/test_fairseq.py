@@ -249,3 +249,16 @@ def test_without_a_tokenizer_the_way_out_is_told(tmp_path, capsys):
         f"transduce: a tokenizer is tokenizer.json, or sentencepiece.bpe.model and vocab.json, but {tmp_path / 'theirs'} has "
         "neither; write it with transformers: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)\n"
     )
+
+
+def test_a_token_without_a_vector_is_left_out(tmp_path):
+    """As in bart-large-cnn, whose vocabulary ends before <mask>."""
+    theirs, tokenizer = rival(tmp_path / "theirs", 3, "bart")
+    mask, path = tokenizer.mask_token_id, tmp_path / "theirs" / "config.json"
+    theirs.resize_token_embeddings(mask)
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert json.loads(path.read_text())["vocab_size"] == mask == max(tokenizer.get_vocab().values())
+    difference, got, want = compare(theirs, tokenizer, tmp_path / "theirs")
+    assert difference < 1e-4 and got == want
+    translator = td.load_translator(tmp_path / "run")
+    assert max(translator.sources(["a <mask> b"])[0]) < mask

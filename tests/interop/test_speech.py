@@ -19,7 +19,7 @@ from torch import Tensor
 import transduce as td
 from transduce.cli.main import main
 from transduce.data.text.json_tokenizer import JSONTokenizer
-from transduce.interop.speech import import_run
+from transduce.interop.speech import NAMES, import_run
 
 pytestmark = pytest.mark.usefixtures("transformers")
 
@@ -430,3 +430,36 @@ def test_whispers_settings_are_those_of_generate(untrained, tmp_path, settings, 
         rows = theirs.generate(heard.input_features)
     want = tokenizer.batch_decode(rows, skip_special_tokens=True)
     assert [text.strip() for text in want] == [text.strip() for text in transcriber(paths)]
+
+
+@pytest.mark.parametrize("language", ["german", "<|de|>", "De"])
+def test_a_language_may_be_told_by_its_name(untrained, tmp_path, language):
+    shutil.copytree(untrained["whisper"], tmp_path / "theirs")
+    changed(tmp_path / "theirs" / "generation_config.json", language=language)
+    tokenizer = import_run(tmp_path / "theirs").target_tokenizer
+    assert tokenizer.tokens(tokenizer.opening) == ["<|de|>", "<|transcribe|>", "<|notimestamps|>"]
+
+
+def test_names_of_languages_are_those_of_transformers():
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+    assert " ".join(f"{name.replace(' ', '_')} {code}" for name, code in TO_LANGUAGE_CODE.items()) == NAMES
+
+
+def test_the_files_of_a_slow_tokenizer_are_read(untrained, tmp_path):
+    """vocab.json, merges.txt and added_tokens.json, as the first Whispers had them."""
+    shutil.copytree(untrained["whisper"], tmp_path / "theirs")
+    want = import_run(tmp_path / "theirs").target_tokenizer
+    path = tmp_path / "theirs" / "tokenizer.json"
+    plain = json.loads(path.read_text())
+    path.unlink()
+    (tmp_path / "theirs" / "vocab.json").write_text(json.dumps(plain["model"]["vocab"]))
+    merges = "\n".join(" ".join(pair) for pair in plain["model"]["merges"])
+    (tmp_path / "theirs" / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    added = {token["content"]: token["id"] for token in plain["added_tokens"]}
+    (tmp_path / "theirs" / "added_tokens.json").write_text(json.dumps(added))
+    found = import_run(tmp_path / "theirs").target_tokenizer
+    texts = [*WORDS, " two  spaces", "a<|0.00|>b", "Größe 東京"]
+    assert found.encode(texts) == want.encode(texts) and found.opening == want.opening
+    rows = [[*row, *added.values()] for row in want.encode(texts)]
+    assert found.decode(rows) == want.decode(rows)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +36,7 @@ CARRIED = {
         "scale_embeddings",
         "tie",
     ),
-    *("positions", "max_positions", "first_position", "sinusoids", "rotary_theta", "rotary_factor"),
+    *("positions", "max_positions", "first_position", "sinusoids", "rotary_theta", "rotary_factor", "rotary_bands"),
 }
 """The fields of TransformerConfig that CTranslate2 knows; all others must have their defaults."""
 
@@ -162,7 +163,8 @@ def _options(config: TransformerConfig) -> dict[str, Any]:
     }
     if config.positions == "rotary":
         found |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.rotary_theta}
-        found |= {"rotary_scaling_type": RotaryScalingType.Linear, "rotary_scaling_factor": config.rotary_factor}
+        kind = RotaryScalingType.Linear if config.rotary_bands is None else RotaryScalingType.Llama3
+        found |= {"rotary_scaling_type": kind, "rotary_scaling_factor": config.rotary_factor}
     return found
 
 
@@ -182,6 +184,14 @@ def _set_stack(spec: Any, stack: Stack, config: TransformerConfig) -> None:
     for theirs, ours in zip(spec.layer, stack.layers, strict=True):
         assert isinstance(ours, Layer) and isinstance(ours.feed_forward, FeedForward)
         own = ours.attention
+        if config.rotary_bands is not None:
+            low, high, n = config.rotary_bands
+            vars(theirs.self_attention).update(  # the engine reads them all, but the class has only names for two
+                rotary_low_freq_factor=np.float32(low),
+                rotary_high_freq_factor=np.float32(high),
+                rotary_scaling_factor=np.float32(config.rotary_factor),
+                original_max_position_embeddings=np.int32(n),
+            )
         _set_attention(theirs.self_attention, [own.qkv, own.output], own.norm, ours.attention_sublayer.norm)
         if ours.cross is not None and ours.cross_sublayer is not None:
             maps = [ours.cross.q, ours.cross.kv, ours.cross.output]

@@ -29,7 +29,14 @@ from transduce.interop.pretrained import (
     read_tensors,
     share_table,
 )
-from transduce.interop.settings import ACTIVATIONS, CONFIG, read_settings, require_equal, settings_of
+from transduce.interop.settings import (
+    ACTIVATIONS,
+    CONFIG,
+    check_types,
+    read_settings,
+    require_equal,
+    settings_of,
+)
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import ConvolvedInput
 from transduce.model.size import check_fits
@@ -39,8 +46,23 @@ START, PLAIN = "<|startoftranscript|>", "<|notimestamps|>"
 """What stands first before every transcript of a Whisper, and last before one without times. Between them one of many
 languages has the language of the speech, and what to do."""
 
-TIME = re.compile(r"<\|\d+\.\d\d\|>")
-"""Whisper's tokens of time."""
+MARK = re.compile(r"<\|.*\|>")
+"""Whisper's tokens that are no text: those of time, too."""
+
+NAMES = (
+    "english en chinese zh german de spanish es russian ru korean ko french fr japanese ja portuguese pt turkish tr polish pl "
+    "catalan ca dutch nl arabic ar swedish sv italian it indonesian id hindi hi finnish fi vietnamese vi hebrew he ukrainian uk "
+    "greek el malay ms czech cs romanian ro danish da hungarian hu tamil ta norwegian no thai th urdu ur croatian hr bulgarian "
+    "bg lithuanian lt latin la maori mi malayalam ml welsh cy slovak sk telugu te persian fa latvian lv bengali bn serbian sr "
+    "azerbaijani az slovenian sl kannada kn estonian et macedonian mk breton br basque eu icelandic is armenian hy nepali ne "
+    "mongolian mn bosnian bs kazakh kk albanian sq swahili sw galician gl marathi mr punjabi pa sinhala si khmer km shona sn "
+    "yoruba yo somali so afrikaans af occitan oc georgian ka belarusian be tajik tg sindhi sd gujarati gu amharic am yiddish yi "
+    "lao lo uzbek uz faroese fo haitian_creole ht pashto ps turkmen tk nynorsk nn maltese mt sanskrit sa luxembourgish lb "
+    "myanmar my tibetan bo tagalog tl malagasy mg assamese as tatar tt hawaiian haw lingala ln hausa ha bashkir ba javanese jw "
+    "sundanese su cantonese yue burmese my valencian ca flemish nl haitian ht letzeburgesch lb pushto ps panjabi pa moldavian "
+    "ro moldovan ro sinhalese si castilian es mandarin zh"
+)
+"""The English names of Whisper's languages, each before its code."""
 
 
 def import_run(directory: Path) -> Imported:
@@ -198,7 +220,7 @@ def _whisper_tokenizer(directory: Path, generation: dict[str, Any], vocab_size: 
     """Byte-level BPE, in which tokens of time are no text; English is transcribed where nothing else is said."""
     plain = json.loads(JSONTokenizer.load(directory).model)
     for token in plain["added_tokens"]:
-        token["special"] = token["special"] or TIME.fullmatch(token["content"]) is not None
+        token["special"] = token["special"] or MARK.fullmatch(token["content"]) is not None
     ids = {token["content"]: token["id"] for token in plain["added_tokens"]}
     names, languages = [PLAIN], dict[str, int]()
     if generation.get("is_multilingual", vocab_size >= 51865):
@@ -207,8 +229,13 @@ def _whisper_tokenizer(directory: Path, generation: dict[str, Any], vocab_size: 
             language, task = _forced(
                 directory, generation.get("forced_decoder_ids"), {i: name for name, i in ids.items()}
             )
-        names = [f"<|{str(name).strip('<|>')}|>" for name in (language or "en", task or "transcribe")] + [PLAIN]
-        languages = {name.strip("<|>"): i for name, i in generation.get("lang_to_id", {}).items()}
+        language = str(language or "en").strip("<|>").lower()
+        words = NAMES.split()
+        language = dict(zip(words[::2], words[1::2], strict=True)).get(language.replace(" ", "_"), language)
+        names = [f"<|{str(name).strip('<|>')}|>" for name in (language, task or "transcribe")] + [PLAIN]
+        tags = generation.get("lang_to_id", {})
+        check_types({"lang_to_id": tags}, {"lang_to_id": dict}, directory)
+        languages = {name.strip("<|>"): i for name, i in tags.items()}
         if languages and names[0].strip("<|>") not in languages:
             raise refusal(directory, "language", f"one of {', '.join(languages)}", names[0].strip("<|>"))
     if lacking := [name for name in (START, *names) if name not in ids]:
