@@ -99,6 +99,35 @@ CORPORA = {
 LARGEST = 4 * 10**9
 """Bytes that an archive or a text may have when it is unpacked; the largest here, speechocean762, has 0.6e9."""
 
+LARGEST_DOWNLOAD = 10**9
+"""Bytes of a file as it is fetched, which is kept in memory; speechocean762 has 0.5e9."""
+
+LARGEST_HEADERS = 10**8
+"""Bytes that the headers of an archive may have, which tarfile keeps in memory; those of speechocean762 have 10e6."""
+
+DEEPEST = 100
+"""Folders inside each other in an archive; here there are three."""
+
+
+class Archive(gzip.GzipFile):
+    """An archive of which so many bytes may be read, and any number skipped over."""
+
+    left = LARGEST_HEADERS
+
+    def read(self, size: int | None = -1) -> bytes:
+        """As of any file.
+
+        Raises:
+            InputError: it is too much.
+        """
+        self.left -= LARGEST_HEADERS if size is None or size < 0 else size
+        if self.left < 0:
+            raise InputError(
+                f"the headers of an archive may have {LARGEST_HEADERS:,} bytes, but those of {self.name} have more; "
+                "fetch it elsewhere"
+            )
+        return super().read(size)
+
 
 def too_large(name: object, how: str) -> InputError:
     return InputError(f"{name} may have {LARGEST:,} bytes when it is unpacked, but {how}; fetch it elsewhere")
@@ -141,7 +170,12 @@ def download(url: str, folder: Path) -> bytes:
     way_out = f"check the network, or fetch the file elsewhere and put it into {folder}, or name a --mirror"
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:
-            return answer.read()
+            content = answer.read(LARGEST_DOWNLOAD + 1)
+            if len(content) > LARGEST_DOWNLOAD:
+                raise InputError(f"{url} may have {LARGEST_DOWNLOAD:,} bytes, but it has more; {way_out}")
+            if answer.length:  # what is still to come; read(n) itself does not mind
+                raise http.client.IncompleteRead(content, answer.length)
+        return content
     except urllib.error.HTTPError as error:
         error.close()
         raise InputError(f"{url} must be a file, but the answer is {error.code} {error.reason}; {way_out}") from error
@@ -153,17 +187,17 @@ def members(archive: Path) -> list[tuple[tarfile.TarInfo, tuple[str, ...]]]:
     """The files of an archive and the parts of their names.
 
     Raises:
-        InputError: it declares more than LARGEST bytes, or has more.
+        InputError: it declares more than LARGEST bytes, or has more, or its headers are larger than LARGEST_HEADERS.
     """
     files, declared, read = [], 0, 0
-    with tarfile.open(archive, "r:gz") as tar:
+    with Archive(archive) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
             declared += member.size
             if declared > LARGEST:  # before tarfile looks for what follows so many bytes
                 raise too_large(archive, f"it declares {declared:,} up to {member.name!r}")
             if member.isfile():
                 files.append((member, PurePosixPath(member.name).parts))
-        while block := tar.fileobj.read(2**20):  # to its end, where gzip compares a checksum
+        while block := gzip.GzipFile.read(file, 2**20):  # to its end, where gzip compares a checksum
             read += len(block)
             if declared + read > LARGEST:
                 raise too_large(archive, "it has more")
@@ -185,6 +219,10 @@ def unpack(archive: Path, folder: Path) -> None:
     if astray := [member.name for member, parts in files if ".." in parts or len(parts) < 2]:
         raise InputError(
             f"files of an archive must lie inside one folder, but {archive} has {astray[0]!r}; fetch it elsewhere"
+        )
+    if deep := [len(parts) for _, parts in files if len(parts) > DEEPEST]:
+        raise InputError(
+            f"folders of an archive may be {DEEPEST} deep, but in {archive} they are {deep[0]:,}; fetch it elsewhere"
         )
     with tarfile.open(archive, "r:gz") as tar:
         for member, (_, *inside) in files:

@@ -161,7 +161,17 @@ def speechocean762(directory: Path, split: str) -> Iterator[Found]:
 def folder(directory: Path) -> Iterator[Found]:
     """Sounds and texts of the same name, in any depth; the speaker is the name of the folder they lie in."""
     need(directory)
-    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    files, waiting = [], [directory]
+    while waiting:  # pathlib and os.walk call themselves for every folder in a folder, which Python allows 1,000 times
+        inside = waiting.pop()
+        try:
+            entries = list(os.scandir(inside))
+        except OSError as error:
+            yield Found(str(inside), problem=f"a folder that cannot be read ({error.strerror})")
+            continue
+        waiting += [inside / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        files += [inside / entry.name for entry in entries if entry.is_file()]
+    files.sort()
     texts = {path.with_suffix(""): path for path in files if path.suffix.lower() == ".txt"}
     sounds = [path for path in files if path.suffix.lower() in SUFFIXES]
     for path in sounds:

@@ -12,6 +12,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from make_manifest import folder as found_in
 
 from scripts import get_data
 from tests.scripts.layouts import put_digits, put_learners
@@ -354,3 +355,52 @@ def test_a_text_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     assert (
         str(caught.value) == "a.en.gz may have 100,000 bytes when it is unpacked, but it has more; fetch it elsewhere"
     )
+
+
+@pytest.mark.parametrize("headers", ["one", "many"])
+def test_headers_of_an_archive_are_bounded_before_they_take_memory(tmp_path, speech, headers, capsys, monkeypatch):
+    """Comments of a file in its header, by the format of POSIX: 1.2 GB as it says, or so many of 1 MB each."""
+    archive = pack(tmp_path, "fsdd", tmp_path / "corpus")
+    with gzip.open(archive, "wb", compresslevel=1) as file:
+        size = 1_200_000_000 if headers == "one" else 1 << 20
+        info = tarfile.TarInfo("x/PaxHeader")
+        info.type, info.size = tarfile.XHDTYPE, size
+        for i in range(1 if headers == "one" else 30):
+            file.write(info.tobuf(tarfile.USTAR_FORMAT))
+            if headers == "many":
+                file.write((b"%d comment=" % size).ljust(size - 1, b"a") + b"\n")
+                file.write(tarfile.TarInfo(f"x/{i}").tobuf(tarfile.USTAR_FORMAT))
+    monkeypatch.setattr(get_data.Archive, "left", 20_000_000)
+    assert speech("fsdd", archive.parent) == 2
+    assert "the headers of an archive may have 100,000,000 bytes, but those of" in capsys.readouterr().err
+    assert names(archive.parent) == [archive.name]
+
+
+def test_folders_of_an_archive_are_not_made_to_any_depth(tmp_path, speech, capsys):
+    archive = pack(tmp_path, "fsdd", tmp_path / "corpus")
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("a/" * 1500 + "x.wav"))
+    assert speech("fsdd", archive.parent) == 2
+    assert f"may be 100 deep, but in {archive} they are 1,501; fetch it elsewhere" in capsys.readouterr().err
+    assert names(archive.parent) == [archive.name]
+
+
+def test_recordings_in_1500_folders_inside_each_other_are_found(tmp_path):
+    folders = [tmp_path / ("a/" * n) for n in range(1, 1501)]
+    for each in folders:
+        each.mkdir()
+    (folders[-1] / "x.txt").touch()
+    try:
+        assert [(found.id, found.problem) for found in found_in(tmp_path)] == [("a/" * 1500 + "x.txt", "no sound")]
+    finally:
+        (folders[-1] / "x.txt").unlink()
+        for each in reversed(folders):  # by rmtree, which pytest would call, it is too deep
+            each.rmdir()
+
+
+def test_a_download_is_bounded(tmp_path, speech, server, home, monkeypatch, capsys):
+    pack(tmp_path, "fsdd", home)
+    monkeypatch.setattr(get_data, "LARGEST_DOWNLOAD", 1000)
+    assert speech("fsdd", tmp_path / "corpus", port=server.server_port) == 2
+    assert "may have 1,000 bytes, but it has more; check the network" in capsys.readouterr().err
+    assert names(tmp_path / "corpus") == []
