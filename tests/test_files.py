@@ -70,7 +70,7 @@ def test_a_writer_whose_file_is_taken_for_a_leftover_begins_again(tmp_path, monk
     assert calls and [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_manifest_has_what_is_needed_to_find_damage(tmp_path):
+def test_a_manifest_has_what_is_needed_to_find_damage(tmp_path, caplog):
     path = tmp_path / "a"
     write_directory(path, lambda at: [(at / name).write_text(name * 9) for name in ("one", "two")] and None)
     want = {name: {"bytes": 27, "crc32": f"{zlib.crc32(9 * name.encode()):08x}"} for name in ("one", "two")}
@@ -82,3 +82,4 @@ def test_a_manifest_has_what_is_needed_to_find_damage(tmp_path):
     assert damaged(path) == "manifest.json"
     (path / "manifest.json").unlink()
     assert damaged(path, ["one", "two"]) is None and damaged(path, ["three"]) == "three"
+    assert caplog.messages == [f"{path} has no manifest.json, so its files cannot be checked and are taken as they are"]

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 import transduce
-from tests.runs import random_run
+from tests.runs import LITTLE, random_run
 from transduce.config import differences, flatten, from_dict, to_dict
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 from transduce.data.speech.vectors import VectorConfig, VectorReader
@@ -168,8 +168,7 @@ def test_a_damaged_checkpoint_is_not_averaged(tmp_path):
     with pytest.raises(ValueError) as caught:
         average(paths)
     assert str(caught.value) == (
-        f"checkpoints to average must be as they were written, but {paths[1]} is damaged; remove {paths[1].parent} and "
-        "average the others: transduce average RUN --last N or --best N"
+        f"a checkpoint must be as it was written, but {paths[1]} is damaged; remove {paths[1].parent}, and use the others"
     )
 
 
@@ -327,3 +326,23 @@ def test_what_becomes_of_vectors_is_kept(tmp_path):
     with pytest.raises(ValueError) as caught:
         load_run(tmp_path)
     assert str(caught.value).startswith(f"{tmp_path / 'config.json'} does not describe a VectorConfig: ")
+
+
+def test_a_flipped_bit_in_a_checkpoint_is_found_when_its_model_is_loaded(tmp_path, caplog):
+    """Where there is no manifest to find it by, a warning says so."""
+    random_run(tmp_path, model=LITTLE)
+    path = tmp_path / "checkpoints" / "00000100" / "model.safetensors"
+    path.parent.parent.mkdir()
+    write_directory(path.parent, lambda folder: (tmp_path / path.name).rename(folder / path.name) and None)
+    load_model(tmp_path)
+    raw = bytearray(path.read_bytes())
+    raw[-2] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match=f"a checkpoint must be as it was written, but {path} is damaged; remove"):
+        load_model(tmp_path)
+    assert not caplog.messages
+    (path.parent / "manifest.json").unlink()
+    load_model(tmp_path)
+    assert caplog.messages == [
+        f"{path.parent} has no manifest.json, so its files cannot be checked and are taken as they are"
+    ]

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import logging
 import math
 import os
 import re
@@ -13,6 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from transduce.errors import InputError
+
+logger = logging.getLogger("transduce")
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -152,10 +156,12 @@ def damaged(directory: Path, names: Collection[str] = ()) -> str | None:
     """The first file of a directory that is missing or not as `write_directory` left it; None where there is none.
 
     Args:
-        names: the files to look at; by itself all that its manifest.json has. Where it has no manifest, they only need
-            to be there: so it was before there were manifests.
+        names: the files to look at; by itself all that its manifest.json has. Where it has no manifest, as of versions
+            before there were manifests, they only need to be there, and a warning says so once.
     """
     path = directory / MANIFEST
+    if not path.is_file():
+        _warn_unchecked(directory)
     try:
         manifest = read_json(path) if path.is_file() else dict.fromkeys(names)
     except ValueError:
@@ -167,6 +173,19 @@ def damaged(directory: Path, names: Collection[str] = ()) -> str | None:
         if wanted and wanted != {"bytes": file.stat().st_size, "crc32": _crc32(file)}:
             return name
     return None
+
+
+def check_whole(path: Path) -> None:
+    """Raise InputError where a file of a checkpoint is not as it was written."""
+    if damaged(path.parent, [path.name]):
+        raise InputError(
+            f"a checkpoint must be as it was written, but {path} is damaged; remove {path.parent}, and use the others"
+        )
+
+
+@cache
+def _warn_unchecked(directory: Path) -> None:
+    logger.warning("%s has no %s, so its files cannot be checked and are taken as they are", directory, MANIFEST)
 
 
 def _crc32(path: Path) -> str:

@@ -22,7 +22,7 @@ from transduce.data.text.tokenizers import FILES, Tokenizer, side_files, write_t
 from transduce.device import torch_device
 from transduce.errors import InputError
 from transduce.files import (
-    damaged,
+    check_whole,
     held,
     numbered,
     read_json,
@@ -272,6 +272,8 @@ def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Tra
     directory, device = on_disk(directory), torch_device(device)
     config = load_run(directory).model
     path = weights_path(directory)
+    if path.parent != directory:
+        check_whole(path)
     weights = read_weights(path)
     _check_number(config, weights, path)
     check_fits(config, device)
@@ -304,11 +306,7 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
         raise InputError("an average needs at least one checkpoint, but there is none")
     total: dict[str, Tensor] = {}
     for path in paths:
-        if damaged(path.parent, [path.name]):
-            raise InputError(
-                f"checkpoints to average must be as they were written, but {path} is damaged; remove {path.parent} and "
-                "average the others: transduce average RUN --last N or --best N"
-            )
+        check_whole(path)
     first = read_weights(paths[0])
     for path in paths:
         weights = read_weights(path)

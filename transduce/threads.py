@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from functools import cache
-from threading import Thread
+from threading import Lock, Thread
 
 SPINS = "1000"
 """Turns that a thread waits awake before it sleeps. GNU's OpenMP has 300,000 of its own accord, milliseconds."""
@@ -73,6 +73,9 @@ def allow_user_without_name() -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
 
 
+ONE_AT_A_TIME = Lock()
+
+
 def use_one_core() -> None:
     """Let the calling thread compute on one core, and leave to all others, born sooner or later, what they have.
 
@@ -80,8 +83,9 @@ def use_one_core() -> None:
     """
     import torch  # late, as `wait_politely` comes before it
 
-    others = torch.get_num_threads()
-    torch.set_num_threads(1)
-    again = Thread(target=torch.set_num_threads, args=(others,))
-    again.start()
-    again.join()
+    with ONE_AT_A_TIME:  # else another one would take the 1 for what the others have
+        others = torch.get_num_threads()
+        torch.set_num_threads(1)
+        again = Thread(target=torch.set_num_threads, args=(others,))
+        again.start()
+        again.join()
