@@ -25,7 +25,7 @@ from transduce.data.text.tokenizers import load_tokenizer
 from transduce.decode.ngram import NGrams
 from transduce.device import torch_device
 from transduce.errors import InputError
-from transduce.exit import prepare_streams
+from transduce.exit import command_process
 from transduce.experiment.fields import with_file
 from transduce.files import write_file
 from transduce.score.wer import english_normalizer
@@ -184,8 +184,9 @@ def test_what_cannot_be_written_comes_out_as_its_number(monkeypatch, terminal):
     out = io.TextIOWrapper(raw, encoding="latin-1")
     monkeypatch.setattr(out, "isatty", lambda: terminal, raising=False)
     monkeypatch.setattr(sys, "stdout", out)
-    prepare_streams(needs_output=True)
-    print("grün 日 \udcff", flush=True)
+    with command_process("%(message)s", needs_output=True):
+        print("grün 日 \udcff", flush=True)
+    assert (out.encoding, out.errors) == ("latin-1", "strict")
     want = "grün \\u65e5 \\udcff\n".encode("latin-1") if terminal else "grün 日 \\udcff\n".encode()
     assert raw.getvalue() == want
 

@@ -64,7 +64,8 @@ class TransformerConfig:
     qk_norm: bool = False
     """RMSNorm over every head of the queries and keys, before rotation (Henry et al. 2020; as Qwen3 has it)."""
     window: int | None = None
-    """In self-attention a position sees `window` - 1 positions on each side, in a decoder before it; None: all.
+    """In self-attention a position sees `window` - 1 positions on each side, in a decoder before it; None: all. Decoding has
+    room for 2 * `window` positions, however long the output is.
     Source: Beltagy et al. (2020), Longformer; Jiang et al. (2023), Mistral 7B."""
     d_ff: int = 2048
     """Width inside the feed-forward."""
