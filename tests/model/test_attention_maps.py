@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import contract
-from transduce.model.attention_maps import cross_attention, diagonality
+from transduce.model.attention_maps import cross_attention, diagonality, self_attention
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 
 CONFIG = TransformerConfig(
@@ -78,3 +78,61 @@ def test_diagonality_of_matrices_made_by_hand():
     assert diagonality(eye[[2, 2, 2]]) == 0.0
     places = [0, 3, 1, 4]
     assert diagonality(torch.eye(5)[places]) == pytest.approx(np.corrcoef(range(4), places)[0, 1], abs=1e-12)
+
+
+@pytest.mark.parametrize("half", ["encoder", "decoder"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"positions": "rotary"},
+        {"window": 2},
+        {"qk_norm": True, "n_heads": 2, "n_kv_heads": 1, "norm_position": "pre"},
+    ],
+    ids=str,
+)
+def test_self_attention_times_values_is_what_each_layer_gives(half, fields, rng):
+    """The values are those of the matrix qkv, written out; weights are 0 in the future, beyond a window and on padding."""
+    stack = StackConfig(input=Tokens(vocab_size=31), n_layers=3)
+    config = TransformerConfig(encoder=stack, decoder=stack, **{"d_model": 14 * 2, "n_heads": 2, "d_ff": 23, **fields})
+    model = contract.random_model(config, rng)
+    example = contract.random_example(config, rng)
+    seen = []
+    for layer in getattr(model, half).layers:
+        layer.attention.register_forward_hook(lambda module, inputs, output: seen.append((module, inputs[0], output)))
+    with torch.no_grad():
+        memory = example.memory(model)
+        model.decode(example.target, memory=memory)
+    watched = list(seen)
+    if half == "encoder":
+        found = self_attention(model, source=example.source, source_lengths=example.source_lengths)
+    else:
+        found = self_attention(model, target_in=example.target, memory=memory)
+    assert len(found) == len(watched) == 3
+    for (module, x, output), weights in zip(watched, found, strict=True):
+        value = module.qkv(x).detach()[..., -module.widths[2] :].unflatten(-1, (-1, 14)).numpy()
+        value = value.repeat(2 // value.shape[2], axis=2)
+        heads = np.einsum("nhts,nshe->nthe", weights.numpy(), value).reshape(*x.shape[:2], -1)
+        want = heads @ module.output.weight.detach().numpy().T + module.output.bias.detach().numpy()
+        np.testing.assert_allclose(output.detach().numpy(), want, rtol=0, atol=1e-10)
+        n = weights.size(-1)
+        t, s = np.mgrid[:n, :n]
+        may = (abs(t - s) < fields.get("window", n)) & ((half == "encoder") | (s <= t))
+        assert (weights.numpy()[..., ~may] == 0).all()
+        if half == "encoder":
+            for row, length in enumerate(example.source_lengths.tolist()):
+                assert (weights[row, :, :, length:] == 0).all()
+
+
+def test_self_attention_is_that_of_one_half(rng):
+    """Of a half that is not there, of both at once, and of linear attention there is none."""
+    config = TransformerConfig(
+        decoder=StackConfig(input=Tokens(vocab_size=31), n_layers=1), d_model=14, n_heads=2, d_ff=23
+    )
+    model, ids = contract.random_model(config, rng), torch.tensor([[7, 8]])
+    for given in ({}, {"source": ids}, {"source": ids, "target_in": ids}):
+        with pytest.raises(ValueError, match="give the one that fits"):
+            self_attention(model, **given)
+    linear = contract.random_model(TransformerConfig(**(vars(config) | {"attention": "linear"})), rng)
+    with pytest.raises(ValueError, match="attention='linear' forms none"):
+        self_attention(linear, target_in=ids)

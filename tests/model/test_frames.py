@@ -101,8 +101,8 @@ def test_projected_frames_have_one_linear_map_more():
     assert sizes[1] - sizes[0] == 160 * 160 + 160
     assert straight.encoder.input.width == straight.d_model == 160
     assert straight.flow == "40 features x 4 frames = 160 numbers per position = d_model: straight in"
-    assert projected.flow == (
-        "40 features x 4 frames = 160 numbers per position, one linear map to d_model=160; d_model=160 would need none"
+    assert (
+        projected.flow == "40 features x 4 frames = 160 numbers per position = d_model: one linear map, as project=True"
     )
 
 

@@ -215,9 +215,10 @@ def test_frames_of_the_models_width_have_no_weights():
 # Initial values
 
 
-@pytest.mark.parametrize("gain", [1.0, 0.5])
-def test_matrices_begin_as_xavier_uniform_each_fused_part_on_its_own(gain):
-    """Glorot and Bengio (2010), equation 16: uniform within sqrt(6 / (fan_in + fan_out)); in the layers, times a gain."""
+@pytest.mark.parametrize(("init", "gain"), [("xavier", 1.0), ("xavier", 0.5), ("he", 1.0), ("he", 0.5)])
+def test_matrices_begin_as_xavier_or_he_each_fused_part_on_its_own(init, gain):
+    """Glorot and Bengio (2010), equation 16: uniform within sqrt(6 / (fan_in + fan_out)); He et al. (2015), equation 10: the
+    variance 2 / fan_in, which is within sqrt(6 / fan_in); in the layers, times a gain."""
     torch.manual_seed(0)
     config = TransformerConfig(
         d_model=64,
@@ -225,6 +226,7 @@ def test_matrices_begin_as_xavier_uniform_each_fused_part_on_its_own(gain):
         d_ff=192,
         encoder=StackConfig(input=Frames(n_features=40, stack=3), n_layers=1),
         decoder=StackConfig(input=Tokens(vocab_size=211), n_layers=1),
+        init=init,
         init_gain=gain,
     )
     model = Transformer(config)
@@ -241,7 +243,8 @@ def test_matrices_begin_as_xavier_uniform_each_fused_part_on_its_own(gain):
             matrices |= {"cross.k": layer.cross.kv.weight[:64], "cross.v": layer.cross.kv.weight[64:]}
     assert len(matrices) == 1 + 2 * 6 + 4
     for name, matrix in matrices.items():
-        bound = math.sqrt(6 / sum(matrix.shape)) * (1 if name == "projection" else gain)
+        bound = math.sqrt(6 / (sum(matrix.shape) if init == "xavier" else matrix.size(1)))
+        bound *= 1 if name == "projection" else gain
         assert 0.99 * bound < matrix.abs().max() <= bound, name
         assert abs(matrix.mean()) < 0.05 * bound, name
         assert abs(matrix.std() / (bound / math.sqrt(3)) - 1) < 0.05, name

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from transformers import get_polynomial_decay_schedule_with_warmup
 
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
@@ -51,6 +52,18 @@ def test_the_cosine_is_nanogpts():
 def test_a_cosine_no_longer_than_its_warmup_ends_at_the_peak():
     config = OptimConfig(peak_rate=1e-3, warmup_steps=100, schedule="cosine")
     assert config.rate(100, 100) == 1e-3
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_a_polynomial_schedule_is_that_of_transformers(power):
+    """Between peak and final rate, of transformers' get_polynomial_decay_schedule_with_warmup; its step n is our update."""
+    config = OptimConfig(peak_rate=2e-3, final_rate=1e-4, warmup_steps=100, schedule="polynomial", power=power)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=2e-3)
+    theirs = get_polynomial_decay_schedule_with_warmup(optimizer, 100, 1000, lr_end=1e-4, power=power)
+    for update in range(1, 1001):
+        optimizer.step()
+        theirs.step()
+        assert config.rate(update, 1000) == pytest.approx(theirs.get_last_lr()[0], rel=1e-9)
 
 
 @pytest.mark.parametrize("schedule", ["inverse_sqrt", "constant"])

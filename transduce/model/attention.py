@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from transduce.errors import InputError
 from transduce.model.cache import LayerCache
 from transduce.model.config import TransformerConfig
 from transduce.model.positions import rotate
@@ -216,11 +217,7 @@ class SelfAttention(nn.Module):
             cache: holds the positions before `x`, or their sums, and those of `x` are added to it. Its keys are rotated.
             rotation: the angles of the positions of `x`, where positions are rotary.
         """
-        query, key, value = (_split(part, self.d_head) for part in self.qkv(x).split(self.widths, dim=-1))
-        if self.norm is not None:
-            query, key = self.norm.query(query), self.norm.key(key)
-        if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
+        query, key, value = self._project(x, rotation)
         if self.linear:
             state = None if cache is None else cache.state
             heads, state = attend_linearly(query, key, value, key_lengths=lengths, causal=self.causal, state=state)
@@ -232,6 +229,33 @@ class SelfAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         heads = attend(query, key, value, key_lengths=lengths, causal=self.causal, window=self.window, dropout=dropout)
         return self.output(_join(heads))
+
+    def _project(
+        self, x: Float[Tensor, "N T D"], rotation: Float[Tensor, "2 T P"] | None
+    ) -> tuple[Float[Tensor, "N H T E"], Float[Tensor, "N K T E"], Float[Tensor, "N K T E"]]:
+        """Queries, keys and values, the first two normalized and rotated where the model does so."""
+        query, key, value = (_split(part, self.d_head) for part in self.qkv(x).split(self.widths, dim=-1))
+        if self.norm is not None:
+            query, key = self.norm.query(query), self.norm.key(key)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        return query, key, value
+
+    def weights(
+        self,
+        x: Float[Tensor, "N T D"],
+        lengths: Int[Tensor, " N"] | None = None,
+        rotation: Float[Tensor, "2 T P"] | None = None,
+    ) -> Float[Tensor, "N H T T"]:
+        """The attention weights of each position of `x`, which `forward` does not keep.
+
+        Raises:
+            InputError: the attention is linear, which forms no weights.
+        """
+        if self.linear:
+            raise InputError("attention weights are those of a softmax, but attention='linear' forms none")
+        query, key, _ = self._project(x, rotation)
+        return _weights(query, key, _visible(x.size(1), x.size(1), lengths, self.causal, self.window, x.device))
 
 
 class CrossAttention(nn.Module):
@@ -277,11 +301,19 @@ class CrossAttention(nn.Module):
         self, x: Float[Tensor, "N T D"], key: Float[Tensor, "B K S E"], lengths: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B H Q S"]:
         """The attention weights of each position of `x` over the memory, which `forward` does not keep; Q = beams * T."""
-        query = self._query(x, key.size(0))
-        key = key.repeat_interleave(query.size(1) // key.size(1), dim=1)
-        scores = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)
         visible = _visible(x.size(1), key.size(2), lengths, False, None, x.device)
-        return (scores if visible is None else scores.masked_fill(~visible, -torch.inf)).softmax(-1)
+        return _weights(self._query(x, key.size(0)), key, visible)
+
+
+def _weights(
+    query: Float[Tensor, "N H T E"], key: Float[Tensor, "N K S E"], visible: Bool[Tensor, "..."] | None
+) -> Float[Tensor, "N H T S"]:
+    """softmax(Q K^T / sqrt(E)), zero where a query may not look."""
+    key = key.repeat_interleave(query.size(1) // key.size(1), dim=1)
+    scores = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)
+    if visible is None:
+        return scores.softmax(-1)
+    return scores.masked_fill(~visible, -torch.inf).softmax(-1).masked_fill(~visible, 0.0)  # zeros if it sees nothing
 
 
 def _split(x: Float[Tensor, "N T HE"], d_head: int) -> Float[Tensor, "N H T E"]:

@@ -13,7 +13,7 @@ Norm = Literal["layer", "rms"]
 NormPosition = Literal["post", "pre"]
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Sinusoids = Literal["paper", "tensor2tensor"]
-Init = Literal["xavier", "gpt2"]
+Init = Literal["xavier", "he", "gpt2"]
 Tie = Literal["all", "output", "none"]
 
 
@@ -129,10 +129,11 @@ class TransformerConfig:
     """After each of ctc_layers, a linear map adds the probabilities that CTC has there to the states: self-conditioned CTC
     (Nozaki and Komatsu 2021)."""
     init: Init = "xavier"
-    """xavier: uniform, scaled by the sizes of each matrix and by init_gain; gpt2: normal with deviation 0.02, in the
-    maps that end a sublayer divided by sqrt(sublayers of the stack)."""
+    """xavier: uniform, scaled by the sizes of each matrix and by init_gain; he: the same with the variance 2 / inputs, made
+    for ReLU (He et al. 2015); gpt2: normal with deviation 0.02, in the maps that end a sublayer divided by sqrt(sublayers of
+    the stack)."""
     init_gain: float = 1.0
-    """A factor on xavier's matrices inside the layers. Below 1, every layer begins close to the identity, and a
+    """A factor on the matrices of xavier and he inside the layers. Below 1, every layer begins close to the identity, and a
     post-norm stack can take a higher learning rate (Zhang et al. 2019, Fixup; Wang et al. 2022, DeepNet)."""
     recompute: bool = False
     """Activation checkpointing: training keeps only the input of each layer and computes the layer again for its
@@ -213,7 +214,7 @@ class TransformerConfig:
             raise InputError(
                 "Conformer layers make an encoder, pre-norm and without experts, with an odd conformer_kernel, but "
                 f"encoder={self.encoder}, norm_position={self.norm_position!r}, n_experts={self.n_experts} and "
-                f"conformer_kernel={self.conformer_kernel}; use conformer_kernel=0"
+                f"conformer_kernel={self.conformer_kernel}; use conformer_kernel=0 (--model.conformer-kernel 0)"
             )
 
     def of(self, stack: StackConfig | None) -> "TransformerConfig":
@@ -267,6 +268,6 @@ class TransformerConfig:
             over = " over time and features" if frames.conv_dims == 2 else ""
             return f"{frames.n_features} features, convolutions{over} with {how}: a position for {frames.per_position} frames"
         told = f"{frames.n_features} features x {frames.stack} frames = {frames.width} numbers per position"
-        if frames.width == self.d_model and not frames.project:
-            return f"{told} = d_model: straight in"
-        return f"{told}, one linear map to d_model={self.d_model}; d_model={frames.width} would need none"
+        if frames.width != self.d_model:
+            return f"{told}, one linear map to d_model={self.d_model}; d_model={frames.width} would need none"
+        return f"{told} = d_model: " + ("one linear map, as project=True" if frames.project else "straight in")

@@ -12,14 +12,14 @@ from transduce.model.positions import Positions
 def initialize(module: nn.Module, config: TransformerConfig) -> None:
     """Set biases to zero and matrices as config.init says; norms are one from the start.
 
-    With xavier, matrices that are fused into one are initialized each by itself, and those of the layers are multiplied
+    With xavier and he, matrices that are fused into one are initialized each by itself, and those of the layers are multiplied
     by config.init_gain. Embeddings get variance 1 / d_model: the paper's scaling turns them into unit variance, and
     unscaled they are good output weights. For gpt2 see `_as_gpt2`.
 
     Args:
         module: a Transformer; its output table is the parameter named "output".
 
-    Source: Glorot and Bengio (2010); embeddings as in tensor2tensor.
+    Source: Glorot and Bengio (2010); He et al. (2015), equation 10; embeddings as in tensor2tensor.
     """
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) and part.bias is not None:
@@ -39,7 +39,11 @@ def initialize(module: nn.Module, config: TransformerConfig) -> None:
     for name, part in module.named_modules():
         if isinstance(part, nn.Linear):
             for matrix in part.weight.split(fused.get(name.split(".")[-1], [len(part.weight)])):
-                nn.init.xavier_uniform_(matrix, gain=config.init_gain if ".layers." in name else 1.0)
+                gain = config.init_gain if ".layers." in name else 1.0
+                if config.init == "xavier":
+                    nn.init.xavier_uniform_(matrix, gain=gain)
+                else:
+                    nn.init.kaiming_uniform_(matrix, nonlinearity="relu").mul_(gain)
         elif isinstance(part, nn.Conv1d) and part.groups > 1:  # as many numbers come into each channel as out of it
             bound = (3 / part.kernel_size[0]) ** 0.5
             nn.init.uniform_(part.weight, -bound, bound)

@@ -23,11 +23,13 @@ class OptimConfig:
     """Learning rate at the end of the warm-up; the paper's own is (d_model * warmup_steps)^-0.5."""
     warmup_steps: int = 4000
     """Updates over which the rate rises from 0 to peak_rate."""
-    schedule: Literal["inverse_sqrt", "cosine", "constant"] = "inverse_sqrt"
-    """After the warm-up: fall with 1 / sqrt(update), along half a cosine down to final_rate at the end of the training,
-    or stay."""
+    schedule: Literal["inverse_sqrt", "cosine", "polynomial", "constant"] = "inverse_sqrt"
+    """After the warm-up: fall with 1 / sqrt(update); along half a cosine, or with (1 - progress)^power, down to final_rate at
+    the end of the training; or stay."""
     final_rate: float = 0.0
-    """Where the cosine ends."""
+    """Where cosine and polynomial end."""
+    power: float = 1.0
+    """Exponent of the polynomial; 1 is a straight line (Devlin et al. 2019, BERT)."""
     cooldown: float = 0.0
     """Share of the training, at its end, over which the rate falls in a straight line to 0, whatever the schedule."""
     betas: tuple[float, float] = (0.9, 0.98)
@@ -44,7 +46,7 @@ class OptimConfig:
     count each by themselves. Source: Howard and Ruder (2018), ULMFiT, section 3.2, "discriminative fine-tuning"."""
 
     def __post_init__(self) -> None:
-        within("(0, inf)", peak_rate=self.peak_rate, eps=self.eps)
+        within("(0, inf)", peak_rate=self.peak_rate, eps=self.eps, power=self.power)
         within(f"[0, {self.peak_rate}]", final_rate=self.final_rate)
         within("[0, 1]", cooldown=self.cooldown)
         within("(0, 1]", layer_decay=self.layer_decay)
@@ -53,7 +55,7 @@ class OptimConfig:
     def rate(self, update: int, max_updates: int, *, done: float = 0.0) -> float:
         """Learning rate of this update; the first is 1, the last max_updates.
 
-        Cosine and cooldown follow the progress of the training, which is the larger of update / max_updates and `done`:
+        Cosine, polynomial and cooldown follow the progress of the training, which is the larger of update / max_updates and `done`:
         so a training that another limit ends before max_updates has cooled down by then, too. The warm-up and
         inverse_sqrt follow the update.
 
@@ -72,9 +74,10 @@ class OptimConfig:
         warmup, rate = max(1, self.warmup_steps), self.peak_rate
         if self.schedule == "inverse_sqrt":
             rate *= math.sqrt(warmup / max(update, warmup))
-        elif self.schedule == "cosine" and max_updates > warmup:
+        elif self.schedule in ("cosine", "polynomial") and max_updates > warmup:
             done = min(1.0, max(0.0, (at - warmup) / (max_updates - warmup)))
-            rate = self.final_rate + (self.peak_rate - self.final_rate) * (1 + math.cos(math.pi * done)) / 2
+            left = (1 + math.cos(math.pi * done)) / 2 if self.schedule == "cosine" else (1 - done) ** self.power
+            rate = self.final_rate + (self.peak_rate - self.final_rate) * left
         return min(rate, self.peak_rate * update / warmup) if update < warmup else rate
 
 
