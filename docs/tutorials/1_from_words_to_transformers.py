@@ -55,6 +55,21 @@ print(
 )
 assert water @ mixture == sum(a * b for a, b in zip(water, mixture, strict=True)) == 0.2
 
+# %% tags=["hide-input"]
+for left, name, title in (
+    (water, "water", "A word with itself: 1"),
+    (the, "the", "With another word: 0"),
+    (mixture, "mixture", "With a mixture: how much of the word is in there"),
+):
+    equation(
+        Matrix(left, [name], vocabulary),
+        "·",
+        Matrix(water[:, None], columns=["water"]),
+        "=",
+        Matrix(left @ water),
+        title=title,
+    )
+
 # %% [markdown]
 # ## The matrix product
 #
@@ -71,12 +86,28 @@ assert all(
 
 # %% tags=["hide-input"]
 equation(
+    Matrix(a[:1]),
+    "×",
+    Matrix(b[:, :1]),
+    "=",
+    Matrix(product[:1, :1]),
+    title="A row and a column: one dot product",
+)
+equation(
+    Matrix(a),
+    "×",
+    Matrix(b[:, :1]),
+    "=",
+    Matrix(product[:, :1]),
+    title="Two rows: one dot product below the other",
+)
+equation(
     Matrix(a, name="A"),
     "×",
     Matrix(b, name="B"),
     "=",
     Matrix(product, name="A × B"),
-    title="A matrix product",
+    title="Two rows and two columns: a matrix product",
 )
 
 # %% [markdown]
@@ -176,6 +207,28 @@ print(
     [w for w, r in second.items() if len(r) > 1],
 )
 assert second["milk", "boils"] == {"over": 1} and second["water", "boils"] == {"please": 1}
+
+# %% tags=["hide-input"]
+words = words_of(KITCHEN)
+last_words, last_pairs = list(first), list(second)
+equation(
+    Matrix(
+        as_matrix(first, last_words, words),
+        last_words,
+        words,
+        bright=[last_words.index("boils")],
+    ),
+    title="First order: a row for each word, and doubt in two of them",
+)
+equation(
+    Matrix(
+        as_matrix(second, last_pairs, words),
+        [" ".join(pair) for pair in last_pairs],
+        words,
+        bright=[last_pairs.index(("milk", "boils")), last_pairs.index(("water", "boils"))],
+    ),
+    title="Second order: a row for each pair, and doubt in one",
+)
 
 # %% [markdown]
 # But pairs cost a lot. A vocabulary of 50,000 words has 50,000² = 2.5 billion pairs, and a row for each.
@@ -379,6 +432,56 @@ axes.set(xlabel="first number", ylabel="second number")
 axes.set_title("Words that are used alike lie close together")
 
 # %% [markdown]
+# Directions mean something, too. From "letter" to "letters" is a step from one to many, and the same step leads from "photo"
+# to "photos": *letters − letter + photo ≈ photos*. The famous example is *King − Man + Woman ≈ Queen* (Mikolov et al. 2013).
+# Two numbers are too few for that. With 48, here are all such questions about 21 nouns, and whether the nearest word is
+# the right one.
+
+# %%
+nouns = [
+    "bill",
+    "contract",
+    "draft",
+    "file",
+    "film",
+    "folder",
+    "game",
+    "letter",
+    "list",
+    "message",
+    "photo",
+    "picture",
+    "poem",
+    "program",
+]
+nouns += ["recipe", "recording", "report", "song", "video"]
+plurals = {noun: noun + "s" for noun in nouns} | {"story": "stories", "directory": "directories"}
+vectors = embedding[:, :48] / np.linalg.norm(embedding[:, :48], axis=1, keepdims=True)
+spelled = list(number)
+
+
+def nearest(one, many, other):
+    """The word nearest to many - one + other, other than these three."""
+    score = vectors @ (vectors[number[many]] - vectors[number[one]] + vectors[number[other]])
+    score[[number[one], number[many], number[other]]] = -np.inf
+    return spelled[score.argmax()]
+
+
+print("letters - letter + photo =", nearest("letter", "letters", "photo"))
+answers_to = {
+    (noun, other): nearest(noun, plurals[noun], other)
+    for noun in plurals
+    for other in plurals
+    if noun != other
+}
+right = np.mean([answer == plurals[other] for (_, other), answer in answers_to.items()])
+plural = np.mean([answer in plurals.values() for answer in answers_to.values()])
+print(
+    f"{len(answers_to)} questions: {right:.0%} of the answers are right, {plural:.0%} are a plural"
+)
+assert right > 0.5 and plural > 0.99
+
+# %% [markdown]
 # ## Positions
 #
 # Attention as we have it does not know the order of words: "the dog bites the man" and "the man bites the dog" are the
@@ -441,6 +544,21 @@ axes.legend()
 # called *logit*: how well would this word fit? Taking the largest is simple, but jumps: one word wins everything, however
 # close the second is. **Softmax** makes shares of the scores: e to the power of each, divided by the sum of all. Shares are
 # positive and have the sum 1; a large lead becomes nearly everything, a tie stays a tie, and nothing jumps.
+#
+# The first picture is the way back, which is called **de-embedding**: the table of embeddings, lying on its side.
+
+# %% tags=["hide-input"]
+shown = ["photo", "picture", "letter", "photos", "letters", "my", "delete", "old"]
+few = np.array([embedding[number[word], :16] for word in shown])
+few /= np.linalg.norm(few, axis=1, keepdims=True)
+equation(
+    Matrix(few[0], ["photo"], digits=-1),
+    "×",
+    Matrix(few.T, columns=shown, digits=-1),
+    "=",
+    Matrix(few[0] @ few.T, columns=shown, digits=2),
+    title="De-embedding: “photo” scores highest, words like it come next",
+)
 
 
 # %%
@@ -548,6 +666,50 @@ axes.set_title("How much of the mistake reaches each layer")
 axes.legend()
 
 # %% [markdown]
+# One can also look at the loss from above. Two random directions in the space of all weights span a plane, and the loss is
+# a landscape over it. Without the sum it is rough, and a slope soon ends in another. With the sum it is a valley, whose slope
+# leads down (the picture follows Li et al. 2018, *Visualizing the loss landscape of neural nets*).
+
+# %%
+torch.manual_seed(3)
+x, wanted = torch.randn(64, 16), torch.randn(64, 16)
+weights, *directions = torch.randn(3, 20, 16, 16) / 4
+steps = torch.linspace(-1, 1, 25)
+
+
+def losses(skip):
+    """The loss of 20 layers for every pair of steps along the two directions."""
+    found = torch.empty(len(steps), len(steps))
+    for i, up in enumerate(steps):
+        for j, right in enumerate(steps):
+            h = x
+            for layer in weights + up * directions[0] + right * directions[1]:
+                h = h + torch.tanh(h @ layer) / 5 if skip else torch.tanh(h @ layer)
+            found[i, j] = (h - wanted).square().mean()
+    return found
+
+
+surfaces = {"f(x)": losses(skip=False), "x + f(x)": losses(skip=True)}
+rough = {
+    name: (surface.diff(n=2, dim=0).abs().mean() / surface.std()).item()
+    for name, surface in surfaces.items()
+}
+print({name: f"roughness {value:.2f}" for name, value in rough.items()})
+assert rough["f(x)"] > 3 * rough["x + f(x)"]
+
+# %% tags=["hide-input"]
+figure = plt.figure(figsize=(6, 2.8))
+for i, (name, surface) in enumerate(surfaces.items(), 1):
+    axes = figure.add_subplot(1, 2, i, projection="3d")
+    axes.plot_surface(
+        *torch.meshgrid(steps, steps, indexing="ij"),
+        surface.numpy(),
+        cmap="viridis",
+        linewidth=0,
+    )
+    axes.set(xticks=[], yticks=[], zticks=[], title=f"the loss of {name}")
+
+# %% [markdown]
 # ## Normalization
 #
 # Sums grow: after many layers, the numbers would be far too large. **Layer normalization** brings each vector back: subtract
@@ -584,8 +746,35 @@ axes.legend()
 # ## Layers, and two stacks of them
 #
 # Attention and feed-forward, each with its skip connection and norm, are a **layer**. Layers are stacked, six in the
-# paper. Each goes on from what the one below has made, and what one misses, another may still find.
-#
+# paper. Think of a conveyor belt: the vectors pass all layers, and every layer lays something on top. What one misses,
+# another may still find.
+
+# %% tags=["hide-input"]
+axes = plt.figure(figsize=(6, 1.9)).subplots()
+axes.axis("off")
+axes.set(xlim=(-0.5, 13.4), ylim=(-1.2, 2.9))
+axes.annotate(
+    "", (13.3, 0), (0.6, 0), arrowprops={"arrowstyle": "-|>", "color": GREY, "linewidth": 5}
+)
+axes.text(0.5, 0, "x", ha="right", va="center", fontsize=13)
+for i in range(6):
+    name, color = (("attention", BLUE), ("feed-forward", GREEN))[i % 2]
+    here = 1.2 + 2 * i
+    axes.add_patch(plt.Rectangle((here, 1.1), 1.5, 0.9, facecolor=color, edgecolor="none"))
+    axes.text(here + 0.75, 1.55, name, ha="center", va="center", color="white", fontsize=6.5)
+    for place, way in ((here + 0.2, ((0, 0.1), (0, 1.0))), (here + 1.3, ((0, 1.0), (0, 0.15)))):
+        axes.annotate(
+            "",
+            (place, way[1][1]),
+            (place, way[0][1]),
+            arrowprops={"arrowstyle": "-|>", "color": color},
+        )
+    axes.text(here + 1.5, 0.45, "+", color=color, fontsize=11)
+for i in range(3):
+    axes.text(2.95 + 4 * i, 2.35, f"layer {i + 1}", ha="center", fontsize=9)
+axes.set_title("Every layer reads what lies on the belt, and adds something")
+
+# %% [markdown]
 # - A **decoder** writes. Its attention is causal. Alone, it is a language model, such as GPT.
 # - An **encoder** reads. It may look in both directions, as its text is all there.
 # - **Cross-attention** joins the two. It is a third part in each layer of the decoder: the queries come from the text that
@@ -644,6 +833,48 @@ with torch.no_grad():
     ours = model(source=source[None], target_in=target[None])[0]
 print("shape:", tuple(ours.shape), f" largest difference: {(ours - by_hand).abs().max():.1e}")
 assert torch.allclose(ours, by_hand, atol=1e-5)
+
+# %% [markdown]
+# The shapes on the way, for `S` = 9 words of the source and `T` = 6 of the target: every layer gives back what it got, so
+# there can be any number of them.
+
+# %%
+trace = []
+hooks = [
+    part.register_forward_hook(
+        lambda _, __, out, name=name: trace.append(
+            (name, tuple((out[0] if isinstance(out, tuple) else out).shape[1:]))
+        )
+    )
+    for name, part in model.named_modules()
+    if name in ("source_input", "target_input") or name.split(".")[-2:-1] == ["layers"]
+]
+with torch.no_grad():
+    logits = model(source=source[None], target_in=target[None])
+for hook in hooks:
+    hook.remove()
+trace.append(("logits", tuple(logits.shape[1:])))
+assert [shape for _, shape in trace] == [(9, 64)] * 4 + [(6, 64)] * 3 + [(6, 40)]
+
+# %% tags=["hide-input"]
+axes = plt.figure(figsize=(6, 2.2)).subplots()
+axes.axis("off")
+here = 0.0
+for name, (rows, columns) in trace:
+    color = (
+        BLUE if name.startswith(("source", "encoder")) else GREEN if name != "logits" else ORANGE
+    )
+    axes.add_patch(
+        plt.Rectangle((here, -rows / 2), columns / 10, rows, facecolor=color, alpha=0.7)
+    )
+    axes.text(
+        here + columns / 20, 0, f"{rows} × {columns}", ha="center", va="center", fontsize=7
+    )
+    said = name.replace("_input", "\nembedded").replace(".layers.", "\nlayer ")
+    axes.text(here + columns / 20, -5.2, said, ha="center", va="top", fontsize=6.5)
+    here += columns / 10 + 0.9
+axes.set(xlim=(-0.3, here), ylim=(-8.5, 5.5))
+axes.set_title("The shapes on the way: a row for each word")
 
 # %% [markdown]
 # ## Where does it learn to look?
