@@ -29,8 +29,10 @@ class Experiment:
     """The run directory: everything that comes out, and all one needs to generate with it."""
     corpus: Annotated[ex.TextFiles | ex.OneText | ex.Shards, tyro.conf.arg(name="")]
     tokenizer: ex.TokenizerKind | Path = "characters"
-    """A kind to train, or a file to use instead: a SentencePiece model, or JSON of the library tokenizers. Of
-    shards, the kind that they were made with."""
+    """A kind to train, or a file to use instead: a SentencePiece model, or JSON of the library tokenizers. Characters suit a
+    text of a megabyte or two, of which each token of a larger vocabulary would be seen too rarely; take byte_bpe for more
+    text: a token then means something by itself, and a window holds about four times as much. Of shards, the kind that they
+    were made with."""
     symbols: str = ""
     """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
     vocab_size: int = 8000
