@@ -9,6 +9,14 @@
 # The order of the steps, the six words and the random seeds follow chapter 3 of Sebastian Raschka's *Build a Large
 # Language Model (From Scratch)*. So its printed figures can be checked here: `printed` compares with them to the last
 # digit.
+#
+# What was there before? Translating word by word fails, as languages differ in the order of words and in their number. So
+# a translator was two *recurrent* networks (Sutskever et al. 2014). The encoder read one word after the other and kept one
+# vector, its hidden state, which every word changed a little. The last state was all that the decoder got. A long
+# sentence had to fit into as many numbers as a short one, and what was read first was mostly overwritten in the end.
+# Bahdanau et al. (2015) kept the states of *all* words, and let the decoder choose among them anew for each word that it
+# writes: that was attention. Vaswani et al. (2017) found that attention does not need the recurrent networks around it. A
+# sentence may then also look at *itself*, which is self-attention, and all its words can be computed at once.
 
 # %%
 import math

@@ -218,6 +218,12 @@ print(f"{n_attention:,} parameters, the same result as transduce")
 #
 # Without the bend the two matrices would be one, as the product of two matrices is a matrix. ReLU cuts off what is
 # negative; GELU and SiLU do so smoothly, so that a number slightly below zero still can learn.
+#
+# How do its matrices learn? With `h = activation(z)`, `z = W₁ x + b₁` and `y = W₂ h + b₂`, the chain rule says
+#
+#     ∂loss / ∂W₂ = ∂loss/∂y hᵀ,    ∂loss / ∂W₁ = (W₂ᵀ ∂loss/∂y · activation'(z)) xᵀ
+#
+# that is, the error that arrives times what came in, added up over all positions. The cell below checks both.
 
 # %%
 wide, narrow = nn.Linear(32, 128), nn.Linear(128, 32)
@@ -232,6 +238,16 @@ torch.testing.assert_close(
     rtol=1e-4,
     atol=1e-5,
 )
+x, wanted = states[0].detach(), torch.randn(states.size(1), 32)
+z = wide(x)
+y = narrow(F.relu(z))
+(y - wanted).square().sum().backward()
+with torch.no_grad():
+    error = 2 * (y - wanted)  # ∂loss/∂y, a row per position
+    torch.testing.assert_close(narrow.weight.grad, error.T @ F.relu(z), rtol=1e-4, atol=1e-4)
+    below = error @ narrow.weight * (z > 0)  # the slope of ReLU is 1 or 0
+    torch.testing.assert_close(wide.weight.grad, below.T @ x, rtol=1e-4, atol=1e-4)
+
 n_forward = sum(p.numel() for p in (*wide.parameters(), *narrow.parameters()))
 assert (
     0.65 < n_forward / (n_forward + n_attention) < 0.68
@@ -316,8 +332,13 @@ torch.testing.assert_close(encoder_layer(states), whole(states), rtol=1e-4, atol
 # `p_i = exp(z_i) / Σ_j exp(z_j)`. The loss is *cross-entropy*: minus the logarithm of the probability that the right
 # token got. It is 0 where the model was sure and right, and large where it was sure and wrong.
 #
-# How should the logits change? The derivative is as simple as it could be. With `y_i = 1` for the right token and 0 for
-# all others,
+# How should the logits change? Each probability depends on all logits: with `δ_ij = 1` for `i = j` and 0 otherwise,
+#
+#     ∂p_i / ∂z_j = p_i (δ_ij − p_j)
+#
+# which is a square matrix, the *Jacobian* of softmax; attention has one in every row of its weights. The loss is
+# `−ln p_i` of the right token alone, whose derivative is `−1 / p_i`. Multiplied, most of it cancels, and the derivative is
+# as simple as it could be. With `y_i = 1` for the right token and 0 for all others,
 #
 #     ∂loss / ∂z_i = p_i − y_i
 #
@@ -332,6 +353,9 @@ loss.backward()
 p, y = logits.softmax(dim=-1).detach(), F.one_hot(torch.tensor(right_token), 5)
 torch.testing.assert_close(loss, -p[right_token].log())
 torch.testing.assert_close(logits.grad, p - y)
+jacobian = torch.autograd.functional.jacobian(lambda z: z.softmax(dim=-1), logits.detach())
+torch.testing.assert_close(jacobian, p[:, None] * (torch.eye(5) - p))
+torch.testing.assert_close(-jacobian[right_token] / p[right_token], p - y)
 
 figure, axes = plt.subplots(figsize=(5.2, 2.6))
 for shift, numbers, colour, name in (
@@ -355,7 +379,9 @@ axes.legend(ncols=3, loc="lower left", fontsize=8)
 # The **decoder** writes the target, token by token. Its layers have one part more, *cross-attention*, in which queries
 # come from the target, and keys and values from the memory: here a word that is being written looks for its source. And
 # its self-attention is *causal*: a position sees itself and what stands before, never what comes later. So all positions
-# of a sentence can be trained at once, each asked for its next token without seeing it.
+# of a sentence can be trained at once, each asked for its next token without seeing it. What stands before is the right
+# text, even where the model would have written something else: this is called **teacher forcing**. When the model writes
+# by itself, it reads its own tokens instead.
 #
 # Which halves a model has decides what it is. There is nothing else to choose:
 #
@@ -434,10 +460,38 @@ print(source_tokenizer.tokens(source_tokenizer.encode([english(442)])[0]))
 # loss, ask PyTorch for the gradient, and let the optimizer make a small step against it. Three things are customary:
 #
 # - **Adam** keeps a running mean `m` of every parameter's gradient and `v` of its square, and steps by `m / √v`. So
-#   each parameter has a step of its own size.
+#   each parameter has a step of its own size. Both means begin at 0, and so are too small at first: after `t` updates they
+#   are divided by `1 − β₁ᵗ` and `1 − β₂ᵗ`, which is the *bias correction*. The cell below writes five steps out.
 # - The **learning rate** rises for some updates (*warm-up*), as the first gradients are wild, and falls in the end, so
 #   that the model settles.
 # - **Label smoothing** asks for 90 % instead of 100 % on the right token, so that the model never has to be infinitely sure.
+
+
+# %%
+def adam(gradients: list[float], lr: float, beta1: float, beta2: float, eps: float) -> float:
+    """Where a parameter is that began at 1, after a step for each of these gradients."""
+    parameter, m, v = 1.0, 0.0, 0.0
+    for t, gradient in enumerate(gradients, 1):
+        m = beta1 * m + (1 - beta1) * gradient
+        v = beta2 * v + (1 - beta2) * gradient**2
+        parameter -= lr * (m / (1 - beta1**t)) / (math.sqrt(v / (1 - beta2**t)) + eps)
+    return parameter
+
+
+parameter = torch.ones(1, requires_grad=True)
+theirs = torch.optim.Adam([parameter], lr=0.1, betas=(0.9, 0.98), eps=1e-9)
+slopes = [0.5, -2.0, 0.1, 0.1, 3.0]
+for slope in slopes:
+    parameter.grad = torch.tensor([slope])
+    theirs.step()
+assert abs(adam(slopes, 0.1, 0.9, 0.98, 1e-9) - parameter.item()) < 1e-6
+assert (
+    abs(adam([1e-3], 0.1, 0.9, 0.98, 1e-9) - 0.9) < 1e-6
+)  # the first step is lr, however small the gradient
+
+
+# %% [markdown]
+# With Adam, the warm-up, the fall and label smoothing, this is the whole training:
 
 
 # %%
@@ -748,6 +802,11 @@ print(
 #   `1 + 0.001` is 1 (`--training.precision auto`).
 # - **Dropout.** In training, some numbers are set to 0 at random, and the others are made larger by as much, so that the mean
 #   stays. So no part of the model can rely on a single other one, and a small corpus is not learned by heart.
+#
+# The rate need not fall in a straight line. `--training.optim.schedule` has the paper's inverse square root, half a cosine,
+# a polynomial (BERT's straight line is its power 1) and none. And random weights must begin at the right size: `xavier`
+# (the default) keeps the variance of what flows forwards and backwards about equal, `he` makes up for the half that ReLU
+# cuts off, `gpt2` is what GPT-2 had (`--model.init`).
 #
 # And an encoder alone learns from plain text, if some of its tokens are hidden and it has to find them again: *masked
 # language modelling*. As it sees both sides of the gap, it knows more about a word than a model that only sees the past.

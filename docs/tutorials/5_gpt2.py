@@ -13,6 +13,7 @@ import json
 import math
 import tempfile
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -457,8 +458,10 @@ print(f"after {N_UPDATES} updates: {checks[-1][1]:.2f} nats per token")
 # %% [markdown]
 # ## 5.11 What do the heads look at?
 #
-# Here are the four heads of the first layer, reading a sentence. Each row is a token, dark where it looks. No two heads
-# look alike, and nobody told them where to look: it is what made the loss smaller.
+# Here are the four heads of both layers, reading a sentence. Each row is a token, dark where it looks. No two heads of a
+# layer look alike, and nobody told them where to look: it is what made the loss smaller. Below the first layer there are
+# only tokens and places; the second reads what the first has made of them. `ex.self_attention` gives the weights of any
+# model, and the cell computes those of the first layer by hand as well.
 
 # %%
 (ids,) = tokenizer.encode(["Show me the new photos of your sister."])
@@ -471,19 +474,40 @@ with torch.no_grad():
     future = torch.ones(n_tokens, n_tokens, dtype=torch.bool).triu(1)
     looks = (q @ k.mT / math.sqrt(16)).masked_fill(future, -math.inf).softmax(dim=-1)
 torch.testing.assert_close(looks.sum(dim=-1), torch.ones(4, n_tokens))
+every = ex.self_attention(model, target_in=torch.tensor([ids]))[:, 0]  # (layers, heads, T, T)
+torch.testing.assert_close(every[0], looks)
 assert all(
-    (looks[a] - looks[b]).abs().max() > 0.2 for a in range(4) for b in range(a)
+    (layer[a] - layer[b]).abs().max() > 0.2
+    for layer in every
+    for a in range(4)
+    for b in range(a)
 )  # no two alike
 
-figure, axes = plt.subplots(1, 4, figsize=(7, 2.5), sharey=True)
-for head, each in enumerate(axes):
-    each.imshow(looks[head].numpy(), cmap="Blues", vmin=0, vmax=1)
+figure, axes = plt.subplots(2, 4, figsize=(7, 4.4), sharex=True, sharey=True)
+for row, layer in zip(axes, every, strict=True):
+    for head, each in enumerate(row):
+        each.imshow(layer[head].numpy(), cmap="Blues", vmin=0, vmax=1)
+        each.set_xticks(range(n_tokens), pieces, fontsize=6, rotation=90)
+        each.set_yticks(range(n_tokens), pieces, fontsize=6)
+        each.tick_params(length=0)
+        each.spines[:].set_visible(False)
+for head, each in enumerate(axes[0]):
     each.set_title(f"head {head + 1}")
-    each.set_xticks(range(n_tokens), pieces, fontsize=6, rotation=90)
-    each.set_yticks(range(n_tokens), pieces, fontsize=6)
-    each.tick_params(length=0)
-    each.spines[:].set_visible(False)
-axes[0].set(ylabel="token")
+for i, row in enumerate(axes, 1):
+    row[0].set(ylabel=f"layer {i}")
+
+# %% [markdown]
+# How far do they look? The mean distance from a token to what it looks at, head by head. In large models the heads of low
+# layers are mostly near-sighted (the word before, parts of the same phrase), and those further up look farther.
+
+# %%
+far = torch.arange(n_tokens)[:, None] - torch.arange(n_tokens)
+distance = (every * far).sum(dim=-1).mean(dim=-1)  # (layers, heads)
+for i, row in enumerate(distance.tolist(), 1):
+    print(
+        f"layer {i}: " + ", ".join(f"head {h} {d:.1f} tokens back" for h, d in enumerate(row, 1))
+    )
+assert distance.min() >= 0 and distance.max() < n_tokens
 
 # %% [markdown]
 # ## 5.12 Writing
@@ -495,6 +519,8 @@ axes[0].set(ylabel="token")
 #   left, which is greedy search; above 1 rare tokens get their chance.
 # - **top-k**: draw among the `k` likeliest tokens only, so that the thousands of bad ones, which together weigh something,
 #   never come.
+# - **nucleus sampling**, or top-p: draw among the likeliest tokens that together have the probability `p`. Where the model is
+#   sure these are few, and where it is not they are many (Holtzman et al. 2020).
 
 # %%
 prompt = "Please"
@@ -503,16 +529,22 @@ with torch.no_grad():
 order = logits.argsort(descending=True)[:12]
 pieces = [piece.replace("Ġ", "") for piece in tokenizer.tokens(order.tolist())]
 
-figure, axes = plt.subplots(1, 3, figsize=(6.6, 2.4), sharey=True)
+figure, axes = plt.subplots(1, 4, figsize=(7, 2.4), sharey=True)
 settings = (
-    (0.5, 0, "temperature 0.5"),
-    (1.5, 0, "temperature 1.5"),
-    (1.5, 4, "1.5 and top-k 4"),
+    (0.5, 0, 1.0, "temperature 0.5"),
+    (1.5, 0, 1.0, "temperature 1.5"),
+    (1.5, 4, 1.0, "1.5, top-k 4"),
+    (1.5, 0, 0.5, "1.5, top-p 0.5"),
 )
-for each, (temperature, top_k, title) in zip(axes, settings, strict=True):
+for each, (temperature, top_k, top_p, title) in zip(axes, settings, strict=True):
     scores = logits / temperature
     if top_k:
         scores = scores.masked_fill(scores < scores.topk(top_k).values[-1], -math.inf)
+    likeliest, places = scores.softmax(dim=-1).sort(descending=True)
+    beyond = (
+        likeliest.cumsum(dim=-1) - likeliest >= top_p
+    )  # what comes before has enough already
+    scores = scores.index_fill(0, places[beyond], -math.inf)
     each.bar(range(12), scores.softmax(dim=-1)[order].numpy(), color=BLUE)
     each.set(title=title, xlabel="next token")
     each.set_xticks(
@@ -546,6 +578,50 @@ with torch.no_grad():
 assert generator(
     [prompt], td.GenerationConfig(max_length=24, temperature=0.0)
 ) == tokenizer.decode([greedy[1:]])
+
+# %% [markdown]
+# ## 5.13 Larger is better, up to a point
+#
+# Four models of different widths, trained on the same windows for as many updates each. The loss falls with the number of
+# parameters along a line, if both axes are logarithmic: that is a *scaling law* (Kaplan et al. 2020). It holds over many
+# orders of magnitude, for parameters, text and compute alike, as long as none of the other two is short. For a given
+# compute, parameters and text should grow together, about 20 tokens per parameter (Hoffmann et al. 2022, *Chinchilla*).
+#
+# Some abilities are hardly there in small models and then are: to answer from two or three examples in the prompt
+# (*few-shot*, or in-context learning; Brown et al. 2020), or better after writing the steps first (*chain of thought*; Wei
+# et al. 2022). How sudden such an *emergence* is depends on what one measures: the loss itself falls smoothly (Schaeffer et
+# al. 2023). A model of minutes shows none of it. `python recipes/language_model.py --model.d-model 256` goes on where
+# this picture ends.
+
+# %%
+found = []
+for width in (8, 16, 32, 64):
+    torch.manual_seed(1)
+    other = replace(config, d_model=width, d_ff=4 * width, n_heads=2)
+    small = td.Transformer(other)
+    objective = ex.CrossEntropy(small, label_smoothing=0.0)
+    optimizer = torch.optim.AdamW(small.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
+    for update in range(1, 121):
+        batch = first[update - 1]
+        optimizer.zero_grad()
+        (objective(batch).total / batch.n_tokens).backward()
+        nn.utils.clip_grad_norm_(small.parameters(), 1.0)
+        cosine = (1 + math.cos(math.pi * update / 120)) / 2
+        optimizer.param_groups[0]["lr"] = 1e-2 * min(1.0, update / 20) * cosine
+        optimizer.step()
+    small.eval()
+    with torch.no_grad():
+        total = sum(float(objective(b).total) for b in held_out) / sum(
+            b.n_tokens for b in held_out
+        )
+    found.append((sum(p.numel() for p in small.parameters()), total))
+assert all(larger < smaller for (_, smaller), (_, larger) in pairwise(found))
+
+figure, axes = plt.subplots(figsize=(4.4, 2.6))
+axes.loglog(*zip(*found, strict=True), color=BLUE, marker="o")
+axes.set_yticks([n for _, n in found], [f"{n:.2f}" for _, n in found])
+axes.minorticks_off()
+axes.set(xlabel="parameters", ylabel="loss (nats per token)", title="as many updates each")
 
 # %% [markdown]
 # ## Where to go from here
