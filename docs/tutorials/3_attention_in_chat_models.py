@@ -186,7 +186,7 @@ for part, matrix in zip(together.split(16, dim=-1), separate, strict=True):
 # plane, an arrow from the origin. At position 7 it is turned by seven times some angle. The first pair turns fast, the
 # others slower and slower.
 #
-# Why does that help? The dot product of two arrows depends on the angle between them alone. Turn both by the same angle,
+# Why does that help? The dot product of two arrows depends on their lengths and the angle between them. Turn both by one angle,
 # and it stays. So the score of a query at position 7 and a key at position 4 is that of positions 107 and 104: only the
 # *distance* counts. That is what grammar needs: "the word before" is the same everywhere in a text.
 

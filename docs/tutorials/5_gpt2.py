@@ -512,7 +512,7 @@ assert distance.min() >= 0 and distance.max() < n_tokens
 # %% [markdown]
 # ## 5.12 Writing
 #
-# To write, draw a token from the probabilities, put it behind the text, and ask again. Two settings make it more or less
+# To write, draw a token from the probabilities, put it behind the text, and ask again. Three settings make it more or less
 # daring:
 #
 # - **temperature** `τ`: the logits are divided by it. Below 1 the likely becomes likelier; at 0 only the likeliest is
