@@ -1,6 +1,7 @@
 """Speech to text: MFCC frames straight into the encoder, scored with WER.
 
     python recipes/speech_to_text.py                            the spoken commands that ship
+    python recipes/speech_to_text.py paper                      the same with the layers of Vaswani et al. (2017)
     python recipes/speech_to_text.py commands_german            the same sound, German text: speech translation
     python recipes/speech_to_text.py fsdd --data DIR            Free Spoken Digit Dataset
     python recipes/speech_to_text.py digits --data DIR          3 to 7 of them in a row, see scripts/make_digits.py
@@ -118,6 +119,7 @@ COMMANDS = Experiment(
     # all that is said in these corpora is said in their training, or nearly all
     decoding=td.SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5, words="known"),
 )
+PAPER = replace(COMMANDS, name="speech_paper", model=ex.speech_tiny())
 ONE_VIEW = replace(COMMANDS, ctc_consistency=0.0, augmentation=replace(COMMANDS.augmentation, n_time_masks=2))
 GERMAN = replace(
     ONE_VIEW,
@@ -184,6 +186,7 @@ SETTINGS = {
         # no validation recording is above 0.25, and no noise, hum or music below 0.45 (scripts/bench_no_speech.py)
         replace(COMMANDS, decoding=replace(COMMANDS.decoding, no_speech_threshold=0.4)),
     ),
+    "paper": ("The commands with the paper's layers, the same as for text, and CTC; minutes on two cores.", PAPER),
     "commands_german": ("The same recordings, German text comes out; minutes on two cores.", GERMAN),
     "fsdd": ("Spoken digits, 3,000 recordings; minutes on two cores.", FSDD),
     "digits": ("3 to 7 spoken digits in a row, 4,000 utterances made by scripts/make_digits.py.", DIGITS),

@@ -81,6 +81,14 @@ COMMANDS = Experiment(
         keep_last=2,
     ),
 )
+PAPER = replace(
+    COMMANDS,
+    run=Path("runs/paper"),
+    model=replace(COMMANDS.model, init_gain=1.0),
+    training=replace(
+        COMMANDS.training, optim=ex.OptimConfig(peak_rate=3e-3, warmup_steps=200, clip_norm=0.0), max_updates=800
+    ),
+)
 FILES = Experiment(
     run=Path("runs/files"),
     corpus=ex.Files(),
@@ -126,6 +134,7 @@ MULTILINGUAL = replace(
 )
 SETTINGS = {
     "commands": ("The spoken commands that ship; minutes on two cores.", COMMANDS),
+    "paper": ("The same, with the paper's model and training at this corpus's size.", PAPER),
     "multi30k": ("Image captions, 29,000 pairs; an hour on two cores.", MULTI30K),
     "multilingual": (
         "Image captions in four languages, one model for all directions; hours on two cores.",

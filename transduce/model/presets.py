@@ -39,8 +39,8 @@ def transformer_tiny(source: int = 10000, target: int | None = None) -> Transfor
     return replace(base, d_model=128, d_ff=256, n_heads=4, dropout=0.3, init_gain=0.5)
 
 
-def speech_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_layers: int = 4) -> TransformerConfig:
-    """For minutes of speech; pre-norm, a CTC head and GELU, as in other small speech models.
+def speech_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_layers: int = 6) -> TransformerConfig:
+    """The paper's layers for minutes of speech, with a CTC head beside them.
 
     MFCC frames go straight in: 40 features of 4 frames are the 160 numbers of d_model.
 
@@ -53,17 +53,16 @@ def speech_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_layer
         decoder=StackConfig(input=Tokens(vocab_size=target), n_layers=2),
         d_model=160,
         n_heads=4,
-        d_ff=320,
+        d_ff=640,
         dropout=0.1,
-        activation="gelu",
-        norm_position="pre",
+        init_gain=0.5,
         ctc=True,
     )
 
 
 def conformer_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_layers: int = 4) -> TransformerConfig:
-    """As speech_tiny, with Conformer layers, which see their neighbours, and CTC in the middle of the encoder, which what
-    comes after it knows.
+    """As speech_tiny, but pre-norm, with Conformer layers, which see their neighbours, rotary positions in the encoder, and
+    CTC in the middle of the encoder, whose predictions the layers above it know.
 
     Args:
         target: size of the target vocabulary.
@@ -72,12 +71,14 @@ def conformer_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_la
     Source: Gulati et al. (2020), Conformer; Nozaki and Komatsu (2021), Relaxing the conditional independence assumption of
     CTC-based ASR by conditioning on intermediate predictions.
     """
+    tiny = speech_tiny(n_features, stack, target, n_layers)
     return replace(
-        speech_tiny(n_features, stack, target),
-        encoder=StackConfig(input=Frames(n_features=n_features, stack=stack), n_layers=n_layers, positions="rotary"),
+        tiny,
+        decoder=StackConfig(input=Tokens(vocab_size=target), n_layers=2, positions="sinusoidal"),
         d_ff=160,  # there are two feed-forwards in a layer
         activation="silu",
-        init_gain=0.5,
+        norm_position="pre",
+        positions="rotary",
         conformer_kernel=15,
         ctc_layers=(n_layers // 2,),
         ctc_conditioning=True,
@@ -85,14 +86,8 @@ def conformer_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_la
 
 
 def conformer_small(n_features: int = 40, stack: int = 4, target: int = 500) -> TransformerConfig:
-    """For hours of speech: as conformer_tiny, with a deeper and wider encoder. What a position hears goes through a linear
-    map to d_model."""
-    frames = Frames(n_features=n_features, stack=stack, project=True)
-    return replace(
-        conformer_tiny(n_features, stack, target, n_layers=6),
-        encoder=StackConfig(input=frames, n_layers=6, positions="rotary"),
-        d_ff=320,
-    )
+    """For hours of speech: as conformer_tiny, with a deeper and wider encoder."""
+    return replace(conformer_tiny(n_features, stack, target, n_layers=6), d_ff=320)
 
 
 def gpt2(vocab_size: int = 50257, multiple: int = 1, n_layers: int = 12) -> TransformerConfig:
