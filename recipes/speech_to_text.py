@@ -61,9 +61,8 @@ class Experiment:
     interctc_weight: float = 0.5
     """Share of model.ctc_layers in CTC, where there are any; the rest is that of the encoder's last layer."""
     ctc_consistency: float = 0.0
-    """Weight, beside CTC, of the divergence between what the CTC head gives for two passes of each batch with different
-    dropout and augmentation, but for speed and silence; 0 = one pass. CR-CTC (Yao et al. 2024) has 0.2, and views that differ
-    in their masks alone, of which there are 2.5 times as many, and as wide in time."""
+    """Weight, beside CTC, of the divergence between the CTC outputs of two passes of each batch with different dropout and
+    augmentation (not speed and silence); 0 = one pass. CR-CTC (Yao et al. 2024) has 0.2, and 2.5 times as many time masks."""
     ctc_column: str | None = None
     """The column that CTC learns. By itself it is text, what is said, where the manifests have it; searches into another
     target column then go without CTC."""
@@ -72,8 +71,7 @@ class Experiment:
     such as phones from a dictionary (scripts/add_phones.py). Each label is one token, <AH> for AH, beside vocab_size others."""
     model: td.TransformerConfig = field(default_factory=ex.speech_tiny)
     start_from: Path | None = None
-    """Another run to go on from, with a schedule of its own: its weights where they fit; its model's sizes, features and
-    tokenizer unless others are named."""
+    """Another run to go on from, with a schedule of its own: its weights where they fit; its sizes, features and tokenizer."""
     training: ex.TrainingConfig = field(default_factory=ex.TrainingConfig)
     validate_by: ex.ValidateBy | None = None
     """What decides which checkpoint is best. By itself it is WER, or BLEU where the target column is a translation."""
