@@ -252,7 +252,11 @@ def test_options_replace_what_the_run_says_and_nothing_else():
 @pytest.mark.parametrize(
     ("command", "config", "without"),
     [
-        ("translate", td.SearchConfig, {"ctc_weight", "max_seconds", "min_seconds", "margin", "timestamps", "words"}),
+        (
+            "translate",
+            td.SearchConfig,
+            {"ctc_weight", "max_seconds", "min_seconds", "margin", "timestamps", "words", "no_speech_threshold"},
+        ),
         (
             "transcribe",
             td.SearchConfig,

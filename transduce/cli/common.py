@@ -220,7 +220,7 @@ def lines_or_errors(path: Path) -> Iterator[str | InputError]:
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
-    return bounded_lines(sys.stdin.buffer, side_name(path)) if path == STDIN else raw_lines(path)
+    return bounded_lines(sys.stdin.buffer.readline, side_name(path)) if path == STDIN else raw_lines(path)
 
 
 class Lines:

@@ -61,5 +61,5 @@ def _next_line(number: int) -> str | None:
         except EOFError:
             print()
             return None
-    raw = next(bounded_lines(sys.stdin.buffer, "standard input"), b"")
+    raw = next(bounded_lines(sys.stdin.buffer.readline, "standard input"), b"")
     return decode_line(raw.removesuffix(b"\n"), "standard input", number) if raw else None

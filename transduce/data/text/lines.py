@@ -5,9 +5,8 @@ import gzip
 import hashlib
 import io
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from transduce.errors import InputError
 
@@ -40,13 +39,13 @@ LONGEST_LINE = 1 << 28
 """Bytes. A book that is one line has less; a file without an end, such as /dev/zero, has more."""
 
 
-def bounded_lines(file: BinaryIO, name: str) -> Iterator[bytes]:
-    """The lines of an open file as they are; `name` is what an error calls it.
+def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes]:
+    """The lines that the `readline` of an open file gives, as they are; `name` is what an error calls it.
 
     Raises:
         InputError: a line is longer than LONGEST_LINE.
     """
-    while line := file.readline(LONGEST_LINE + 1):
+    while line := readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
             raise InputError(
                 f"a line of text may have {LONGEST_LINE:,} bytes, but {name} has a longer one; split it, or name another file"
@@ -76,7 +75,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
                 raise InputError(f"a text must be plain or packed by gzip, but {path} is packed by {by}; unpack it")
             if begins.startswith(UTF16):
                 raise InputError(f"a text must be UTF-8, but {path} is UTF-16; iconv -f utf-16 -t utf-8 converts it")
-            yield from bounded_lines(text, str(path))
+            yield from bounded_lines(text.readline, str(path))
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InputError(f"{path} is not a whole gzip file: {error}; unpack it or fetch it again") from error
 
