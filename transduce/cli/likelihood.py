@@ -88,16 +88,7 @@ def rerank(
     _check_stdin([source, lists])
     sound, texts = _takes_sound(run := local(run)), Lines(lists)
     inputs = _inputs(source, sound)
-    for line in islice(texts, 1):  # a file of another kind has no line that can be used
-        if isinstance(line, str):
-            _scored(line)
-    n_rows, n_inputs = _length(texts), _length(inputs)
-    n, rest = divmod(n_rows, max(1, n_inputs))
-    if rest or not n:
-        raise InputError(
-            f"a list has equally many outputs for every input, but there are {n_rows} lines in {side_name(lists)} and "
-            f"{n_inputs} in {side_name(source)}; make it with --n-best N --scores"
-        )
+    n = _list_length(texts, inputs, side_name(lists), side_name(source))
     job = Reranking(
         run=run,
         machine=machine,
@@ -248,6 +239,25 @@ def _takes_sound(run: Path) -> bool:
 def _inputs(source: Path, sound: bool) -> Iterable[Any]:
     """What flows in."""
     return manifest_audio(source) if sound and source.suffix == ".tsv" else Lines(source)
+
+
+def _list_length(texts: Lines, inputs: Iterable[Any], name: str, source: str) -> int:
+    """How many texts belong to each input.
+
+    Raises:
+        InputError: they differ, or the first line has no score.
+    """
+    for line in islice(texts, 1):  # a file of another kind has no line that can be used
+        if isinstance(line, str):
+            _scored(line)
+    n_rows, n_inputs = _length(texts), _length(inputs)
+    n, rest = divmod(n_rows, max(1, n_inputs))
+    if rest or not n:
+        raise InputError(
+            f"a list has equally many outputs for every input, but there are {n_rows} lines in {name} and "
+            f"{n_inputs} in {source}; make it with --n-best N --scores"
+        )
+    return n
 
 
 def _length(items: Iterable[Any]) -> int:
