@@ -312,7 +312,7 @@ def run(x: Experiment) -> dict[str, float]:
     longest = min(x.decoding.max_seconds, max(1.0, BEYOND * longest))
     margin = x.augmentation.silence / 2
     x = replace(x, decoding=replace(x.decoding, min_seconds=min(shortest, longest), max_seconds=longest, margin=margin))
-    print(f"transcribes in segments of {shortest:.1f} to {longest:.1f} s, as the training has no others")
+    print(f"segments to transcribe: {shortest:.1f} to {longest:.1f} s, about as long as recordings of the training")
 
     # Model
     model = ex.new_model(x, config, x.start_from, target_tokenizer=tokenizer)

@@ -1,6 +1,6 @@
 """Builds the manual: runs the tutorials, writes the reference, and makes a static site that needs no network.
 
-    pip install --constraint constraints.txt 'transduce[docs]'      # Sphinx, MyST and furo
+    pip install --constraint constraints.txt '.[docs]'      # Sphinx, MyST and furo
     python scripts/build_docs.py OUT                                # then open OUT/index.html
     python scripts/build_docs.py OUT --builder linkcheck            # asks the network for every external link
 

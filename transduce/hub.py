@@ -5,13 +5,12 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partialmethod
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from transduce.errors import InputError
+from transduce.errors import InputError, require
 
 PREFIX = "hub:"
 
@@ -123,10 +122,7 @@ def upload(
 @contextmanager
 def _errors(name: str) -> Iterator[None]:
     """Say in a line what goes wrong with this repository, and the way out."""
-    if find_spec("huggingface_hub") is None:
-        raise InputError(
-            f"{name} needs the library huggingface_hub, but it is not installed; pip install 'transduce[hub]'"
-        )
+    require("huggingface_hub", name, "hub")
     from huggingface_hub import constants, errors
 
     try:

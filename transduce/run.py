@@ -188,7 +188,7 @@ def _check_format(path: Path, plain: dict[str, Any]) -> None:
         by = str(plain.get("transduce", "0.1"))[:20]  # the version that did not say its format
         raise InputError(
             f"{path} must have format {FORMAT}, which transduce {version('transduce')} reads, but it has format {str(found)[:20]} "
-            f"of transduce {by}; use that version for it (pip install transduce=={by}), or train the run again"
+            f"of transduce {by}; use the source of that version for it, or train the run again"
         )
 
 

@@ -182,7 +182,7 @@ def test_describe_shows_scores_first_and_the_rest_within_a_screen(tmp_path, caps
     (run / "test.json").write_text(json.dumps(told))
     (run / "validation.json").write_text('{"loss": 1.25, "perplexity": 3.5}')
     lines = [
-        '{"update": 10, "kind": "valid", "bleu": 3.25, "loss": null, "skipped": 0}',
+        '{"update": 10, "epoch": 1, "kind": "valid", "bleu": 3.25, "loss": null, "skipped": 0}',
         '{"update": 12, "kind": "train"}',
     ]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -192,7 +192,7 @@ def test_describe_shows_scores_first_and_the_rest_within_a_screen(tmp_path, caps
         "test, greedy: BLEU 4.5 sig",
         "test, b: BLEU 5 sig",
         "validation: loss 1.25, perplexity 3.5",
-        "last validation: update 10, bleu 3.25",
+        "last validation: update 10, epoch 2, bleu 3.25",
     ]
     assert len(short) <= 40
     assert main(["describe", str(run), "--all"]) == 0

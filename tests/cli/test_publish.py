@@ -206,7 +206,8 @@ def test_what_is_not_there_is_told_with_the_way_out(run, hub, monkeypatch, capsy
         "hub:anna/none is not in the cache, or not whole, and http://127.0.0.1:9 cannot be reached; try again with a "
         "network, and without HF_HUB_OFFLINE"
     )
-    monkeypatch.setattr("transduce.hub.find_spec", lambda name: None)
+    monkeypatch.setattr("transduce.errors.find_spec", lambda name: None)
     assert error(["describe", "hub:anna/other"], capsys) == (
-        "hub:anna/other needs the library huggingface_hub, but it is not installed; pip install 'transduce[hub]'"
+        "hub:anna/other needs the library huggingface_hub, but it is not installed; in a clone of transduce: "
+        "pip install '.[hub]'"
     )

@@ -16,7 +16,6 @@ import soundfile
 from tests.cli.tones import CPU, any_sound, lines_of, tone_run, transcribe
 from tests.runs import RATE, record, sound
 from transduce.cli.main import main
-from transduce.data.speech import microphone as microphone_module
 
 
 @pytest.fixture(scope="session")
@@ -171,7 +170,7 @@ class Microphone:
 def microphone(monkeypatch):
     def plug(waveform: np.ndarray | None, rate: int = RATE) -> None:
         monkeypatch.setitem(sys.modules, "sounddevice", Microphone(waveform, rate))
-        monkeypatch.setattr(microphone_module, "find_spec", lambda name: name == "sounddevice")
+        monkeypatch.setattr("transduce.errors.find_spec", lambda name: name == "sounddevice")
 
     return plug
 
@@ -203,10 +202,10 @@ def test_no_microphone_is_told(run, folder, stdin, microphone, monkeypatch, caps
         return capsys.readouterr().err
 
     with monkeypatch.context() as without:
-        without.setattr(microphone_module, "find_spec", lambda _: None)
+        without.setattr("transduce.errors.find_spec", lambda _: None)
         assert refusal() == (
-            "transduce: a microphone needs the library sounddevice, but it is not installed; pip install "
-            "'transduce[microphone]'\n"
+            "transduce: a microphone needs the library sounddevice, but it is not installed; in a clone of "
+            "transduce: pip install '.[microphone]'\n"
         )
     assert "--microphone alone" in refusal(str(folder / "8000.wav"))
     microphone(None)

@@ -144,10 +144,10 @@ def test_a_binary_that_kenlm_cannot_read_is_refused(binary, tmp_path, monkeypatc
         KenLM(tmp_path / "cut.klm", TOKENS, **marks)
     with pytest.raises(ValueError, match=r"but it has none of them; make its text with transduce tokenize RUN$"):
         KenLM(tmp_path / "lm.klm", ["<pad>", "<s>", "</s>", "x"], **marks)
-    monkeypatch.setattr("transduce.decode.ngram.find_spec", lambda name: None)
+    monkeypatch.setattr("transduce.errors.find_spec", lambda name: None)
     message = (
-        "a binary of KenLM is read with kenlm, but it is not installed; pip install 'transduce[kenlm]', or name the ARPA "
-        "file that it was made of"
+        "a binary of KenLM needs the library kenlm, but it is not installed; in a clone of transduce: pip install "
+        "'.[kenlm]', or name the ARPA file that it was made of"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         KenLM(tmp_path / "lm.klm", TOKENS, **marks)

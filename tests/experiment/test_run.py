@@ -93,6 +93,15 @@ def test_the_finished_model_is_the_best_candidate(tmp_path, capsys, values, targ
     assert len(scores) == n_candidates and min(scores) == pytest.approx(abs(value - target), abs=1e-3)
 
 
+def test_the_only_candidate_is_told_by_the_measure_that_chose_it(tmp_path, capsys):
+    config = toy.config(max_updates=1, validate_every=1, keep_last=1)
+    trainer = toy.trainer(tmp_path, validate=lambda _: Validation({"wer": 3.0}, -3.0, by="wer"), config=config)
+    trainer.run()
+    capsys.readouterr()
+    finish(tmp_path, trainer)
+    assert capsys.readouterr().out == "finished model: best checkpoint (update 1); wer: best checkpoint 3.000\n"
+
+
 @pytest.mark.parametrize(
     "changes",
     [

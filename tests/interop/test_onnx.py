@@ -118,7 +118,7 @@ def test_without_the_library_onnx_nothing_is_written(tmp_path, capsys, monkeypat
     run = random_run(tmp_path / "run", model=LITTLE)
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert main(["export", str(run), str(tmp_path / "out"), "--to", "onnx"]) == 2
-    assert "pip install 'transduce[onnx]'" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert "pip install '.[onnx]'" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

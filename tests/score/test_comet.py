@@ -15,8 +15,8 @@ from transduce.score import comet as module
 from transduce.score.comet import comet
 
 MISSING = (
-    "COMET needs unbabel-comet, but it is not installed; pip install 'transduce[comet]' in an environment of its own, "
-    "without constraints.txt, as it wants numpy below 2"
+    "COMET needs the library comet, but it is not installed; in a clone of transduce: pip install '.[comet]' in an "
+    "environment of its own, without constraints.txt, as it wants numpy below 2"
 )
 SOURCES, REFERENCES = ["a b", "c", "d e f", "g"], ["x y", "z", "u v w", "q"]
 
@@ -44,7 +44,7 @@ class Judge:
 def judge(monkeypatch) -> Judge:
     found = Judge()
     monkeypatch.setitem(sys.modules, "comet", found)
-    monkeypatch.setattr(module, "find_spec", lambda name: name == "comet")
+    monkeypatch.setattr("transduce.errors.find_spec", lambda name: name == "comet")
     monkeypatch.setattr(module, "version", lambda name: {"unbabel-comet": "2.2.7"}[name])
     module._model.cache_clear()
     yield found
@@ -81,7 +81,7 @@ def test_what_is_missing_is_told(judge, monkeypatch):
         comet.of(None)
     with pytest.raises(ValueError, match="sources is empty"):
         comet(["a"], ["b"])
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr("transduce.errors.find_spec", lambda name: None)
     with pytest.raises(ValueError) as error:
         validation._measures(["bleu"], "comet", SOURCES)
     assert str(error.value) == MISSING
@@ -107,6 +107,6 @@ def test_score_comet_reads_three_files(judge, tmp_path, capsys, monkeypatch):
     assert main(arguments) == 0
     want = "COMET 56.25 model:Unbabel/wmt22-comet-da|scale:100|version:2.2.7\nover 4 lines\n"
     assert capsys.readouterr().out == want
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr("transduce.errors.find_spec", lambda name: None)
     assert main(arguments) == 2
     assert capsys.readouterr().err == f"transduce: {MISSING}\n"

@@ -21,7 +21,7 @@ def publish(
     """Put a finished run on the Hugging Face hub, for RUN or td.load to be hub:USER/NAME anywhere else.
 
     All that the run is used with goes there, with its scores, and MODEL_CARD.md as README.md; checkpoints, samples and
-    outputs do not. Needs a token (hf auth login, or HF_TOKEN), and huggingface_hub (pip install 'transduce[hub]').
+    outputs do not. Needs a token (hf auth login, or HF_TOKEN), and huggingface_hub (pip install '.[hub]' in a clone).
 
     Args:
         private: Only you see the repository.

@@ -133,7 +133,7 @@ def score_with_sources(
     source: Annotated[Path, arg(metavar="SRC")],
     scoring: Options,
 ) -> None:
-    """Print a score that reads the sources too, with its signature. Needs unbabel-comet (pip install 'transduce[comet]').
+    """Print a score that reads the sources too, with its signature. Needs unbabel-comet (pip install '.[comet]' in a clone).
 
     Args:
         hypotheses: Translations to score, one a line: a file, plain or .gz, or - for standard input.

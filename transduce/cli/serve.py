@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,7 @@ from tyro.conf import Positional, arg
 
 from transduce.cli.common import Count, Machine, OptionalFile, each_run, listening_on
 from transduce.config import within
-from transduce.errors import InputError
+from transduce.errors import InputError, require
 from transduce.serve.config import ServeConfig
 from transduce.threads import keep_memory
 
@@ -58,10 +57,8 @@ def serve(
         wyoming_port: Port for clients of the Wyoming protocol, such as Home Assistant; it knows no token.
         cors: Origins whose pages may ask, such as http://localhost:3000; * for all.
     """
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise InputError(
-            f"a server needs {', '.join(missing)}, but it is not installed; pip install 'transduce[serve]'"
-        )
+    for library in NEEDED:
+        require(library, "a server", "serve")
     if not runs:
         raise InputError("a server needs a run, but none is named; say transduce serve RUN")
     within("[0, 65535]", port=port, wyoming_port=wyoming_port)
@@ -71,11 +68,12 @@ def serve(
     from transduce.serve.app import create_app
     from transduce.serve.connections import Connection, LogRate, connection_limit
 
-    if wyoming_port is not None and (token or find_spec("wyoming") is None):
-        raise InputError(
-            "--wyoming-port goes without --token-file, as the protocol knows no token, and needs the library wyoming "
-            "(pip install 'transduce[wyoming]')"
-        )
+    if wyoming_port is not None:
+        require("wyoming", "--wyoming-port", "wyoming")
+        if token:
+            raise InputError(
+                "--wyoming-port goes without --token-file, as the protocol knows no token; leave one of them out"
+            )
     with ExitStack() as stack:
         listening = stack.enter_context(listening_on(host, port))
         wyoming = (

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.errors import InputError
+from transduce.errors import InputError, require
 
 MISSING = -100.0
 """Log 10 of the probability of what has no word, where the model has no <unk>; it is KenLM's."""
@@ -136,11 +135,7 @@ class KenLM:
     def __init__(
         self, path: Path, tokens: Sequence[str], *, bos_id: int, eos_id: int, device: torch.device | str
     ) -> None:
-        if find_spec("kenlm") is None:
-            raise InputError(
-                "a binary of KenLM is read with kenlm, but it is not installed; pip install 'transduce[kenlm]', or name the "
-                "ARPA file that it was made of"
-            )
+        require("kenlm", "a binary of KenLM", "kenlm", ", or name the ARPA file that it was made of")
         import kenlm
 
         try:

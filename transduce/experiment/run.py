@@ -278,7 +278,7 @@ def finish(directory: Path, trainer: Trainer) -> None:
     merge(trainer.model)
     trainer.world.told(None)  # by now the first process has written the checkpoints
     best = progress.ranked()[0]
-    scores, by = {"best checkpoint": progress.validations[best][1]}, "score"
+    scores, by = {"best checkpoint": progress.validations[best][1]}, progress.by
     losses = {
         "best checkpoint": progress.losses[best] if len(progress.losses) == len(progress.validations) else math.inf
     }

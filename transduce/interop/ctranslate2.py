@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.data.text.tokenizers import Tokenizer, write_tokenizers
-from transduce.errors import InputError
+from transduce.errors import InputError, require
 from transduce.interop.pretrained import check_carried
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.inputs import TokenInput
@@ -85,12 +85,9 @@ def write_ctranslate2(
         InputError: as for `export_ctranslate2`.
     """
     check_exportable(model.config)
-    try:
-        from ctranslate2.specs import transformer_spec as specs
-    except ImportError as error:
-        raise InputError(
-            "this export needs the library ctranslate2, but it is not installed; pip install 'transduce[ctranslate2]'"
-        ) from error
+    require("ctranslate2", "this export", "ctranslate2")
+    from ctranslate2.specs import transformer_spec as specs
+
     config = model.config
     assert model.decoder is not None and isinstance(model.target_input, TokenInput) and model.output is not None
     decoder = specs.TransformerDecoderSpec(

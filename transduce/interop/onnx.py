@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Collection
 from copy import deepcopy
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.data.text.tokenizers import Tokenizer, write_tokenizers
-from transduce.errors import InputError
+from transduce.errors import InputError, require
 from transduce.interop.pretrained import write_settings
 from transduce.interop.settings import CONFIG
 from transduce.model.cache import Cache, LayerCache
@@ -126,8 +125,7 @@ def export_onnx(
             raise InputError(
                 f"ONNX is written with {name}={known} alone, but this model has {name}={value}; it cannot be exported"
             )
-    if find_spec("onnx") is None:
-        raise InputError("this export needs the library onnx, but it is not installed; pip install 'transduce[onnx]'")
+    require("onnx", "this export", "onnx")
     model = deepcopy(model)
     for parent in [*model.modules()]:
         for name, module in [*parent.named_children()]:

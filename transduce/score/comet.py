@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from transduce.errors import InputError
+from transduce.errors import InputError, require
 from transduce.score.bootstrap import SEED, p_value, resampled_sums
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples
 
@@ -34,11 +33,8 @@ class CometMeasure(Measure):
         Raises:
             InputError: unbabel-comet is not installed, or the sources are no text.
         """
-        if find_spec("comet") is None:
-            raise InputError(
-                "COMET needs unbabel-comet, but it is not installed; pip install 'transduce[comet]' in an environment of "
-                "its own, without constraints.txt, as it wants numpy below 2"
-            )
+        elsewhere = " in an environment of its own, without constraints.txt, as it wants numpy below 2"
+        require("comet", "COMET", "comet", elsewhere)
         if sources is None:
             raise InputError("COMET reads source texts, but the sources are sound; name another measure, such as bleu")
         return replace(self, sources=sources)

@@ -38,6 +38,7 @@ def scores(run: Path) -> list[str]:
         last = {
             name: value for name, value in valid[-1].items() if name not in ("kind", "skipped") and value is not None
         }
+        last |= {"epoch": last["epoch"] + 1} if isinstance(last.get("epoch"), int) else {}  # people count from 1
         told.append("last validation: " + ", ".join(f"{name} {value:g}" for name, value in last.items()))
     return told
 
@@ -131,8 +132,8 @@ def model_card(directory: Path) -> str:
         f"# {directory.absolute().name}",
         about(run),
         "## Use",
-        f"```\npip install transduce\n{command}\n```",
-        "RUN is this directory, or `hub:USER/NAME` where it is on the hub (`pip install 'transduce[hub]'`). In Python it is "
+        f"```\npip install .    # in a clone of transduce\n{command}\n```",
+        "RUN is this directory, or `hub:USER/NAME` where it is on the hub (`pip install '.[hub]'`). In Python it is "
         "`transduce.load(RUN)`.",
         "## Figures",
         _bullets(scores(directory)) or "None were measured.",

@@ -34,7 +34,7 @@ from transduce.tasks.translate import Translator
 KindT = TypeVar("KindT", Translator, Transcriber, Generator, FillMask)
 
 Directories = Path | str | Sequence[Path | str]
-"""One run, or those of an ensemble; hub:USER/NAME[@REVISION] is one that was published (pip install 'transduce[hub]')."""
+"""One run, or those of an ensemble; hub:USER/NAME[@REVISION] is one that was published (pip install '.[hub]' in a clone)."""
 
 
 def load(

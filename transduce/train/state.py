@@ -69,6 +69,8 @@ class Progress:
     """(update, score) of every validation."""
     losses: list[float] = field(default_factory=list)
     """Of every validation, in nats; checkpoints of former versions have none."""
+    by: str = "score"
+    """The name of the metric that the scores are; "score" in checkpoints of former versions."""
 
     @property
     def validated(self) -> bool:

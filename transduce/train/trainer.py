@@ -292,6 +292,7 @@ class Trainer:
             )
         self._clock()
         self.progress.validations.append((self.progress.update, validation.score))
+        self.progress.by = validation.by
         self.progress.losses.append(loss)
         self.log.validation(self.progress, validation)  # before the checkpoint: a resumed run takes it back otherwise
         if self.world.first:

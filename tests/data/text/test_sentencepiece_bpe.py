@@ -9,7 +9,9 @@ import pytest
 import sentencepiece
 
 import transduce.data.text.sentencepiece_bpe
+from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK, SentencePieceTokenizer, tokenizers
+from transduce.errors import InputError
 
 TEXT = [
     f"the {colour} {animal} sat on the {place}"
@@ -133,9 +135,21 @@ def test_a_small_corpus_gives_a_small_vocabulary():
 
 def test_a_vocabulary_without_room_for_the_characters_is_refused():
     letters = len(set("".join(TEXT)) - {" "}) + 1  # ▁ is a letter
-    with pytest.raises(ValueError) as caught:
-        SentencePieceTokenizer.train(TEXT, vocab_size=264)
-    assert "vocab_size=264" in str(caught.value) and f"264 vs {260 + letters}" in str(caught.value)
+    for size, symbols in ((264, ()), (0, ()), (1, ("<2de>",)), (259, ())):
+        with pytest.raises(InputError) as caught:
+            SentencePieceTokenizer.train(TEXT, vocab_size=size, symbols=symbols)
+        assert str(caught.value) == (
+            f"vocab_size must be at least {260 + len(symbols) + letters}, for special pieces, {'symbols, ' * len(symbols)}"
+            f"bytes and the characters of the text, but vocab_size={size}"
+        )
+    SentencePieceTokenizer.train(TEXT, vocab_size=260 + letters)
+
+
+@pytest.mark.parametrize("kind", [SentencePieceTokenizer, JSONTokenizer])
+def test_a_vocabulary_beyond_what_libraries_take_is_refused(kind):
+    for size in (-1, 2**31, 10**12, 10**30):
+        with pytest.raises(InputError, match=f"vocab_size={size}$"):
+            kind.train(TEXT, vocab_size=size)
 
 
 def test_a_model_with_other_special_ids_is_refused(tmp_path):

@@ -79,7 +79,7 @@ def test_what_is_no_table_and_no_pyarrow_are_refused(tmp_path, monkeypatch):
     for path in (tmp_path / "none.parquet", tmp_path):
         with pytest.raises(ValueError, match=re.escape(f".parquet, .arrow, .feather, but {path} is none")):
             tables.table_files(path)
-    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    monkeypatch.setattr("transduce.errors.find_spec", lambda name: None)
     path = written(tmp_path / "a.parquet", table())
-    with pytest.raises(ValueError, match=re.escape("pip install 'transduce[arrow]'")):
+    with pytest.raises(ValueError, match=re.escape("pip install '.[arrow]'")):
         Files(train_table=path).read("train")

@@ -1,13 +1,12 @@
 """Sound from a microphone, by the library sounddevice, which is loaded when it is asked for."""
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from transduce.errors import InputError
+from transduce.errors import InputError, require
 
 
 def check_microphone() -> None:
@@ -16,10 +15,7 @@ def check_microphone() -> None:
     Raises:
         InputError: sounddevice is not installed.
     """
-    if find_spec("sounddevice") is None:
-        raise InputError(
-            "a microphone needs the library sounddevice, but it is not installed; pip install 'transduce[microphone]'"
-        )
+    require("sounddevice", "a microphone", "microphone")
 
 
 def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:

@@ -215,7 +215,7 @@ class Files(Corpus):
     test_tsv: Path | None = None
     """In place of both."""
     train_table: Path | None = None
-    """In place of both: a Parquet or Arrow file, or a folder of them (pip install 'transduce[arrow]')."""
+    """In place of both: a Parquet or Arrow file, or a folder of them (pip install '.[arrow]' in a clone)."""
     valid_table: Path | None = None
     """In place of both."""
     test_table: Path | None = None

@@ -15,7 +15,8 @@ from tokenizers import (
     trainers,
 )
 
-from transduce.data.text.tokenizer import END, SPECIAL, Tokenizer, say_if_smaller
+from transduce.config import within
+from transduce.data.text.tokenizer import END, LARGEST, SPECIAL, Tokenizer, say_if_smaller
 from transduce.errors import InputError
 from transduce.files import read_json
 
@@ -59,9 +60,10 @@ class JSONTokenizer(Tokenizer):
         A small text may have fewer merges than asked for, which is said.
 
         Raises:
-            InputError: vocab_size leaves no room for END, the 256 bytes and the symbols.
+            InputError: vocab_size is beyond LARGEST, or leaves no room for END, the 256 bytes and the symbols.
         Source: Radford et al. (2019), Language models are unsupervised multitask learners, section 2.2.
         """
+        within(LARGEST, vocab_size=vocab_size)
         least = 257 + len(symbols)
         if vocab_size < least:
             what = "END, all bytes and the symbols" if symbols else "END and all bytes"

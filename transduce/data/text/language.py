@@ -159,7 +159,9 @@ class Shards:
             InputError: no folder is named, or it lacks shards or the tokenizer; another one is asked for, or symbols.
         """
         if self.data is None:
-            raise InputError("shards lie in a folder: use --data DIR; scripts/make_shards.py makes them from text")
+            raise InputError(
+                "shards lie in a folder: use --data DIR; scripts/make_shards.py in a clone of transduce makes them from text"
+            )
         own = load_tokenizer(self.data)
         if isinstance(kind, Path):
             same = (tokenizer or load_tokenizer(kind)).model == own.model
@@ -170,7 +172,7 @@ class Shards:
             raise InputError(
                 f"shards are ids of their own tokenizer, and {self.data} has one of the kind {mine}, but there is "
                 f"tokenizer={kind}, symbols={' '.join(symbols)!r}; use --tokenizer {mine} without --symbols, or make "
-                "other shards: scripts/make_shards.py --tokenizer FILE"
+                "other shards: scripts/make_shards.py --tokenizer FILE, in a clone of transduce"
             )
         train, valid = (
             open_shards(sorted(self.data.glob(f"{split}-*.bin")), tokenizer=own.model, verify=self.verify)

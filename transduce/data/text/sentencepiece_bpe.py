@@ -16,7 +16,8 @@ from typing import Any, Literal, SupportsIndex
 
 import sentencepiece
 
-from transduce.data.text.tokenizer import TAG, Tokenizer, say_if_smaller, tag_of
+from transduce.config import within
+from transduce.data.text.tokenizer import LARGEST, TAG, Tokenizer, say_if_smaller, tag_of
 from transduce.errors import InputError
 
 PAD, UNK, BOS, EOS = range(4)
@@ -88,10 +89,11 @@ class SentencePieceTokenizer(Tokenizer):
             normalization: what becomes of characters; runs of spaces are one space in any case.
 
         Raises:
-            InputError: vocab_size leaves no room for the 4 special pieces, 256 bytes, the symbols and the characters;
+            InputError: vocab_size is beyond LARGEST, or leaves no room for the 4 special pieces, 256 bytes, the symbols and the characters;
                 or a symbol marks something else.
         """
         _check_symbols(symbols, dict.fromkeys(PIECES, CONTROL))
+        within(LARGEST, vocab_size=vocab_size)
         model = io.BytesIO()
         sentences = (t for t in texts if t.strip())
         if lowercase:
@@ -107,7 +109,7 @@ class SentencePieceTokenizer(Tokenizer):
                     sentence_iterator=sentences,
                     model_writer=model,
                     model_type="bpe",
-                    vocab_size=vocab_size,
+                    vocab_size=max(vocab_size, 260 + len(symbols)),  # below that, its error does not say how many
                     hard_vocab_limit=False,
                     **rules,
                     byte_fallback=True,
@@ -122,11 +124,12 @@ class SentencePieceTokenizer(Tokenizer):
                     minloglevel=2,
                 )
         except RuntimeError as error:
-            raise InputError(
-                f"SentencePiece could not learn vocab_size={vocab_size} pieces: {error}; "
-                f"it must exceed {260 + len(symbols)} (special pieces{', symbols' if symbols else ''} and bytes) by more "
-                "than the number of different characters"
-            ) from error
+            if least := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
+                what = f"special pieces, {'symbols, ' * bool(symbols)}bytes and the characters of the text"
+                raise InputError(
+                    f"vocab_size must be at least {least[1]}, for {what}, but vocab_size={vocab_size}"
+                ) from error
+            raise InputError(f"SentencePiece cannot learn from this text: {error}; look for a wrong file") from error
         proto = _parse(model.getvalue())
         proto.normalizer_spec.normalization_rule_tsv = ""  # the rules are in the model; the file is gone
         tokenizer = cls(proto.SerializeToString())

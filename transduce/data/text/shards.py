@@ -124,7 +124,9 @@ def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False
         InputError: there is no shard, one was made with another tokenizer, or its bytes are not what its header says.
     """
     if not paths:
-        raise InputError("a stream needs a shard, but there is none; scripts/make_shards.py makes them from text")
+        raise InputError(
+            "a stream needs a shard, but there is none; scripts/make_shards.py in a clone of transduce makes them"
+        )
     wanted, parts, checksums = hashlib.sha256(tokenizer).hexdigest(), [], []
     for path in paths:
         header = read_header(path)

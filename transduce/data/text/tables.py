@@ -1,11 +1,10 @@
 """Columns of Parquet and Arrow files, read some thousand rows at a time. pyarrow is loaded where there is such a file."""
 
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from transduce.errors import InputError
+from transduce.errors import InputError, require
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
 """The last two are Arrow's own format, as a file or as a stream."""
@@ -36,8 +35,7 @@ def each_cell_row(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...
     Raises:
         InputError: pyarrow is not installed, the file is damaged, or it has no such column of text.
     """
-    if find_spec("pyarrow") is None:
-        raise InputError(f"{path} is read with pyarrow, but it is not installed; pip install 'transduce[arrow]'")
+    require("pyarrow", str(path), "arrow")
     import pyarrow
 
     try:

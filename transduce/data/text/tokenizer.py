@@ -13,6 +13,8 @@ from transduce.errors import InputError
 AnyKind = TypeVar("AnyKind", bound="Tokenizer")
 END = "<|endoftext|>"
 """The token that stands between the texts of GPT-2's training data."""
+LARGEST = "[0, 10000000]"
+"""The sizes that a vocabulary may be asked for; beyond, the libraries fail, or take all memory."""
 SPECIAL = {
     "pad_id": ("<pad>", "[PAD]", "<|pad|>"),
     "bos_id": ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "[CLS]", END),
