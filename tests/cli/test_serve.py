@@ -30,6 +30,10 @@ def test_what_cannot_be_served_is_told(run, tmp_path, capsys):
     other, empty = tmp_path / "mt", tmp_path / "token"
     language_run(other)
     empty.touch()
+    (tmp_path / "umlaut").write_text("Schlüssel", "utf-8")
+    (tmp_path / "two").write_text("one\ntwo")
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    is_no_token = "must hold a token of ASCII characters without spaces, but it has others; write such one"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for words, message in [
@@ -41,6 +45,9 @@ def test_what_cannot_be_served_is_told(run, tmp_path, capsys):
              "them out"),
             ([other, run], "runs are asked for by their names, but two are called mt; rename one directory"),
             ([other, "--token-file", empty], f"{empty} must hold a token, but it is empty; write one into it"),
+            *(([other, "--token-file", tmp_path / name], f"{tmp_path / name} {is_no_token}")
+              for name in ("umlaut", "two", "binary")),
+            ([], "a server needs a run, but none is named; say transduce serve RUN"),
             ([other, "--queue", "0"], "queue must be at least 1, but queue=0"),
             ([other, "--port", port], f"cannot listen on 127.0.0.1, port {port} (Address already in use); --port 0 takes "
              "a free port"),
@@ -61,7 +68,7 @@ def interruptible() -> None:
 
 @pytest.mark.process
 @pytest.mark.long
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_what_was_accepted_is_answered_before_the_end(run, end):
     """Most lines of a request wait while the signal comes; then nobody is let in any more."""
     lines = [f"Open the old letter {i}." for i in range(40)]
@@ -83,7 +90,7 @@ def test_what_was_accepted_is_answered_before_the_end(run, end):
                 httpx.get(f"{found[1]}/health")
         (answer,) = answers
         assert answer.json()["translatedText"] == load(run)(lines)
-        assert server.wait(60) == (130 if end == signal.SIGINT else -end)
+        assert server.wait(60) == (130 if end == signal.SIGINT else -signal.SIGTERM)
         assert "Traceback" not in server.stderr.read()
     finally:
         server.kill()

@@ -144,6 +144,44 @@ def test_a_stream_decodes_a_bounded_tail_of_the_text(kind, monkeypatch):
     assert sum(decoded) - once < min(2.5 * once, 20 * 80)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_ends_with_the_token_that_completes_a_stop_string(kind):
+    """Found by decoding every beginning of the text that has no stop; in a stream too."""
+    g, x, ended = generator(kind), GenerationConfig(max_length=20, n=3, seed=2), []
+
+    def finish(stream):
+        ended.append((yield from stream))
+
+    for i, outputs in enumerate(g.generate(SOME, x)):
+        start = g.encode(SOME[i])
+        for stop in (["e"], [outputs[0].text[2:5], outputs[1].text[4:7]], ["nothing has this"]):
+            stop = [each for each in stop if each and "\ufffd" not in each] or ["a"]
+            (got,) = g.generate([SOME[i]], x, first_prompt=i, stop=stop)
+            for k, (whole, output) in enumerate(zip(outputs, got, strict=True)):
+                rows = [start + whole.tokens[:n] for n in range(len(whole.tokens) + 1)]
+                before, *texts = g.tokenizer.decode(rows)
+                texts = [text[len(before) :] for text in texts]
+                n = next((n for n, text in enumerate(texts) if any(each in text for each in stop)), len(texts) - 1)
+                assert output.tokens == whole.tokens[: n + 1] and output.text == (texts[n] if texts else "")
+                assert output.finished == (
+                    whole.finished and n == len(texts) - 1 and not any(s in output.text for s in stop)
+                )
+                pieces = list(finish(g.stream(SOME[i], x, prompt_number=i, text_number=k, stop=stop)))
+                assert "".join(pieces) == output.text == ended[-1].text and ended[-1].tokens == output.tokens
+    with pytest.raises(ValueError, match="stop ends texts that are sampled, but beam_size=2; set it to 1"):
+        g.generate(["a"], GenerationConfig(beam_size=2), stop=["a"])
+    with pytest.raises(ValueError, match="stop takes a list of strings"):
+        g.generate(["a"], GenerationConfig(), stop="ab")
+
+
+def test_texts_in_parts_are_those_that_are_drawn_at_once():
+    g, x = generator("characters"), GenerationConfig(max_length=6, n=5, seed=2)
+    (outputs,) = g.generate(["All"], x)
+    for first in range(4):
+        (part,) = g.generate(["All"], replace(x, n=2), first_text=first)
+        assert [o.tokens for o in part] == [o.tokens for o in outputs[first : first + 2]]
+
+
 def test_whoever_stops_asking_stops_the_search(monkeypatch):
     g, steps, step = generator("characters"), [], Sampler.step
     monkeypatch.setattr(Sampler, "step", lambda self: steps.append(1) or step(self))

@@ -4,7 +4,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -94,8 +93,6 @@ def serve(
             handler.addFilter(LogRate())
         if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
             signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
-        if sys.platform == "linux":  # a client that reads nothing for so long has left
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * limits.deadline))
         uvicorn.Server(how).run(sockets=[listening])
 
 

@@ -10,6 +10,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 FIRST = 10.0
 """Seconds within which the head of a connection's first request is there; later ones have timeout_keep_alive."""
 
+UNREAD = 60.0
+"""Seconds in which a client reads some of an answer, where timeout_graceful_shutdown says nothing."""
+
 SPARE = 64
 """Descriptors for other things than connections."""
 
@@ -65,6 +68,16 @@ class Connection(H11Protocol):
             self.timeout_keep_alive_task = timer
         elif timer:
             timer.cancel()
+
+    def pause_writing(self) -> None:
+        """The client reads too little of an answer: where it goes on like that, it has left."""
+        super().pause_writing()
+        self.unread = self.loop.call_later(self.config.timeout_graceful_shutdown or UNREAD, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read enough."""
+        self.unread.cancel()
+        super().resume_writing()
 
     def on_response_complete(self) -> None:
         """An answer is sent: the connection is idle."""

@@ -22,6 +22,9 @@ from transduce.serve.errors import told
 from transduce.serve.models import Served
 from transduce.tasks.transcribe import Transcriber
 
+TALKS = 16
+"""Connections at a time: one more takes the place of the oldest that waits for no answer."""
+
 WIDTHS = {2: np.int16, 4: np.int32}
 """Samples by their bytes."""
 
@@ -117,7 +120,7 @@ def _info(served: Sequence[Served]) -> Info:
 @asynccontextmanager
 async def wyoming_port(served: Sequence[Served], config: ServeConfig, listening: socket.socket) -> AsyncIterator[None]:
     """Answer what comes there; at the end, what has been said whole is answered still."""
-    talks, busy = set[asyncio.Task[None]](), set[asyncio.Task[None]]()
+    talks, busy = dict[asyncio.Task[None], None](), set[asyncio.Task[None]]()
 
     async def refuse(message: str, status: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Say why, and hear a client out, which may read no answer before it has said all; but not for long."""
@@ -129,8 +132,10 @@ async def wyoming_port(served: Sequence[Served], config: ServeConfig, listening:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task
-        talks.add(task)
-        task.add_done_callback(talks.discard)
+        talks[task] = None
+        task.add_done_callback(talks.pop)
+        if len(talks) > TALKS:
+            next(each for each in talks if each not in busy).cancel()
         said, bounded = _Talk(served, config), _Bounded(reader, round(config.upload_mb * 1e6))
         with suppress(asyncio.TimeoutError, TimeoutError, OSError, EOFError, asyncio.CancelledError):
             try:
@@ -152,6 +157,6 @@ async def wyoming_port(served: Sequence[Served], config: ServeConfig, listening:
         yield
     finally:
         server.close()
-        for task in talks - busy:
+        for task in talks.keys() - busy:
             task.cancel()
         await asyncio.gather(*talks, return_exceptions=True)
