@@ -2,8 +2,8 @@
 
 import logging
 import sys
-from asyncio import Transport
 from time import monotonic
+from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -43,7 +43,7 @@ class Connection(H11Protocol):
     uvicorn bounds the bytes of a head, but not its time: any byte ends the timer of an idle connection.
     """
 
-    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Any) -> None:  # uvloop's is no asyncio.Transport
         """A client has come."""
         super().connection_made(transport)
         self.since = monotonic()
