@@ -24,7 +24,7 @@ python recipes/speech_to_text.py commands --run "$SPEECH"
 echo; echo "== a recording goes in; text and its translation come out"
 # the recognizer writes words; the translator was trained on sentences, so the first letter grows and a full stop is added
 transduce transcribe "$SPEECH" "$SOUND"/test/000{0,1,2,3,4}.opus --ctc-weight 0.5 |
-  sed 's/./\u&/; s/$/./' | tee >(cat >&2) | transduce translate "$RUN" --greedy
+  awk '{ print toupper(substr($0, 1, 1)) substr($0, 2) "." }' | tee >(cat >&2) | transduce translate "$RUN" --greedy
 
 echo; echo "the learning curves are $RUN/learning_curve.png and $SPEECH/learning_curve.png"
 echo "where the recognizer listened: $(ls "$SPEECH"/samples/*.attention.png | tail -n 1)"

@@ -4,7 +4,7 @@
 #
 #   TRANSDUCE_DATA=DIR bash scripts/newcomer.sh [--tiny] [FOLDER]     FOLDER: where runs and the log go, runs/newcomer
 #
-# --tiny: a few updates each, to see that every step works; otherwise it takes about 40 minutes on two cores.
+# --tiny: a few updates each, to see that every step works; otherwise it takes about half an hour.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh ""
