@@ -12,12 +12,14 @@ from torch import nn
 
 from tests.train import toy
 from tests.train.processes import check_same, together, train
+from tests.train.sometimes import Sometimes, count
 from transduce.data.batch import Batch
 from transduce.experiment.validation import held_out_loss
 from transduce.model.transformer import Transformer
 from transduce.train.distributed import world
 from transduce.train.objectives import CrossEntropy, Loss
-from transduce.train.shard import local
+from transduce.train.optim import OptimConfig
+from transduce.train.shard import gathered, local
 from transduce.train.state import Validation
 
 pytestmark = pytest.mark.process
@@ -156,3 +158,24 @@ def holding(directory: Path) -> dict[str, int]:
     trainer.parallel.clip = watched  # type: ignore[method-assign]
     trainer.run()
     return held
+
+
+def sometimes(directory: Path, uses: str, shard: bool) -> tuple[list[float], dict[str, list]]:
+    """Losses and weights of a training whose updates do not all use all weights."""
+    optim = OptimConfig(peak_rate=1e-2, warmup_steps=2, weight_decay=0.5)
+    config = toy.config(accumulate=3, max_updates=6, validate_every=6, optim=optim, shard=shard)
+    data, losses = toy.Backwards(n=80, tokens_per_batch=64), []
+    trainer = toy.trainer(directory, objective=Sometimes(uses), data=data, config=config)
+    count(trainer)
+    update = trainer.log.update
+    trainer.log.update = lambda progress, parts, **how: (losses.append(parts["loss"]), update(progress, parts, **how))
+    trainer.run()
+    return losses, {name: w.tolist() for name, w in gathered(dict(trainer.model.named_parameters())).items()}
+
+
+@pytest.mark.parametrize("uses", ["later", "at first", "never"])
+def test_weights_that_not_all_updates_use_learn_as_in_one_process(tmp_path, uses):
+    want = sometimes(tmp_path / "one", uses, shard=False)
+    for found in together(2, sometimes, tmp_path / "two", uses, shard=True):
+        assert not isinstance(found, str), found
+        torch.testing.assert_close(found, want, rtol=1e-6, atol=1e-9)

@@ -21,7 +21,8 @@ class ShardedDataParallel(DataParallel):
     """Every process has a part of all weights; each layer is made whole for as long as it computes.
 
     What is in no layer, such as embeddings, is whole from the beginning of a forward pass to the end of the backward
-    pass. All processes run equally many of them, for in each of them they exchange weights and gradients.
+    pass. All processes run equally many of them, for in each of them they exchange weights and gradients. So all batches of an
+    update must use the same weights, as they do in every objective here.
 
     A validation needs room for the weights alone, whole, but not for gradients and moments. So does the beginning. Under
     autocast a forward pass leaves a copy of all weights in bf16, until the backward pass has used it.
