@@ -77,7 +77,7 @@ def test_what_is_above_the_threshold_is_blank(transcriber, recordings, tmp_path)
     paths = [tmp_path / "silent.wav", *(r.audio for r in recordings)]
     plain = transcriber.transcribe(paths, SHORT, n_best=2)
     probs = [
-        t.segments[0].outputs[0].no_speech_prob for t in transcriber.transcribe(paths, SHORT, no_speech_threshold=1)
+        t.segments[0].outputs[0].no_speech_prob for t in transcriber.transcribe(paths, SHORT, no_speech_threshold=1.0)
     ]
     assert {each.no_speech_prob for t in plain for each in t.segments[0].outputs} == {None} and probs[0] == 1.0
     threshold = float(np.median(probs))
