@@ -26,7 +26,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -45,6 +45,10 @@ REFERENCES = {"transduce": "import transduce as td", "transduce.experiment": "fr
 """Public modules, and how they are imported."""
 LINK = re.compile(r"(?<=\]\()[^)\s#:]+(?=[)#])")
 """The path in a Markdown link to a file."""
+DRAWING = re.compile(r"^\[!\[[^\]]*\]\((\S+\.svg)\)\]\(\1\)$", re.MULTILINE)
+"""A drawing that leads to itself: on the site it stands in the page, so that its own links work."""
+LINK_OF_SVG = re.compile(r'(?<=href=")[^"#:]+(?=")')
+"""The path in a link of a drawing."""
 STYLE = {
     "axes.prop_cycle": cycler(color=["#2b6cb0", "#dd6b20", "#2f855a", "#b83280", "#718096"]),
     "axes.spines.right": False,
@@ -170,9 +174,10 @@ def fenced(language: str, text: str) -> str:
 
 
 def place(path: Path, docs: Path) -> Path:
-    """Where a file of the repository lies in the site: what is not in docs/ is in repository/."""
+    """Where a file of the repository lies in the site: what is not in docs/ is in repository/, Python as a page."""
     if not path.is_relative_to(docs):
-        return Path("repository") / path.relative_to(docs.parent)
+        there = Path("repository") / path.relative_to(docs.parent)
+        return there.with_name(f"{there.name}.md") if path.suffix == ".py" else there
     inside = path.relative_to(docs)
     return inside.with_suffix(".md") if inside.parts[0] == "tutorials" and path.suffix == ".py" else inside
 
@@ -193,6 +198,11 @@ def write_pages(docs: Path, into: Path) -> None:
         page.parent.mkdir(parents=True, exist_ok=True)
         if path in tutorials:
             run(path, page)
+        elif page.suffix == ".md" and path.suffix == ".py":
+            page.write_text(
+                f"# {path.relative_to(docs.parent)}\n\n{fenced('python', path.read_text('utf-8'))}\n", "utf-8"
+            )
+            continue  # what looks like a link there is none
         else:
             shutil.copy(path, page)
         if page.suffix != ".md":
@@ -205,7 +215,12 @@ def write_pages(docs: Path, into: Path) -> None:
             waiting.append(target)
             return os.path.relpath(into / place(target, docs), page.parent)
 
-        page.write_text(LINK.sub(linked, page.read_text("utf-8")), "utf-8")
+        def drawn(match: re.Match[str], path: Path = path, linked: Callable[[re.Match[str]], str] = linked) -> str:
+            picture = LINK_OF_SVG.sub(linked, (path.parent / match[1]).read_text("utf-8"))
+            return fenced("{raw} html", picture.replace('.py.md"', '.py.html"'))
+
+        text = LINK.sub(linked, DRAWING.sub(drawn, page.read_text("utf-8")))
+        page.write_text(text, "utf-8")
 
 
 def write_reference(into: Path) -> None:

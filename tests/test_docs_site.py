@@ -57,7 +57,8 @@ def docs(tmp_path):
     """A repository with a manual of two pages, of which one is a tutorial, and a page elsewhere."""
     files = {
         "docs/index.md": "# Home\n\n```{toctree}\n:glob:\n\n*\ntutorials/*\nrepository/**\n```\n",
-        "docs/more.md": "# More\n\nHere is [the home](index.md), and `a[0](index.md)`.\n",
+        "docs/more.md": "# More\n\nHere is [the home](index.md), and `a[0](index.md)`.\n\n[![A](a.svg)](a.svg)\n",
+        "docs/a.svg": '<svg xmlns="http://www.w3.org/2000/svg"><a href="../notes/code.py"><text>code</text></a></svg>\n',
         "docs/conf.py": (DOCS / "conf.py").read_text(),
         "docs/tutorials/1_squares.py": PAGE,
         "docs/tutorials/strokes.py": STROKES,
@@ -138,7 +139,11 @@ def test_a_site_is_built_without_the_network(docs, tmp_path):
         assert f'"{link}"' in page, link
     assert (out / "_images" / "1_squares_3_1.png").exists()
     assert 'href="../../more.html"' in (out / "repository" / "notes" / "NOTES.html").read_text()
-    assert len(list(out.glob("_downloads/*/code.py"))) == 1
+    assert "print" in (out / "repository" / "notes" / "code.py.html").read_text()
+    assert (
+        '<svg xmlns="http://www.w3.org/2000/svg"><a href="repository/notes/code.py.html">'
+        in (out / "more.html").read_text()
+    )
     assert "a[0](index.md)" in (out / "more.html").read_text()
     assert 'src="http' not in page and '<link href="http' not in page
 

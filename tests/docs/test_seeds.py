@@ -65,3 +65,14 @@ def test_options_are_fields(command, monkeypatch):
             name = name.replace("-", "_")
             assert hasattr(value, name) or hasattr(value, name.removeprefix("no_")), flag
             value = getattr(value, name, None)
+
+
+def test_the_names_of_figure_1_lead_to_their_definitions():
+    drawing = (ROOT / "docs" / "figure_1.svg").read_text("utf-8")
+    links = re.findall(r'<a href="\.\./(\S+?)">.*?<text[^>]*monospace[^>]*>([^<]+)</text></a>', drawing)
+    assert len(links) > 15
+    for path, names in links:
+        code = (ROOT / path).read_text()
+        for name in names.split(", "):
+            name = name.split(".")[0]
+            assert re.search(rf"^(class|def) {name}\b", code, flags=re.MULTILINE), (path, name)
