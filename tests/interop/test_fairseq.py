@@ -251,14 +251,23 @@ def test_without_a_tokenizer_the_way_out_is_told(tmp_path, capsys):
     )
 
 
-def test_a_token_without_a_vector_is_left_out(tmp_path):
+@pytest.mark.parametrize("last", ["<mask>", "a merge"])
+def test_a_token_without_a_vector_is_left_out(tmp_path, last):
     """As in bart-large-cnn, whose vocabulary ends before <mask>."""
     theirs, tokenizer = rival(tmp_path / "theirs", 3, "bart")
-    mask, path = tokenizer.mask_token_id, tmp_path / "theirs" / "config.json"
-    theirs.resize_token_embeddings(mask)
+    path, size = tmp_path / "theirs" / "tokenizer.json", max(tokenizer.get_vocab().values())
+    if last == "a merge":
+        plain = json.loads(path.read_text())
+        plain["model"]["merges"] += [["y", "y"]]
+        plain["model"]["vocab"] |= {"yy": size + 1}
+        path.write_text(json.dumps(plain))
+        size += 1
+    theirs.resize_token_embeddings(size)
     theirs.save_pretrained(tmp_path / "theirs")
-    assert json.loads(path.read_text())["vocab_size"] == mask == max(tokenizer.get_vocab().values())
     difference, got, want = compare(theirs, tokenizer, tmp_path / "theirs")
     assert difference < 1e-4 and got == want
     translator = td.load_translator(tmp_path / "run")
-    assert max(translator.sources(["a <mask> b"])[0]) < mask
+    assert max(translator.sources(["a <mask> yy"])[0]) < size
+    theirs.resize_token_embeddings(size - 2)
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "other")]) == 2

@@ -118,11 +118,17 @@ def _tokenizers(
 
 
 def _without_ids_from(size: int, plain: dict[str, Any]) -> dict[str, Any]:
-    """A tokenizer.json without added tokens for which a model has no vector, as those of BART that write have none for <mask>."""
+    """A tokenizer.json without added tokens for which a model has no vector, and without the token right behind its last one.
+
+    So bart-large-cnn has no vector for <mask>. More tokens than these would be those of another model.
+    """
     beyond = {token["content"] for token in plain["added_tokens"] if token["id"] >= size}
-    plain["added_tokens"] = [token for token in plain["added_tokens"] if token["content"] not in beyond]
     if isinstance(vocab := plain["model"]["vocab"], dict):
+        beyond |= {token for token, i in vocab.items() if i == size}
         plain["model"]["vocab"] = {token: i for token, i in vocab.items() if token not in beyond}
+        merges = [each.split(" ") if isinstance(each, str) else each for each in plain["model"].get("merges", [])]
+        plain["model"]["merges"] = [pair for pair in merges if not beyond & {*pair, "".join(pair)}]
+    plain["added_tokens"] = [token for token in plain["added_tokens"] if token["content"] not in beyond]
     return plain
 
 
