@@ -110,7 +110,7 @@ def _shards(index: Path) -> set[str]:
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """Tensors by name from a file of torch.save, of which nothing is run: torch refuses all but tensors and plain data."""
+    """Tensors by name from a pickle, of which nothing is run: torch refuses all but tensors and plain data."""
     mapped = zipfile.is_zipfile(regular(path))  # older files can only be read whole
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
