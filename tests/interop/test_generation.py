@@ -64,7 +64,12 @@ def test_what_nothing_knows_is_named_and_config_json_is_read_where_there_is_no_o
         ({"suppress_tokens": "x"}, "@ $.suppress_tokens"),
         ({"bad_words_ids": [3]}, "@ $.bad_words_ids"),
         ({"suppress_tokens": [0]}, "suppress_tokens must be without eos_token_id, but in {} it is [0]"),
-        ({"eos_token_id": [0, 3]}, "eos_token_id must be one id, but in {} it is [0, 3]"),
+        ({"eos_token_id": [0, 3]}, "eos_token_id must be one id, that of config.json, but in {} it is [0, 3]"),
+        ({"eos_token_id": 3}, "eos_token_id must be one id, that of config.json, but in {} it is 3"),
+        (
+            {"decoder_start_token_id": 9},
+            "decoder_start_token_id must be pad_token_id or eos_token_id, but in {} it is 9",
+        ),
         ({"forced_bos_token_id": 9}, "forced_bos_token_id must be null, but in {} it is 9"),
         ({"num_beams": 2, "length_penalty": -1.0}, "length_penalty must be at least 0, but in {} it is -1.0"),
     ],

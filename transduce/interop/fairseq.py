@@ -52,7 +52,7 @@ def import_run(directory: Path) -> Imported:
     kind = read_settings(directory, *MODELS)["model_type"]
     offset = 0 if kind == "blenderbot" else 2
     model, theirs = read_model(directory, model_type=kind, fields=MODELS[kind], offset=offset)
-    said = one_end(directory, read_generation(directory, theirs))
+    said = one_end(directory, read_generation(directory, theirs), theirs)
     forced, settings = said.get("forced_bos_token_id"), read_optional(directory / TOKENIZER)
     source, target = _tokenizers(directory, theirs | said | {"forced_bos_token_id": forced}, settings)
     n_forced = 1 if target.opens_by_language else len(target.opening)
@@ -88,8 +88,10 @@ def _tokenizers(
             f"a tokenizer is tokenizer.json, or sentencepiece.bpe.model and vocab.json, but {directory} has neither; write it "
             "with transformers: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
         )
-    if forced is not None and forced not in {*languages.values(), *special.values(), *added.values()}:
-        raise refusal(directory, "forced_bos_token_id", "a special token", forced)
+    marks = {0, special["eos"], special["pad"], *languages.values(), *added.values()}
+    for name in ("forced_bos_token_id", "decoder_start_token_id"):  # a text shows what is none
+        if theirs.get(name) is not None and theirs[name] not in marks:
+            raise refusal(directory, name, "a special token", theirs[name])
     parts |= {"special": special | {"unk": unknown}, "languages": languages}
     tags, by_id = {*languages.values()}, {i: name for name, i in languages.items()}
     kind = str(settings.get("tokenizer_class"))

@@ -118,18 +118,18 @@ def refusal(directory: Path, name: str, rule: str, value: object) -> InputError:
     return InputError(f"{name} must be {rule}, but in {directory} it is {value!r:.200}; change it in {GENERATION}")
 
 
-def one_end(directory: Path, said: dict[str, Any]) -> dict[str, Any]:
-    """The same settings of a model whose texts have one end.
+def one_end(directory: Path, said: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """The same settings of a model whose texts have one end, in config.json, too.
 
     Raises:
         InputError: they have several.
     """
     ends = said["eos_token_id"]
-    if isinstance(ends, list):
-        if len(ends) != 1:
-            raise refusal(directory, "eos_token_id", "one id", ends)
-        return said | {"eos_token_id": ends[0]}
-    return said
+    if isinstance(ends, list) and len(ends) == 1:
+        ends = ends[0]
+    if isinstance(ends, list) or theirs.get("eos_token_id", ends) not in (ends, [ends]):
+        raise refusal(directory, "eos_token_id", "one id, that of config.json", ends)
+    return said | {"eos_token_id": ends}
 
 
 def read_decoding(
@@ -162,6 +162,8 @@ def read_decoding(
     beam = told.num_beams != 1
     if beam and told.repetition_penalty != 1:  # there, transformers penalizes log-probabilities, not logits
         raise refusal(directory, "repetition_penalty", "1.0", told.repetition_penalty)
+    if told.no_repeat_ngram_size == 1 and said["decoder_start_token_id"] == said["eos_token_id"]:
+        raise refusal(directory, "no_repeat_ngram_size", "0 or at least 2, for its end begins every output", 1)
     if beam and told.length_penalty < 0:
         raise refusal(directory, "length_penalty", "at least 0", told.length_penalty)
     least = told.min_length - n_given if told.min_new_tokens is None else told.min_new_tokens
@@ -235,7 +237,8 @@ def _rules(directory: Path, told: Generation, said: dict[str, Any], size: int) -
     first = {*told.begin_suppress_tokens}
     if wrong := [i for i in (*ids, *first) if not 0 <= i < size]:
         raise InputError(
-            f"what is never written must have ids of 0 to {size - 1}, but in {directory} one is {wrong[0]}"
+            f"suppress_tokens, begin_suppress_tokens and bad_words_ids must be ids of 0 to {size - 1}, but in {directory} one is "
+            f"{wrong[0]}; change it in {GENERATION}"
         )
     rules = {"suppress": sorted(ids), "suppress_first": sorted(first), "renormalize": told.renormalize_logits}
     return rules | {"repetition_penalty": told.repetition_penalty}

@@ -42,16 +42,18 @@ def import_run(directory: Path) -> Imported:
         InputError: as `import_marian`; or a file of the tokenizer is missing or does not fit the model.
     """
     model, theirs = import_marian(directory).model, read_settings(directory, "marian")
-    said = one_end(directory, read_generation(directory, theirs))
+    said = one_end(directory, read_generation(directory, theirs), theirs)
     if (forced := said.get("forced_bos_token_id")) is not None:
         raise refusal(directory, "forced_bos_token_id", "null", forced)
+    if (start := said["decoder_start_token_id"]) not in (said["pad_token_id"], said["eos_token_id"]):
+        raise refusal(directory, "decoder_start_token_id", "pad_token_id or eos_token_id", start)
     separate = read_optional(directory / TOKENIZER).get("separate_vocabs") is True
     sides, config = [], model.config
     for side, stack in (("source", config.encoder), ("target", config.decoder)):
         assert stack is not None and isinstance(stack.input, Tokens)
         name = "target_vocab.json" if separate and side == "target" else "vocab.json"
         pieces = read_table(directory / name, stack.input.vocab_size)
-        ids = {"bos": said["decoder_start_token_id"], "eos": said["eos_token_id"], "pad": said["pad_token_id"]}
+        ids = {"bos": start, "eos": said["eos_token_id"], "pad": said["pad_token_id"]}
         ids["unk"] = pieces.index("<unk>")
         sides.append(ImportedTokenizer.of_pieces(regular(directory / f"{side}.spm").read_bytes(), pieces, special=ids))
     source, target = sides

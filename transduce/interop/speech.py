@@ -112,7 +112,7 @@ def _whisper(directory: Path, theirs: dict[str, Any]) -> Imported:
         weights.setdefault(name.removesuffix("weight") + "bias", torch.zeros(config.d_model))
     model = _model(config, weights, directory)
 
-    said = one_end(directory, read_generation(directory, theirs, more=WHISPER))
+    said = one_end(directory, read_generation(directory, theirs, more=WHISPER), theirs)
     said.setdefault("forced_decoder_ids", theirs.get("forced_decoder_ids"))
     tokenizer, timestamps = _whisper_tokenizer(directory, said, config.vocab_size), bool(said.get("return_timestamps"))
     n_given, n_positions = 1 + len(tokenizer.opening) - timestamps, theirs["max_target_positions"]
@@ -156,7 +156,7 @@ def _speech2text(directory: Path, theirs: dict[str, Any]) -> Imported:
         },
     )
     model = _model(config, read_tensors(directory, "model."), directory)
-    said = one_end(directory, read_generation(directory, theirs))
+    said = one_end(directory, read_generation(directory, theirs), theirs)
     tokenizer = _piece_table(directory, theirs | said, said.get("forced_bos_token_id"))
     if theirs["scale_embedding"]:  # of the two halves of a gated convolution, the one that is no gate
         assert isinstance(model.source_input, ConvolvedInput)
