@@ -65,6 +65,7 @@ def test_what_nothing_knows_is_named_and_config_json_is_read_where_there_is_no_o
         ({"bad_words_ids": [3]}, "@ $.bad_words_ids"),
         ({"suppress_tokens": [0]}, "suppress_tokens must be without eos_token_id, but in {} it is [0]"),
         ({"eos_token_id": [0, 3]}, "eos_token_id must be one id, that of config.json, but in {} it is [0, 3]"),
+        ({"forced_eos_token_id": 3}, "forced_eos_token_id must be eos_token_id, but in {} it is 3"),
         ({"eos_token_id": 3}, "eos_token_id must be one id, that of config.json, but in {} it is 3"),
         (
             {"decoder_start_token_id": 9},

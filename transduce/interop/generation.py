@@ -164,6 +164,8 @@ def read_decoding(
         raise refusal(directory, "repetition_penalty", "1.0", told.repetition_penalty)
     if told.no_repeat_ngram_size == 1 and said["decoder_start_token_id"] == said["eos_token_id"]:
         raise refusal(directory, "no_repeat_ngram_size", "0 or at least 2, for its end begins every output", 1)
+    if told.forced_eos_token_id not in (None, said["eos_token_id"]):
+        raise refusal(directory, "forced_eos_token_id", "eos_token_id", told.forced_eos_token_id)
     if beam and told.length_penalty < 0:
         raise refusal(directory, "length_penalty", "at least 0", told.length_penalty)
     least = told.min_length - n_given if told.min_new_tokens is None else told.min_new_tokens
