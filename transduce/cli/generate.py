@@ -94,6 +94,9 @@ def generate(
         check_interactive({"FILE": files, "--prompt": prompt, "--output": output})
     from transduce.tasks.generate import Generator
 
+    with_options(
+        GenerationConfig(max_length=sys.maxsize), generation
+    )  # what no run can do is told before one is loaded
     generator = machine.load(Generator, local(run))
     config = generator.decoding = with_options(generator.decoding, generation, forbid)
     if interactive:
