@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from transduce.cli.workers import Rows, results
+from transduce.errors import InputError
 
 logger = logging.getLogger("transduce")
 
@@ -19,7 +20,7 @@ logger = logging.getLogger("transduce")
 def worker(what: str = "") -> partial:
     """What a process loads: it does not need torch, and so begins quickly."""
     if what == "no run":
-        raise ValueError("there is no such run")
+        raise InputError("there is no such run")
     return partial(work, what)
 
 
@@ -27,7 +28,7 @@ def work(what: str, start: int, items: list[int], progress) -> Rows:
     if what == "killed" and start == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "bad input" and start == 2:
-        raise ValueError("input 2 is bad")
+        raise InputError("input 2 is bad")
     if what == "slow":
         os.write(1, f"{os.getpid()}\n".encode())  # at once, so that two cannot mix
         for _ in range(1000):
@@ -64,8 +65,8 @@ def test_every_chunk_comes_back_once_from_so_many_processes(n, caplog, monkeypat
 @pytest.mark.parametrize(
     ("what", "kind", "message"),
     [
-        ("no run", ValueError, "there is no such run"),
-        ("bad input", ValueError, "input 2 is bad"),
+        ("no run", InputError, "there is no such run"),
+        ("bad input", InputError, "input 2 is bad"),
         (
             "killed",
             ChildProcessError,
@@ -84,6 +85,7 @@ SLOW = """
 import signal
 from functools import partial
 from tests.cli.test_workers import CHUNKS, worker
+from transduce.errors import InputError
 from transduce.cli.workers import results
 
 if __name__ == "__main__":

@@ -196,7 +196,10 @@ def test_what_is_no_config_is_named(said, tmp_path):
 
 @pytest.mark.parametrize(
     ("word", "way_out"),
-    [("multi3k", "did you mean multi30k?"), ("xyz", "name one of commands, multi30k, multilingual, files, files_base")],
+    [
+        ("multi3k", "did you mean multi30k?"),
+        ("xyz", "name one of commands, paper, multi30k, multilingual, files, files_base"),
+    ],
 )
 def test_a_wrong_setting_gets_the_nearest_one(said, word, way_out):
     assert said(translation, word, "--run", "x") == (2, "", f"transduce: there is no setting {word!r}; {way_out}\n")

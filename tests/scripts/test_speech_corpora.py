@@ -67,7 +67,7 @@ def test_the_recipe_reads_connected_digits(digits, tmp_path):
 
 
 def test_no_setting_of_the_recipe_is_forgotten_here():
-    assert SETTINGS.keys() - {"commands", "commands_german", "manifest", "vectors"} == {
+    assert SETTINGS.keys() - {"commands", "paper", "commands_german", "manifest", "vectors"} == {
         "fsdd",
         "speechocean762",
         "digits",
