@@ -16,7 +16,7 @@ def refusal(check, *args, **values) -> str:
 
 
 def test_values_at_or_above_the_low_one_and_none_pass():
-    at_least(1, a=1, b=2, c=10**30, d=None)
+    at_least(1, a=1, b=2, c=2**62 - 1, d=None)
     at_least(0, a=0, b=0.0, c=-0.0, d=1e-300, e=1e300)
     at_least(-0.5, a=-0.5)
     at_least(3)
@@ -24,7 +24,7 @@ def test_values_at_or_above_the_low_one_and_none_pass():
 
 @pytest.mark.parametrize(
     ("low", "value"),
-    [(1, 0), (0, -1), (0, -1e-9), (1.0, 0.5), (0, math.nan), (0, -math.inf), (0, math.inf)],
+    [(1, 0), (0, -1), (0, -1e-9), (1.0, 0.5), (0, math.nan), (0, -math.inf), (0, math.inf), (0, 2**62)],
 )
 def test_a_value_below_the_low_one_is_refused(low, value):
     told = refusal(at_least, low, n=value)

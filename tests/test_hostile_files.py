@@ -15,6 +15,7 @@ from pyarrow import ipc
 
 from recipes import translation
 from tests.language_runs import language_run
+from tests.runs import LITTLE, random_run
 from transduce.cli.main import main
 from transduce.cli.parts import share_of_environment
 from transduce.data.text.characters import CharTokenizer
@@ -168,7 +169,7 @@ def test_a_part_that_is_none_is_refused(tmp_path, capsys, head):
 def test_an_output_that_is_no_file_is_refused(once, tmp_path, monkeypatch, capsys, output):
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
-    run = str(once("letters", lambda folder: language_run(folder / "run")) / "run")
+    run = str(once("run of letters", lambda folder: language_run(folder / "run")) / "run")
     words = ["generate", run, "--prompt", "a", "--max-length", "1", "--device", "cpu", "--output", output]
     for each in (words, [*words, "--part", "1/2"], ["merge", output], ["serve", output, "--port", "0"]):
         assert main(each) == 2
@@ -196,3 +197,32 @@ def test_vectors_and_texts_in_place_of_runs_are_refused(tmp_path, capsys):
     for command in (["describe"], ["translate"], ["generate", "--prompt", "a"], ["average", "--last", "1"]):
         assert main([command[0], str(tmp_path / "a.npy"), *command[1:]]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+ABSURD = {
+    "translate": ("--batch-tokens", "--coverage-penalty", "--max-length", "--diversity", "--top-k", "--beam-size"),
+    "generate": ("--max-length", "--n", "--batch-size", "--repetition-penalty", "--top-k", "--seed"),
+    "score perplexity": ("--window", "--stride"),
+    "score chrf": ("--word-order", "--resamples"),
+    "shortlist": ("--n", "--lines"),
+}
+
+
+@pytest.mark.parametrize(("command", "flag"), [(c, flag) for c, flags in ABSURD.items() for flag in flags])
+def test_numbers_that_no_memory_holds_are_refused_by_name(once, tmp_path, capsys, command, flag):
+    letters = str(once("run of letters", lambda folder: language_run(folder / "run")) / "run")
+    text = str(once("run of text", lambda folder: random_run(folder / "run", model=LITTLE)) / "run")
+    (tmp_path / "a").write_text("All\n")
+    file = str(tmp_path / "a")
+    words = {"translate": [text, file], "generate": [letters, "--prompt", "a"], "score perplexity": [letters, file],
+             "score chrf": [file, file], "shortlist": [text, file, file]}[command]  # fmt: skip
+    for value in (f"1{'0' * 20}", f"1{'0' * 400}"):
+        assert main([*command.split(), *words, flag, value]) == 2
+        err = capsys.readouterr().err
+        assert flag.strip("-").replace("-", "_") in err.replace("-", "_") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["hpu", "xla", "meta", "cuda:99", "cpu:x", "", ":", "\udcff", "privateuseone"])
+def test_devices_that_there_are_not_are_refused(name):
+    with pytest.raises(InputError, match="device must be one that this machine has"):
+        torch_device(name)

@@ -120,6 +120,9 @@ CASES: dict[str, tuple[str, Break, str, str]] = {
     "vocab_size of 1e15 in a decoder alone": (
         "letters", config("model", "decoder", "input", "vocab_size", value=BIG), "", f"decoder, which has {BIG}"),
     "max_positions of 1e15": ("text", config("model", "max_positions", value=BIG), "", "a model must fit into memory"),
+    "a window of 1e15": ("text", config("model", "window", value=BIG), CONFIG, f"[1, 1000000], but window={BIG}"),
+    "a first position of 1e40": (
+        "text", config("model", "first_position", value=10**40), CONFIG, f"first_position={10**40}"),
     "a head of 1e15": ("text", config("model", "head_width", value=BIG), MODEL, "it describes "),
     "a multiple of 1e15": ("letters", config("model", "decoder", "input", "multiple", value=BIG), MODEL, "it describes "),
     "a stack of 1e15": ("speech", config("model", "encoder", "input", "stack", value=BIG), MODEL, "it describes "),

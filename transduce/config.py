@@ -101,11 +101,12 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def at_least(low: int | float, **values: int | float | None) -> None:
-    """Raise InputError unless every value is `low` or more, and finite, or None."""
+    """Raise InputError unless every value is `low` or more, and finite, or None; whole numbers have 62 bits at most."""
     for name, value in values.items():
-        if value is not None and not low <= value < math.inf:
-            finite = " and finite" if value == math.inf else ""
-            raise InputError(f"{name} must be at least {low}{finite}, but {name}={value}")
+        most = 2**62 if isinstance(value, int) else math.inf
+        if value is not None and not low <= value < most:
+            bound = "" if not value >= most else " and finite" if value == math.inf else " and below 2**62"
+            raise InputError(f"{name} must be at least {low}{bound}, but {name}={value}")
 
 
 def within(interval: str, **values: int | float | None) -> None:

@@ -338,6 +338,14 @@ def test_what_is_no_gpt2_is_not_exported(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_list_of_padding_ids_is_refused(tmp_path, capsys):
+    rival(tmp_path, vocab_size=300)
+    pieces(tmp_path)
+    changed(tmp_path, pad_token_id=[1])
+    assert main(["import", str(tmp_path), str(tmp_path / "run")]) == 2
+    assert "pad_token_id must be a whole number or null, but" in capsys.readouterr().err
+
+
 def test_the_command_line_names_what_is_wrong(run, tmp_path, capsys):
     theirs = tmp_path / "theirs"
     rival(theirs, vocab_size=300, eos_token_id=7)

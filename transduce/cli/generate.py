@@ -32,7 +32,7 @@ from transduce.cli.output import writing
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.text.lines import lines_fingerprint
 from transduce.errors import InputError
-from transduce.tasks.config import GenerationConfig
+from transduce.tasks.config import LONGEST, GenerationConfig
 from transduce.tasks.formats import plain_output
 
 if TYPE_CHECKING:
@@ -94,9 +94,7 @@ def generate(
         check_interactive({"FILE": files, "--prompt": prompt, "--output": output})
     from transduce.tasks.generate import Generator
 
-    with_options(
-        GenerationConfig(max_length=sys.maxsize), generation
-    )  # what no run can do is told before one is loaded
+    with_options(GenerationConfig(max_length=LONGEST), generation)  # what no run can do is told before one is loaded
     generator = machine.load(Generator, local(run))
     config = generator.decoding = with_options(generator.decoding, generation, forbid)
     if interactive:

@@ -10,7 +10,7 @@ from sacrebleu.metrics import CHRF
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import STDIN, OptionalFile, read_side, side_name
-from transduce.config import at_least
+from transduce.config import within
 from transduce.data.text.lines import split_table
 from transduce.errors import InputError
 from transduce.score.alignment import error_report
@@ -120,7 +120,7 @@ def score_chrf_of(
         hypotheses: Translations to score, one a line: a file, plain or .gz, or - for standard input.
         references: The right translations, line by line; more files are more references.
     """
-    at_least(0, word_order=scoring.word_order)
+    within("[0, 100]", word_order=scoring.word_order)
     counted = replace(measure, metric=partial(CHRF, word_order=scoring.word_order))
     score_translations(counted, hypotheses, references, scoring)
 

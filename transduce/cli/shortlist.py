@@ -31,12 +31,13 @@ def shortlist(
         frequent: So many most frequent target tokens may always come out.
         lines: Read so many lines at most.
     """
-    from transduce.config import at_least
+    from transduce.config import at_least, within
     from transduce.data.text.corpus import each_line_pair
     from transduce.run import load_run
     from transduce.tasks.shortlist import FILE, learn_shortlist, save_shortlist
 
-    at_least(1, n=n, lines=lines)
+    within("[1, 10000]", n=n)
+    at_least(1, lines=lines)
     if str(run).startswith(PREFIX):
         raise InputError(
             f"a shortlist is written into a run directory, but {run} is on the hub; make it before transduce publish"

@@ -32,7 +32,7 @@ class RulesConfig:
 
     def __post_init__(self) -> None:
         at_least(0, min_length=self.min_length, no_repeat_ngram=self.no_repeat_ngram)
-        within("(0, inf)", repetition_penalty=self.repetition_penalty)
+        within("[0.001, 1000]", repetition_penalty=self.repetition_penalty)
         if not all(self.forbid):
             raise InputError("a forbidden phrase must have a character, but one is empty; leave it out")
         at_least(0, suppress=min(self.suppress, default=None))

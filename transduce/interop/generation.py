@@ -233,9 +233,11 @@ def _rules(directory: Path, told: Generation, said: dict[str, Any], size: int) -
         )
     end = said["eos_token_id"]
     ends = {*end} if isinstance(end, list) else {end}
+    if not isinstance(pad := said["pad_token_id"], int | None):
+        raise refusal(directory, "pad_token_id", "a whole number or null", pad)
     if ends & {*told.suppress_tokens}:
         raise refusal(directory, "suppress_tokens", "without eos_token_id", [*told.suppress_tokens])
-    ids = {*told.suppress_tokens, *(i for each in told.bad_words_ids for i in each)} - {said["pad_token_id"], *ends}
+    ids = {*told.suppress_tokens, *(i for each in told.bad_words_ids for i in each)} - {pad, *ends}
     first = {*told.begin_suppress_tokens}
     if wrong := [i for i in (*ids, *first) if not 0 <= i < size]:
         raise InputError(

@@ -141,9 +141,11 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         at_least(1, d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff, max_positions=self.max_positions)
-        at_least(1, n_kv_heads=self.n_kv_heads, head_width=self.head_width, window=self.window)
+        at_least(1, n_kv_heads=self.n_kv_heads, head_width=self.head_width)
+        within("[1, 1000000]", window=self.window)
         at_least(1, experts_per_token=self.experts_per_token)
-        at_least(0, first_position=self.first_position, conformer_kernel=self.conformer_kernel)
+        at_least(0, conformer_kernel=self.conformer_kernel)
+        within("[0, 1000000000]", first_position=self.first_position)
         within("[0, 10000]", n_experts=self.n_experts)
         at_least(0, balance_weight=self.balance_weight)
         within("[0, 1)", dropout=self.dropout, attention_dropout=self.attention_dropout)

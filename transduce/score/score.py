@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from transduce.config import within
 from transduce.errors import InputError
 
 Lines = Sequence[str]
@@ -118,6 +119,7 @@ def check_resamples(resamples: int, *, compared: bool) -> None:
     Raises:
         InputError: it is below 100, and not the 0 that leaves out the interval of a single score.
     """
+    within("[0, 1000000]", resamples=resamples)
     if resamples < 100 and (compared or resamples != 0):
         zero = "" if compared else ", or 0 for no interval"
         raise InputError(f"resamples must be at least 100{zero}, but resamples={resamples}; 1000 is usual")

@@ -15,6 +15,9 @@ RULES = {each.name for each in fields(RulesConfig)}
 NOT_GREEDY = ("beam_groups", "sample", "temperature", "top_k", "top_p", "mbr")
 """Fields of SearchConfig that greedy search leaves at their defaults."""
 
+LONGEST = 1_000_000
+"""Tokens of an output."""
+
 STEEPEST = 100.0
 """The largest alpha: lengths to a higher power are beyond floats."""
 
@@ -124,11 +127,11 @@ class SearchConfig(RulesConfig):
         at_least(1, batch_tokens=self.batch_tokens, max_source_length=self.max_source_length)
         within("[1, 1000000]", length_extra=self.length_extra)
         at_least(0, length_offset=self.length_offset)
-        at_least(0, max_length=self.max_length, coverage_penalty=self.coverage_penalty)
+        within(f"[0, {LONGEST}]", max_length=self.max_length)
         within(f"[0, {STEEPEST}]", alpha=self.alpha)
         check_lengths(self.min_length, self.max_length)
-        at_least(0, lm_weight=self.lm_weight)
-        within("[0, 1000]", length_ratio=self.length_ratio)
+        within("[0, 1000]", lm_weight=self.lm_weight, coverage_penalty=self.coverage_penalty)
+        within("[0, 1000]", length_ratio=self.length_ratio, diversity=self.diversity)
         at_least(0, split_length=self.split_length, min_seconds=self.min_seconds, margin=self.margin)
         at_least(1.0, max_seconds=self.max_seconds)
         if self.min_seconds > self.max_seconds:
@@ -139,7 +142,7 @@ class SearchConfig(RulesConfig):
         within("[0, 1]", ctc_weight=self.ctc_weight, no_speech_threshold=self.no_speech_threshold)
         within(f"[1, {self.beam_size}]", n_best=self.n_best)
         divides(beam_size=self.beam_size, beam_groups=self.beam_groups)
-        at_least(0, diversity=self.diversity, top_k=self.top_k, seed=self.seed)
+        at_least(0, top_k=self.top_k, seed=self.seed)
         within("(0, inf)", temperature=self.temperature)
         within("(0, 1]", top_p=self.top_p)
         check_choices(self)
@@ -215,8 +218,11 @@ class GenerationConfig(RulesConfig, SamplingConfig):
     """Texts at a time, or beams. It changes speed and memory, never the output."""
 
     def __post_init__(self) -> None:
-        at_least(1, max_length=self.max_length, beam_size=self.beam_size, n=self.n, batch_size=self.batch_size)
-        at_least(0, seed=self.seed, diversity=self.diversity)
+        within(f"[1, {LONGEST}]", max_length=self.max_length, n=self.n)
+        within("[1, 1000]", beam_size=self.beam_size)
+        at_least(1, batch_size=self.batch_size)
+        at_least(0, seed=self.seed)
+        within("[0, 1000]", diversity=self.diversity)
         within(f"[0, {STEEPEST}]", alpha=self.alpha)
         check_lengths(self.min_length, self.max_length)
         divides(beam_size=self.beam_size, beam_groups=self.beam_groups)

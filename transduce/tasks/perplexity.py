@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
+from transduce.config import at_least
 from transduce.data.text.language import encode_text
 from transduce.data.text.tokenizers import Tokenizer
 from transduce.errors import InputError
@@ -117,6 +118,7 @@ def windows(
     limit = config.max_positions
     window = window or limit
     stride = stride or max(1, window // 2)
+    at_least(1, window=window)
     if not 1 <= stride <= window or (config.positions == "learned" and window > limit):
         raise InputError(
             "stride must lie in 1 ... window, and window within learned positions, but "
