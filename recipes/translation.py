@@ -1,6 +1,7 @@
 """Translation: text to text, scored with BLEU.
 
     python recipes/translation.py                        the spoken commands that ship, English to German
+    python recipes/translation.py paper                  the same with the model and training of Vaswani et al. (2017)
     python recipes/translation.py multi30k --data DIR    image captions (Elliott et al. 2016)
     python recipes/translation.py multilingual --data DIR --languages en de fr    one model between all of them
     python recipes/translation.py files --train-source a.en --train-target a.de --valid-source b.en --valid-target b.de
@@ -81,12 +82,12 @@ COMMANDS = Experiment(
         keep_last=2,
     ),
 )
-PAPER = replace(
+PAPER = replace(  # of the paper all but the sizes: its layers, initial weights, Adam, schedule, smoothing, mean of checkpoints
     COMMANDS,
     run=Path("runs/paper"),
     model=replace(COMMANDS.model, init_gain=1.0),
-    training=replace(
-        COMMANDS.training, optim=ex.OptimConfig(peak_rate=3e-3, warmup_steps=200, clip_norm=0.0), max_updates=800
+    training=ex.TrainingConfig(
+        optim=ex.OptimConfig(peak_rate=3e-3, warmup_steps=400, clip_norm=0.0), max_updates=1500, validate_every=250
     ),
 )
 FILES = Experiment(

@@ -21,6 +21,7 @@ from transduce.data.speech.manifest import Manifests, Recording, read_manifest
 from transduce.data.speech.vectors import VectorConfig
 from transduce.experiment.command import choose
 from transduce.experiment.run import with_frames
+from transduce.model.layers import Layer
 from transduce.run import load_run
 
 
@@ -295,5 +296,28 @@ def test_every_setting_describes_a_model_that_can_be_built(name):
     config = with_frames(x.model, x.features.n_features, x.vocab_size)
     with torch.device("meta"):
         td.Transformer(config)
-    if name == "commands":
-        assert config.encoder.input.width == config.d_model  # straight in
+    if name != "vectors":  # 80 numbers for a vector by themselves
+        assert config.encoder.input.width == config.d_model
+        assert config.encoder.input.project == (name == "speechocean762")  # else straight in
+
+
+def test_the_setting_paper_has_the_layers_of_the_paper_in_both_halves(monkeypatch):
+    """Those of translation: post-norm, sinusoids, ReLU, nothing between frames and encoder; a field reaches both halves."""
+    model = SETTINGS["paper"][1].model
+    plain = td.transformer_base(n_layers=model.encoder.n_layers)
+    for field in ("norm", "norm_position", "positions", "activation", "gated", "attention", "bias", "conformer_kernel"):
+        assert getattr(model, field) == getattr(plain, field), field
+    with torch.device("meta"):
+        built = td.Transformer(with_frames(model, 40, 320))
+    assert {type(layer) for half in (built.encoder, built.decoder) for layer in half.layers} == {Layer}
+    assert not list(built.source_input.parameters())
+    flags = "--model.positions learned --model.n-experts 2 --model.attention linear"
+    monkeypatch.setattr("sys.argv", ["speech_to_text.py", "paper", *flags.split()])
+    chosen = choose(SETTINGS, default="commands", description=None).model
+    assert {chosen.of(half).positions for half in (chosen.encoder, chosen.decoder)} == {"learned"}
+
+
+def test_the_positions_of_a_model_reach_the_encoder_of_every_setting(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["speech_to_text.py", "commands", "--model.positions", "sinusoidal"])
+    model = choose(SETTINGS, default="commands", description=None).model
+    assert {model.of(half).positions for half in (model.encoder, model.decoder)} == {"sinusoidal"}
