@@ -116,7 +116,13 @@ COMMANDS = Experiment(
     # all that is said in these corpora is said in their training, or nearly all
     decoding=td.SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5, words="known"),
 )
-PAPER = replace(COMMANDS, name="speech_paper", model=ex.speech_tiny())
+PAPER = replace(
+    COMMANDS,
+    name="speech_paper",
+    model=ex.speech_tiny(),
+    frames_per_batch=2000,
+    training=replace(COMMANDS.training, max_updates=2400, validate_every=600),
+)
 ONE_VIEW = replace(COMMANDS, ctc_consistency=0.0, augmentation=replace(COMMANDS.augmentation, n_time_masks=2))
 GERMAN = replace(
     ONE_VIEW,
@@ -223,19 +229,10 @@ def run(x: Experiment) -> dict[str, float]:
     measures = ("bleu", "chrf") if translating else ("wer", "cer")
     run = x.run or Path("runs") / (f"{x.name}_{x.corpus.target_column}" if translating else x.name)
     x = replace(x, run=run, validate_by=x.validate_by or measures[0])
-    for name, value in (
-        ("ctc_column is what CTC learns", x.ctc_column),
-        ("interctc_column is what CTC learns", x.interctc_column),
-        ("ctc_consistency is for CTC", x.ctc_consistency),
-    ):
-        if value and not x.ctc_weight:
-            raise td.InputError(f"{name}, but ctc_weight=0; leave one of them out")
-    others = {
-        "tokenizer": x.tokenizer,
-        "symbols": x.symbols,
-        "interctc_column": x.interctc_column,
-        "ctc_column": x.ctc_column,
-    }
+    for name in ("ctc_column", "interctc_column", "ctc_consistency"):
+        if getattr(x, name) and not x.ctc_weight:
+            raise td.InputError(f"{name} is for CTC, but ctc_weight=0; leave one of them out")
+    others = {name: getattr(x, name) for name in ("tokenizer", "symbols", "interctc_column", "ctc_column")}
     others |= {"corpus.target_column": x.corpus.target_column if translating else None}
     if x.pronunciations and (named := [f"{name}={value}" for name, value in others.items() if value]):
         raise td.InputError(

@@ -115,7 +115,7 @@ def test_ctc_inside_the_encoder_may_learn_phones(recordings, tmp_path, untrained
         run(replace(named, model=SPEECH))
     with pytest.raises(ValueError, match="with the text at its end, but ctc_column=german; leave one of them out"):
         run(replace(named, ctc_column="german"))
-    with pytest.raises(ValueError, match="interctc_column is what CTC learns, but ctc_weight=0; leave one of them out"):
+    with pytest.raises(ValueError, match="interctc_column is for CTC, but ctc_weight=0; leave one of them out"):
         run(replace(named, ctc_weight=0.0))
     (tmp_path / "valid.tsv").write_text((tmp_path / "valid.tsv").read_text().replace(" E", " X"))
     with pytest.raises(ValueError, match="there is none for 'X'; name it with --symbols '<X>', or correct the column"):
@@ -144,7 +144,7 @@ def test_ctc_may_learn_what_is_said_under_a_decoder_that_translates(recordings, 
     assert isinstance(transcriber([sound])[0], str)
     with pytest.raises(ValueError, match="CTC head"):
         transcriber([sound], ctc_weight=0.5)
-    with pytest.raises(ValueError, match="ctc_column is what CTC learns, but ctc_weight=0; leave one of them out"):
+    with pytest.raises(ValueError, match="ctc_column is for CTC, but ctc_weight=0; leave one of them out"):
         run(replace(x, ctc_column="text", ctc_weight=0.0))
     x = replace(x, corpus=replace(german, test=None))
     conditioned = replace(x, run=tmp_path / "other", model=replace(SPEECH, ctc_layers=(1,), ctc_conditioning=True))
