@@ -83,6 +83,12 @@ def test_a_list_is_ranked_by_the_weighted_sum_of_both_scores(folder, tmp_path, c
         assert scores[text] == pytest.approx(min(scores.values()))
 
 
+def test_no_input_has_no_list(folder, tmp_path, capsys):
+    (tmp_path / "none").touch()
+    assert main(["rerank", str(folder / "text4"), str(tmp_path / "none"), str(tmp_path / "none"), *CPU]) == 0
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

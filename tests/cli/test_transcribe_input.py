@@ -35,6 +35,16 @@ def test_names_come_from_standard_input(run, folder, monkeypatch, capsys):
     assert lines_of(capsys.readouterr().out) == ["black", "red blue", "green red", "red blue"]
 
 
+def test_a_blank_name_of_standard_input_has_a_blank_line(run, folder, monkeypatch, capsys):
+    raw = f"{folder / '8bit.wav'}\n\r\n{folder / '8bit.wav'}\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw.encode())))
+    with pytest.raises(SystemExit) as end:
+        transcribe(run, [Path("-")])
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (1, "green red\n\ngreen red\n")
+    assert "line 2 of standard input, which is blank," in err
+
+
 def test_a_name_that_is_no_text_is_still_named(run, tmp_path, monkeypatch, capsys):
     name = bytes(tmp_path) + b"/caf\xe9.wav"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(name + b"\n")))

@@ -252,12 +252,12 @@ def _list_length(texts: Lines, inputs: Iterable[Any], name: str, source: str) ->
             _scored(line)
     n_rows, n_inputs = _length(texts), _length(inputs)
     n, rest = divmod(n_rows, max(1, n_inputs))
-    if rest or not n:
+    if rest or (n_inputs and not n):
         raise InputError(
             f"a list has equally many outputs for every input, but there are {n_rows} lines in {name} and "
             f"{n_inputs} in {source}; make it with --n-best N --scores"
         )
-    return n
+    return max(1, n)  # of no input there are no outputs
 
 
 def _length(items: Iterable[Any]) -> int:

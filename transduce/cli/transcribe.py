@@ -293,7 +293,9 @@ def _standard_input() -> Iterator[Audio]:
         raw += sys.stdin.buffer.read()
     raw = raw.removeprefix(codecs.BOM_UTF8)
     if not NO_NAME.search(raw):
-        yield from (Path(os.fsdecode(name)) for line in raw.split(b"\n") if (name := line.removesuffix(b"\r")))
+        for number, line in enumerate(raw.removesuffix(b"\n").split(b"\n") if raw else [], start=1):
+            name = line.removesuffix(b"\r")
+            yield Path(os.fsdecode(name)) if name else _Named(f"line {number} of standard input, which is blank,")
     elif SOUND.match(raw):
         yield _Named("standard input", raw)
     else:

@@ -13,7 +13,8 @@ from transduce.data.text.tokenizers import Tokenizer
 from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
-from transduce.tasks.search import check_list, in_batches, last_position, one_line
+from transduce.tasks.inputs import check_list
+from transduce.tasks.search import in_batches, last_position, one_line
 from transduce.tasks.states import Source, check_positions, encoder_states
 
 
@@ -45,7 +46,7 @@ class FillMask:
         Raises:
             InputError: a line with a mask is longer than learned positions, or the mask word is empty.
         """
-        check_list(lines, "masks are filled in a list of lines")
+        check_list(lines, "masks are filled in a list of lines", of_text=True)
         if not mask_word:
             raise InputError("mask_word must be what stands for a masked token, but it is empty; leave it out for _")
         outputs = list(lines)
@@ -75,7 +76,7 @@ class FillMask:
         Raises:
             InputError: a line has no token, or is longer than learned positions.
         """
-        check_list(lines, "encode takes a list of lines")
+        check_list(lines, "encode takes a list of lines", of_text=True)
         rows: list[Source] = [encode_text(self.tokenizer, line).tolist() for line in lines]
         for number, row in enumerate(rows, start=1):
             check_positions(f"line {number}", len(row), last_position(self.model))

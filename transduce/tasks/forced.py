@@ -19,7 +19,8 @@ from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Memory, Transformer
 from transduce.plot import attention_map
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.search import LanguageModel, Output, beginning, check_list, last_position
+from transduce.tasks.inputs import check_list
+from transduce.tasks.search import LanguageModel, Output, beginning, last_position
 from transduce.tasks.states import (
     Source,
     batches,

@@ -22,8 +22,9 @@ from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.forced import scored
+from transduce.tasks.inputs import check_list
 from transduce.tasks.phrases import forbidden
-from transduce.tasks.search import Output, check_list, check_suppressed, last_position, search, shared
+from transduce.tasks.search import Output, check_suppressed, last_position, search, shared
 from transduce.tasks.states import check_positions, token_log_probs
 from transduce.tasks.words import TokenScores
 
@@ -87,7 +88,7 @@ class Generator:
         Raises:
             InputError: beam search and `stop`, as a beam knows no text before its end.
         """
-        check_list(prompts, "generate takes a list of prompts")
+        check_list(prompts, "generate takes a list of prompts", of_text=True)
         config = self._own(config)
         if stop and config.beam_size > 1:
             raise InputError(f"stop ends texts that are sampled, but beam_size={config.beam_size}; set it to 1")
@@ -165,7 +166,7 @@ class Generator:
         Raises:
             InputError: a text is longer than learned positions; `measure_perplexity` takes windows of it.
         """
-        check_list(texts, "score takes a list of texts")
+        check_list(texts, "score takes a list of texts", of_text=True)
         found = []
         for number, text in enumerate(texts, start=1):
             ids = torch.from_numpy(encode_text(self.tokenizer, text).astype(np.int64)).to(self.model.device)

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -341,9 +340,3 @@ def outputs_of(tokenizer: Tokenizer, hypotheses: list[Hypothesis], n_best: int) 
 def one_line(text: str) -> str:
     """The text without line breaks, which bytes could spell."""
     return text.replace("\n", " ").replace("\r", " ")
-
-
-def check_list(given: object, rule: str) -> None:
-    """Raise InputError where one string or path was given instead of a list; `rule` says who takes a list of what."""
-    if isinstance(given, str | Path):
-        raise InputError(f"{rule}, but got one string; use [{str(given)[:20]!r}]")

@@ -20,10 +20,11 @@ from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding
+from transduce.tasks.inputs import check_list
 from transduce.tasks.no_speech import no_speech_probs, warn_if_unmeasurable
 from transduce.tasks.phrases import per_line, prefix as begin, required, warn_of_lacking
 from transduce.tasks.risk import chosen
-from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources, timestamps
+from transduce.tasks.search import Output, in_batches, last_position, outputs_of, search_sources, timestamps
 from transduce.tasks.states import Source
 from transduce.tasks.stretches import Cut, cut_sound, groups
 from transduce.tasks.transcript import Audio, Details, Segment, Sound, Transcript, audio_name, cut

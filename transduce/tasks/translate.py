@@ -16,9 +16,10 @@ from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.forced import ForcedDecoding
+from transduce.tasks.inputs import check_list
 from transduce.tasks.phrases import per_line, prefix as begin, required, warn_of_lacking
 from transduce.tasks.risk import chosen
-from transduce.tasks.search import Output, check_list, in_batches, last_position, outputs_of, search_sources
+from transduce.tasks.search import Output, in_batches, last_position, outputs_of, search_sources
 from transduce.tasks.states import Source
 from transduce.tasks.words import WordAlignment, joined, word_spans
 
@@ -96,7 +97,7 @@ class Translator(ForcedDecoding[str]):
             first_line: the number of lines[0], for warnings.
             prefix, require, token_scores, alignments, settings: see `translate`.
         """
-        check_list(lines, "translate takes a list of lines")
+        check_list(lines, "translate takes a list of lines", of_text=True)
         config = (decoding or self.decoding).changed(**settings)
         if config.source_language or config.target_language:
             there = self.with_decoding(config)
@@ -172,7 +173,7 @@ class Translator(ForcedDecoding[str]):
 
     def sources(self, inputs: Sequence[str]) -> list[Source]:
         """Ids of every line, with its end; nothing is cut."""
-        check_list(inputs, "encode, score and align take a list of lines")
+        check_list(inputs, "encode, score and align take a list of lines", of_text=True)
         check_tags(inputs, self.source_tokenizer)
         return [*self.source_tokenizer.with_eos(self.source_tokenizer.encode(inputs))]
 
