@@ -10,6 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from recipes import language_model, masked_language_model, speech_to_text, translation
+from transduce.errors import InputError
 from transduce.experiment.command import choose
 
 RECIPES = (translation, speech_to_text, language_model, masked_language_model)
@@ -41,6 +42,13 @@ def test_absurd_numbers_are_refused_by_name(recipe):
             with pytest.raises(ValueError) as error:
                 with_value(setting, path, value)
             assert path[-1] in str(error.value), (path, value)
+
+
+@pytest.mark.parametrize("path", [("training", "data_workers"), ("model", "init_gain"), ("tokens_per_batch",)])
+def test_numbers_that_no_machine_bears_are_refused_by_name(path):
+    with pytest.raises(InputError) as error:
+        with_value(translation.COMMANDS, path, 10**30)
+    assert path[-1] in str(error.value)
 
 
 def test_the_test_looks_at_every_recipe_and_deep():

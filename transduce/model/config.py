@@ -149,7 +149,8 @@ class TransformerConfig:
         within("[0, 10000]", n_experts=self.n_experts)
         at_least(0, balance_weight=self.balance_weight)
         within("[0, 1)", dropout=self.dropout, attention_dropout=self.attention_dropout)
-        within("(0, inf)", init_gain=self.init_gain, norm_eps=self.norm_eps)
+        within("(0, inf)", norm_eps=self.norm_eps)
+        within("(0, 1000]", init_gain=self.init_gain)
         within("(1, inf)", rotary_theta=self.rotary_theta)
         within("[1, inf)", rotary_factor=self.rotary_factor)
         if self.rotary_bands is not None:

@@ -181,7 +181,8 @@ class TrainingConfig:
         at_least(1, max_updates=self.max_updates, accumulate=self.accumulate, validate_every=self.validate_every)
         at_least(1, keep_last=self.keep_last, keep_best=self.keep_best, max_skipped=self.max_skipped)
         at_least(1, patience=self.patience)
-        at_least(0, seed=self.seed, data_workers=self.data_workers)
+        at_least(0, seed=self.seed)
+        within("[0, 1000]", data_workers=self.data_workers)
         within("(0, inf)", max_minutes=self.max_minutes, save_every_minutes=self.save_every_minutes)
         if self.shard:
             self._check_shard()
