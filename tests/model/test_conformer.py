@@ -2,6 +2,8 @@
 
 import math
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -154,3 +156,21 @@ def test_what_does_not_go_with_it_is_refused(changes):
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         replace(CONFIG, **changes)
+
+
+FEW = """
+import torch
+from transduce.model.conformer import ConvolutionModule
+from transduce.model.presets import conformer_tiny
+from dataclasses import replace
+module = ConvolutionModule(replace(conformer_tiny(), d_model=16, n_heads=2)).bfloat16()
+x = torch.randn(2, 64, 16)
+print((module(x.bfloat16()).float() - module.float()(x)).abs().max().item())
+"""
+
+
+@pytest.mark.process
+def test_few_channels_in_bf16_come_to_an_end():
+    """oneDNN's kernel for planes does not, for so many positions."""
+    done = subprocess.run([sys.executable, "-c", FEW], capture_output=True, text=True, timeout=60, check=True)
+    assert float(done.stdout) < 0.05

@@ -44,10 +44,13 @@ def test_absurd_numbers_are_refused_by_name(recipe):
             assert path[-1] in str(error.value), (path, value)
 
 
-@pytest.mark.parametrize("path", [("training", "data_workers"), ("model", "init_gain"), ("tokens_per_batch",)])
+@pytest.mark.parametrize(
+    "path",
+    [("training", "data_workers"), ("model", "init_gain"), ("frames_per_batch",), ("augmentation", "n_time_masks")],
+)
 def test_numbers_that_no_machine_bears_are_refused_by_name(path):
     with pytest.raises(InputError) as error:
-        with_value(translation.COMMANDS, path, 10**30)
+        with_value(speech_to_text.COMMANDS, path, 10**30)
     assert path[-1] in str(error.value)
 
 

@@ -179,8 +179,8 @@ class Augmentation:
             raise InputError("speeds must name at least one, but speeds=(); (1.0,) changes nothing")
         for speed in self.speeds:
             within(SPEEDS, speed=speed)
-        at_least(0, n_time_masks=self.n_time_masks, time_mask_width=self.time_mask_width)
-        at_least(0, n_frequency_masks=self.n_frequency_masks, frequency_mask_width=self.frequency_mask_width)
+        within("[0, 1000]", n_time_masks=self.n_time_masks, n_frequency_masks=self.n_frequency_masks)
+        at_least(0, time_mask_width=self.time_mask_width, frequency_mask_width=self.frequency_mask_width)
         within("[0, 1)", vtlp=self.vtlp, token_dropout=self.token_dropout)
         within("[0, 10]", silence=self.silence)
         within("[0, 100]", gain=self.gain, tilt=self.tilt)
