@@ -45,7 +45,7 @@ def to_dict(config: Any) -> dict[str, Any]:
     return plain
 
 
-def from_dict(kind: type[Config], plain: dict[str, Any], name: str) -> Config:
+def from_dict(kind: type[Config], plain: object, name: str) -> Config:
     """The dataclass `kind` from what `to_dict` made; `name` is what an error calls its origin.
 
     Raises:

@@ -192,7 +192,7 @@ def _check_format(path: Path, plain: dict[str, Any]) -> None:
         )
 
 
-def _read_feature_extractor(plain: dict[str, Any], directory: Path) -> FeatureExtractor | VectorReader:
+def _read_feature_extractor(plain: object, directory: Path) -> FeatureExtractor | VectorReader:
     where = str(directory / CONFIG)
     if not isinstance(plain, dict) or "sample_rate" not in plain:
         return VectorReader(from_dict(VectorConfig, plain, where))

@@ -51,8 +51,8 @@ class FeatureExtractor:
         self,
         config: FeatureConfig,
         *,
-        mean: Float[Tensor, " F"] | None = None,
-        std: Float[Tensor, " F"] | None = None,
+        mean: Float[Tensor, " _"] | None = None,
+        std: Float[Tensor, " _"] | None = None,
     ) -> None:
         wanted = (config.n_features,) if config.has_statistics else None
         found = [None if given is None else tuple(given.shape) for given in (mean, std)]
