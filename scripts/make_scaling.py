@@ -28,7 +28,8 @@ from transduce.train.objectives import CrossEntropy
 from transduce.train.optim import OptimConfig, optimizer, step
 
 EXTRA = 5
-"""Numbers beside the gradient: tokens, the loss, its one part, the stop request and the clock."""
+"""Numbers beside the gradient: tokens, the loss, its one part, the stop request and the clock; and one per weight, whether
+a batch has used it."""
 FIRST_GPUS = 8
 """Processes among which the paper's, or the recipe's, tokens of an update are shared."""
 
@@ -102,7 +103,7 @@ class Job:
     def n_bytes(self) -> int:
         """Bytes of one exchange."""
         with torch.device("meta"):
-            return 4 * (EXTRA + sum(p.numel() for p in Transformer(self.config).parameters()))
+            return 4 * (EXTRA + sum(1 + p.numel() for p in Transformer(self.config).parameters()))
 
     def flops_per_token(self) -> float:
         """Operations of training, per target token; the backward pass takes twice those of the forward pass."""

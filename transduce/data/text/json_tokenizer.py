@@ -18,7 +18,6 @@ from tokenizers import (
 from transduce.config import within
 from transduce.data.text.tokenizer import END, LARGEST, SPECIAL, Tokenizer, say_if_smaller
 from transduce.errors import InputError
-from transduce.files import read_json
 
 _PLAIN = {*range(33, 127), *range(161, 173), *range(174, 256)}
 _OTHER = [byte for byte in range(256) if byte not in _PLAIN]
@@ -196,6 +195,8 @@ def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
         InputError: a token has another id than the next one.
     """
     files = ("added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
+    from transduce.files import read_json  # which imports torch, that --help does without
+
     added, *settings = (read_json(directory / name) if (directory / name).is_file() else {} for name in files)
     named = {
         name: value["content"] if isinstance(value, dict) else value
