@@ -133,10 +133,10 @@ CASES: dict[str, tuple[str, Break, str, str]] = {
         "text", config("experiment", "decoding", value={"beam_size": 10**9}), CONFIG, "[1, 1000], but beam_size=1000000000"),
     "a string for an int": (
         "text", config("model", "d_model", value="128"), CONFIG, "must be a whole number, but it is '128' @ $.d_model"),
-    "a bool for an int": ("text", config("model", "n_heads", value=True), CONFIG, "but it is True @ $.n_heads"),
+    "a bool for an int": ("text", config("model", "n_heads", value=True), CONFIG, "but it is true @ $.n_heads"),
     "a float for an int": ("text", config("model", "d_ff", value=2.5), CONFIG, "but it is 2.5 @ $.d_ff"),
     "an int for a bool": ("text", config("model", "gated", value=1), CONFIG, "true or false, but it is 1 @ $.gated"),
-    "null for an int": ("text", config("model", "d_model", value=None), CONFIG, "but it is None @ $.d_model"),
+    "null for an int": ("text", config("model", "d_model", value=None), CONFIG, "but it is null @ $.d_model"),
     "a number beyond floats": ("text", config("model", "dropout", value=10**400), CONFIG, "too large for a float"),
     "NaN": ("text", config("model", "dropout", value=float("nan")), CONFIG, "it has NaN"),
     "infinity": ("text", config("model", "norm_eps", value=float("inf")), CONFIG, "it has Infinity"),

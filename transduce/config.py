@@ -36,7 +36,8 @@ def _exactly(value: Any, kind: type) -> Any:
             raise InputError("it is too large for a float") from error
     if type(value) is kind:
         return value
-    raise InputError(f"it must be {NAMES[kind]}, but it is {value!r:.60}")
+    found = json.dumps(value) if value is None or isinstance(value, bool) else f"{value!r:.60}"
+    raise InputError(f"it must be {NAMES[kind]}, but it is {found}")
 
 
 def to_dict(config: Any) -> dict[str, Any]:

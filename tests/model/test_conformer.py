@@ -151,7 +151,7 @@ def test_what_does_not_go_with_it_is_refused(changes):
     found |= changes
     message = (
         "Conformer layers make an encoder, pre-norm and without experts, with an odd conformer_kernel, but "
-        f"encoder={found['encoder']}, norm_position={found['norm_position']!r}, n_experts={found['n_experts']} and "
+        f"there is {'an' if found['encoder'] else 'no'} encoder, norm_position={found['norm_position']}, n_experts={found['n_experts']} and "
         f"conformer_kernel={found['conformer_kernel']}; use conformer_kernel=0 (--model.conformer-kernel 0)"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

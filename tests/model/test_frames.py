@@ -119,7 +119,7 @@ def test_flow_says_which_d_model_would_need_no_map():
 def test_a_model_of_text_is_no_model_of_speech():
     with pytest.raises(ValueError) as error:
         with_frames(transformer_tiny(), 40, 300)
-    assert str(error.value).startswith("speech needs an encoder that takes Frames, but encoder=")
+    assert str(error.value).startswith("speech needs an encoder that takes Frames, but this model's takes tokens")
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 23])

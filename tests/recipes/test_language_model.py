@@ -156,7 +156,7 @@ def test_what_is_missing_is_named(tmp_path):
     )
     with pytest.raises(ValueError) as error:
         OneText(data=tmp_path).read("characters", 0)
-    assert str(error.value) == f"the text must be DIR/input.txt with --data DIR, but --data is {tmp_path}"
+    assert str(error.value) == f"the text must be DIR/input.txt with --data DIR, but {tmp_path} has none"
     with pytest.raises(ValueError) as error:
         Shards().read("byte_bpe", 0)
     assert str(error.value) == (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from transduce.config import at_least, check_choices, within
+from transduce.config import at_least, check_choices, shown, within
 from transduce.errors import InputError
 from transduce.model.front_ends import Frames as Frames, Tokens as Tokens
 
@@ -198,25 +198,27 @@ class TransformerConfig:
         if self.ctc and (self.encoder is None or self.decoder is None):
             raise InputError(
                 "ctc=True maps the encoder's memory to the decoder's vocabulary and needs both, "
-                f"but encoder={self.encoder} and decoder={self.decoder}; use ctc=False"
+                f"but there is no {'decoder' if self.encoder else 'encoder'}; use ctc=False"
             )
 
     def _check_ctc_layers(self) -> None:
-        below = range(1, self.encoder.n_layers) if self.encoder and self.ctc else range(0)
+        n_layers = self.encoder.n_layers if self.encoder else 0
+        below = range(1, n_layers) if self.ctc else range(0)
         if list(self.ctc_layers) != sorted({*self.ctc_layers} & {*below}):
             raise InputError(
                 "ctc_layers must be layers below the last one of an encoder with ctc=True, in order, but "
-                f"ctc_layers={self.ctc_layers}, ctc={self.ctc} and encoder={self.encoder}"
+                f"ctc_layers={shown(self.ctc_layers)}, ctc={self.ctc} and there are {n_layers} layers"
             )
         if self.ctc_conditioning and not self.ctc_layers:
-            raise InputError("ctc_conditioning takes place after ctc_layers, but ctc_layers=(); name some")
+            raise InputError("ctc_conditioning takes place after ctc_layers, but there are none; name some")
 
     def _check_conformer(self) -> None:
         fits = self.encoder is not None and self.norm_position == "pre" and not self.n_experts
         if self.conformer_kernel and not (fits and self.conformer_kernel % 2):
             raise InputError(
                 "Conformer layers make an encoder, pre-norm and without experts, with an odd conformer_kernel, but "
-                f"encoder={self.encoder}, norm_position={self.norm_position!r}, n_experts={self.n_experts} and "
+                f"there is {'an' if self.encoder else 'no'} encoder, norm_position={self.norm_position}, "
+                f"n_experts={self.n_experts} and "
                 f"conformer_kernel={self.conformer_kernel}; use conformer_kernel=0 (--model.conformer-kernel 0)"
             )
 
@@ -259,7 +261,9 @@ class TransformerConfig:
             InputError: there is no encoder, or its input is not frames.
         """
         if self.encoder is None or not isinstance(self.encoder.input, Frames):
-            raise InputError(f"speech needs an encoder that takes Frames, but encoder={self.encoder}")
+            raise InputError(
+                f"speech needs an encoder that takes Frames, but this model's takes {'tokens' if self.encoder else 'nothing, as there is none'}"
+            )
         return self.encoder.input
 
     @property

@@ -98,7 +98,7 @@ def test_validation_is_spread_over_the_file(folder):
 def test_wrong_directions_are_refused(folder):
     with pytest.raises(ValueError) as caught:
         Directions(data=folder, languages=("en",))
-    assert str(caught.value).startswith("directions need two languages or more, but languages=('en',)")
+    assert str(caught.value).startswith("directions need two languages or more, but there are 1")
     for wrong in ("en-fr", "ende", "en-en", "-de"):
         with pytest.raises(ValueError, match=r"two of the languages \(en, de\) with - between them, but there is"):
             Directions(data=folder, languages=("en", "de"), directions=(wrong,))

@@ -213,7 +213,7 @@ class Manifests:
         if not train or not valid:
             raise InputError(
                 f"training and validation need recordings, but there are {len(train)} and {len(valid)}; "
-                f"look at {self.train}, {self.valid} and leave_out={self.leave_out!r}"
+                f"look at {self.train}, {self.valid or self.hold_out} and leave_out={self.leave_out!r}"
             )
         if test and not any(r.text.strip() for r in test):
             raise InputError(f"a test needs texts to compare with, but none of its {len(test)} recordings has one")

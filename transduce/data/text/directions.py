@@ -56,7 +56,7 @@ class Directions(Corpus):
                 )
         if len({*self.languages}) < 2:
             raise InputError(
-                f"directions need two languages or more, but languages={self.languages}; try --languages en de"
+                f"directions need two languages or more, but there are {len({*self.languages})}; try --languages en de"
             )
 
     @property

@@ -128,7 +128,9 @@ class OneText:
             InputError: no folder is named, or it lacks the file.
         """
         if self.data is None or not (self.data / self.name).is_file():
-            raise InputError(f"the text must be DIR/{self.name} with --data DIR, but --data is {self.data}")
+            raise InputError(
+                f"the text must be DIR/{self.name} with --data DIR, but {self.data or 'no --data'} has none"
+            )
         text = read_text(self.data / self.name)
         cut = int(len(text) * (1 - self.valid_share))
         return _encode(tokenizer, kind, vocab_size, symbols, [text[:cut]], [text[cut:]])
