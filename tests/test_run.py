@@ -303,7 +303,7 @@ def test_nothing_is_unpickled():
         text = source.read_text().replace("allow_pickle=False", "")
         words = ["pickle", "torch.load", "torch.save", "joblib", "allow_pickle", "shelve", "marshal.load"]
         if source.name == "pretrained.py":  # imports read pytorch_model.bin, of which torch runs nothing
-            words = words[2:]
+            words[:2] = ["import pickle", "from pickle", "pickle.", "Unpickler"]
             calls = [node for node in ast.walk(ast.parse(text)) if ast.unparse(node).startswith("torch.load(")]
             calls = [call for call in calls if isinstance(call, ast.Call)]
             assert calls and all("weights_only=True" in ast.unparse(call) for call in calls)

@@ -93,7 +93,7 @@ def test_no_input_has_no_list(folder, tmp_path, capsys):
     ("words", "message"),
     [
         ("score likelihood text3 src one", "every input has one given text, but there are 2 inputs and 1 texts"),
-        ("score likelihood text3 src", "generating takes a run of a language model, but text3 translates; use transduce translate"),
+        ("score likelihood text3 src", "likelihood takes SRC and HYP of a run with an encoder, as text3 is, but got one file; name both"),
         ("score likelihood text3 - -", "standard input can be read once, but - stands for 2 files; name the others"),
         ("score likelihood text3 src src src", "likelihood takes SRC and HYP, or of a language model HYP alone, but got 3 files"),
         ("rerank text3 src bad", "a list has equally many outputs for every input, but there are 3 lines in bad and 2 in src; make "

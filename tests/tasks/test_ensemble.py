@@ -157,8 +157,7 @@ def test_runs_that_do_not_go_together_are_refused(runs, tmp_path):
         (
             text,
             speech,
-        ): f"the runs of an ensemble must do the same, but {text} translates; use transduce translate, and "
-        f"{speech} transcribes; use transduce transcribe",
+        ): f"the runs of an ensemble must do the same, but {text} translates, and {speech} transcribes",
         (
             text,
             other,

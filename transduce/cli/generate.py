@@ -103,6 +103,7 @@ def generate(
     size = 1 if stream else CHUNK
     if not prompt and not files:
         prompts, size = each_of(STDIN), 1 if sys.stdin.isatty() else size
+    prompts = _encodable(generator, prompts)
     with writing(output, unit="text", total=None, quiet=True, inputs=files) as (out, _):
         whole = format == "json" and not stream
         texts = _texts(generator, prompts, config, size, stream=stream)
@@ -110,6 +111,20 @@ def generate(
         for part in objects if whole else _told(texts, format):
             out.write(part)
             out.flush()
+
+
+def _encodable(generator: Generator, prompts: Iterable[str]) -> Iterator[str]:
+    """The prompts as they come.
+
+    Raises:
+        InputError: the tokenizer cannot read one of them, whose number the message has.
+    """
+    for number, prompt in enumerate(prompts, start=1):
+        try:
+            generator.tokenizer.encode([prompt])
+        except InputError as error:
+            raise InputError(f"prompt {number}: {error}") from error
+        yield prompt
 
 
 def _answer(generator: Generator, config: GenerationConfig, format: Format, line: str, number: int) -> None:

@@ -45,7 +45,13 @@ def score_likelihood(
     _check_stdin(files)
     if len(files) not in (1, 2):
         raise InputError(f"likelihood takes SRC and HYP, or of a language model HYP alone, but got {len(files)} files")
+    from transduce.run import load_run
+
     run, alone = local(run), len(files) == 1
+    if alone and load_run(each_run(run)[0]).model.encoder is not None:
+        raise InputError(
+            f"likelihood takes SRC and HYP of a run with an encoder, as {run} is, but got one file; name both"
+        )
     sound = not alone and _takes_sound(run)
     texts, inputs = Lines(files[-1]), None if alone else _inputs(files[0], sound)
     if inputs is not None and (n := _length(inputs)) != (n_texts := _length(texts)):

@@ -38,9 +38,8 @@ def with_file(config: ConfigT, path: Path) -> ConfigT:
     try:
         text, in_yaml = raw.decode("utf-8-sig"), path.suffix in (".yaml", ".yml")
         plain = yaml.load(text, _Yaml) if in_yaml else json.loads(text, object_pairs_hook=_object)
-        json.dumps(plain, default=str, ensure_ascii=False).encode(
-            errors="surrogateescape"
-        )  # neither halves of characters nor circles
+        # neither halves of characters nor circles
+        json.dumps(plain, default=str, ensure_ascii=False).encode(errors="surrogateescape")
     except Exception as error:  # PyYAML raises errors of many kinds, such as for a day that there is not
         told = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"--config takes JSON, or YAML in a .yaml, but {path} is not: {told}") from error

@@ -67,12 +67,13 @@ def load(
         _check_together(first, found, path, other)
     if others:
         if isinstance(found, FillMask):
-            raise InputError(f"an ensemble writes text, but {first} {KINDS[FillMask][1]}; name one run")
+            raise InputError(f"an ensemble writes text, but {first} fills masks; name one run")
         found.models = tuple(each.model for each in (found, *others))
     if lm is not None:
         if not isinstance(found, Translator | Transcriber):
+            _, does, way_out = KINDS[type(found)]
             raise InputError(
-                f"a language model stands beside what translates or transcribes, but {first} {KINDS[type(found)][1]}"
+                f"a language model stands beside what translates or transcribes, but {first} {does}; {way_out}"
             )
         found.lm = load_lm(Path(lm), first, found, device, torch.float32 if dtype == torch.int8 else dtype)
     return found
@@ -216,16 +217,17 @@ def _check_ends(directory: Path, run: Run) -> None:
             raise InputError(f"{directory}: {error}") from error
 
 
-KINDS: dict[type, tuple[str, str]] = {
-    Translator: ("translating takes a run of text to text", "translates; use transduce translate"),
-    Transcriber: ("transcribing takes a run of speech to text", "transcribes; use transduce transcribe"),
-    Generator: ("generating takes a run of a language model", "is a language model; use transduce generate"),
+KINDS: dict[type, tuple[str, str, str]] = {
+    Translator: ("translating takes a run of text to text", "translates", "use transduce translate"),
+    Transcriber: ("transcribing takes a run of speech to text", "transcribes", "use transduce transcribe"),
+    Generator: ("generating takes a run of a language model", "is a language model", "use transduce generate"),
     FillMask: (
         "fill-mask takes a run of masked language modelling",
-        "fills masks; use td.load(RUN)(['a line with a _']) in Python",
+        "fills masks",
+        "use td.load(RUN)(['a line with a _']) in Python",
     ),
 }
-"""What a message about the wrong kind of run says: what is wanted, and what the run does."""
+"""What a message about the wrong kind of run says: what is wanted, what the run does, and the way out."""
 
 
 def load_as(
@@ -243,7 +245,8 @@ def load_as(
     """
     found = load(directory, device, dtype, lm=lm)
     if not isinstance(found, kind):
-        raise InputError(f"{KINDS[kind][0]}, but {paths(directory)[0]} {KINDS[type(found)][1]}")
+        _, does, way_out = KINDS[type(found)]
+        raise InputError(f"{KINDS[kind][0]}, but {paths(directory)[0]} {does}; {way_out}")
     return found
 
 
