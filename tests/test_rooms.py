@@ -35,9 +35,10 @@ KNOWS = {
     "interop": {"model", "data"},
     "run": {"model", "data"},
     "tasks": {"model", "data", "decode", "score", "run"},
-    "experiment": {"model", "data", "train", "score", "run", "tasks"},
-    "serve": {"data", "tasks"},
-    "cli": {"data", "score", "interop", "run", "tasks", "serve"},
+    "report": {"data", "model", "score", "run", "tasks"},
+    "experiment": {"model", "data", "train", "score", "run", "tasks", "report"},
+    "serve": {"data", "tasks", "report"},
+    "cli": {"data", "score", "interop", "run", "tasks", "report", "serve"},
     "__init__": {"model", "run", "tasks"},
 }
 """By room, which other rooms it may know."""

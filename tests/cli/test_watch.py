@@ -12,7 +12,7 @@ import pytest
 
 from tests.runs import LITTLE, random_run
 from transduce.cli.main import main
-from transduce.tasks import page as pages
+from transduce.report import page as pages
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ def describe(run: Positional[Run], *, all: Annotated[bool, arg(help_behavior_hin
     """
     from transduce.config import shown
     from transduce.files import read_weights
+    from transduce.report.card import facts, fields_of, scores, shown_first
     from transduce.run import checkpoints, load_run, on_disk, weights_path
-    from transduce.tasks.card import facts, fields_of, scores, shown_first
 
     run = on_disk(run)
     kept = load_run(run)

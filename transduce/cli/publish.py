@@ -28,8 +28,8 @@ def publish(
         revision: The branch to write to, made where there is none, instead of main.
     """
     from transduce.hub import CARD, repository, upload
+    from transduce.report.card import is_unchanged, write_card
     from transduce.run import PUBLISHED, WEIGHTS, load_model
-    from transduce.tasks.card import is_unchanged, write_card
 
     identifier, branch = repository(name)
     if branch is not None:

@@ -54,8 +54,8 @@ class Report:
         Raises:
             InputError: the directory is no run, or is one no more.
         """
+        from transduce.report.page import page
         from transduce.run import METRICS, SAMPLES
-        from transduce.tasks.page import page
 
         files = [self.run / name for name in (METRICS, SAMPLES, "test.json", "validation.json")]
         with self.lock:

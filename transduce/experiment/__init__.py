@@ -60,11 +60,6 @@ if TYPE_CHECKING:
     from transduce.device import default_device as default_device
     from transduce.experiment.command import main as main
     from transduce.experiment.config import ValidateBy as ValidateBy
-    from transduce.experiment.report import (
-        held_out_report as held_out_report,
-        search_report as search_report,
-        speech_report as speech_report,
-    )
     from transduce.experiment.run import (
         new_model as new_model,
         token_losses as token_losses,
@@ -75,6 +70,7 @@ if TYPE_CHECKING:
     from transduce.experiment.start import saved_tokenizers as saved_tokenizers
     from transduce.experiment.validation import (
         Validator as Validator,
+        held_out_report as held_out_report,
         language_validator as language_validator,
         masked_language_validator as masked_language_validator,
         speech_validator as speech_validator,
@@ -87,6 +83,7 @@ if TYPE_CHECKING:
         gpt2 as gpt2,
         speech_tiny as speech_tiny,
     )
+    from transduce.report.evaluation import search_report as search_report, speech_report as speech_report
     from transduce.score.measures import MEASURES as MEASURES
     from transduce.score.score import Measure as Measure
     from transduce.score.tokenization import Tokenization as Tokenization

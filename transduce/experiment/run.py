@@ -23,6 +23,7 @@ from transduce.files import HOLDER, set_weights, weights_of, write_file
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.size import INFERENCE, TRAINING, check_fits
 from transduce.model.transformer import Transformer
+from transduce.report.page import write_reports
 from transduce.run import (
     WEIGHTS,
     Run,
@@ -38,7 +39,6 @@ from transduce.run import (
 )
 from transduce.tasks.lexicon import save_lexicon
 from transduce.tasks.load import same_features
-from transduce.tasks.page import write_reports
 from transduce.train.adapt import merge, merged
 from transduce.train.distributed import COLLECTIVE, leave, world
 from transduce.train.objectives import Objective

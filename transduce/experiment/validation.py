@@ -1,7 +1,8 @@
 """What a training looks at: the loss on held-out batches, measures of what the model writes, samples and pictures."""
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -17,15 +18,18 @@ from transduce.data.text.masking import MaskedBatches, decode_masked
 from transduce.data.text.parallel import ParallelText
 from transduce.data.text.shards import Stream
 from transduce.errors import InputError
+from transduce.files import write_file
 from transduce.model.attention_maps import cross_attention, diagonality
 from transduce.model.transformer import Transformer
 from transduce.plot import attention_map
+from transduce.report.page import write_reports
 from transduce.score.measures import MEASURES, get_measure
 from transduce.score.score import Lines, Measure
 from transduce.score.tokenization import Tokenization
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
+from transduce.tasks.load import load
 from transduce.tasks.search import GREEDY, last_position
 from transduce.tasks.stretches import groups
 from transduce.tasks.transcribe import CHUNK, Transcriber
@@ -252,3 +256,39 @@ def _spread(n: int, n_samples: int) -> range:
 
 def _one_line(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+
+
+def held_out_report(
+    directory: Path,
+    name: str,
+    batches: Sequence[Batch],
+    device: str,
+    *,
+    baselines: Mapping[str, tuple[float, float | None]],
+) -> dict[str, float]:
+    """The finished model's loss on held-out batches beside that of baselines; print, and keep in NAME.json.
+
+    Args:
+        name: what the batches are, such as "validation".
+        baselines: by name, nats per token, and for masked tokens the share of them that the baseline finds.
+
+    Returns:
+        Loss in nats per token, and perplexity or, for masked tokens, accuracy in percent; the same of every baseline.
+    """
+    task = load(directory, device)
+    assert isinstance(task, Generator | FillMask)
+    accuracy = None
+    if isinstance(task, FillMask):
+        assert isinstance(batches, MaskedBatches)
+        accuracy = masked_accuracy(task, batches)
+    n_tokens = sum(batch.n_tokens for batch in batches)
+    print(f"{name}: {n_tokens:,} tokens to predict of {sum(int(batch.target_lengths.sum()) for batch in batches):,}")
+    values: dict[str, float] = {}
+    for which, (loss, share) in {"": (held_out_loss(task.model, batches), accuracy), **baselines}.items():
+        other = ("perplexity", math.exp(min(loss, 50)), "") if share is None else ("accuracy", 100 * share, " %")
+        print(f"  {which or 'loss'} {loss:.4f} nats per token, {other[0]} {other[1]:.3f}{other[2]}")
+        prefix = f"{which}." if which else ""
+        values |= {f"{prefix}loss": loss, f"{prefix}{other[0]}": other[1]}
+    write_file(directory / f"{name}.json", json.dumps({**values, "tokens": n_tokens}, indent=2) + "\n")
+    write_reports(directory)
+    return values

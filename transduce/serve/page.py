@@ -9,13 +9,13 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
+from transduce.report.record import Record, record
 from transduce.serve.body import body, described
 from transduce.serve.engine import Ask
 from transduce.serve.errors import PlainError, responses
 from transduce.serve.models import Best, Served
 from transduce.tasks.forced import Alignment
 from transduce.tasks.generate import Generator
-from transduce.tasks.record import Record, record
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 

@@ -1,17 +1,14 @@
 """The scores of a finished run on held-out data, printed and kept in the run directory."""
 
 import json
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from transduce.data.batch import Batch
 from transduce.data.speech.manifest import Recording
-from transduce.data.text.masking import MaskedBatches
-from transduce.experiment.validation import held_out_loss, masked_accuracy
 from transduce.files import write_file
+from transduce.report.page import write_reports
 from transduce.run import ERRORS
 from transduce.score.alignment import error_report
 from transduce.score.bleu import chrf
@@ -20,10 +17,7 @@ from transduce.score.score import counted
 from transduce.score.tokenization import Tokenization
 from transduce.score.wer import wer
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.fill_mask import FillMask
-from transduce.tasks.generate import Generator
-from transduce.tasks.load import load, load_as
-from transduce.tasks.page import write_reports
+from transduce.tasks.load import load_as
 from transduce.tasks.transcribe import Transcriber
 
 WORST = 20
@@ -165,39 +159,3 @@ def _worst(search: str, pairs: Sequence[tuple[str, str]], outputs: Sequence[str]
     for value, i, source, right, output in sorted(wrong)[:WORST]:
         told.append(f"line {i}: chrF {value:.2f}\n  {source}\n    should be  {right}\n    is         {output}")
     return "\n\n".join(told) + "\n"
-
-
-def held_out_report(
-    directory: Path,
-    name: str,
-    batches: Sequence[Batch],
-    device: str,
-    *,
-    baselines: Mapping[str, tuple[float, float | None]],
-) -> dict[str, float]:
-    """The finished model's loss on held-out batches beside that of baselines; print, and keep in NAME.json.
-
-    Args:
-        name: what the batches are, such as "validation".
-        baselines: by name, nats per token, and for masked tokens the share of them that the baseline finds.
-
-    Returns:
-        Loss in nats per token, and perplexity or, for masked tokens, accuracy in percent; the same of every baseline.
-    """
-    task = load(directory, device)
-    assert isinstance(task, Generator | FillMask)
-    accuracy = None
-    if isinstance(task, FillMask):
-        assert isinstance(batches, MaskedBatches)
-        accuracy = masked_accuracy(task, batches)
-    n_tokens = sum(batch.n_tokens for batch in batches)
-    print(f"{name}: {n_tokens:,} tokens to predict of {sum(int(batch.target_lengths.sum()) for batch in batches):,}")
-    values: dict[str, float] = {}
-    for which, (loss, share) in {"": (held_out_loss(task.model, batches), accuracy), **baselines}.items():
-        other = ("perplexity", math.exp(min(loss, 50)), "") if share is None else ("accuracy", 100 * share, " %")
-        print(f"  {which or 'loss'} {loss:.4f} nats per token, {other[0]} {other[1]:.3f}{other[2]}")
-        prefix = f"{which}." if which else ""
-        values |= {f"{prefix}loss": loss, f"{prefix}{other[0]}": other[1]}
-    write_file(directory / f"{name}.json", json.dumps({**values, "tokens": n_tokens}, indent=2) + "\n")
-    write_reports(directory)
-    return values

@@ -11,8 +11,8 @@ import transduce as td
 from tests.language_runs import language_run
 from tests.runs import LITTLE, random_run, random_speech_run
 from transduce.cli.main import main
+from transduce.report.card import write_card
 from transduce.run import load_run, save_run
-from transduce.tasks.card import write_card
 
 
 def masked(directory):

@@ -14,7 +14,7 @@ from PIL import Image
 
 from scripts import faults
 from tests.runs import LITTLE, random_run, random_speech_run
-from transduce.tasks.page import page, write_reports
+from transduce.report.page import page, write_reports
 
 EVIL = '<script src="http://evil.example/x.js">alert(1)</script> &amp; "quoted" \'<img onerror=x>'
 

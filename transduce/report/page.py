@@ -9,8 +9,7 @@ from typing import Any
 
 from transduce.files import read_json_lines, write_file
 from transduce.plot import curve_svg, curves
-from transduce.run import ERRORS, METRICS, MODEL_CARD, REPORT, SAMPLES, load_run
-from transduce.tasks.card import (
+from transduce.report.card import (
     AGAIN,
     AGAIN_ELSEWHERE,
     HOW_TO_READ,
@@ -24,7 +23,8 @@ from transduce.tasks.card import (
     shown_first,
     write_card,
 )
-from transduce.tasks.record import samples
+from transduce.report.record import samples
+from transduce.run import ERRORS, METRICS, MODEL_CARD, REPORT, SAMPLES, load_run
 
 VALIDATIONS = 8
 """Whose outputs are shown, if there are so many: the first, the last, and some between."""

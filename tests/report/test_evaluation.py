@@ -14,8 +14,8 @@ import sacrebleu
 import transduce as td
 from tests.runs import random_speech_run, record, sentences
 from transduce.data.speech.manifest import Recording
-from transduce.experiment import report
-from transduce.experiment.report import search_report, speech_report
+from transduce.report import evaluation
+from transduce.report.evaluation import search_report, speech_report
 from transduce.tasks import stretches, transcribe as transcriber
 from transduce.tasks.transcript import Sound
 
@@ -93,7 +93,7 @@ def test_every_search_is_made_once_and_reads_the_sound(run, recordings, monkeypa
 def test_the_time_of_a_search_includes_the_reading(run, recordings, monkeypatch, capsys):
     """Seven seconds of greedy search, six of the beam's."""
     clock = iter([0.0, 7.0, 7.0, 13.0])
-    monkeypatch.setattr(report, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(evaluation, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     speech_report(run, recordings, PLAIN, "cpu")
     sound = sum(r.seconds for r in recordings)
     told = [line for line in capsys.readouterr().out.split("\n") if line.startswith("test, ")]

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from transduce.plot import spread
-from transduce.tasks.record import HeldOut, Record, Sample, record
+from transduce.report.record import HeldOut, Record, Sample, record
 
 SCORE = {"search": "greedy", "measure": "wer", "value": 5.5, "low": None, "high": None, "score": "WER 5.5"}
 
