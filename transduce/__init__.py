@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from transduce.run import load_model as load_model
     from transduce.tasks.config import GenerationConfig as GenerationConfig, SearchConfig as SearchConfig
     from transduce.tasks.fill_mask import FillMask as FillMask
-    from transduce.tasks.forced import Alignment as Alignment
     from transduce.tasks.generate import Generator as Generator
     from transduce.tasks.load import (
         load as load,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
         load_transcriber as load_transcriber,
         load_translator as load_translator,
     )
+    from transduce.tasks.seq2seq import Alignment as Alignment
     from transduce.tasks.transcribe import Transcriber as Transcriber
     from transduce.tasks.translate import Translator as Translator
     from transduce.tasks.words import TokenScores as TokenScores, Word as Word

@@ -20,7 +20,7 @@ from transduce.cli import translate
 from transduce.cli.common import search_options, with_options
 from transduce.cli.main import main
 from transduce.plot import read_picture
-from transduce.tasks import forced
+from transduce.tasks import seq2seq
 
 LINES = [ENGLISH[0], "", ENGLISH[1], ENGLISH[2]]
 
@@ -67,7 +67,7 @@ def test_what_stands_beside_a_translation_is_what_python_gives(run, stdin, capsy
 
 def test_pictures_show_the_looks_that_alignments_are_made_of(run, tmp_path, capsys, monkeypatch, caplog):
     """What is drawn, read by the labels beside it, gives the pairs that are printed; blank lines have no picture."""
-    drawn, attention_map, folder = [], forced.attention_map, tmp_path / "new" / "pictures"
+    drawn, attention_map, folder = [], seq2seq.attention_map, tmp_path / "new" / "pictures"
 
     def draw(*parts):
         drawn.append(parts)
@@ -76,7 +76,7 @@ def test_pictures_show_the_looks_that_alignments_are_made_of(run, tmp_path, caps
         else:
             parts[-1].touch()
 
-    monkeypatch.setattr(forced, "attention_map", draw)
+    monkeypatch.setattr(seq2seq, "attention_map", draw)
     monkeypatch.setattr(translate, "PICTURES", len(LINES))
     (tmp_path / "in").write_text("".join(f"{line}\tMach den alten Brief auf. \n" for line in [*LINES, LINES[0]]))
     command = ["translate", str(run), str(tmp_path / "in"), "--prefix", "--length-ratio", "0.5", "--device", "cpu"]

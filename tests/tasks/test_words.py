@@ -18,7 +18,7 @@ from transduce.files import save_weights
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
 from transduce.tasks.translate import likeliest
-from transduce.tasks.word_times import boundaries, ctc_shares, ctc_spans
+from transduce.tasks.word_times import boundaries, ctc_posteriors, ctc_spans
 from transduce.tasks.words import WordAlignment, word_alignment, word_spans
 
 TEXTS = ["Ay  me. Größe, 東京 🙂 it's", "a", "", " "]
@@ -68,7 +68,7 @@ def test_spans_are_those_of_the_likeliest_path_of_all(rng):
 
 def test_a_share_is_of_all_that_is_not_blank_around_a_spike():
     probs = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.6, 0.2], [1.0, 0.0, 0.0], [0.4, 0.2, 0.4], [0.2, 0.0, 0.8]])
-    found = ctc_shares(probs.log().clamp_min(-100), [1, 2], [(1, 2), (4, 5)], blank_id=0)
+    found = ctc_posteriors(probs.log().clamp_min(-100), [1, 2], [(1, 2), (4, 5)], blank_id=0)
     assert found.tolist() == pytest.approx([(0.1 + 0.6) / (0.1 + 0.8), (0.4 + 0.8) / (0.6 + 0.8)])
 
 

@@ -31,7 +31,7 @@ from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
 from transduce.tasks.load import load
 from transduce.tasks.search import GREEDY, last_position
-from transduce.tasks.stretches import groups
+from transduce.tasks.segmenting import group_by_duration
 from transduce.tasks.transcribe import CHUNK, Transcriber
 from transduce.tasks.translate import Translator
 from transduce.train.distributed import world
@@ -136,7 +136,7 @@ def speech_validator(
     def look(model: Transformer) -> Validation:
         references = [recording.text for recording in scored]
         own: list[str] = []
-        for some in groups(world().share(scored), CHUNK, lambda recording: recording.seconds):
+        for some in group_by_duration(world().share(scored), CHUNK, lambda recording: recording.seconds):
             read = [_frames(pairs.reader, recording) for recording in some]
             found = iter(transcriber.decode([frames for frames in read if frames is not None], search))
             own += ["" if frames is None else next(found)[0].text for frames in read]

@@ -13,9 +13,9 @@ from transduce.errors import InputError
 from transduce.serve.config import ServeConfig
 from transduce.serve.engine import END, Ask, Engine
 from transduce.tasks.config import GenerationConfig
-from transduce.tasks.forced import Alignment
 from transduce.tasks.generate import Generator as TextGenerator
 from transduce.tasks.search import Output
+from transduce.tasks.seq2seq import Alignment
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.transcript import Details
 from transduce.tasks.translate import Translator

@@ -14,8 +14,8 @@ from transduce.serve.body import body, described
 from transduce.serve.engine import Ask
 from transduce.serve.errors import PlainError, responses
 from transduce.serve.models import Best, Served
-from transduce.tasks.forced import Alignment
 from transduce.tasks.generate import Generator
+from transduce.tasks.seq2seq import Alignment
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 

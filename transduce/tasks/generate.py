@@ -21,10 +21,10 @@ from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import GenerationConfig
-from transduce.tasks.forced import scored
 from transduce.tasks.inputs import check_list
 from transduce.tasks.phrases import forbidden
 from transduce.tasks.search import Output, check_suppressed, last_position, search, shared
+from transduce.tasks.seq2seq import scored
 from transduce.tasks.states import check_positions, token_log_probs
 from transduce.tasks.words import TokenScores
 

@@ -19,16 +19,16 @@ from transduce.decode.phrases import Prefix
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.forced import ForcedDecoding
 from transduce.tasks.inputs import check_list
 from transduce.tasks.no_speech import no_speech_probs, warn_if_unmeasurable
 from transduce.tasks.phrases import per_line, prefix as begin, required, warn_of_lacking
 from transduce.tasks.risk import chosen
 from transduce.tasks.search import Output, in_batches, last_position, outputs_of, search_sources, timestamps
+from transduce.tasks.segmenting import SegmentedAudio, group_by_duration, segment_audio
+from transduce.tasks.seq2seq import Seq2SeqTask
 from transduce.tasks.states import Source
-from transduce.tasks.stretches import Cut, cut_sound, groups
 from transduce.tasks.transcript import Audio, Details, Segment, Sound, Transcript, audio_name, cut
-from transduce.tasks.word_times import WordTimes
+from transduce.tasks.word_times import CTCAligner
 from transduce.tasks.words import Word
 
 logger = logging.getLogger("transduce")
@@ -47,7 +47,7 @@ WHOLE = 1e9
 """Seconds that no recording has, so that it stays in one piece."""
 
 
-class Transcriber(ForcedDecoding[Audio]):
+class Transcriber(Seq2SeqTask[Audio]):
     """A list of sounds in, as many texts out, in the same order: files, or samples with their rate."""
 
     def __init__(
@@ -142,10 +142,10 @@ class Transcriber(ForcedDecoding[Audio]):
         for i, audio in enumerate(sounds):
             path, done = audio_name(audio, f"sound {i + 1}"), 0
             try:
-                found = cut_sound(audio, path, self.feature_extractor, decoding)
+                found = segment_audio(audio, path, self.feature_extractor, decoding)
                 self._check_positions(path, max(found.n_frames))
                 told = self._prefix(path, begins[i], holds[i], len(found.n_frames))
-                for stretch in groups(found.segments, STRETCH, lambda segment: segment[1] - segment[0]):
+                for stretch in group_by_duration(found.segments, STRETCH, lambda segment: segment[1] - segment[0]):
                     if not done:
                         _warn(path, found, decoding)
                     sound = Sound(path, stretch, "", first_sound + i, done, len(found.n_frames), told, holds[i])
@@ -165,7 +165,7 @@ class Transcriber(ForcedDecoding[Audio]):
         """What `transcribe` makes of sounds that are read, each in one stretch or several."""
         found: dict[int, Transcript] = {}
         n_segments = 0
-        for chunk in groups(sounds, CHUNK, lambda sound: sound.seconds):
+        for chunk in group_by_duration(sounds, CHUNK, lambda sound: sound.seconds):
             for sound in chunk:
                 before = found.setdefault(sound.number, Transcript(sound.path, []))
                 if sound.error:
@@ -244,9 +244,9 @@ class Transcriber(ForcedDecoding[Audio]):
         words = self._words()
         return [words(source, [ids[:-1]])[0] for source, ids in zip(sources, targets, strict=True)]
 
-    def _words(self) -> WordTimes:
+    def _words(self) -> CTCAligner:
         """What finds words in sound: the CTC head of the model; in an ensemble, that of the first."""
-        return WordTimes(self.model, self.tokenizer, self.feature_extractor.config)
+        return CTCAligner(self.model, self.tokenizer, self.feature_extractor.config)
 
     def sources(self, inputs: Sequence[Audio]) -> list[Source]:
         """The frames of every sound, which is not cut.
@@ -340,7 +340,7 @@ class Transcriber(ForcedDecoding[Audio]):
             )
 
 
-def _warn(path: Path | str, found: Cut, decoding: SearchConfig) -> None:
+def _warn(path: Path | str, found: SegmentedAudio, decoding: SearchConfig) -> None:
     """Name sound in which there is nothing to hear, or less than what the run knows."""
     if found.silent:
         told = "%s is silent, every sample being 0, so its text is blank; if its channels cancel out, take one"

@@ -15,18 +15,18 @@ from transduce.decode.shortlist import Shortlist
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.forced import ForcedDecoding
 from transduce.tasks.inputs import check_list
 from transduce.tasks.phrases import per_line, prefix as begin, required, warn_of_lacking
 from transduce.tasks.risk import chosen
 from transduce.tasks.search import Output, in_batches, last_position, outputs_of, search_sources
+from transduce.tasks.seq2seq import Seq2SeqTask
 from transduce.tasks.states import Source
 from transduce.tasks.words import WordAlignment, joined, word_spans
 
 logger = logging.getLogger("transduce")
 
 
-class Translator(ForcedDecoding[str]):
+class Translator(Seq2SeqTask[str]):
     """A list of sentences in, as many translations out, in the same order; a blank line gives a blank line."""
 
     def __init__(

@@ -23,7 +23,7 @@ validation part of joined digits, where the median error of a boundary is 43 ms 
 there pauses are as quiet as the quietest place, and rooms are not."""
 
 
-class WordTimes:
+class CTCAligner:
     """The words of transcripts, by the CTC head of the model that wrote them.
 
     Raises:
@@ -62,7 +62,7 @@ class WordTimes:
         if not spans or not words:
             return [Word(word, 0.0) for word, _, _ in words]
         shares, stack = (
-            ctc_shares(logits, ids, spans, blank_id=self.blank_id).log(),
+            ctc_posteriors(logits, ids, spans, blank_id=self.blank_id).log(),
             self.model.config.frames.per_position,
         )
         spikes = [(spans[a][0] * stack, min(n_frames, spans[b - 1][1] * stack)) for _, a, b in words]
@@ -133,7 +133,7 @@ def ctc_spans(logits: Float[Tensor, "S V"], ids: Sequence[int], *, blank_id: int
     return spans
 
 
-def ctc_shares(
+def ctc_posteriors(
     logits: Float[Tensor, "S V"], ids: Sequence[int], spans: Sequence[tuple[int, int]], *, blank_id: int
 ) -> Float[Tensor, " T"]:
     """Each token's share in the probability of all that is not blank, summed from the middle between it and the token

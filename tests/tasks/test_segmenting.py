@@ -16,7 +16,7 @@ from transduce.data.speech.audio import read_audio
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.segments import levels, segments
 from transduce.tasks import transcribe
-from transduce.tasks.stretches import cut_sound, groups
+from transduce.tasks.segmenting import group_by_duration, segment_audio
 from transduce.tasks.transcript import Transcript
 
 SHORT = td.SearchConfig(length_ratio=0.0, length_extra=7, max_seconds=2.0, no_repeat_ngram=4)
@@ -44,7 +44,7 @@ def test_segments_and_features_are_those_of_the_whole_waveform(long, monkeypatch
     spans = segments(levels([waveform], RATE), max_seconds, 0.9)
     given = io.BytesIO(long.read_bytes()) if kind is io.BytesIO else kind(long)
     for _ in range(2):
-        found = cut_sound(given, "a", extractor, replace(SHORT, max_seconds=max_seconds, min_seconds=0.9))
+        found = segment_audio(given, "a", extractor, replace(SHORT, max_seconds=max_seconds, min_seconds=0.9))
         pieces = list(found.segments)
         assert [(start, stop) for start, stop, _ in pieces] == [(a / RATE, b / RATE) for a, b in spans]
         assert [len(frames) for *_, frames in pieces] == found.n_frames
@@ -111,12 +111,12 @@ def test_a_file_that_changes_while_it_is_read_is_refused_alone(transcriber, long
             read.append(rest)
             return real(*rest, **more)
 
-        monkeypatch.setattr("transduce.tasks.stretches.audio_blocks", blocks)
+        monkeypatch.setattr("transduce.tasks.segmenting.audio_blocks", blocks)
         got, other = transcriber.transcripts(sounds, SHORT)
         assert (got.error, got.segments, got.text) == (told, [], "")
         assert not other.error and other.text
 
 
 def test_groups_last_for_so_long_at_least():
-    assert list(groups([1, 2, 3, 9, 1, 1], 4.0, float)) == [[1, 2, 3], [9], [1, 1]]
-    assert list(groups([], 4.0, float)) == []
+    assert list(group_by_duration([1, 2, 3, 9, 1, 1], 4.0, float)) == [[1, 2, 3], [9], [1, 1]]
+    assert list(group_by_duration([], 4.0, float)) == []

@@ -78,7 +78,7 @@ class Alignment:
         attention_map(self.weights[self.layer].mean(dim=0).float(), self.target, source, told, Path(path))
 
 
-class ForcedDecoding(ABC, Generic[InputT]):
+class Seq2SeqTask(ABC, Generic[InputT]):
     """What a task of encoder and decoder tells about inputs and given outputs, besides writing outputs of its own."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, decoding: SearchConfig | None) -> None:
@@ -115,7 +115,7 @@ class ForcedDecoding(ABC, Generic[InputT]):
         """The time from one source position to the next, if the source is sound."""
         return None
 
-    def with_decoding(self, decoding: SearchConfig) -> "ForcedDecoding[InputT]":
+    def with_decoding(self, decoding: SearchConfig) -> "Seq2SeqTask[InputT]":
         """The same task with another `decoding`, and in the languages that it names, of a model of many."""
         there = copy(self)
         there.decoding = decoding

@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Cut:
+class SegmentedAudio:
     """Sound of which it is known where it is cut."""
 
     seconds: float
@@ -36,9 +36,9 @@ class Cut:
     for them, so they may raise a InputError that names it."""
 
 
-def cut_sound(
+def segment_audio(
     audio: Audio, name: Path | str, feature_extractor: FeatureExtractor | VectorReader, decoding: SearchConfig
-) -> Cut:
+) -> SegmentedAudio:
     """Find where to cut sound: in its pauses.
 
     Vectors do not say how loud they are, so they are cut into equal parts, as few as are no longer than `max_seconds`;
@@ -70,10 +70,10 @@ def cut_sound(
             yield start / rate, stop / rate, frames if waveform.any() else frames[:0].clone()
 
     n_frames = [feature_extractor.config.n_frames(stop - start) for start, stop in spans]
-    return Cut(found.n_samples / rate, not found.loudest, n_frames, heard())
+    return SegmentedAudio(found.n_samples / rate, not found.loudest, n_frames, heard())
 
 
-def groups(items: Iterable[Item], least: float, seconds: Callable[[Item], float]) -> Iterator[list[Item]]:
+def group_by_duration(items: Iterable[Item], least: float, seconds: Callable[[Item], float]) -> Iterator[list[Item]]:
     """As many items at a time as last for `least` seconds together; the last may be fewer."""
     group, total = [], 0.0
     for item in items:
@@ -100,11 +100,11 @@ def _reader(audio: Audio, rate: int, name: Path | str) -> Callable[[], Iterator[
     )
 
 
-def _cut_vectors(audio: Audio, name: Path | str, reader: VectorReader, max_seconds: float) -> Cut:
+def _cut_vectors(audio: Audio, name: Path | str, reader: VectorReader, max_seconds: float) -> SegmentedAudio:
     if not isinstance(audio, Path | str):
         raise InputError(f"{name} cannot be used: this model takes vectors, not sound; name files (.npy)")
     vectors, seconds = reader(Path(audio)), reader.config.seconds
     n = math.ceil(len(vectors) / max(1, int(round(max_seconds / reader.config.hop, 6))))
     spans = list(pairwise(len(vectors) * i // n for i in range(n + 1)))
     found = ((seconds(a), seconds(b), vectors[a:b]) for a, b in spans)
-    return Cut(seconds(len(vectors)), False, [b - a for a, b in spans], found)
+    return SegmentedAudio(seconds(len(vectors)), False, [b - a for a, b in spans], found)
