@@ -26,6 +26,7 @@ SHARED = {
     "lazy",
     "plot",
     "progress",
+    "taps",
     "threads",
 }
 """What every room may know."""

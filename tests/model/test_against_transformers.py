@@ -7,6 +7,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
+from transduce.taps import Taps
 
 SIZES = {
     "vocab_size": 47,
@@ -142,8 +143,9 @@ def test_the_balance_loss_is_theirs(rng):
     theirs, ours = both("mixtral", rng)
     ids, lengths = torch.randint(47, (2, 19), generator=rng), torch.tensor([19, 11])
     real = (torch.arange(19) < lengths[:, None]).long()
-    balance: list[torch.Tensor] = []
-    ours.decoder_states(ids, lengths=lengths, balance=balance)
+    taps = Taps(balance_losses=True)
+    ours.decoder_states(ids, lengths=lengths, taps=taps)
+    balance = taps.balance_losses
     routers = theirs(ids, attention_mask=real, output_router_logits=True).router_logits
     assert len(balance) == len(routers) == 3
     for got, scores in zip(balance, routers, strict=True):

@@ -33,7 +33,7 @@ def test_weights_times_values_are_what_cross_attention_gives(norm, rng):
     weights = cross_attention(model, memory, example.target)
     n_places = -(-contract.SOURCE // 3)
     assert weights.shape == (3, contract.ROWS, 2, contract.TARGET, n_places)
-    for (module, (_, _, value, lengths), output), found in zip(watched, weights, strict=True):
+    for (module, (_, _, value, lengths, *_), output), found in zip(watched, weights, strict=True):
         heads = np.einsum("bhts,bhse->bthe", found.numpy(), value.numpy())
         joined = heads.reshape(contract.ROWS, contract.TARGET, 14)
         want = joined @ module.output.weight.detach().numpy().T + module.output.bias.detach().numpy()

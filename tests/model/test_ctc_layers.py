@@ -16,6 +16,7 @@ from transduce.interop.ctranslate2 import check_exportable
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
+from transduce.taps import Taps
 
 ENCODER = StackConfig(input=Frames(n_features=5, stack=3), n_layers=4)
 CONFIG = TransformerConfig(
@@ -52,28 +53,28 @@ def test_the_encoder_is_its_layers_one_after_the_other(rng, norm, conditioning):
     config = replace(CONFIG, norm_position=norm, ctc_conditioning=conditioning)
     model, example = random_model(config, rng), random_example(config, rng)
     want, inside = layer_by_layer(model, example.source, example.source_lengths)
-    heard: list[Tensor] = []
-    memory = model.encode(example.source, example.source_lengths, heard=heard)
-    assert len(heard) == len(inside) == 2
-    for got, wanted in zip([memory.states, *heard], [want, *inside], strict=True):
+    taps = Taps(ctc_logits=True)
+    memory = model.encode(example.source, example.source_lengths, taps=taps)
+    assert len(taps.ctc_logits) == len(inside) == 2
+    for got, wanted in zip([memory.states, *taps.ctc_logits], [want, *inside], strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(example.memory(model).states, memory.states, rtol=0, atol=0)  # asked or not
     plain = Transformer(replace(config, ctc_layers=(), ctc_conditioning=False)).double().eval()
     plain.load_state_dict({name: w for name, w in model.state_dict().items() if not name.startswith("ctc_condition.")})
     alike = torch.equal(example.memory(plain).states, memory.states)
     assert alike == (not conditioning)  # the loss alone changes no output
-    none: list[Tensor] = []
-    plain.encode(example.source, example.source_lengths, heard=none)
-    assert none == []
+    none = Taps(ctc_logits=True)
+    plain.encode(example.source, example.source_lengths, taps=none)
+    assert none.ctc_logits == []
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_gradients_come_from_inside(rng, recompute):
     """A loss after layer 1 teaches layer 1 and no later one, also where layers are computed again."""
     model = random_model(replace(CONFIG, recompute=recompute, dropout=0.0), rng).train()
-    example, heard = random_example(CONFIG, rng), []
-    model.encode(example.source, example.source_lengths, heard=heard)
-    heard[0].square().sum().backward()
+    example, taps = random_example(CONFIG, rng), Taps(ctc_logits=True)
+    model.encode(example.source, example.source_lengths, taps=taps)
+    taps.ctc_logits[0].square().sum().backward()
     below, above = ([p.grad for p in layer.parameters()] for layer in model.encoder.layers[:2])
     assert all(gradient.count_nonzero() for gradient in below if gradient is not None) and any(
         gradient is not None for gradient in below

@@ -23,6 +23,7 @@ from transduce.model.layers import Experts, FeedForward, balance_loss
 from transduce.model.positions import Positions, rotary, rotate
 from transduce.model.presets import gpt2, gpt2_large, gpt2_medium, gpt2_xl
 from transduce.model.transformer import Transformer
+from transduce.taps import Taps
 from transduce.train.objectives import CrossEntropy, HybridCTC
 
 TOKENS = StackConfig(input=Tokens(vocab_size=29), n_layers=2)
@@ -159,9 +160,9 @@ def test_on_a_gpu_the_host_never_asks_how_many_rows_an_expert_has(bf16):
     """Fake tensors have no numbers, so asking for one is an error; a width of 14 has no grouped product, and asks."""
     with FakeTensorMode(), torch.device("cuda"):
         model = Transformer(replace(LANGUAGE, d_model=16, d_ff=24, **EXPERTS)).train()
-        balance: list[torch.Tensor] = []
-        states = model.decoder_states(torch.ones(3, 7).long(), balance=balance)
-        assert states.shape == (3, 7, 16) and states.device.type == "cuda" and len(balance) == 2
+        taps = Taps(balance_losses=True)
+        states = model.decoder_states(torch.ones(3, 7).long(), taps=taps)
+        assert states.shape == (3, 7, 16) and states.device.type == "cuda" and len(taps.balance_losses) == 2
         with pytest.raises(DataDependentOutputException):
             Experts(replace(LANGUAGE, **EXPERTS))(torch.ones(3, 7, 14))
 

@@ -14,6 +14,7 @@ from transduce.data.batch import IGNORE, Batch, pad
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
+from transduce.taps import Taps
 from transduce.train.ctc import ctc_loss
 from transduce.train.objectives import HybridCTC
 
@@ -204,12 +205,12 @@ def test_layers_inside_share_in_ctc(rng, conditioning, share):
             reduction="sum",
         )
 
-    heard: list[Tensor] = []
-    memory = model.encode(examples.source, examples.source_lengths, heard=heard)
+    taps = Taps(ctc_logits=True)
+    memory = model.encode(examples.source, examples.source_lengths, taps=taps)
     logits = model.decode(examples.target_in, memory=memory).flatten(0, 1)
     entropy = F.cross_entropy(logits, examples.target_out.flatten(), reduction="sum")
     last = ctc(F.linear(memory.states, model.ctc.weight, model.ctc.bias))
-    inside = (ctc(heard[0]) + ctc(heard[1])) / 2
+    inside = (ctc(taps.ctc_logits[0]) + ctc(taps.ctc_logits[1])) / 2
     want = 0.6 * entropy + 0.4 * ((1 - share) * last + share * inside)
     got, parts = HybridCTC(model, ctc_weight=0.4, interctc_weight=share)(examples)
     assert parts.keys() == {"cross_entropy", "ctc", "interctc"}
@@ -227,9 +228,9 @@ def test_layers_inside_may_learn_something_else(rng):
     model, examples = random_model(replace(CONFIG, encoder=stack, ctc_layers=(1,)), rng), batch(rng)
     labels, lengths = torch.tensor([[9, 4, 5, 2], [10, 11, 2, 2], [6, 2, 2, 2]]), torch.tensor([3, 2, 1])
     examples = replace(examples, heard=labels, heard_lengths=lengths + 1)
-    logits: list[Tensor] = []
-    memory = model.encode(examples.source, examples.source_lengths, heard=logits)
-    probabilities = logits[0].log_softmax(-1).transpose(0, 1)
+    taps = Taps(ctc_logits=True)
+    memory = model.encode(examples.source, examples.source_lengths, taps=taps)
+    probabilities = taps.ctc_logits[0].log_softmax(-1).transpose(0, 1)
     inside = F.ctc_loss(
         probabilities, torch.tensor([9, 4, 5, 10, 11, 6]), torch.tensor([11, 4, 7]), lengths, reduction="sum"
     )

@@ -48,7 +48,9 @@ class Decoder(Protocol):
 
     def new_cache(self) -> Any: ...
 
-    def decoder_states(self, target_in: Int[Tensor, "N T"], *, memory: Any, cache: Any) -> Float[Tensor, "N T D"]: ...
+    def decoder_states(
+        self, target_in: Int[Tensor, "N T"], *, memory: Any, cache: Any, taps: Any
+    ) -> Float[Tensor, "N T D"]: ...
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]: ...
 
@@ -73,6 +75,8 @@ class ModelScorer:
             raise InputError("a model's scores need its memory, its prompts or both, but memory=None and prompts=None")
         self.model, self.memory, self.prompts = model, memory, prompts
         self.cache = model.new_cache()
+        self.taps: Any = None
+        """What the next step keeps besides its states."""
         self.n_sentences = len(memory.states if prompts is None else prompts)
 
     def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
@@ -82,7 +86,7 @@ class ModelScorer:
     def states(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
         """Append one token to every row; return what is projected to the logits of the next."""
         new = tokens[:, None] if self.prompts is None else self.prompts
-        states = self.model.decoder_states(new, memory=self.memory, cache=self.cache)
+        states = self.model.decoder_states(new, memory=self.memory, cache=self.cache, taps=self.taps)
         self.memory = self.prompts = None
         return states[:, -1]
 

@@ -9,6 +9,7 @@ from transduce.errors import InputError
 from transduce.model.cache import LayerCache
 from transduce.model.config import TransformerConfig
 from transduce.model.positions import rotate
+from transduce.taps import Taps
 
 
 def attend(
@@ -209,6 +210,7 @@ class SelfAttention(nn.Module):
         lengths: Int[Tensor, " N"] | None = None,
         cache: LayerCache | None = None,
         rotation: Float[Tensor, "2 T P"] | None = None,
+        taps: Taps | None = None,
     ) -> Float[Tensor, "N T D"]:
         """Attend within each row.
 
@@ -218,6 +220,8 @@ class SelfAttention(nn.Module):
             rotation: the angles of the positions of `x`, where positions are rotary.
         """
         query, key, value = self._project(x, rotation)
+        if taps is not None and taps.self_attention is not None:
+            taps.self_attention.append(self._weights(query, key, lengths))
         if self.linear:
             state = None if cache is None else cache.state
             heads, state = attend_linearly(query, key, value, key_lengths=lengths, causal=self.causal, state=state)
@@ -241,21 +245,16 @@ class SelfAttention(nn.Module):
             query, key = rotate(query, rotation), rotate(key, rotation)
         return query, key, value
 
-    def weights(
-        self,
-        x: Float[Tensor, "N T D"],
-        lengths: Int[Tensor, " N"] | None = None,
-        rotation: Float[Tensor, "2 T P"] | None = None,
-    ) -> Float[Tensor, "N H T T"]:
-        """The attention weights of each position of `x`, which `forward` does not keep.
+    def _weights(self, query: Tensor, key: Tensor, lengths: Tensor | None) -> Float[Tensor, "N H T T"]:
+        """The attention weights of new positions to one another.
 
         Raises:
             InputError: the attention is linear, which forms no weights.
         """
         if self.linear:
             raise InputError("attention weights are those of a softmax, but attention='linear' forms none")
-        query, key, _ = self._project(x, rotation)
-        return _weights(query, key, _visible(x.size(1), x.size(1), lengths, self.causal, self.window, x.device))
+        n = query.size(2)
+        return _weights(query, key, _visible(n, n, lengths, self.causal, self.window, query.device))
 
 
 class CrossAttention(nn.Module):
@@ -284,10 +283,15 @@ class CrossAttention(nn.Module):
         key: Float[Tensor, "B K S E"],
         value: Float[Tensor, "B K S E"],
         lengths: Int[Tensor, " B"] | None,
+        taps: Taps | None = None,
     ) -> Float[Tensor, "N T D"]:
         """Attend to the projected memory. N = B * beams: the beams of a sentence fold into the query axis."""
         n_rows, n_steps, _ = x.shape
         query = self._query(x, key.size(0))  # (B, H, beams * T, E)
+        if taps is not None and taps.cross_attention is not None:
+            visible = _visible(query.size(2), key.size(2), lengths, False, None, x.device)
+            weights = _weights(query, key, visible).unflatten(2, (-1, n_steps))  # (B, H, beams, T, S)
+            taps.cross_attention.append(weights.transpose(1, 2).flatten(0, 1))
         dropout = self.dropout if self.training else 0.0
         heads = attend(query, key, value, key_lengths=lengths, dropout=dropout)
         return self.output(_join(heads).view(n_rows, n_steps, -1))
@@ -296,13 +300,6 @@ class CrossAttention(nn.Module):
         query = self.q(x)
         query = _split(query.view(n_sentences, -1, query.size(-1)), self.d_head)
         return query if self.norm is None else self.norm.query(query)
-
-    def weights(
-        self, x: Float[Tensor, "N T D"], key: Float[Tensor, "B K S E"], lengths: Int[Tensor, " B"] | None
-    ) -> Float[Tensor, "B H Q S"]:
-        """The attention weights of each position of `x` over the memory, which `forward` does not keep; Q = beams * T."""
-        visible = _visible(x.size(1), key.size(2), lengths, False, None, x.device)
-        return _weights(self._query(x, key.size(0)), key, visible)
 
 
 def _weights(

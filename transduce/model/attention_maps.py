@@ -1,36 +1,12 @@
 """Attention weights, to be drawn or measured."""
 
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.errors import InputError
-from transduce.model.attention import CrossAttention, SelfAttention
 from transduce.model.transformer import Memory, Transformer
-
-Look = Callable[[Float[Tensor, "B H Q S"]], None]
-"""What is done with the attention weights of a layer."""
-
-
-@contextmanager
-def watching(layers: Iterable[CrossAttention | SelfAttention], look: Look) -> Iterator[None]:
-    """Call `look` with the weights of these layers whenever this thread runs them; other threads may use them too."""
-    here = threading.get_ident()
-
-    def hook(layer: CrossAttention | SelfAttention, inputs: tuple[Any, ...], _: Tensor) -> None:
-        if threading.get_ident() == here:
-            x, key_or_lengths, _, lengths_or_rotation = inputs  # without the values, or without the cache
-            look(layer.weights(x, key_or_lengths, lengths_or_rotation))
-
-    with ExitStack() as hooks:
-        for layer in layers:
-            hooks.callback(layer.register_forward_hook(hook).remove)
-        yield
+from transduce.taps import Taps
 
 
 @torch.no_grad()
@@ -42,10 +18,10 @@ def cross_attention(model: Transformer, memory: Memory, target_in: Int[Tensor, "
     """
     if model.encoder is None or model.decoder is None:
         raise InputError("cross-attention needs an encoder and a decoder, but this model has one of them only")
-    found: list[Tensor] = []
-    with watching((module for module in model.decoder.modules() if isinstance(module, CrossAttention)), found.append):
-        model.decoder_states(target_in, memory=memory)
-    return torch.stack(found)
+    taps = Taps(cross_attention=True)
+    model.decoder_states(target_in, memory=memory, taps=taps)
+    assert taps.cross_attention
+    return torch.stack(taps.cross_attention)
 
 
 @torch.no_grad()
@@ -73,13 +49,13 @@ def self_attention(
             f"source={source is not None} and target_in={target_in is not None}, and the model has "
             f"encoder={model.encoder is not None} and decoder={model.decoder is not None}; give the one that fits"
         )
-    found: list[Tensor] = []
-    with watching((part for part in stack.modules() if isinstance(part, SelfAttention)), found.append):
-        if target_in is None:
-            model.encode(source, source_lengths)
-        else:
-            model.decoder_states(target_in, memory=memory)
-    return torch.stack(found)
+    taps = Taps(self_attention=True)
+    if target_in is None:
+        model.encode(source, source_lengths, taps=taps)
+    else:
+        model.decoder_states(target_in, memory=memory, taps=taps)
+    assert taps.self_attention
+    return torch.stack(taps.self_attention)
 
 
 def diagonality(weights: Float[Tensor, "T S"]) -> float:

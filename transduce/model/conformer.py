@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import silenced
 from transduce.model.layers import FeedForward, Layer, Sublayer, norm
+from transduce.taps import Taps
 
 
 class ConvolutionModule(nn.Module):
@@ -65,10 +66,11 @@ class ConformerLayer(Layer):
         *,
         lengths: Int[Tensor, " N"] | None = None,
         rotation: Float[Tensor, "2 T P"] | None = None,
+        taps: Taps | None = None,
         **_: Any,
     ) -> Float[Tensor, "N T D"]:
         """One layer of an encoder; the arguments are those of `Layer`, of which it has no memory, cache and experts."""
         x = self.first_feed_forward_sublayer(x, lambda y: self.first_feed_forward(y) / 2)
-        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, None, rotation))
+        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, None, rotation, taps))
         x = self.convolution_sublayer(x, lambda y: self.convolution(y, lengths))
         return self.norm(self.feed_forward_sublayer(x, lambda y: self.feed_forward(y) / 2))

@@ -12,6 +12,7 @@ from transduce.errors import InputError
 from transduce.model.attention import CrossAttention, SelfAttention
 from transduce.model.cache import LayerCache
 from transduce.model.config import TransformerConfig
+from transduce.taps import Taps
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -98,14 +99,12 @@ class Experts(nn.Module):
         aligned = config.d_model % 8 == 0 and config.d_ff % 8 == 0  # rows of 16 bytes
         self.can_group = aligned and hasattr(F, "grouped_mm")  # not every torch has it
 
-    def forward(
-        self, x: Float[Tensor, "N T D"], routing: Callable[[Tensor], None] | None = None
-    ) -> Float[Tensor, "N T D"]:
-        """Every position through its experts; `routing` gets the router's scores (N, T, X), for `balance_loss`."""
+    def forward(self, x: Float[Tensor, "N T D"], taps: Taps | None = None) -> Float[Tensor, "N T D"]:
+        """Every position through its experts; `taps` keep the router's scores (N, T, X), for `balance_loss`."""
         with torch.autocast(x.device.type, enabled=False):  # rounding should not decide which expert is best
             scores = self.router(x.to(self.router.weight.dtype))
-        if routing is not None:
-            routing(scores)
+        if taps is not None and taps.router_scores is not None:
+            taps.router_scores.append(scores)
         weights, chosen = scores.topk(self.n_chosen)
         choices, order = chosen.flatten().sort(stable=True)  # all positions of the first expert, then of the second ...
         ends = torch.searchsorted(choices, torch.arange(len(self.experts), device=x.device), right=True, out_int32=True)
@@ -192,7 +191,7 @@ class Layer(nn.Module):
         memory_lengths: Int[Tensor, " B"] | None = None,
         cache: LayerCache | None = None,
         rotation: Float[Tensor, "2 T P"] | None = None,
-        routing: Callable[[Tensor], None] | None = None,
+        taps: Taps | None = None,
     ) -> Float[Tensor, "N T D"]:
         """One layer.
 
@@ -202,15 +201,15 @@ class Layer(nn.Module):
             memory_lengths: hides the padding of the memory.
             cache: keys and values of the positions before `x` and of the memory.
             rotation: the angles of rotary positions.
-            routing: called with the scores of a router of experts.
+            taps: what is kept besides the result.
         """
-        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, cache, rotation))
+        x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, cache, rotation, taps))
         if self.cross is not None and self.cross_sublayer is not None:
             key, value = self._memory(memory, cache)
             cross = self.cross
-            x = self.cross_sublayer(x, lambda y: cross(y, key, value, memory_lengths))
+            x = self.cross_sublayer(x, lambda y: cross(y, key, value, memory_lengths, taps))
         if isinstance(self.feed_forward, Experts):
-            return self.feed_forward_sublayer(x, partial(self.feed_forward, routing=routing))
+            return self.feed_forward_sublayer(x, partial(self.feed_forward, taps=taps))
         return self.feed_forward_sublayer(x, self.feed_forward)
 
     def _memory(self, memory: Tensor | None, cache: LayerCache | None) -> tuple[Tensor, Tensor]:

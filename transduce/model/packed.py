@@ -148,7 +148,7 @@ class PackedTransformer(Transformer):
             or whole is None
             or whole.watched
             or source.size(1) > LONGEST
-            or known.get("heard") is not None
+            or known.get("taps") is not None
         ):
             return super().encode(source, source_lengths, **known)
         assert self.source_input is not None
@@ -158,7 +158,7 @@ class PackedTransformer(Transformer):
     def decoder_states(self, target_in: Int[Tensor, "N T"], **known: Any) -> Float[Tensor, "N T D"]:
         """The states that `decode` projects to logits, as in Transformer; one position more of a search is a quick step."""
         step, cache, memory = self.step, known.get("cache"), known.get("memory")
-        if step is None or cache is None or target_in.size(1) > 1 or step.watched:
+        if step is None or cache is None or target_in.size(1) > 1 or step.watched or known.get("taps") is not None:
             return super().decoder_states(target_in, **known)
         if cache.length or memory is not None or self.encoder is None:
             return step(target_in, cache, memory)

@@ -234,7 +234,7 @@ class StaticTransformer(Transformer):
         """The states that `decode` projects to logits, as in Transformer; one position more of a search is a quick step."""
         cache = known.get("cache")
         if isinstance(cache, StaticCache):
-            if target_in.size(1) == 1 and self._may_step(cache):
+            if target_in.size(1) == 1 and known.get("taps") is None and self._may_step(cache):
                 return cache.enter(self, len(target_in)).step(target_in)
             cache.leave()
         return super().decoder_states(target_in, **known)

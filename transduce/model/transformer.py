@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +13,14 @@ from torch.utils.checkpoint import checkpoint
 
 from transduce.device import without_cudnn_attention
 from transduce.errors import InputError
-from transduce.model.cache import Cache, LayerCache
+from transduce.model.cache import Cache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.conformer import ConformerLayer
 from transduce.model.init import initialize
 from transduce.model.inputs import ConvolvedInput, FrameInput, TokenInput
 from transduce.model.layers import Dropout, Layer, balance_loss, norm
 from transduce.model.positions import Positions
+from transduce.taps import Taps
 
 
 class Memory(NamedTuple):
@@ -53,8 +54,8 @@ class Stack(nn.Module):
         lengths: Int[Tensor, " N"] | None = None,
         memory: Memory | None = None,
         cache: Cache | None = None,
-        balance: list[Tensor] | None = None,
-        between: Callable[[int, Tensor], Tensor] | None = None,
+        taps: Taps | None = None,
+        after_layer: Callable[[int, Tensor], Tensor] | None = None,
     ) -> Float[Tensor, "N T D"]:
         """Vectors to states. With a cache, `x` is only what follows the cached positions.
 
@@ -62,8 +63,8 @@ class Stack(nn.Module):
             lengths: hides padding. In a causal stack padding lies in the future, and only the balance losses use it.
             memory: what cross-attention attends to.
             cache: keys and values of the positions before `x`, to which those of `x` are added.
-            balance: the weighted balance loss of every layer with experts is appended to it.
-            between: given the number of a layer, from 1, and its states, it gives what comes into the next one.
+            taps: what is kept besides the states.
+            after_layer: called with the number of a layer, from 1, and its states; returns the next layer's input.
         """
         states, memory_lengths = memory if memory is not None else (None, None)
         if cache is not None and cache.memory_lengths is not None:
@@ -73,30 +74,36 @@ class Stack(nn.Module):
         start = cache.length if cache else 0
         rotation = self.positions.rotation(start, start + x.size(1))
 
-        recompute = self.recompute and self.training and torch.is_grad_enabled() and cache is None
-        known: dict[str, Any] = {"memory": states, "memory_lengths": memory_lengths, "rotation": rotation}
-        if not self.causal:
-            known["lengths"] = lengths
+        def compute(number: int, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+            own = None if taps is None else taps.of_layer(number)
+            x = self.layers[number](
+                x,
+                lengths=None if self.causal else lengths,
+                memory=states,
+                memory_lengths=memory_lengths,
+                cache=None if cache is None else cache.layers[number],
+                rotation=rotation,
+                taps=own,
+            )
+            return x, own.router_scores or [] if own is not None else []
 
-        def through(layer: nn.Module, x: Tensor, past: LayerCache | None) -> tuple[Tensor, list[Tensor]]:
-            routing: list[Tensor] = []  # made inside, as torch.compile cannot recompute what changes a list outside
-            # not the list: FSDP would hand the layer a copy of it
-            return layer(x, **known, cache=past, routing=routing.append), routing
-
-        run = partial(checkpoint, through, use_reentrant=False) if recompute else through
+        if self.recompute and self.training and torch.is_grad_enabled() and cache is None:
+            compute = partial(checkpoint, compute, use_reentrant=False)
         x = self.dropout(self.embedding_norm(self.positions(x, start)))
         # in evaluation caches grow and lengths vary; the trainer knows whether those of its batches do
         with nullcontext() if self.training or torch.compiler.is_compiling() else without_cudnn_attention:
-            for i, layer in enumerate(self.layers):
-                x, routing = run(layer, x, cache.layers[i] if cache else None)
-                if balance is not None:
-                    balance += [self.balance_weight * balance_loss(y, self.experts_per_token, lengths) for y in routing]
-                if between is not None:
-                    x = between(i + 1, x)
+            for number in range(len(self.layers)):
+                x, router_scores = compute(number, x)
+                for scores in router_scores:
+                    assert taps is not None and taps.balance_losses is not None
+                    loss = balance_loss(scores, self.experts_per_token, lengths)
+                    taps.balance_losses.append(self.balance_weight * loss)
+                if after_layer is not None:
+                    x = after_layer(number + 1, x)
         return self.normed(x)
 
     def normed(self, x: Float[Tensor, "N T D"]) -> Float[Tensor, "N T D"]:
-        """The states of a layer as what stands above the stack reads them: in pre-norm, after the last norm."""
+        """States after the final norm, which pre-norm stacks have."""
         return x if self.norm is None else self.norm(x)
 
 
@@ -164,15 +171,9 @@ class Transformer(nn.Module):
         source: Shaped[Tensor, "B S *F"] | None,
         source_lengths: Int[Tensor, " B"] | None = None,
         *,
-        balance: list[Tensor] | None = None,
-        heard: list[Tensor] | None = None,
+        taps: Taps | None = None,
     ) -> Memory:
         """Ids (B, S) or frames (B, S, F) to memory. Without lengths there is no padding.
-
-        Args:
-            balance: the weighted balance losses of layers with experts are appended to it. They are in nats per token,
-                and training adds them to its loss.
-            heard: the logits (B, S, V) of the CTC head for each of the config's ctc_layers are appended to it.
 
         Raises:
             InputError: there is no source, or this model has no encoder.
@@ -182,18 +183,19 @@ class Transformer(nn.Module):
         if source is None:
             raise InputError("this model has an encoder, so it needs a source, but source=None")
         vectors, lengths = self.source_input(source, source_lengths)
-        reads = self.ctc_condition is not None or (heard is not None and self.config.ctc_layers)
-        between = partial(self._between, heard) if reads else None
-        return Memory(self.encoder(vectors, lengths=lengths, balance=balance, between=between), lengths)
+        logits = None if taps is None else taps.ctc_logits
+        reads = bool(self.config.ctc_layers) and (self.ctc_condition is not None or logits is not None)
+        after_layer = partial(self._read_ctc, logits) if reads else None
+        return Memory(self.encoder(vectors, lengths=lengths, taps=taps, after_layer=after_layer), lengths)
 
-    def _between(self, heard: list[Tensor] | None, layer: int, states: Tensor) -> Tensor:
-        """What the encoder's next layer gets, where the CTC head reads the states of this one."""
+    def _read_ctc(self, kept: list[Tensor] | None, layer: int, states: Tensor) -> Tensor:
+        """Return the input of the encoder's next layer; the CTC head reads the states of this one if it is of ctc_layers."""
         if layer not in self.config.ctc_layers:
             return states
         assert self.encoder is not None
         logits = self.ctc_logits(self.encoder.normed(states))
-        if heard is not None:
-            heard.append(logits)
+        if kept is not None:
+            kept.append(logits)
         return states if self.ctc_condition is None else states + self.ctc_condition(logits.softmax(-1))
 
     def decode(
@@ -213,18 +215,18 @@ class Transformer(nn.Module):
         memory: Memory | None = None,
         cache: Cache | None = None,
         lengths: Int[Tensor, " N"] | None = None,
-        balance: list[Tensor] | None = None,
+        taps: Taps | None = None,
     ) -> Float[Tensor, "N T D"]:
         """The states that `decode` projects to logits.
 
         Args:
             lengths: for the balance losses only, as padding lies to the right of what a causal decoder sees.
-            balance: as in `encode`.
+            taps: what is kept besides the states.
         """
         if self.decoder is None or self.target_input is None:
             raise InputError("decode() needs a decoder, but this model was built with decoder=None")
         vectors, _ = self.target_input(target_in)
-        return self.decoder(vectors, lengths=lengths, memory=memory, cache=cache, balance=balance)
+        return self.decoder(vectors, lengths=lengths, memory=memory, cache=cache, taps=taps)
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """States to logits of the vocabulary, without the padding rows of the table.

@@ -5,9 +5,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decode.scorer import ModelScorer
-from transduce.model.attention import CrossAttention
-from transduce.model.attention_maps import watching
 from transduce.model.transformer import Memory, Transformer
+from transduce.taps import Taps
 
 
 class CoverageScorer(ModelScorer):
@@ -15,8 +14,8 @@ class CoverageScorer(ModelScorer):
 
     def __init__(self, model: Transformer, memory: Memory, prompts: Int[Tensor, "B P"] | None = None) -> None:
         super().__init__(model, memory, prompts=prompts)
-        crosses = [module for module in model.modules() if isinstance(module, CrossAttention)]
-        self.cross = crosses[max(0, len(crosses) - 2)]
+        assert model.config.decoder is not None
+        self.layer = max(0, model.config.decoder.n_layers - 2)
         places = torch.arange(memory.states.size(1), device=memory.states.device)
         self.outside = torch.zeros(memory.states.shape[:2], dtype=torch.bool, device=places.device)
         """Positions of padding."""
@@ -25,11 +24,11 @@ class CoverageScorer(ModelScorer):
         self.looked: Float[Tensor, "N S"] = torch.zeros_like(self.outside, dtype=torch.float32)
 
     def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
-        def look(weights: Float[Tensor, "B H Q S"]) -> None:
-            self.looked = self.looked + weights.mean(dim=1).flatten(0, 1).to(self.looked.dtype)  # (B, beams, S)
-
-        with watching([self.cross], look):
-            return super().step(tokens)
+        self.taps = Taps(cross_attention=True, layer=self.layer)
+        logits = super().step(tokens)
+        assert self.taps.cross_attention
+        self.looked = self.looked + self.taps.cross_attention[0].mean(dim=1).sum(dim=1).to(self.looked.dtype)
+        return logits
 
     def coverage(self) -> Float[Tensor, " N"]:
         """The sum over source positions of log(min(1, all attention to it so far)).

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transduce.config import at_least, within
+from transduce.taps import Taps
 from transduce.train.config import refuse_both
 from transduce.train.consistency import divergence, projected_consistency, two_views
 from transduce.train.ctc import ctc_loss
@@ -137,21 +138,17 @@ class CrossEntropy(Objective):
 
     def loss(self, batch: Seq2SeqBatch) -> Loss:
         """The loss of one pass; where views are compared, of a batch that holds both."""
-        balance: list[Tensor] | None = [] if self.model.training else None
-        heard: list[Tensor] = []
+        taps = Taps(balance_losses=self.model.training, ctc_logits=self.hears)
         memory: Any = None
         if self.model.encoder is not None or batch.source is not None:
-            more = {"heard": heard} if self.hears else {}
-            memory = self.model.encode(batch.source, batch.source_lengths, balance=balance, **more)
+            memory = self.model.encode(batch.source, batch.source_lengths, taps=taps)
         if self.model.decoder is None:
             states = memory.states
         else:
-            states = self.model.decoder_states(
-                batch.target_in, memory=memory, lengths=batch.target_lengths, balance=balance
-            )
-        total, parts = self.terms(memory, states, batch, heard)
-        if balance:  # per token; only layers with experts have any
-            parts["balance"] = batch.n_tokens * torch.stack(balance).sum()
+            states = self.model.decoder_states(batch.target_in, memory=memory, lengths=batch.target_lengths, taps=taps)
+        total, parts = self.terms(memory, states, batch, taps.ctc_logits or [])
+        if taps.balance_losses:  # per token; only layers with experts have any
+            parts["balance"] = batch.n_tokens * torch.stack(taps.balance_losses).sum()
             total = total + parts["balance"]
         return Loss(total, {name: part.detach() for name, part in parts.items()})
 
