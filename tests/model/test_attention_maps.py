@@ -110,7 +110,7 @@ def test_self_attention_times_values_is_what_each_layer_gives(half, fields, rng)
         found = self_attention(model, target_in=example.target, memory=memory)
     assert len(found) == len(watched) == 3
     for (module, x, output), weights in zip(watched, found, strict=True):
-        value = module.qkv(x).detach()[..., -module.widths[2] :].unflatten(-1, (-1, 14)).numpy()
+        value = module.qkv(x).detach()[..., -module.qkv.widths["v"] :].unflatten(-1, (-1, 14)).numpy()
         value = value.repeat(2 // value.shape[2], axis=2)
         heads = np.einsum("nhts,nshe->nthe", weights.numpy(), value).reshape(*x.shape[:2], -1)
         want = heads @ module.output.weight.detach().numpy().T + module.output.bias.detach().numpy()

@@ -53,7 +53,9 @@ def test_step_1_qkv(rng):
     module = SelfAttention(config(d_model=WIDTH, n_heads=1, head_width=HEAD, bias=False), causal=True)
     load(module, torch.cat((query, key, value)), torch.eye(WIDTH, HEAD))
     x = torch.randn(B, T, WIDTH, generator=rng)
-    for got, matrix in zip(module.qkv(x).split(module.widths, dim=-1), (query, key, value), strict=True):
+    for got, matrix in zip(
+        module.qkv(x).split(list(module.qkv.widths.values()), dim=-1), (query, key, value), strict=True
+    ):
         want = [[[math.fsum((row * x[b, t]).tolist()) for row in matrix] for t in range(T)] for b in range(B)]
         torch.testing.assert_close(got, torch.tensor(want), rtol=0, atol=1e-5)
 

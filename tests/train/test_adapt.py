@@ -138,6 +138,26 @@ def test_keys_that_several_heads_share_are_narrower():
     torch.testing.assert_close(got, want)
 
 
+def test_gate_and_value_are_two_maps_and_the_name_of_their_module_stands_for_both():
+    decoder = StackConfig(input=Tokens(vocab_size=7), n_layers=1)
+    config = TransformerConfig(decoder=decoder, d_model=8, n_heads=2, d_ff=5, dropout=0.0, gated=True)
+    shapes = {"value": [(5, 2)], "wide": [(5, 2), (5, 2)]}
+    for name, of_b in shapes.items():
+        model = Transformer(config)
+        wide = model.decoder.layers[0].feed_forward.wide
+        before = wide.weight.detach().clone()
+        add_lora(model, LoRAConfig(rank=2, alpha=2.0, maps=(name,)), seed=1)
+        ((parameters, pairs),) = parts(model).items()
+        assert parameters == "decoder.layers.0.feed_forward.wide" and [b.shape for _, b in pairs] == of_b
+        with torch.no_grad():
+            for parameter_name, parameter in model.named_parameters():
+                if parameter_name.endswith(".b"):
+                    parameter.fill_(0.5)
+        rows = torch.cat([torch.full((5, 2), 0.5) @ a for a, _ in pairs])
+        changed = F.pad(rows, (0, 0, 10 - len(rows), 0))  # the value is the second half
+        torch.testing.assert_close(wide.weight, before + changed)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

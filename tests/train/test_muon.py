@@ -22,16 +22,17 @@ def test_singular_vectors_stay_and_singular_values_become_nearly_one(rng, monkey
     assert values.min() > 0.5 and values.max() < 1.3  # of the smallest values some have not arrived
 
 
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize("narrow", [False, True], ids=["fp32", "bf16"])
-def test_steps_are_torchs(rng, monkeypatch, narrow):
-    """torch.optim.Muon always rounds to bfloat16; each map of queries, keys and values is a matrix of its own."""
+def test_steps_are_torchs(rng, monkeypatch, narrow, gated):
+    """torch.optim.Muon always rounds to bfloat16; queries, keys and values, and gate and value, are matrices of their own."""
     monkeypatch.setattr("transduce.train.muon.computes_bf16", lambda _: narrow)
     if not narrow:
         monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
-    model = translator()
+    model = translator(gated=gated)
     config = OptimConfig(optimizer="muon", weight_decay=0.1)
     ours, start = optimizer(model, config), {name: p.detach().clone() for name, p in model.named_parameters()}
-    parts = {"attention.qkv.weight": 3, "cross.kv.weight": 2}
+    parts = {"attention.qkv.weight": 3, "cross.kv.weight": 2, "feed_forward.wide.weight": 1 + gated}
     theirs = {
         name: [nn.Parameter(part.clone()) for part in weight.chunk(parts.get(name.split(".", 3)[-1], 1))]
         for name, weight in start.items()

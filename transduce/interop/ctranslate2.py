@@ -18,6 +18,7 @@ from transduce.interop.pretrained import check_carried
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.inputs import TokenInput
 from transduce.model.layers import FeedForward, Layer
+from transduce.model.linear import split_rows
 from transduce.model.transformer import Stack, Transformer
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
@@ -194,11 +195,11 @@ def _set_stack(spec: Any, stack: Stack, config: TransformerConfig) -> None:
             maps = [ours.cross.q, ours.cross.kv, ours.cross.output]
             _set_attention(theirs.attention, maps, ours.cross.norm, ours.cross_sublayer.norm)
         _set_norm(theirs.ffn.layer_norm, ours.feed_forward_sublayer.norm)
-        wide, n_parts = ours.feed_forward.wide, 2 if config.gated else 1
-        names = ("linear_0", "linear_0_noact")[:n_parts]
-        biases = [None] * n_parts if wide.bias is None else wide.bias.detach().chunk(n_parts)
-        for name, weight, bias in zip(names, wide.weight.detach().chunk(n_parts), biases, strict=True):
-            _set_linear(getattr(theirs.ffn, name), weight, bias)
+        wide = ours.feed_forward.wide
+        biases = {} if wide.bias is None else split_rows(wide, wide.bias.detach())
+        for part, weight in split_rows(wide, wide.weight.detach()).items():
+            linear = theirs.ffn.linear_0_noact if part == "value" else theirs.ffn.linear_0
+            _set_linear(linear, weight, biases.get(part))
         _set_linear(theirs.ffn.linear_1, ours.feed_forward.narrow.weight, ours.feed_forward.narrow.bias)
 
 

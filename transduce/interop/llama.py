@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer as LibraryTokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from transduce.config import from_dict
 from transduce.data.text.imported import ImportedTokenizer
@@ -269,9 +269,9 @@ def _their_layer(layer: Layer, fused: bool) -> dict[str, Tensor]:
         theirs["self_attn.q_norm.weight"] = attention.norm.query.weight
         theirs["self_attn.k_norm.weight"] = attention.norm.key.weight
     qkv, gated = attention.qkv, feed_forward.wide
-    parts = {
-        ("q_proj", "k_proj", "v_proj"): ("self_attn", qkv, attention.widths),
-        ("gate_proj", "up_proj"): ("mlp", gated, [len(gated.weight) // 2] * 2),
+    parts: dict[tuple[str, ...], tuple[str, nn.Linear, list[int]]] = {
+        ("q_proj", "k_proj", "v_proj"): ("self_attn", qkv, list(qkv.widths.values())),
+        ("gate_proj", "up_proj"): ("mlp", gated, list(gated.widths.values())),
     }
     if fused:
         parts = {

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transduce.errors import InputError
 from transduce.model.cache import LayerCache
 from transduce.model.config import TransformerConfig
+from transduce.model.linear import FusedLinear
 from transduce.model.positions import rotate
 from transduce.taps import Taps
 
@@ -199,10 +200,11 @@ class SelfAttention(nn.Module):
         self.d_head, self.causal, self.window = config.d_head, causal, config.window
         self.linear = config.attention == "linear"
         self.dropout = config.attention_dropout
-        self.widths = [config.n_heads * self.d_head, config.kv_heads * self.d_head, config.kv_heads * self.d_head]
-        self.qkv = nn.Linear(config.d_model, sum(self.widths), bias=config.attention_bias)
+        self.heads = [config.n_heads, config.kv_heads, config.kv_heads]
+        widths = {name: n * self.d_head for name, n in zip("qkv", self.heads, strict=True)}
+        self.qkv = FusedLinear(config.d_model, widths, bias=config.attention_bias)
         self.norm = QueryKeyNorm(config) if config.qk_norm else None
-        self.output = nn.Linear(self.widths[0], config.d_model, bias=config.bias)
+        self.output = nn.Linear(widths["q"], config.d_model, bias=config.bias)
 
     def forward(
         self,
@@ -238,7 +240,7 @@ class SelfAttention(nn.Module):
         self, x: Float[Tensor, "N T D"], rotation: Float[Tensor, "2 T P"] | None
     ) -> tuple[Float[Tensor, "N H T E"], Float[Tensor, "N K T E"], Float[Tensor, "N K T E"]]:
         """Queries, keys and values, the first two normalized and rotated where the model does so."""
-        query, key, value = (_split(part, self.d_head) for part in self.qkv(x).split(self.widths, dim=-1))
+        query, key, value = _split(self.qkv(x), self.d_head).split(self.heads, dim=1)
         if self.norm is not None:
             query, key = self.norm.query(query), self.norm.key(key)
         if rotation is not None:
@@ -263,9 +265,9 @@ class CrossAttention(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.d_head, self.dropout = config.d_head, config.attention_dropout
-        self.widths = [config.kv_heads * self.d_head, config.kv_heads * self.d_head]
+        widths = dict.fromkeys("kv", config.kv_heads * self.d_head)
         self.q = nn.Linear(config.d_model, config.n_heads * self.d_head, bias=config.attention_bias)
-        self.kv = nn.Linear(config.d_model, sum(self.widths), bias=config.attention_bias)
+        self.kv = FusedLinear(config.d_model, widths, bias=config.attention_bias)
         self.norm = QueryKeyNorm(config) if config.qk_norm else None
         self.output = nn.Linear(config.n_heads * self.d_head, config.d_model, bias=config.bias)
 

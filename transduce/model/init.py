@@ -5,6 +5,7 @@ from torch import nn
 
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import TokenInput
+from transduce.model.linear import split_rows
 from transduce.model.positions import Positions
 
 
@@ -33,12 +34,9 @@ def initialize(module: nn.Module, config: TransformerConfig) -> None:
         tables.setdefault(output, config.vocab_size)
     if config.init == "gpt2":
         return _as_gpt2(module, tables)
-    query, key = config.n_heads * config.d_head, config.kv_heads * config.d_head
-    fused = {"qkv": [query, key, key], "kv": [key, key], "wide": [config.d_ff] * (2 if config.gated else 1)}
-    fused["pointwise"] = [config.d_model] * 2
     for name, part in module.named_modules():
         if isinstance(part, nn.Linear):
-            for matrix in part.weight.split(fused.get(name.split(".")[-1], [len(part.weight)])):
+            for matrix in split_rows(part, part.weight).values():
                 gain = config.init_gain if ".layers." in name else 1.0
                 if config.init == "xavier":
                     nn.init.xavier_uniform_(matrix, gain=gain)

@@ -12,6 +12,7 @@ from transduce.errors import InputError
 from transduce.model.attention import CrossAttention, SelfAttention
 from transduce.model.cache import LayerCache
 from transduce.model.config import TransformerConfig
+from transduce.model.linear import FusedLinear
 from transduce.taps import Taps
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -65,7 +66,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.gated = config.gated
-        self.wide = nn.Linear(config.d_model, config.d_ff * (2 if self.gated else 1), bias=config.bias)
+        widths = dict.fromkeys(("gate", "value") if self.gated else ("wide",), config.d_ff)
+        self.wide = FusedLinear(config.d_model, widths, bias=config.bias)
         self.narrow = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
 

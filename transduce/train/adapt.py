@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +15,34 @@ from transduce.errors import InputError
 from transduce.files import weights_of
 from transduce.train.config import LoRAConfig
 
-FUSED = {"qkv": ("q", "k", "v"), "kv": ("k", "v")}
-"""By the name of a linear map, the maps that are fused into it; the module it belongs to has their widths."""
+
+class LinearMap(NamedTuple):
+    """One linear map of a model: all rows of a module's weight, or those of one map fused in it."""
+
+    name: str
+    module_name: str
+    module: nn.Linear
+    rows: range
+
+    def matches(self, pattern: str) -> bool:
+        """Whether the last parts of its name, or of its module's, are this pattern."""
+        return any(fnmatchcase(f".{name}", f"*.{pattern}") for name in (self.name, self.module_name))
+
+
+def linear_maps(model: nn.Module) -> Iterator[LinearMap]:
+    """All linear maps of a model; a module with fused maps has their numbers of rows, by name, in `widths`."""
+    for module_name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            leaf = module_name.rpartition(".")[2]
+            start = 0
+            for part, width in getattr(module, "widths", {leaf: module.out_features}).items():
+                name = module_name.removesuffix(leaf) + part
+                yield LinearMap(name, module_name, module, range(start, start + width))
+                start += width
 
 
 class LowRank(nn.Module):
-    """Adds alpha / rank * B A to some rows of a weight. A begins normal and B zero, so at the start it adds nothing."""
+    """Adds alpha / rank * B A to some rows of a weight. A begins normal and B zero, so at first it adds nothing."""
 
     def __init__(self, weight: Tensor, rows: range, config: LoRAConfig, rng: Generator) -> None:
         super().__init__()
@@ -42,40 +65,20 @@ def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
     """
     maps = list(linear_maps(model))
     for pattern in config.maps:
-        if not any(_fits(name, pattern) for name, _, _ in maps):
-            there = ", ".join(sorted({name.rsplit(".", 1)[-1] for name, _, _ in maps}))
-            raise InputError(f"lora.maps must name linear maps of the model, but {pattern!r} is none; it has {there}")
+        if not any(each.matches(pattern) for each in maps):
+            names = ", ".join(sorted({each.name.rpartition(".")[2] for each in maps}))
+            raise InputError(f"lora.maps must name linear maps of the model, but {pattern!r} is none; it has {names}")
     model.requires_grad_(False)
     for parameter in parts_of(model, config.train, "lora.train"):
         parameter.requires_grad_(True)
     rng = torch.Generator().manual_seed(seed)
-    for name, linear, rows in maps:
-        if any(_fits(name, pattern) for pattern in config.maps):
-            if config.rank > min(len(rows), linear.in_features):
-                raise InputError(
-                    "lora.rank must be at most the rows and columns of every map, but "
-                    f"rank={config.rank} and {name} has {len(rows)} and {linear.in_features}"
-                )
-            parametrize.register_parametrization(linear, "weight", LowRank(linear.weight, rows, config, rng))
-
-
-def linear_maps(model: nn.Module) -> Iterator[tuple[str, nn.Linear, range]]:
-    """Every linear map by name, the module that holds it, and which rows of its weight it is."""
-    modules = dict(model.named_modules())
-    for name, module in modules.items():
-        if isinstance(module, nn.Linear):
-            owner, _, leaf = name.rpartition(".")
-            start = 0
-            for part in FUSED.get(leaf, ()):
-                width = modules[owner].widths[FUSED[leaf].index(part)]
-                yield f"{owner}.{part}", module, range(start, start + width)
-                start += width
-            if leaf not in FUSED:
-                yield name, module, range(module.out_features)
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return fnmatchcase(f".{name}", f"*.{pattern}")
+    for name, _, module, rows in (each for each in maps if any(map(each.matches, config.maps))):
+        if config.rank > min(len(rows), module.in_features):
+            raise InputError(
+                "lora.rank must be at most the rows and columns of every map, but "
+                f"rank={config.rank} and {name} has {len(rows)} and {module.in_features}"
+            )
+        parametrize.register_parametrization(module, "weight", LowRank(module.weight, rows, config, rng))
 
 
 def parts_of(model: nn.Module, parts: Sequence[str], field: str) -> list[nn.Parameter]:
@@ -84,15 +87,15 @@ def parts_of(model: nn.Module, parts: Sequence[str], field: str) -> list[nn.Para
     Raises:
         InputError: a name stands for no weight.
     """
-    own = dict(model.named_parameters(remove_duplicate=False))  # a shared table has several names
-    found = []
+    parameters = dict(model.named_parameters(remove_duplicate=False))  # a shared table has several names
+    chosen = []
     for part in parts:
-        new = [parameter for name, parameter in own.items() if f"{name}.".startswith(f"{part}.")]
-        if not new:
-            there = ", ".join(dict.fromkeys(name.split(".")[0] for name in own))
-            raise InputError(f"{field} must name parts of the model, but {part!r} has no weights; it has {there}")
-        found += new
-    return found
+        of_part = [parameter for name, parameter in parameters.items() if f"{name}.".startswith(f"{part}.")]
+        if not of_part:
+            names = ", ".join(dict.fromkeys(name.split(".")[0] for name in parameters))
+            raise InputError(f"{field} must name parts of the model, but {part!r} has no weights; it has {names}")
+        chosen += of_part
+    return chosen
 
 
 def freeze(model: nn.Module, parts: Sequence[str]) -> None:
@@ -110,21 +113,26 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
         raise InputError(f"a training needs weights to train, but freeze={', '.join(parts)} leaves none")
 
 
+def _adapted(model: nn.Module) -> dict[str, nn.Linear]:
+    """The linear maps with a low-rank change, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and parametrize.is_parametrized(module, "weight")
+    }
+
+
 def merge(model: nn.Module) -> None:
-    """Make every sum of a weight and its low-rank change an ordinary weight again."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and parametrize.is_parametrized(module, "weight"):
-            parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
+    """Make every sum of a weight and its low-rank changes an ordinary weight again."""
+    for module in _adapted(model).values():
+        parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
 
 
 @torch.no_grad()
 def merged(model: nn.Module) -> dict[str, Tensor]:
     """The weights that the model would have after `merge`, by name."""
     weights = {name: weight for name, weight in weights_of(model).items() if not is_part(name)}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and parametrize.is_parametrized(module, "weight"):
-            weights[f"{name}.weight"] = module.weight
-    return weights
+    return weights | {f"{name}.weight": module.weight for name, module in _adapted(model).items()}
 
 
 def is_part(name: str) -> bool:

@@ -45,7 +45,7 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """
     above = levels(model) if config.layer_decay < 1 else {}
     maps: dict[nn.Parameter, list[int]] = {}  # what Muon steps, and how many rows each map in it has
-    for name, linear, of in linear_maps(model) if config.optimizer == "muon" else ():
+    for name, _, linear, of in linear_maps(model) if config.optimizer == "muon" else ():
         if LAYER.match(name) and isinstance(linear.weight, nn.Parameter):  # with LoRA it is a sum
             maps.setdefault(linear.weight, []).append(len(of))
     groups: list[dict[str, Any]] = []
