@@ -33,13 +33,13 @@ def test_the_papers_models_have_its_sizes():
 
 def exchanged(directory: Path) -> tuple[int, int]:
     """Numbers in the exchange of an update, and of the model."""
-    found, add_up = [], distributed.World.add_up
+    found, all_reduce = [], distributed.World.all_reduce
 
     def counting(self, numbers):
         found.append(numbers.numel())
-        add_up(self, numbers)
+        all_reduce(self, numbers)
 
-    distributed.World.add_up = counting
+    distributed.World.all_reduce = counting
     trainer = toy.trainer(directory, config=toy.config(accumulate=2, max_updates=1, validate_every=1))
     trainer.run()
     return max(found), sum(1 + p.numel() for p in trainer.model.parameters())

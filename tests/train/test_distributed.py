@@ -112,7 +112,11 @@ def test_work_is_shared_by_round_and_gathered_in_order():
 def shared() -> tuple[list[int], list[float], str]:
     """Squares of seven numbers, sums, and what the first one says."""
     mine = world()
-    return mine.gather([i * i for i in mine.share(range(7))]), mine.total(mine.rank, 0.5), mine.told(f"by {mine.rank}")
+    return (
+        mine.gather([i * i for i in mine.share(range(7))]),
+        mine.all_reduce_sum(mine.rank, 0.5),
+        mine.broadcast(f"by {mine.rank}"),
+    )
 
 
 def spoiled(directory: Path) -> tuple[list[float], Any, Any, int]:

@@ -17,7 +17,7 @@ from tests.train.sometimes import USES, Sometimes, count
 from tests.train.threads import in_threads
 from transduce.errors import InputError
 from transduce.train.config import OptimConfig, TrainingConfig
-from transduce.train.distributed import PeerFailed, World, patience, world
+from transduce.train.distributed import PeerFailed, World, hang_timeout, world
 from transduce.train.objectives import CrossEntropy
 from transduce.train.trainer import Trainer, seed_of_batch
 
@@ -190,10 +190,8 @@ def test_one_that_ends_is_named_to_those_who_wait(tmp_path, monkeypatch):
 
 def test_an_exchange_that_fails_though_all_answer_ends_with_its_own_error():
     def work(rank: int) -> None:
-        def fail(numbers: torch.Tensor) -> None:
+        with World(rank, 2, store).exchanging():
             raise RuntimeError("out of memory")
-
-        World(rank, 2, store)._named(fail, torch.ones(2))
 
     store = dist.HashStore()
     for error in in_threads(2, work):
@@ -207,8 +205,10 @@ def test_where_the_store_is_gone_the_first_is_named():
         def set(self, key: str, value: str) -> None:
             raise RuntimeError("broken pipe")
 
+    waiting = World(1, 3, Gone())
     with pytest.raises(TimeoutError, match=r"^process 1 of 3 waits in vain: no answer from process 0, "):
-        World(1, 3, Gone())._named(Gone().set, "key", "value")
+        with waiting.exchanging():
+            raise RuntimeError("broken pipe")
 
 
 def test_all_must_see_the_same_directory(tmp_path, monkeypatch):
@@ -231,11 +231,13 @@ def test_work_is_shared_by_round_and_gathered_in_order():
     def work(rank: int) -> tuple[list[int], list[float], str]:
         mine = World(rank, 3)
         squares = mine.gather([i * i for i in mine.share(range(7))])
-        return squares, mine.total(rank, 0.5), mine.told(f"by {rank}")
+        return squares, mine.all_reduce_sum(rank, 0.5), mine.broadcast(f"by {rank}")
 
     assert in_threads(3, work) == [([0, 1, 4, 9, 16, 25, 36], [3.0, 1.5], "by 0")] * 3
     alone = World()
-    assert alone.gather(alone.share([1, 2])) == [1, 2] and alone.total(3) == [3.0] and alone.told("x") == "x"
+    assert (
+        alone.gather(alone.share([1, 2])) == [1, 2] and alone.all_reduce_sum(3) == [3.0] and alone.broadcast("x") == "x"
+    )
 
 
 def test_the_others_wait_until_the_first_has_prepared():
@@ -243,13 +245,13 @@ def test_the_others_wait_until_the_first_has_prepared():
 
     def first() -> None:
         order.append("prepared")
-        World(0, 2, store).prepared()
+        World(0, 2, store).barrier()
 
     waiting = threading.Timer(0.05, first)
     waiting.start()
-    World(1, 2, store).prepared()
+    World(1, 2, store).barrier()
     assert order == ["prepared"]
-    World().prepared()  # alone there is nothing to wait for
+    World().barrier()  # alone there is nothing to wait for
 
 
 @pytest.mark.parametrize("gpu", [False, True])
@@ -306,15 +308,20 @@ def test_the_first_that_fails_is_the_one_that_says_why():
     """The others hear of it where they wait, and in an exchange."""
     store = dist.HashStore()
     first, second, third = (World(rank, 3, store) for rank in range(3))
-    assert second.fails() and second.fails() and not third.fails() and not first.fails()
+    assert (
+        second.report_failure()
+        and second.report_failure()
+        and not third.report_failure()
+        and not first.report_failure()
+    )
     for peer in (third, World(2, 3, store)):
         with pytest.raises(PeerFailed):
-            peer.prepared()
+            peer.barrier()
         with pytest.raises(PeerFailed), peer.exchanging("gloo"):
             raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
         with pytest.raises(RuntimeError, match="out of memory"), peer.exchanging("gloo"):
             raise RuntimeError("out of memory")
-    assert World().fails()
+    assert World().report_failure()
 
 
 def test_fewer_batches_than_processes_are_refused(tmp_path, monkeypatch):
@@ -335,7 +342,7 @@ def test_fewer_batches_than_processes_are_refused(tmp_path, monkeypatch):
 def test_a_limit_that_is_no_time_is_refused(monkeypatch, told):
     monkeypatch.setenv("TRANSDUCE_HANG_MINUTES", told)
     with pytest.raises(ValueError) as caught:
-        patience()
+        hang_timeout()
     assert str(caught.value) == (
         f"TRANSDUCE_HANG_MINUTES must be a number of minutes above 0, but it is {told!r}; unset it for 10"
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from transduce.train.prefetch import made_by, prefetch
+from transduce.train.prefetch import load_batches, prefetch
 
 
 def test_everything_comes_once_and_in_order():
@@ -86,7 +86,7 @@ def test_without_processes_each_is_made_when_it_is_asked_for():
             made.append(i)
             return i
 
-    batches = made_by(0, Noting(), [3, 1, 2])
+    batches = load_batches(0, Noting(), [3, 1, 2])
     assert next(batches) == 3 and made == [3] and list(batches) == [1, 2]
 
 
@@ -99,7 +99,7 @@ def test_what_processes_are_told(monkeypatch):
         return [how["collate_fn"](batches[i]) for i in how["sampler"]]
 
     monkeypatch.setattr("transduce.train.prefetch.DataLoader", loader)
-    batches = made_by(2, Made(bad=2), [3, 1, 2, 0])
+    batches = load_batches(2, Made(bad=2), [3, 1, 2, 0])
     assert [next(batches)[0] for _ in range(2)] == [3, 1]
     with pytest.raises(ValueError, match=r"^the third is bad$"):
         next(batches)
@@ -118,7 +118,7 @@ def test_what_processes_are_told(monkeypatch):
 def test_processes_make_them_in_order_and_leave_ctrl_c_to_the_training():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests have inherited
     try:
-        found = list(made_by(2, Made(), [3, 1, 2, 0, 7, 5]))
+        found = list(load_batches(2, Made(), [3, 1, 2, 0, 7, 5]))
     finally:
         signal.signal(signal.SIGINT, before)
     assert [i for i, _, _ in found] == [3, 1, 2, 0, 7, 5]
@@ -129,7 +129,7 @@ def test_processes_make_them_in_order_and_leave_ctrl_c_to_the_training():
 @few_cores
 @pytest.mark.process
 def test_an_error_of_a_process_comes_at_its_turn_as_it_is():
-    batches = made_by(2, Made(bad=2), [3, 1, 2, 0])
+    batches = load_batches(2, Made(bad=2), [3, 1, 2, 0])
     assert [next(batches)[0] for _ in range(2)] == [3, 1]
     with pytest.raises(ValueError, match=r"^the third is bad$"):
         next(batches)

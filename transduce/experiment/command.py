@@ -78,7 +78,7 @@ def main(
 
             world().check(experiment.training)
             if not world().first:
-                world().prepared()
+                world().barrier()
             torch_device(experiment.device)  # before an hour with the data
             for teacher in experiment.training.teachers:
                 teacher_run(teacher)
@@ -118,7 +118,7 @@ def _one_of_several() -> Iterator[None]:
         except SystemExit:  # after --help
             raise
         except BaseException as error:
-            if not world().fails():
+            if not world().report_failure():
                 sys.exit(130 if isinstance(error, KeyboardInterrupt) else 2)
             raise
 

@@ -209,7 +209,7 @@ def train(
     ):  # the first alone writes there
         if here.first:
             save_lexicon(x.run, lexicon)
-        here.prepared()
+        here.barrier()
         _check_alike(x, run)
         _say_if_longer(x.run, x.training)
         trainer = Trainer(
@@ -235,14 +235,14 @@ def _check_alike(x: AnyExperiment, run: Run) -> None:
     """Raise InputError unless this process sees the directory that the first one holds, and has its experiment."""
     holder, here = x.run / HOLDER, world()
     own = holder.read_text() if holder.is_file() else ""
-    if here.told(own) != own:
+    if here.broadcast(own) != own:
         raise InputError(
             f"every process must see the same run directory, but for process {here.rank} of {here.size}, on "
             f"{gethostname()}, {x.run.absolute()} is not the one that the first process holds; give all machines the same --run, on a "
             "file system that they share"
         )
     settings = {**run.resume_key(), "training": to_dict(replace(x.training, data_workers=0))}
-    if changed := differences(here.told(settings), settings):
+    if changed := differences(here.broadcast(settings), settings):
         raise InputError(
             f"every process must have the same settings and data, but in process {here.rank} of {here.size}, on "
             f"{gethostname()}, this differs from the first: {'; '.join(changed)}; start the same command on all machines"
@@ -276,7 +276,7 @@ def finish(directory: Path, trainer: Trainer) -> None:
     progress, config = trainer.progress, trainer.config
     averaged = {n: w.clone() for n, w in gathered(merged(trainer.model)).items()} if trainer.take_average() else None
     merge(trainer.model)
-    trainer.world.told(None)  # by now the first process has written the checkpoints
+    trainer.world.broadcast(None)  # by now the first process has written the checkpoints
     best = progress.ranked()[0]
     scores, by = {"best checkpoint": progress.validations[best][1]}, progress.by
     losses = {

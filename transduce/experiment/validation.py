@@ -77,7 +77,7 @@ def held_out_loss(model: Transformer, batches: Sequence[Batch]) -> float:
         batch = batches[i]
         loss += objective(batch.to(model.device)).total.item()
         n_tokens += batch.n_tokens
-    loss, n_tokens = world().total(loss, n_tokens)
+    loss, n_tokens = world().all_reduce_sum(loss, n_tokens)
     return loss / n_tokens
 
 
@@ -234,7 +234,7 @@ def masked_accuracy(fill_mask: FillMask, batches: MaskedBatches) -> float:
     for batch in (batches[i].to(fill_mask.model.device) for i in world().share(range(len(batches)))):
         right += int((_filled(fill_mask, batch) == batch.target_out[batch.target_out != IGNORE]).sum())
         n_tokens += batch.n_tokens
-    all_right, of = world().total(right, n_tokens)
+    all_right, of = world().all_reduce_sum(right, n_tokens)
     return all_right / of
 
 

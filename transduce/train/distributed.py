@@ -1,4 +1,4 @@
-"""The processes that train one model: which of them this is, and what they tell one another."""
+"""The processes that train one model: their ranks, exchanges and failures."""
 
 import ctypes
 import os
@@ -24,34 +24,31 @@ from transduce.train.config import TrainingConfig
 
 T = TypeVar("T")
 
-PREPARED, FAILED = "prepared", "failed"
-PATIENCE = timedelta(days=30)
-"""How long the others wait for the first process to prepare data."""
+READY, FAILED = "ready", "failed"
+READY_TIMEOUT = timedelta(days=30)
+"""How long the other processes wait for the first one to prepare data."""
 LATE = timedelta(seconds=15)
-"""Within which a process that does not hang hears that another one has given up. torchrun kills what lives 30 s longer than
-the first that has ended."""
+"""How long a failed process waits to learn who else has failed. torchrun kills whatever outlives
+the first process that ends by 30 s."""
 HANG = "TRANSDUCE_HANG_MINUTES"
-"""The environment variable with the minutes that a process waits for the others in an exchange; 10 where it is not set."""
-
+"""Environment variable: minutes that an exchange waits for the other processes; 10 by default."""
 PR_SET_PDEATHSIG = 1
-"""The name that <sys/prctl.h> has for the signal that a process gets when its parent ends."""
-
-
+"""Name in <sys/prctl.h> of the signal that a process gets when its parent ends."""
 COLLECTIVE = r"gloo|NCCL"
-"""What the errors of exchanges that PyTorch makes by itself have in their text."""
+"""Text that the errors of PyTorch's own exchanges contain."""
 
 
 class PeerFailed(Exception):
-    """Another process of this training has failed, and says why."""
+    """Another process of this training has failed, and reports why."""
 
 
 LEFT: list["World"] = []
-"""The groups that this process has been in."""
+"""Groups that this process has left."""
 
 
 @dataclass(frozen=True)
 class World:
-    """One process of `size`, by its `rank`; what is shared goes by round: item i to process i % size."""
+    """One process, `rank`, of `size`; shared work goes round: item i to process i % size."""
 
     rank: int = 0
     size: int = 1
@@ -66,172 +63,184 @@ class World:
         """Raise InputError where so many processes cannot share a training of this configuration."""
         if config.accumulate < self.size:
             raise InputError(
-                f"an update must have a batch for every process, but accumulate={config.accumulate} and there are "
-                f"{self.size} processes; give --training.accumulate {self.size}, by which an update has "
-                f"{self.size / config.accumulate:g} x as many tokens; make batches smaller by as much, or raise the rate"
+                f"an update must have a batch for every process, but accumulate={config.accumulate} "
+                f"and there are {self.size} processes; give --training.accumulate {self.size}, by "
+                f"which an update has {self.size / config.accumulate:g} x as many tokens; make "
+                "batches smaller by as much, or raise the rate"
             )
         if config.shard and self.size == 1:
             raise InputError(
-                "weights are sharded among several processes, but shard=True and there is 1 process; start the same "
-                "command with torchrun --nproc-per-node 2 --, or leave --training.shard away"
+                "weights are sharded among several processes, but shard=True and there is 1 "
+                "process; start the same command with torchrun --nproc-per-node 2 --, or leave "
+                "--training.shard away"
             )
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """What this process does of some work."""
+        """Return this process's share of the items."""
         return items[self.rank :: self.size]
 
     def gather(self, shared: Sequence[T]) -> list[T]:
-        """The results of all processes for what `share` gave them, in the order of the whole work."""
+        """Collect the results of all processes, in the order of the items that were shared."""
         if self.size == 1:
             return list(shared)
         parts: list[Any] = [None] * self.size
-        self._named(dist.all_gather_object, parts, list(shared))
+        with self.exchanging():
+            dist.all_gather_object(parts, list(shared))
         return [parts[i % self.size][i // self.size] for i in range(sum(map(len, parts)))]
 
-    def total(self, *numbers: float | int) -> list[float]:
-        """Sums over all processes, the same in each."""
-        if self.size == 1:
-            return [float(number) for number in numbers]
+    def all_reduce(self, numbers: Float[Tensor, " n"]) -> None:
+        """Sum a tensor over all processes, in place; the result is the same bits in each."""
+        with self.exchanging():
+            dist.all_reduce(numbers)
+
+    def all_reduce_sum(self, *numbers: float | int) -> list[float]:
+        """Return sums over all processes, the same in each."""
         sums = torch.tensor(numbers, dtype=torch.float64)
-        self._named(dist.all_reduce, sums)
+        if self.size > 1:
+            self.all_reduce(sums)
         return sums.tolist()
 
-    def add_up(self, numbers: Float[Tensor, " n"]) -> None:
-        """Sum a tensor over all processes, in place; afterwards it is the same, bit for bit, in each."""
-        self._named(dist.all_reduce, numbers)
+    def broadcast(self, value: T) -> T:
+        """Return the first process's value."""
+        if self.size == 1:
+            return value
+        box = [value]
+        with self.exchanging():
+            dist.broadcast_object_list(box)
+        return box[0]
 
-    def told(self, value: T) -> T:
-        """What the first process says."""
-        if self.size > 1:
-            box = [value]
-            self._named(dist.broadcast_object_list, box)
-            return box[0]
-        return value
-
-    def prepared(self) -> None:
-        """Of the first process: tell the others that the data is prepared. Of the others: wait for that.
+    def barrier(self) -> None:
+        """Let the other processes wait until the first one has come here.
 
         Raises:
-            PeerFailed: it could not be prepared.
+            PeerFailed: the first one failed on its way.
         """
-        if self.size > 1 and self.first:
-            self.store.set(PREPARED, "yes")
-        elif self.size > 1:
-            with self.exchanging():
-                self.store.wait([PREPARED], PATIENCE)
-                if self.store.check([FAILED]):
-                    raise PeerFailed(FAILED)
+        if self.size == 1:
+            return
+        if self.first:
+            self.store.set(READY, "yes")
+            return
+        with self.exchanging():
+            self.store.wait([READY], READY_TIMEOUT)
+            self._check_peers()
 
-    def fails(self) -> bool:
-        """Let the others know that this process ends with an error; whether it is the first to, which says why."""
+    def report_failure(self) -> bool:
+        """Mark the training as failed; returns whether this process is the first to do so."""
         if self.size == 1:
             return True
         try:
             first = self.store.compare_set(FAILED, "", str(self.rank))
             if self.first:  # the others may still wait for it
-                self.store.set(PREPARED, "no")
-        except RuntimeError:  # without torchrun the store is the first process's
+                self.store.set(READY, "no")
+        except RuntimeError:  # without torchrun the store lives in the first process
             return True
         return bool(first == str(self.rank).encode())
 
-    def _named(self, exchange: Any, *values: Any) -> None:
-        with self.exchanging():
-            exchange(*values)
+    def _check_peers(self) -> None:
+        """Raise PeerFailed if another process has reported a failure."""
+        if self.store.check([FAILED]):
+            raise PeerFailed(FAILED)
 
     @contextmanager
     def exchanging(self, pattern: str = "") -> Iterator[None]:
-        """While open, an exchange that fails (a RuntimeError whose text has the pattern) ends with what has ended it.
+        """Explain an exchange that fails within: a RuntimeError whose text matches the pattern.
 
         Raises:
-            PeerFailed: another process has said that it fails.
-            TimeoutError: a process has died or hangs; the message says which. (NCCL's watchdog ends the waiting
-                processes by itself after the same time, and names none.)
+            PeerFailed: another process has reported a failure.
+            TimeoutError: processes named in the message have died or hang. (NCCL's watchdog ends
+                waiting processes by itself after the same time, and names none.)
         """
         try:
             yield
         except RuntimeError as error:
             if self.size == 1 or not re.search(pattern, str(error)):
                 raise
-            if not (silent := self._silent()):
+            silent = self._silent_peers()
+            if not silent:
                 raise
             raise TimeoutError(
-                f"process {self.rank} of {self.size} waits in vain: no answer from process {', '.join(map(str, silent))}, "
-                "which hangs or has ended; its own output may say why. Stop all of them and run the same command again: "
-                f"it goes on from the newest checkpoint. If it only needed longer than the others, set {HANG} to more "
-                f"than {patience() / timedelta(minutes=1):g}"
+                f"process {self.rank} of {self.size} waits in vain: no answer from process "
+                f"{', '.join(map(str, silent))}, which hangs or has ended; its own output may say "
+                "why. Stop all of them and run the same command again: it goes on from the newest "
+                f"checkpoint. If it only needed longer than the others, set {HANG} to more than "
+                f"{hang_timeout() / timedelta(minutes=1):g}"
             ) from error
 
-    def _silent(self) -> list[int]:
-        """The processes that do not find out within LATE that an exchange has failed.
+    def _silent_peers(self) -> list[int]:
+        """Return the processes that do not notice within LATE that an exchange has failed.
 
         Raises:
-            PeerFailed: one of them has said that it fails.
+            PeerFailed: one of them has reported a failure.
         """
-        others = {rank: f"waits {rank}" for rank in range(self.size) if rank != self.rank}
-        until = time.monotonic() + LATE.total_seconds()
+        peers = {rank: f"waits {rank}" for rank in range(self.size) if rank != self.rank}
+        deadline = time.monotonic() + LATE.total_seconds()
         try:
             self.store.set(f"waits {self.rank}", "yes")
-            if self.store.check([FAILED]):
-                raise PeerFailed(FAILED)
-            while not self.store.check(list(others.values())) and time.monotonic() < until:
+            self._check_peers()
+            while not self.store.check(list(peers.values())) and time.monotonic() < deadline:
                 time.sleep(0.1)
-            return [rank for rank, answer in others.items() if not self.store.check([answer])]
-        except RuntimeError:  # without torchrun the store is the first process's
+            return [rank for rank, key in peers.items() if not self.store.check([key])]
+        except RuntimeError:  # without torchrun the store lives in the first process
             return [0]
 
 
-def patience() -> timedelta:
-    """How long a process waits for the others in an exchange.
+def hang_timeout() -> timedelta:
+    """Return how long a process waits for the others in an exchange.
 
     Raises:
         InputError: TRANSDUCE_HANG_MINUTES is no number above 0.
     """
-    told = os.environ.get(HANG, "10")
+    text = os.environ.get(HANG, "10")
     try:
-        minutes = float(told)
-        within("(0, inf)", **{HANG: minutes})
+        minutes = float(text)
+        within("(0, inf)", minutes=minutes)
         return timedelta(minutes=minutes)
     except (ValueError, OverflowError) as error:
-        raise InputError(f"{HANG} must be a number of minutes above 0, but it is {told!r}; unset it for 10") from error
+        raise InputError(f"{HANG} must be a number of minutes above 0, but it is {text!r}; unset it for 10") from error
 
 
 @cache
 def world() -> World:
     """This process among those that torchrun has started; alone where it has not.
 
-    The first call joins them: over NCCL where there are GPUs, one for each process of a machine, over Gloo on CPUs.
+    The first call joins them: over NCCL where there are GPUs, one for each process of a machine,
+    over Gloo on CPUs.
 
     Raises:
-        InputError: the processes cannot reach each other, or see patience().
+        InputError: the processes cannot reach each other, or see hang_timeout().
     """
-    if environment_count(os.environ, "WORLD_SIZE", "1", least=1) == 1 or "MASTER_ADDR" not in os.environ:
+    n_processes = environment_count(os.environ, "WORLD_SIZE", "1", least=1)
+    if n_processes == 1 or "MASTER_ADDR" not in os.environ:
         return World()
-    limit, gpus = patience(), torch.cuda.is_available()
-    local = environment_count(os.environ, "LOCAL_RANK") if gpus else 0
+    timeout = hang_timeout()
+    gpus = torch.cuda.is_available()
+    local_rank = environment_count(os.environ, "LOCAL_RANK") if gpus else 0
     try:
         if gpus:
-            torch.cuda.set_device(local)
+            torch.cuda.set_device(local_rank)
         store, rank, size = next(dist.rendezvous("env://"))
-        # a restart finds it empty
-        store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        # a restart begins with an empty store
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+        store = dist.PrefixStore(f"start {start}", store)
         backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         here = ", ".join(f"{name}={os.environ.get(name, '')}" for name in names)
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
         raise InputError(
-            f"the processes of a training must reach each other, but with {here} this one cannot ({reason}); start them with "
-            "torchrun, with --standalone or another --master-port where a port is in use, a GPU for each where there are any, "
-            "and GLOO_SOCKET_IFNAME=INTERFACE where a machine has several networks"
+            f"the processes of a training must reach each other, but with {here} this one cannot "
+            f"({reason}); start them with torchrun, with --standalone or another --master-port "
+            "where a port is in use, a GPU for each where there are any, and "
+            "GLOO_SOCKET_IFNAME=INTERFACE where a machine has several networks"
         ) from error
     return World(rank, size, store)
 
 
 def leave() -> bool:
-    """Part from the other processes; whether this is the first one, which goes on alone.
+    """Leave the other processes; returns whether this is the first one, which goes on alone.
 
-    The group is kept: Gloo may abort a process that drops it.
+    The group stays alive: Gloo may abort a process that drops it.
     """
     here = world()
     if here.size > 1:
@@ -242,7 +251,8 @@ def leave() -> bool:
 
 
 def end_with_parent() -> None:
-    """Let Linux end this process when the one that started it has been killed, as torchrun cannot end it then."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform.startswith("linux") else None
-    if prctl is not None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Let Linux end this process when its parent is killed, as torchrun cannot end it then."""
+    if sys.platform.startswith("linux"):
+        prctl = getattr(ctypes.CDLL(None), "prctl", None)
+        if prctl is not None:
+            prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -40,7 +40,7 @@ class DataParallel:
         if self.world.size == 1:
             return names, numbers
         if self.names is None:  # the first process has a batch in every update
-            self.names = self.world.told(names)
+            self.names = self.world.broadcast(names)
         if len(numbers) == 1:  # the last batches of an epoch need not suffice for all
             numbers = numbers.new_zeros(1 + len(self.names))
         parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -48,7 +48,7 @@ class DataParallel:
         own = [torch.zeros_like(p) if p.grad is None else p.grad * numbers[0] for p in parameters]
         numbers = torch.cat([numbers, self._decisions(numbers, stop), numbers.new_tensor(used)])
         flat = torch.cat([numbers, *(part.flatten() for part in own)])
-        self.world.add_up(flat)
+        self.world.all_reduce(flat)
         numbers, n_using, gradient = flat.split([len(numbers) - len(used), len(used), len(flat) - len(numbers)])
         if not all(used):  # a batch of another process may use more; a device is waited for only then
             used = (n_using > 0).tolist()

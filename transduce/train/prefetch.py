@@ -51,7 +51,7 @@ def _without_ctrl_c(_: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def made_by(n_processes: int, batches: Sequence[BatchT], order: Sequence[int]) -> Iterator[BatchT]:
+def load_batches(n_processes: int, batches: Sequence[BatchT], order: Sequence[int]) -> Iterator[BatchT]:
     """Yield batches[i] for every i in order, made in so many processes of one thread; 0: when it is asked for, here.
 
     A process that stops is told of by the one that asks; an error is raised when its turn comes.

@@ -51,19 +51,19 @@ class ShardedDataParallel(DataParallel):
 
     def n_tokens(self, own: int) -> float:
         """How many tokens all processes have in an update, of which this one has `own`."""
-        return self.world.total(own)[0]
+        return self.world.all_reduce_sum(own)[0]
 
     def exchange(self, names: list[str], numbers: Tensor, stop: bool) -> tuple[list[str], Tensor]:
         """Make sums those of all processes, and agree on what comes next, as in DataParallel; gradients are so by now."""
         numbers = torch.cat([numbers, self._decisions(numbers, stop)])
-        self.world.add_up(numbers)
+        self.world.all_reduce(numbers)
         return names, numbers
 
     def clip(self, limit: float) -> Tensor:
         """As in DataParallel, by the norm of the whole gradient."""
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
         square = nn.utils.get_total_norm(gradients).square()[None]
-        self.world.add_up(square)
+        self.world.all_reduce(square)
         norm = square[0].sqrt()
         torch._foreach_mul_(gradients, ((limit or math.inf) / (norm + 1e-6)).clamp(max=1.0))
         return norm

@@ -28,7 +28,7 @@ from transduce.train.log import Log, NoLog
 from transduce.train.objectives import Loss, Objective
 from transduce.train.optim import optimizer, scale_of, set_scale, step
 from transduce.train.parallel import DataParallel
-from transduce.train.prefetch import made_by, prefetch
+from transduce.train.prefetch import load_batches, prefetch
 from transduce.train.shard import ShardedDataParallel, local
 from transduce.train.state import Progress, Store, Validation
 
@@ -127,7 +127,7 @@ class Trainer:
         self.progress, self.unread = self.store.resume(self.model, self.optimizer, self.ema) or Progress(), None
         set_scale(self.scaler, self.progress.loss_scale)
         self.started, self.saved_at = now - self.progress.seconds, self.progress.seconds
-        if self.world.told(self.progress.update) != self.progress.update:
+        if self.world.broadcast(self.progress.update) != self.progress.update:
             raise InputError(
                 f"every process must see the same run directory, but {self.store.directory} has update "
                 f"{self.progress.update} for process {self.world.rank} and another one for the first"
@@ -158,7 +158,7 @@ class Trainer:
             )
         groups = [range(i, min(i + size, len(batches))) for i in range(self.progress.batch, len(batches), size)]
         own = [i for group in groups for i in self.parallel.share(group)]
-        made = made_by(self.config.data_workers, batches, own)
+        made = load_batches(self.config.data_workers, batches, own)
         queue = prefetch(lambda _: next(made).to(self.device), own)
         for group in groups:
             idle = len(self.parallel.share(group)) - len(self.world.share(group))
@@ -276,7 +276,7 @@ class Trainer:
     def _check_weights(self) -> None:
         """Raise FloatingPointError unless all weights are finite: others may not become a checkpoint."""
         wrong = torch.stack([~local(parameter).isfinite().all() for parameter in self.model.parameters()]).any()
-        if self.world.total(float(wrong))[0]:
+        if self.world.all_reduce_sum(float(wrong))[0]:
             raise self._diverged(f"weights must be finite, but after update {self.progress.update} some are not")
 
     def _validate(self) -> None:
@@ -323,7 +323,7 @@ class Trainer:
 
     def _clock(self) -> float:
         """Count the time until now, by the first process's clock."""
-        self.progress.seconds = self.world.told(time.monotonic() - self.started)
+        self.progress.seconds = self.world.broadcast(time.monotonic() - self.started)
         return self.progress.seconds
 
     def _minutes_done(self, more_seconds: float = 0.0) -> float:
