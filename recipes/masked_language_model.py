@@ -137,10 +137,10 @@ def run(x: Experiment) -> dict[str, float]:
     _, tokenizer = ex.saved_tokenizers(x.run, x.start_from, x.tokenizer, x.symbols) or (None, None)
     language = x.corpus.read(x.tokenizer, x.vocab_size, tokenizer, x.symbols.split())
     tokenizer, context = language.tokenizer, x.model.max_positions
-    windows = ex.Windows(stream=language.train, context=context, batch_size=x.batch_size, seed=x.training.seed)
+    windows = ex.TokenWindows(stream=language.train, context=context, batch_size=x.batch_size, seed=x.training.seed)
     tested = ex.Stream([ex.encode_text(tokenizer, ex.read_text(path)) for path in x.test]) if x.test else language.valid
     valid, test = (
-        ex.MaskedBatches(ex.HeldOut(stream, context=context, batch_size=x.batch_size), x.masking, tokenizer)
+        ex.MaskedBatches(ex.HeldOutWindows(stream, context=context, batch_size=x.batch_size), x.masking, tokenizer)
         for stream in (language.valid, tested)
     )
     print(f"train: {windows}\nvalid: {len(language.valid):,} tokens, {sum(b.n_tokens for b in valid):,} of them chosen")

@@ -164,7 +164,7 @@ def run(x: Experiment) -> dict[str, float]:
     symbols = " ".join((*x.corpus.symbols, x.symbols))
     source, target = ex.saved_tokenizers(
         x.run, x.start_from, x.tokenizer, symbols, needs=("bos_id", "eos_id"), lowercase=x.lowercase
-    ) or ex.tokenizers(
+    ) or ex.train_tokenizer_pair(
         *text.sample(),
         vocab_size=x.vocab_size,
         joint=x.joint,

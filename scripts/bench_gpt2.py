@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import transduce as td
 from transduce.data.batch import Batch
-from transduce.data.text.stream import Stream, Windows
+from transduce.data.text.windows import Stream, TokenWindows
 from transduce.model.presets import gpt2
 from transduce.train.flops import flops_per_token, peak_flops
 from transduce.train.objectives import CrossEntropy
@@ -80,7 +80,7 @@ class PlainGPT(nn.Module):
         return F.cross_entropy(F.linear(self.norm(x), self.tokens.weight).flatten(0, 1), targets.flatten())
 
 
-def endless(windows: Windows, device: str) -> Iterator[Batch]:
+def endless(windows: TokenWindows, device: str) -> Iterator[Batch]:
     """Batches on the device, made beforehand."""
     return prefetch(
         lambda i: windows.epoch(0)[i].to(torch.device(device)), (i % len(windows.epoch(0)) for i in count())
@@ -90,7 +90,7 @@ def endless(windows: Windows, device: str) -> Iterator[Batch]:
 class Plain:
     """Turns of the loop that a tutorial writes, on a good day."""
 
-    def __init__(self, model: PlainGPT, windows: Windows, x: argparse.Namespace) -> None:
+    def __init__(self, model: PlainGPT, windows: TokenWindows, x: argparse.Namespace) -> None:
         self.model, self.x, self.batches = model, x, endless(windows, x.device)
         self.loss = torch.compile(model) if x.compile else model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
@@ -109,7 +109,7 @@ class Plain:
 class Ours:
     """Turns of the Trainer's own update."""
 
-    def __init__(self, model: td.Transformer, windows: Windows, x: argparse.Namespace) -> None:
+    def __init__(self, model: td.Transformer, windows: TokenWindows, x: argparse.Namespace) -> None:
         self.batches, self.directory = endless(windows, x.device), tempfile.TemporaryDirectory()
         self.accumulate = x.accumulate
         optim = OptimConfig(peak_rate=6e-4, warmup_steps=100, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
@@ -209,7 +209,9 @@ def main() -> None:
     )
     print(f"{x.precision}{', compiled' * x.compile}, torch {torch.__version__}")
     for rows in x.batch_size:
-        windows = Windows(stream=Stream([ids]), context=config.max_positions, batch_size=rows, batches_per_epoch=10**6)
+        windows = TokenWindows(
+            stream=Stream([ids]), context=config.max_positions, batch_size=rows, batches_per_epoch=10**6
+        )
         systems: dict[str, Callable[[], Plain | Ours]] = {
             "plain": lambda w=windows: Plain(PlainGPT(config).to(x.device), w, x),
             "transduce": lambda w=windows: Ours(td.Transformer(config).to(x.device), w, x),

@@ -27,7 +27,7 @@ from training_turns import SMOOTHING, Ours, Plain, add_turns, check_sizes, take_
 
 import transduce as td
 from transduce.data.batch import Batch, Epoch
-from transduce.data.speech.config import FeatureConfig
+from transduce.data.config import FeatureConfig
 from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.manifest import read_manifest

@@ -37,7 +37,7 @@ import transduce as td
 from transduce.data.batch import Batch, Batches, Epoch, pair_batch, pair_epoch
 from transduce.data.text.corpus import Folder, corpus_folder
 from transduce.data.text.pairs import TextPairs
-from transduce.data.text.sentencepiece_bpe import BOS, tokenizers
+from transduce.data.text.sentencepiece_bpe import BOS, train_tokenizer_pair
 from transduce.model.positions import sinusoidal
 from transduce.train.objectives import CrossEntropy
 
@@ -146,7 +146,7 @@ def read_corpus(x: argparse.Namespace) -> Corpus:
     folder = None if x.tiny else x.data or corpus_folder("multi30k")
     if folder:
         text = Folder(data=folder).read("train")
-        both = tokenizers(text.source, text.target, vocab_size=vocabulary(x), joint=True)
+        both = train_tokenizer_pair(text.source, text.target, vocab_size=vocabulary(x), joint=True)
         pairs = TextPairs(text, *both, tokens_per_batch=budget)
         return Corpus(pairs.source, pairs.target, budget)
     rng = np.random.default_rng(1)

@@ -26,12 +26,12 @@ from typing import get_args
 
 from tqdm import tqdm
 
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.language import CUT, encode_text, read_text
 from transduce.data.text.lines import check_text, decode_lines
 from transduce.data.text.shards import read_header, write_shard
-from transduce.data.text.tokenizers import (
+from transduce.data.text.tokenizer_files import (
     FILES,
-    Tokenizer,
     TokenizerKind,
     load_tokenizer,
     tokenizer_file,

@@ -10,11 +10,10 @@ import torch
 from make_manifest import write_manifest
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers, trainers
 
-from transduce.data.speech.features import FeatureConfig, FeatureExtractor
+from transduce.data.speech.features import FeatureConfig, FeatureExtractor, VectorReader
 from transduce.data.speech.manifest import Recording
-from transduce.data.speech.vectors import VectorReader
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, tokenizers
-from transduce.data.text.tokenizer import Tokenizer
+from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, train_tokenizer_pair
 from transduce.experiment.run import with_frames, with_vocabularies
 from transduce.files import save_weights
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
@@ -71,7 +70,7 @@ LITTLE = replace(
 
 def random_run(directory: Path, *, joint: bool = True, seed: int = 3, model: TransformerConfig = TINY) -> Path:
     """A translator that has learned nothing, but whose every part is there."""
-    source, target = tokenizers(ENGLISH, GERMAN, vocab_size=330, joint=joint)
+    source, target = train_tokenizer_pair(ENGLISH, GERMAN, vocab_size=330, joint=joint)
     config = with_vocabularies(model, source.vocab_size, target.vocab_size, joint=joint)
     torch.manual_seed(seed)
     save_run(directory, Run(config, {"seed": seed}, source, target))

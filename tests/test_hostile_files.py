@@ -18,11 +18,11 @@ from tests.language_runs import language_run
 from tests.runs import LITTLE, random_run
 from transduce.cli.main import main
 from transduce.cli.parts import share_of_environment
-from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.base_tokenizer import CharTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
+from transduce.data.text.lines import each_cell_row
 from transduce.data.text.shards import read_header
-from transduce.data.text.tables import each_cell_row
-from transduce.data.text.tokenizers import load_tokenizer
+from transduce.data.text.tokenizer_files import load_tokenizer
 from transduce.decode.ngram import NGrams
 from transduce.device import torch_device
 from transduce.errors import InputError

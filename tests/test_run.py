@@ -14,8 +14,7 @@ import torch
 import transduce
 from tests.runs import LITTLE, random_run
 from transduce.config import differences, flatten, from_dict, to_dict
-from transduce.data.speech.features import FeatureConfig, FeatureExtractor
-from transduce.data.speech.vectors import VectorConfig, VectorReader
+from transduce.data.speech.features import FeatureConfig, FeatureExtractor, VectorConfig, VectorReader
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.files import save_weights, write_directory, write_file
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig

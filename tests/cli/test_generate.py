@@ -12,7 +12,7 @@ import torch
 import transduce as td
 from tests.language_runs import language_model, language_run
 from transduce.cli.main import main
-from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.base_tokenizer import CharTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.tasks.perplexity import measure_perplexity
 

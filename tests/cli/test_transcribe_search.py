@@ -12,7 +12,7 @@ from tests.tasks.test_search import SHORT, searched
 from transduce.cli.common import Machine
 from transduce.cli.main import main
 from transduce.cli.transcribe import Transcription
-from transduce.data.speech.vectors import VectorConfig, VectorReader
+from transduce.data.speech.features import VectorConfig, VectorReader
 from transduce.tasks import transcribe as transcriber
 
 CPU = ["--device", "cpu"]

@@ -13,8 +13,8 @@ import torch
 from transduce.data.batch import IGNORE, Batch, Epoch, bucket, pad, padding_share, pair_batch, pair_epoch
 from transduce.data.text.corpus import Folder, corpus_folder
 from transduce.data.text.pairs import TextPairs, fingerprint
-from transduce.data.text.parallel import ParallelText
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, tokenizers
+from transduce.data.text.parallel_text import ParallelText
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, train_tokenizer_pair
 
 
 def pairs_of_ids(n: int, seed: int, longest: int = 30) -> tuple[list[list[int]], list[list[int]]]:
@@ -201,7 +201,7 @@ TEXT = ParallelText([f"a {'b ' * (i % 9)}c{i}" for i in range(90)], [f"d{i} {'e 
 
 
 def text_pairs(**settings) -> TextPairs:
-    return TextPairs(TEXT, *tokenizers(TEXT.source, TEXT.target, vocab_size=300, joint=True), **settings)
+    return TextPairs(TEXT, *train_tokenizer_pair(TEXT.source, TEXT.target, vocab_size=300, joint=True), **settings)
 
 
 def test_pairs_too_long_are_left_out_and_counted():
@@ -262,7 +262,7 @@ def test_multi30k_at_4096_tokens_is_at_most_a_tenth_padding():
         pytest.skip("needs multi30k inside the folder that TRANSDUCE_DATA names")
     text = Folder(data=folder).read("train")
     assert len(text) + text.n_blank == 29_000  # Elliott et al. (2016), table 1
-    source, target = tokenizers(text.source, text.target, vocab_size=8000, joint=True)
+    source, target = train_tokenizer_pair(text.source, text.target, vocab_size=8000, joint=True)
     epoch = TextPairs(text, source, target, tokens_per_batch=4096).epoch(0)
     real = sum(int(b.source_lengths.sum() + b.target_lengths.sum()) for b in epoch)
     assert 1 - real / sum(b.source.numel() + b.target_in.numel() for b in epoch) <= 0.10

@@ -9,7 +9,7 @@ import torch
 import transduce as td
 from tests.runs import ENGLISH, GERMAN, random_run, random_speech_run, sentences
 from transduce.data.text.json_tokenizer import JSONTokenizer
-from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, tokenizers
+from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer, train_tokenizer_pair
 from transduce.experiment.run import new_model, with_frames, with_vocabularies
 from transduce.experiment.start import saved_tokenizers
 from transduce.files import save_weights
@@ -55,7 +55,7 @@ def test_pieces_that_both_vocabularies_have_keep_their_vectors(translator, tmp_p
     """One vocabulary for both sides, whose ids mean other pieces now, in tables that are shared or not, and padded."""
     source = translator
     old_model, before = td.load_model(source), load_run(source).target_tokenizer
-    after, _ = tokenizers(OTHER, GERMAN, vocab_size=350, joint=True)
+    after, _ = train_tokenizer_pair(OTHER, GERMAN, vocab_size=350, joint=True)
     config = with_vocabularies(transformer_tiny(), after.vocab_size, after.vocab_size, joint=True)
     config = replace(padded(config, multiple), tie=tie)
     fresh = new_model(Tuning(tmp_path / "run"), config)
@@ -75,7 +75,7 @@ def test_pieces_that_both_vocabularies_have_keep_their_vectors(translator, tmp_p
 def test_each_side_keeps_its_own_pieces(tmp_path, capsys):
     source = random_run(tmp_path / "source", joint=False)
     befores = load_run(source)
-    afters = tokenizers(OTHER, GERMAN[:12], vocab_size=340, joint=False)
+    afters = train_tokenizer_pair(OTHER, GERMAN[:12], vocab_size=340, joint=False)
     config = with_vocabularies(transformer_tiny(), *(t.vocab_size for t in afters), joint=False)
     fresh = new_model(Tuning(tmp_path / "run"), config).state_dict()
     model = new_model(Tuning(tmp_path / "run"), config, source, *afters).state_dict()

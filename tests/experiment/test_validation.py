@@ -22,8 +22,8 @@ from transduce.data.speech.audio import read_audio
 from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.pairs import FrameReader, SpeechPairs
 from transduce.data.text.pairs import TextPairs
-from transduce.data.text.parallel import ParallelText
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, tokenizers
+from transduce.data.text.parallel_text import ParallelText
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, train_tokenizer_pair
 from transduce.experiment.config import ValidateBy
 from transduce.experiment.run import with_vocabularies
 from transduce.experiment.validation import _aligned, held_out_loss, speech_validator, translation_validator
@@ -212,7 +212,7 @@ def test_translation_validation_draws_the_alignment_of_the_shortest_sample(loade
 
 
 def test_a_sample_without_positions_for_it_has_no_picture():
-    source, target = tokenizers(ENGLISH, GERMAN, vocab_size=330, joint=True)
+    source, target = train_tokenizer_pair(ENGLISH, GERMAN, vocab_size=330, joint=True)
     config = replace(td.transformer_tiny(), positions="learned", max_positions=6)
     model = td.Transformer(with_vocabularies(config, 330, 330, joint=True))
     assert _aligned(td.Translator(model, source, target), [(ENGLISH[0], GERMAN[0], "")]) == {}

@@ -9,7 +9,7 @@ from make_manifest import write_manifest
 import transduce as td
 from recipes import language_model, masked_language_model, speech_to_text, translation
 from tests.runs import FEATURES, SPEECH, record, sentences
-from transduce.data.speech.config import Augmentation
+from transduce.data.config import Augmentation
 from transduce.data.speech.manifest import Manifests, Recording
 from transduce.data.text.corpus import Folder
 from transduce.data.text.language import OneText

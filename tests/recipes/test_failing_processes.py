@@ -44,13 +44,13 @@ def die(*_: object, **__: object) -> None:
 
 
 FAULTS: dict[str, tuple[int | None, str, Callable[..., Any], str]] = {
-    "no process can prepare the data": (None, "recipes.language_model.ex.Windows", raises(BAD), "b.wav cannot be read"),
+    "no process can prepare the data": (None, "recipes.language_model.ex.TokenWindows", raises(BAD), "b.wav cannot be read"),
     "a full disk at the start": (0, "transduce.run.write_file", raises(FULL), "no space is left"),
     "a full disk at a checkpoint": (0, "transduce.train.state.save_tensors", raises(FULL), "no space is left"),
     "a full disk at a report": (0, "transduce.experiment.run.write_reports", raises(FULL), "no space is left"),
     "a full disk at the end": (0, "transduce.experiment.run.serialize", raises(FULL), "no space is left"),
-    "data of the first": (0, "transduce.data.text.stream.window_batch", raises(BAD), "b.wav cannot be read"),
-    "data of the second": (1, "transduce.data.text.stream.window_batch", raises(BAD), "b.wav cannot be read"),
+    "data of the first": (0, "transduce.data.text.windows.window_batch", raises(BAD), "b.wav cannot be read"),
+    "data of the second": (1, "transduce.data.text.windows.window_batch", raises(BAD), "b.wav cannot be read"),
     "a validation of the second": (1, "transduce.experiment.validation.CrossEntropy", raises(BAD), "b.wav cannot"),
     "what comes at the end of the second": (
         1,

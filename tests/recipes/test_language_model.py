@@ -19,7 +19,7 @@ from transduce.cli.generate import generate, score_perplexity
 from transduce.cli.jobs import Division
 from transduce.cli.main import main
 from transduce.data.text.language import OneText, Shards, TextFiles, encode_text
-from transduce.data.text.tokenizers import load_tokenizer, train_tokenizer
+from transduce.data.text.tokenizer_files import load_tokenizer, train_tokenizer
 from transduce.experiment.run import with_vocabularies
 
 

@@ -14,8 +14,7 @@ from recipes.masked_language_model import COMMANDS, SETTINGS, TEXT, run
 from tests.recipes.small import fill_mask as small, loss_parts, metrics
 from transduce.data.batch import IGNORE
 from transduce.data.text.language import OneText, TextFiles
-from transduce.data.text.masking import MaskedBatches, MaskingConfig
-from transduce.data.text.stream import HeldOut
+from transduce.data.text.windows import HeldOutWindows, MaskedBatches, MaskingConfig
 from transduce.experiment.run import with_vocabularies
 from transduce.tasks.fill_mask import FillMask
 
@@ -25,7 +24,7 @@ def scores_by_hand(fill_mask, text):
     tokenizer = fill_mask.tokenizer
     stream = OneText(data=text.parent, name=text.name, valid_share=0.3).read("characters", 0).valid
     nats, right, n = 0.0, 0, 0
-    for batch in MaskedBatches(HeldOut(stream, context=11, batch_size=4), MaskingConfig(), tokenizer):
+    for batch in MaskedBatches(HeldOutWindows(stream, context=11, batch_size=4), MaskingConfig(), tokenizer):
         for row in range(len(batch.source)):
             logits = fill_mask.model(source=batch.source[row : row + 1])[0].double()
             for t, wanted in enumerate(batch.target_out[row].tolist()):

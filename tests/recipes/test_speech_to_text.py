@@ -14,11 +14,10 @@ import transduce as td
 from recipes.speech_to_text import SETTINGS, run
 from tests.recipes.small import loss_parts, metrics, transcriber as small
 from tests.runs import FEATURES, RATE, SPEECH, library_tokenizer, sentences
+from transduce.data.config import Augmentation
 from transduce.data.speech.audio import read_audio
-from transduce.data.speech.config import Augmentation
-from transduce.data.speech.features import FeatureExtractor
+from transduce.data.speech.features import FeatureExtractor, VectorConfig
 from transduce.data.speech.manifest import Manifests, Recording, read_manifest
-from transduce.data.speech.vectors import VectorConfig
 from transduce.experiment.command import choose
 from transduce.experiment.run import with_frames
 from transduce.model.layers import Layer

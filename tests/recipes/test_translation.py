@@ -139,7 +139,7 @@ def test_a_corpus_that_memory_need_not_hold_is_read_in_pools(parallel_text, tmp_
     untrained(run, x)
     printed = capsys.readouterr().out
     assert "150 pairs" in printed and " in 3 pools, each of which is an epoch; " in printed
-    monkeypatch.setattr("transduce.data.text.parallel._survey", lambda *_: pytest.fail("the text was read again"))
+    monkeypatch.setattr("transduce.data.text.parallel_text._survey", lambda *_: pytest.fail("the text was read again"))
     untrained(run, replace(x, run=tmp_path / "other"))
 
 

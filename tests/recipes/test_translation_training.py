@@ -43,7 +43,7 @@ def test_a_corpus_that_memory_need_not_hold_trains_and_goes_on_the_same_way(para
             run(cut)
     state = json.loads((cut.run / "checkpoints" / "00000005" / "state.json").read_text())
     assert state["epoch"] > 0
-    monkeypatch.setattr("transduce.data.text.parallel._survey", lambda *_: pytest.fail("the text was read again"))
+    monkeypatch.setattr("transduce.data.text.parallel_text._survey", lambda *_: pytest.fail("the text was read again"))
     assert run(cut) == scores
     first, second = (folder / "model.safetensors" for folder in (straight.run, cut.run))
     assert first.read_bytes() == second.read_bytes()

@@ -9,7 +9,7 @@ import pytest
 from scripts import make_shards
 from tests.data.text.test_language import SPACED, at_once
 from transduce.data.text.language import Shards, read_text
-from transduce.data.text.tokenizers import load_tokenizer, train_tokenizer
+from transduce.data.text.tokenizer_files import load_tokenizer, train_tokenizer
 
 TEXT = "".join(f"Line {i} says\n\n  größer than {i * i}\nand so on.\n\n\nNext:\n" for i in range(30)) + SPACED
 

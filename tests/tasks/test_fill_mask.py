@@ -9,7 +9,7 @@ import torch
 
 import transduce as td
 from tests.language_runs import any_tokenizer
-from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.base_tokenizer import CharTokenizer
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.errors import InputError
 from transduce.files import save_weights

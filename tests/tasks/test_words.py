@@ -11,8 +11,7 @@ import torch
 import transduce as td
 from tests.language_runs import any_tokenizer
 from tests.runs import ENGLISH, FEATURES, RATE, library_tokenizer, random_speech_run, sound
-from transduce.data.speech.features import FeatureExtractor
-from transduce.data.speech.vectors import VectorConfig, VectorReader
+from transduce.data.speech.features import FeatureExtractor, VectorConfig, VectorReader
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.files import save_weights
 from transduce.model.transformer import Transformer

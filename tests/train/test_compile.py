@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.train import toy
-from transduce.data.text.stream import Stream, Windows
+from transduce.data.text.windows import Stream, TokenWindows
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.objectives import CrossEntropy, HybridCTC, Objective
@@ -59,7 +59,7 @@ def look(model: Transformer) -> Validation:
 
 def weights(directory: Path, how: dict[str, bool], *, objective: Objective, **parts: Any) -> dict[str, Tensor]:
     """After UPDATES updates."""
-    config = toy.config(max_updates=UPDATES, **how, static_shapes=isinstance(parts["data"], Windows))
+    config = toy.config(max_updates=UPDATES, **how, static_shapes=isinstance(parts["data"], TokenWindows))
     trainer = toy.trainer(directory / str(len(how)), objective=objective.double(), config=config, **parts)
     trainer.run()
     return toy.weights(trainer.model)
@@ -73,7 +73,7 @@ def language() -> dict[str, Any]:
     ids = np.random.default_rng(1).integers(12, size=400).astype(np.uint16)
     return {
         "objective": CrossEntropy(Transformer(config)),
-        "data": Windows(stream=Stream([ids]), context=16, batch_size=2),
+        "data": TokenWindows(stream=Stream([ids]), context=16, batch_size=2),
     }
 
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from transduce.data.batch import IGNORE, pair_batch
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
-from transduce.data.text.stream import window_batch
+from transduce.data.text.windows import window_batch
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.consistency import projected_consistency

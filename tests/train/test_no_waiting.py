@@ -10,9 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train import toy
-from transduce.data.text.characters import CharTokenizer
-from transduce.data.text.masking import MaskedWindows, MaskingConfig
-from transduce.data.text.stream import Stream, Windows
+from transduce.data.text.base_tokenizer import CharTokenizer
+from transduce.data.text.windows import MaskedWindows, MaskingConfig, Stream, TokenWindows
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.train.host import HostCopy
@@ -45,8 +44,8 @@ def test_numbers_are_read_when_the_next_update_is_under_way_and_before_every_loo
     assert events == [*four, "look", *rest, *rest, "look"]
 
 
-def windows() -> Windows:
-    return Windows(stream=Stream([np.arange(400).astype(np.uint16) % 12]), context=16, batch_size=2)
+def windows() -> TokenWindows:
+    return TokenWindows(stream=Stream([np.arange(400).astype(np.uint16) % 12]), context=16, batch_size=2)
 
 
 def settings(name: str) -> tuple[CrossEntropy, Data]:

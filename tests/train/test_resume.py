@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from tests.train import toy
 from transduce.data.text.pairs import TextPairs
-from transduce.data.text.parallel import ParallelText
-from transduce.data.text.sentencepiece_bpe import tokenizers
+from transduce.data.text.parallel_text import ParallelText
+from transduce.data.text.sentencepiece_bpe import train_tokenizer_pair
 from transduce.model.config import StackConfig, Tokens
 from transduce.model.transformer import Transformer
 from transduce.train.host import StopRequest
@@ -59,7 +59,10 @@ def data() -> TextPairs:
     lines = [f"{'the cat sat on a mat '[: 5 + i % 11]} number {i}" for i in range(40)]
     text = ParallelText(lines, [line[::-1] for line in lines])
     pairs = TextPairs(
-        text, *tokenizers(lines, text.target, vocab_size=300, joint=True), tokens_per_batch=170, bpe_dropout=0.3
+        text,
+        *train_tokenizer_pair(lines, text.target, vocab_size=300, joint=True),
+        tokens_per_batch=170,
+        bpe_dropout=0.3,
     )
     sizes = [len(pairs.epoch(n)) for n in range(8)]
     assert min(sizes) > 3 and any(n % 2 for n in sizes)  # the last update of some epoch has one batch, not two

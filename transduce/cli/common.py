@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 from tyro.conf import Fixed, Suppress, arg
 
 from transduce.data.text.lines import bounded_lines, decode_line, raw_lines
-from transduce.data.text.parallel import blocks
+from transduce.data.text.parallel_text import blocks
 from transduce.errors import InputError
 from transduce.hub import PREFIX
 from transduce.tasks.config import NOT_GREEDY, RULES, GenerationConfig, SearchConfig

@@ -270,7 +270,7 @@ def _all_parts(output: Path) -> list[Part]:
 
 def run_fingerprint(directory: Path) -> str:
     """SHA-256 of what a run decodes with: configuration, tokenizers, statistics, weights; or of a file of n-grams."""
-    from transduce.data.text.tokenizers import FILES, side_files
+    from transduce.data.text.tokenizer_files import FILES, side_files
     from transduce.run import CONFIG, STATISTICS, weights_path
 
     digest = sha256()

@@ -9,16 +9,17 @@ from transduce.lazy import lazily
 
 if TYPE_CHECKING:
     from transduce.config import at_least as at_least, within as within
-    from transduce.data.speech.config import (
+    from transduce.data.config import (
         Augmentation as Augmentation,
         FeatureConfig as FeatureConfig,
+        MaskingConfig as MaskingConfig,
         VectorConfig as VectorConfig,
     )
     from transduce.data.speech.feature_cache import FeatureCache as FeatureCache
-    from transduce.data.speech.labels import label_symbols as label_symbols
     from transduce.data.speech.manifest import (
         Manifests as Manifests,
         cells as cells,
+        label_symbols as label_symbols,
         recordings_fingerprint as recordings_fingerprint,
     )
     from transduce.data.speech.pairs import (
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         SpeechPairs as SpeechPairs,
         make_feature_extractor as make_feature_extractor,
     )
-    from transduce.data.text.config import MaskingConfig as MaskingConfig
     from transduce.data.text.corpus import Files as Files, Folder as Folder, corpus_folder as corpus_folder
     from transduce.data.text.directions import Directions as Directions
     from transduce.data.text.language import (
@@ -37,13 +37,8 @@ if TYPE_CHECKING:
         read_text as read_text,
     )
     from transduce.data.text.lines import read_lines as read_lines
-    from transduce.data.text.masking import (
-        MaskedBatches as MaskedBatches,
-        MaskedWindows as MaskedWindows,
-        mask_id as mask_id,
-    )
     from transduce.data.text.pairs import TextPairs as TextPairs, fingerprint as fingerprint
-    from transduce.data.text.parallel import ParallelText as ParallelText
+    from transduce.data.text.parallel_text import ParallelText as ParallelText
     from transduce.data.text.pronunciations import (
         PronunciationTokenizer as PronunciationTokenizer,
         read_dictionary as read_dictionary,
@@ -52,11 +47,20 @@ if TYPE_CHECKING:
         Normalization as Normalization,
         SentencePieceTokenizer as SentencePieceTokenizer,
         tokenizers as tokenizers,
+        train_tokenizer_pair as train_tokenizer_pair,
     )
     from transduce.data.text.shards import Stream as Stream
     from transduce.data.text.stored_pairs import text_pairs as text_pairs
-    from transduce.data.text.stream import HeldOut as HeldOut, Windows as Windows
-    from transduce.data.text.tokenizers import TokenizerKind as TokenizerKind, train_tokenizer as train_tokenizer
+    from transduce.data.text.tokenizer_files import TokenizerKind as TokenizerKind, train_tokenizer as train_tokenizer
+    from transduce.data.text.windows import (
+        HeldOut as HeldOut,
+        HeldOutWindows as HeldOutWindows,
+        MaskedBatches as MaskedBatches,
+        MaskedWindows as MaskedWindows,
+        TokenWindows as TokenWindows,
+        Windows as Windows,
+        mask_id as mask_id,
+    )
     from transduce.device import default_device as default_device
     from transduce.experiment.command import main as main
     from transduce.experiment.config import ValidateBy as ValidateBy

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from transduce.config import differences, to_dict
-from transduce.data.speech.features import FeatureExtractor
-from transduce.data.speech.vectors import VectorReader
-from transduce.data.text.tokenizers import Tokenizer, same_tokens
+from transduce.data.speech.features import FeatureExtractor, VectorReader
+from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.text.tokenizer_files import same_tokens
 from transduce.device import torch_device, trains_in
 from transduce.errors import InputError
 from transduce.experiment.config import AnyExperiment

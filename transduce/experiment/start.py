@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.data.text.tokenizer import Tokenizer
-from transduce.data.text.tokenizers import load_tokenizer
+from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.text.tokenizer_files import load_tokenizer
 from transduce.errors import InputError
 from transduce.files import weights_of
 from transduce.model.config import StackConfig, Tokens

@@ -14,9 +14,9 @@ from torch import Tensor
 from transduce.data.batch import IGNORE, Batch, pad, pad_frames
 from transduce.data.speech.manifest import Recording
 from transduce.data.speech.pairs import FrameReader, SpeechPairs
-from transduce.data.text.masking import MaskedBatches, decode_masked
-from transduce.data.text.parallel import ParallelText
+from transduce.data.text.parallel_text import ParallelText
 from transduce.data.text.shards import Stream
+from transduce.data.text.windows import MaskedBatches, decode_masked
 from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.model.attention_maps import cross_attention, diagonality

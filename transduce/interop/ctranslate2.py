@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transduce.data.text.tokenizers import Tokenizer, write_tokenizers
+from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.text.tokenizer_files import write_tokenizers
 from transduce.errors import InputError, require
 from transduce.interop.pretrained import check_carried
 from transduce.model.config import Tokens, TransformerConfig

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from torch import Tensor, nn
 
 from transduce.config import from_dict
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
-from transduce.data.text.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.interop.generation import read_generation, read_sampling

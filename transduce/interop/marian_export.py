@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
-from transduce.data.text.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.interop.encoder_decoder import residual_order, their_weights

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.data.text.tokenizers import Tokenizer, write_tokenizers
+from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.text.tokenizer_files import write_tokenizers
 from transduce.errors import InputError, require
 from transduce.interop.pretrained import write_settings
 from transduce.interop.settings import CONFIG

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transduce.config import differences, to_dict
 from transduce.data.speech.features import FeatureExtractor
-from transduce.data.text.tokenizer import Tokenizer
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.files import copy_weights, read_json, read_weights, regular, write_file
 from transduce.interop.settings import CONFIG

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transduce.config import at_least, from_dict
-from transduce.data.speech.config import FeatureConfig
+from transduce.data.config import FeatureConfig
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer

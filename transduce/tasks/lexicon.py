@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import read_lines
-from transduce.data.text.tokenizer import Tokenizer
 from transduce.decode.lexicon import Lexicon
 from transduce.errors import InputError
 from transduce.files import write_file

@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 import torch
 
 from transduce.config import from_dict
-from transduce.data.speech.features import FeatureExtractor
-from transduce.data.speech.vectors import VectorReader
+from transduce.data.speech.features import FeatureExtractor, VectorReader
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import each_line
-from transduce.data.text.tokenizer import Tokenizer
-from transduce.data.text.tokenizers import same_tokens
+from transduce.data.text.tokenizer_files import same_tokens
 from transduce.decode.joint import combined
 from transduce.decode.ngram import KenLM, NGrams, NGramScorer, is_binary
 from transduce.errors import InputError

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.data.text.tokenizer import Tokenizer
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.scorer import at_least_float32
 from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.states import encoder_states

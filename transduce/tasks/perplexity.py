@@ -11,8 +11,8 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from transduce.config import at_least
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.language import encode_text
-from transduce.data.text.tokenizers import Tokenizer
 from transduce.errors import InputError
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer

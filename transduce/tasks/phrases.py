@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeVar
 
-from transduce.data.text.tokenizers import Tokenizer
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.phrases import Forbidden, Prefix, Required, Vocabulary
 from transduce.errors import InputError
 

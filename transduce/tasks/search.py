@@ -13,7 +13,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from transduce.data.batch import bucket
-from transduce.data.text.tokenizers import Tokenizer
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.beam import beam_search
 from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import LEAST, Constraints, length_bounds

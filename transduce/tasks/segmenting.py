@@ -12,9 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transduce.data.speech.audio import audio_blocks, read_samples, scale
-from transduce.data.speech.features import FeatureExtractor
+from transduce.data.speech.features import FeatureExtractor, VectorReader
 from transduce.data.speech.segments import cut, levels, segments
-from transduce.data.speech.vectors import VectorReader
 from transduce.errors import InputError
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.transcript import Audio

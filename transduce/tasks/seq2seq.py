@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.batch import pad
-from transduce.data.text.tokenizers import Tokenizer
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.hypothesis import length_penalty
 from transduce.errors import InputError
 from transduce.model.attention_maps import cross_attention

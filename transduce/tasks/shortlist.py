@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save as serialize
 
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lexicon import likeliest_translations
-from transduce.data.text.tokenizer import Tokenizer
 from transduce.decode.shortlist import Shortlist
 from transduce.errors import InputError
 from transduce.files import read_weights, write_file

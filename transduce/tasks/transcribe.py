@@ -11,9 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transduce.data.batch import pad_frames
-from transduce.data.speech.features import FeatureExtractor
-from transduce.data.speech.vectors import VectorReader
-from transduce.data.text.tokenizer import Tokenizer
+from transduce.data.speech.features import FeatureExtractor, VectorReader
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.hypothesis import Hypothesis, loops
 from transduce.decode.phrases import Prefix
 from transduce.errors import InputError

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.data.text.tokenizer import Tokenizer
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.phrases import Prefix
 from transduce.decode.timestamps import Timestamps
 from transduce.tasks.search import Output

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 from transduce.data.batch import pad
-from transduce.data.text.sentences import sentences
-from transduce.data.text.tokenizer import TAG, Tokenizer, tag_of
+from transduce.data.text.base_tokenizer import TAG, Tokenizer, tag_of
+from transduce.data.text.lines import sentences
 from transduce.decode.hypothesis import length_penalty
 from transduce.decode.shortlist import Shortlist
 from transduce.errors import InputError

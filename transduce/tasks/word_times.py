@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torchaudio.functional import forced_align
 
-from transduce.data.speech.config import FeatureConfig, VectorConfig
-from transduce.data.text.tokenizer import Tokenizer
+from transduce.data.config import FeatureConfig, VectorConfig
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.search import Output

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.data.text.tokenizer import Tokenizer
+from transduce.data.text.base_tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

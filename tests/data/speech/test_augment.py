@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from transduce.data.config import Augmentation
 from transduce.data.speech.augment import (
     add_noise,
     add_silence,
@@ -21,7 +22,6 @@ from transduce.data.speech.augment import (
     mask_time,
     perturb_vocal_tract,
 )
-from transduce.data.speech.config import Augmentation
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 
 

@@ -12,14 +12,13 @@ import torch
 
 from tests.data.conftest import TEXTS
 from tests.runs import FEATURES, RATE, record, sound
+from transduce.data.config import Augmentation
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import change_speed, perturb_vocal_tract
-from transduce.data.speech.config import Augmentation
 from transduce.data.speech.feature_cache import FeatureCache
-from transduce.data.speech.features import FeatureExtractor
+from transduce.data.speech.features import FeatureExtractor, VectorConfig, VectorReader
 from transduce.data.speech.manifest import Recording
 from transduce.data.speech.pairs import PLAIN, FrameReader, SpeechPairs, make_feature_extractor, positions_needed
-from transduce.data.speech.vectors import VectorConfig, VectorReader
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, SentencePieceTokenizer
 from transduce.model.config import Frames
 

@@ -9,9 +9,9 @@ import torch
 
 from tests.data.conftest import TEXTS
 from tests.runs import RATE
+from transduce.data.config import Augmentation
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import generator
-from transduce.data.speech.config import Augmentation
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
 from transduce.data.speech.pairs import PLAIN, SpeechPairs
 from transduce.data.text.sentencepiece_bpe import UNK, SentencePieceTokenizer

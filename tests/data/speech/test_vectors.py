@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.data.speech.vectors import VectorConfig, VectorReader
+from transduce.data.speech.features import VectorConfig, VectorReader
 
 CONFIG = VectorConfig(n_features=3, normalize="none")
 

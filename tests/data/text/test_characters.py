@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from transduce.data.text.characters import CharTokenizer
-from transduce.data.text.tokenizers import Tokenizer
+from transduce.data.text.base_tokenizer import CharTokenizer, Tokenizer
 
 TEXTS = ["To be,\n\tor not\r\n", "東京 🙂 e\u0301é\u2028\x00", ""]
 

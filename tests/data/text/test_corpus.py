@@ -9,7 +9,7 @@ import pytest
 
 from transduce.data.text.corpus import Files, Folder, PairFiles, corpus_folder
 from transduce.data.text.lines import decode_lines, read_lines, split_table
-from transduce.data.text.parallel import ParallelText
+from transduce.data.text.parallel_text import ParallelText
 
 
 def write(path: Path, text: str | bytes) -> Path:

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from tests.runs import ENGLISH, library_tokenizer
+from transduce.data.text.base_tokenizer import END
 from transduce.data.text.json_tokenizer import JSONTokenizer
-from transduce.data.text.tokenizer import END
 
 LAYOUTS = {
     "SentencePiece's names": ("<unk>", "</s>", "<mask>", "<pad>", "<s>"),

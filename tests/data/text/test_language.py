@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from transduce.data.text import language
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.language import TextFiles, encode_text, parts_of, read_text
-from transduce.data.text.tokenizers import Tokenizer, train_tokenizer
+from transduce.data.text.tokenizer_files import train_tokenizer
 
 ATOMS = [
     "a", "b", "été", "7", "'s", ".", "東", "<|endoftext|>", " ", "\n", "\n", "\r", "\t", "\u0085", "\u00a0", "\u3000",

@@ -15,20 +15,22 @@ from tests.contract import random_model
 from tests.language_runs import any_tokenizer
 from tests.reference import Reference
 from transduce.data.batch import IGNORE, batch_of
+from transduce.data.config import MaskingConfig
 from transduce.data.text import shards as shards_module
-from transduce.data.text.characters import CharTokenizer
-from transduce.data.text.config import MaskingConfig
-from transduce.data.text.masking import (
+from transduce.data.text.base_tokenizer import CharTokenizer
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
+from transduce.data.text.shards import Stream
+from transduce.data.text.windows import (
+    HeldOutWindows,
     MaskedBatches,
     MaskedWindows,
+    TokenWindows,
     decode_masked,
     encode_masked,
     mask_id,
     masked_batch,
+    window_batch,
 )
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK
-from transduce.data.text.shards import Stream
-from transduce.data.text.stream import HeldOut, Windows, window_batch
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.layers import balance_loss
 from transduce.model.transformer import Transformer
@@ -47,7 +49,7 @@ def surprise(observed, expected) -> float:
 
 
 def masked_windows(seed: int = 3, **fields) -> MaskedWindows:
-    windows = Windows(stream=TEXT, context=CONTEXT, batch_size=ROWS, seed=seed, batches_per_epoch=N)
+    windows = TokenWindows(stream=TEXT, context=CONTEXT, batch_size=ROWS, seed=seed, batches_per_epoch=N)
     return MaskedWindows(windows=windows, masking=MaskingConfig(**fields), tokenizer=LETTERS)
 
 
@@ -103,7 +105,7 @@ def test_what_is_chosen_is_a_function_of_seed_epoch_and_batch():
     again = data.epoch(2)[3]
     for name in ("source", "target_out", "target_in"):
         assert torch.equal(getattr(again, name), getattr(masked_windows().epoch(2)[3], name))
-    held_out = [HeldOut(TEXT, context=CONTEXT, batch_size=ROWS)[0]] * 2
+    held_out = [HeldOutWindows(TEXT, context=CONTEXT, batch_size=ROWS)[0]] * 2
     fixed = MaskedBatches(held_out, MaskingConfig(), LETTERS)
     assert torch.equal(fixed[1].source, MaskedBatches(held_out, MaskingConfig(), LETTERS)[1].source)
     where = [batch.target_out != IGNORE for batch in (*fixed, again, data.epoch(2)[4], data.epoch(1)[3])]

@@ -10,7 +10,7 @@ import sentencepiece
 
 import transduce.data.text.sentencepiece_bpe
 from transduce.data.text.json_tokenizer import JSONTokenizer
-from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK, SentencePieceTokenizer, tokenizers
+from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD, UNK, SentencePieceTokenizer, train_tokenizer_pair
 from transduce.errors import InputError
 
 TEXT = [
@@ -178,9 +178,9 @@ def test_lowercase_folds_what_python_folds_but_no_symbol():
 
 def test_joint_is_one_object_and_separate_are_two():
     german = [text.replace("the", "das").replace("cat", "Kätzchen") for text in TEXT]
-    one, same = tokenizers(TEXT, german, vocab_size=380, joint=True)
+    one, same = train_tokenizer_pair(TEXT, german, vocab_size=380, joint=True)
     assert one is same
-    english, other = tokenizers(TEXT, german, vocab_size=380, joint=False)
+    english, other = train_tokenizer_pair(TEXT, german, vocab_size=380, joint=False)
     assert english is not other
     assert "▁Kätzchen" in other.tokens(range(other.vocab_size))
     assert "▁Kätzchen" not in english.tokens(range(english.vocab_size))

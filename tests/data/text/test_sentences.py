@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.data.text.sentences import sentences
+from transduce.data.text.lines import sentences
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from transduce.data.text import parallel, prepare as prepare_module, stored_pairs as stored_module
+from transduce.data.text import parallel_text as parallel, prepare as prepare_module, stored_pairs as stored_module
 from transduce.data.text.corpus import Files
 from transduce.data.text.pairs import TextPairs, fingerprint
-from transduce.data.text.parallel import LargeText, ParallelText
-from transduce.data.text.sentencepiece_bpe import tokenizers
+from transduce.data.text.parallel_text import LargeText, ParallelText
+from transduce.data.text.sentencepiece_bpe import train_tokenizer_pair
 from transduce.data.text.stored_pairs import StoredPairs, scattered, text_pairs
 
 N = 205  # with text on both sides
@@ -44,7 +44,7 @@ def files(tmp_path) -> Files:
     )  # fmt: skip
 
 
-BOTH = tokenizers(SOURCE, TARGET, vocab_size=330, joint=False)
+BOTH = train_tokenizer_pair(SOURCE, TARGET, vocab_size=330, joint=False)
 
 
 def stored(files: Files, cache, **settings) -> StoredPairs:

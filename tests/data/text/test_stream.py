@@ -13,7 +13,7 @@ import torch
 from recipes.baselines import bigram_cross_entropy
 from transduce.data.text import shards as module
 from transduce.data.text.shards import Stream, open_shards, read_header, write_shard
-from transduce.data.text.stream import HeldOut, Windows
+from transduce.data.text.windows import HeldOutWindows, TokenWindows
 
 
 def split(ids, *places):
@@ -42,7 +42,7 @@ def test_chunks_and_fingerprint_do_not_depend_on_borders(monkeypatch):
 
 
 def test_training_windows_are_a_function_of_seed_epoch_and_batch():
-    windows = Windows(stream=split(range(101), 40), context=5, batch_size=3, seed=4)
+    windows = TokenWindows(stream=split(range(101), 40), context=5, batch_size=3, seed=4)
     epoch = windows.epoch(2)
     assert len(epoch) == 101 // 15
     for batch in epoch:
@@ -55,21 +55,21 @@ def test_training_windows_are_a_function_of_seed_epoch_and_batch():
     others = [
         windows.epoch(2)[4],
         windows.epoch(1)[3],
-        Windows(stream=split(range(101)), context=5, batch_size=3).epoch(2)[3],
+        TokenWindows(stream=split(range(101)), context=5, batch_size=3).epoch(2)[3],
     ]
     assert not any(torch.equal(again, other.target_in) for other in others)
     assert str(windows) == "101 tokens, 6 batches of 3 x 5 an epoch"
 
 
 def test_every_place_is_drawn_and_none_beyond_the_end():
-    windows = Windows(stream=split(range(9)), context=5, batch_size=4, batches_per_epoch=50)
+    windows = TokenWindows(stream=split(range(9)), context=5, batch_size=4, batches_per_epoch=50)
     assert len(windows.epoch(0)) == 50
     assert {row[0] for batch in windows.epoch(0) for row in batch.target_in.tolist()} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("n_tokens", [2, 5, 6, 7, 26, 29])
 def test_validation_predicts_every_token_but_the_first_once(n_tokens):
-    batches = HeldOut(split(range(n_tokens)), context=5, batch_size=2)
+    batches = HeldOutWindows(split(range(n_tokens)), context=5, batch_size=2)
     assert [t for b in batches for t in b.target_out.flatten().tolist()] == list(range(1, n_tokens))
     assert [t for b in batches for t in b.target_in.flatten().tolist()] == list(range(n_tokens - 1))
     assert sum(b.n_tokens for b in batches) == n_tokens - 1
@@ -77,21 +77,21 @@ def test_validation_predicts_every_token_but_the_first_once(n_tokens):
 
 
 def test_some_validation_windows_are_spread_over_the_text():
-    batches = HeldOut(split(range(48)), context=5, batch_size=2, n_windows=3)
+    batches = HeldOutWindows(split(range(48)), context=5, batch_size=2, n_windows=3)
     assert [row[0] for b in batches for row in b.target_in.tolist()] == [0, 15, 30]
-    assert len(HeldOut(split(range(48)), context=5, batch_size=2, n_windows=9)) == 6  # the rest is a window too
+    assert len(HeldOutWindows(split(range(48)), context=5, batch_size=2, n_windows=9)) == 6  # the rest is a window too
 
 
 def test_what_is_too_short_is_refused():
     with pytest.raises(ValueError) as error:
-        Windows(stream=split(range(5)), context=5, batch_size=1)
+        TokenWindows(stream=split(range(5)), context=5, batch_size=1)
     assert str(error.value) == (
         "a window takes context + 1 tokens, but context=5 and the text has 5; give more text or make the context shorter"
     )
     with pytest.raises(ValueError, match="batch_size=0"):
-        Windows(stream=split(range(5)), context=3, batch_size=0)
+        TokenWindows(stream=split(range(5)), context=3, batch_size=0)
     with pytest.raises(ValueError, match="two tokens or more, but it has 1"):
-        HeldOut(split([1]), context=5, batch_size=1)
+        HeldOutWindows(split([1]), context=5, batch_size=1)
 
 
 @pytest.mark.parametrize(("vocab_size", "width"), [(1 << 16, 2), ((1 << 16) + 1, 4)])

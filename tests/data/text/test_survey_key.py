@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.data.text import parallel
+from transduce.data.text import parallel_text as parallel
 from transduce.data.text.corpus import Files
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.text import tables
+from transduce.data.text import lines as tables
 from transduce.data.text.corpus import Files, PairFiles
-from transduce.data.text.parallel import ParallelText
+from transduce.data.text.parallel_text import ParallelText
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -9,12 +9,12 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.base_tokenizer import CharTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.pairs import TextPairs
-from transduce.data.text.parallel import ParallelText
+from transduce.data.text.parallel_text import ParallelText
 from transduce.data.text.sentencepiece_bpe import EOS, SentencePieceTokenizer
-from transduce.data.text.tokenizers import load_tokenizer, train_tokenizer
+from transduce.data.text.tokenizer_files import load_tokenizer, train_tokenizer
 
 TEXT = [
     f"the {colour} {animal} sat on the {place}"

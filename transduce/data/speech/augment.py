@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from transduce.config import within
+from transduce.data.config import HIGHEST_SNR, SPEEDS
 from transduce.data.speech.audio import change_rate
-from transduce.data.speech.config import HIGHEST_SNR, SPEEDS
 
 
 def generator(seed: int, epoch: int, index: int) -> Generator:

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transduce.data.config import FeatureConfig
 from transduce.data.speech.audio import read_audio, sound_status
 from transduce.data.speech.augment import change_speed
-from transduce.data.speech.config import FeatureConfig
 from transduce.data.speech.features import FeatureExtractor
 from transduce.errors import InputError
 from transduce.files import remove_leftovers, write_file

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from transduce.config import within
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import decode_line, lines_fingerprint, raw_lines, read_lines, split_table
 from transduce.errors import InputError
 
@@ -239,3 +240,23 @@ def recordings_fingerprint(*splits: Sequence[Recording], column: str = "") -> st
         for split in splits
         for r in split
     )
+
+
+def label_symbols(cells: Iterable[str]) -> list[str]:
+    """The symbols that stand for the labels in these cells, which spaces separate: <AH> for AH, in the order of the alphabet."""
+    return sorted({f"<{label}>" for cell in cells for label in cell.split()})
+
+
+def encode_labels(tokenizer: Tokenizer, cells: Sequence[str]) -> list[list[int]]:
+    """The ids of the symbols of every cell's labels.
+
+    Raises:
+        InputError: the tokenizer lacks the symbol of one of them.
+    """
+    known = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
+    if lacking := [symbol for symbol in label_symbols(cells) if symbol not in known]:
+        raise InputError(
+            f"a label needs a symbol of its own in the vocabulary, but there is none for {lacking[0][1:-1]!r}; name it with "
+            f"--symbols {lacking[0]!r}, or correct the column"
+        )
+    return [[known[f"<{label}>"] for label in cell.split()] for cell in cells]

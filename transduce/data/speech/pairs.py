@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from transduce.data.batch import Batch, Epoch, batch_of, pad, pad_frames
+from transduce.data.config import Augmentation, FeatureConfig, VectorConfig
 from transduce.data.speech.augment import (
     add_noise,
     add_silence,
@@ -25,13 +26,10 @@ from transduce.data.speech.augment import (
     mask_time,
     perturb_vocal_tract,
 )
-from transduce.data.speech.config import Augmentation, FeatureConfig, VectorConfig
 from transduce.data.speech.feature_cache import FeatureCache
-from transduce.data.speech.features import FeatureExtractor, statistics
-from transduce.data.speech.labels import encode_labels
-from transduce.data.speech.manifest import Recording, cells
-from transduce.data.speech.vectors import VectorReader
-from transduce.data.text.tokenizer import Tokenizer
+from transduce.data.speech.features import FeatureExtractor, VectorReader, statistics
+from transduce.data.speech.manifest import Recording, cells, encode_labels
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.errors import InputError
 
 logger = logging.getLogger("transduce")

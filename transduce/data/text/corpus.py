@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from transduce.config import at_least
-from transduce.data.text.lines import check_row, each_line
-from transduce.data.text.parallel import POOL, LargeText, ParallelText, has_text, survey
-from transduce.data.text.tables import each_cell_row, table_files
+from transduce.data.text.lines import check_row, each_cell_row, each_line, table_files
+from transduce.data.text.parallel_text import POOL, LargeText, ParallelText, has_text, survey
 from transduce.errors import InputError
 
 CACHE = Path("runs/text")

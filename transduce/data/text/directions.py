@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from transduce.config import at_least
+from transduce.data.text.base_tokenizer import tag_of
 from transduce.data.text.corpus import CACHE, Corpus, PairFiles, Split, find_text, text_in
-from transduce.data.text.parallel import ParallelText
-from transduce.data.text.tokenizer import tag_of
+from transduce.data.text.parallel_text import ParallelText
 from transduce.errors import InputError
 
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import sentencepiece
 
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
-from transduce.data.text.tokenizer import Tokenizer
 from transduce.errors import InputError
 
 TAG = re.compile(">>.*?<<")

@@ -16,7 +16,7 @@ from tokenizers import (
 )
 
 from transduce.config import within
-from transduce.data.text.tokenizer import END, LARGEST, SPECIAL, Tokenizer, say_if_smaller
+from transduce.data.text.base_tokenizer import END, LARGEST, SPECIAL, Tokenizer, say_if_smaller
 from transduce.errors import InputError
 
 _PLAIN = {*range(33, 127), *range(161, 173), *range(174, 256)}

@@ -9,9 +9,10 @@ import numpy as np
 from jaxtyping import Integer
 
 from transduce.config import within
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import read_lines
 from transduce.data.text.shards import Stream, open_shards, smallest_type
-from transduce.data.text.tokenizers import KINDS, Tokenizer, TokenizerKind, load_tokenizer, train_tokenizer
+from transduce.data.text.tokenizer_files import KINDS, TokenizerKind, load_tokenizer, train_tokenizer
 from transduce.errors import InputError
 
 PART = 1 << 20

@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from transduce.data.batch import Epoch, Row, pair_epoch
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import lines_fingerprint
-from transduce.data.text.parallel import LargeText, ParallelText
-from transduce.data.text.tokenizer import Tokenizer
+from transduce.data.text.parallel_text import LargeText, ParallelText
 from transduce.errors import InputError
 
 TextT = TypeVar("TextT")

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from transduce.data.text.parallel import BLOCK, LargeText, Pair, blocks
+from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.text.parallel_text import BLOCK, LargeText, Pair, blocks
 from transduce.data.text.shards import smallest_type, write_shard
-from transduce.data.text.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.progress import Bar

@@ -12,8 +12,8 @@ from pathlib import Path
 from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import extractOne
 
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import read_lines
-from transduce.data.text.tokenizer import Tokenizer
 from transduce.errors import InputError
 
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>", "▁")

@@ -17,7 +17,7 @@ from typing import Any, Literal, SupportsIndex
 import sentencepiece
 
 from transduce.config import within
-from transduce.data.text.tokenizer import LARGEST, TAG, Tokenizer, say_if_smaller, tag_of
+from transduce.data.text.base_tokenizer import LARGEST, TAG, Tokenizer, say_if_smaller, tag_of
 from transduce.errors import InputError
 
 PAD, UNK, BOS, EOS = range(4)
@@ -263,7 +263,7 @@ class SentencePieceTokenizer(Tokenizer):
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
 
-def tokenizers(
+def train_tokenizer_pair(
     source: Sequence[str],
     target: Sequence[str],
     *,
@@ -278,6 +278,10 @@ def tokenizers(
     options["normalization"] = normalization
     first = SentencePieceTokenizer.train([*source, *target] if joint else source, **options)
     return first, first if joint else SentencePieceTokenizer.train(target, **options)
+
+
+tokenizers = train_tokenizer_pair
+"""The name of version 0.2, for recipes written with it."""
 
 
 def _lower_sigma(text: str) -> str:

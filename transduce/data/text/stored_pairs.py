@@ -9,11 +9,11 @@ import numpy as np
 from jaxtyping import Int, Integer
 
 from transduce.data.batch import Epoch, Row
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.pairs import Pairs, TextPairs, all_too_long
-from transduce.data.text.parallel import POOL, LargeText, ParallelText
+from transduce.data.text.parallel_text import POOL, LargeText, ParallelText
 from transduce.data.text.prepare import prepare
 from transduce.data.text.shards import open_shards
-from transduce.data.text.tokenizer import Tokenizer
 from transduce.errors import InputError
 
 FEWER = 32

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from transduce.data.text.characters import CharTokenizer
+from transduce.data.text.base_tokenizer import CharTokenizer, Tokenizer
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.pronunciations import PronunciationTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
-from transduce.data.text.tokenizer import Tokenizer
 from transduce.errors import InputError
 
 TokenizerKind = Literal["characters", "byte_bpe", "sentencepiece"]
