@@ -27,8 +27,8 @@ from transduce.decode.beam import beam_search
 from transduce.decode.constraints import Constraints
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
+from transduce.engine.select import engine_for
 from transduce.interop.marian import Marian, import_marian
-from transduce.model.packed import pack
 
 
 class Older(ModelScorer):
@@ -93,7 +93,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rival(x.size).save_pretrained(folder)
         marian = import_marian(Path(folder))
-    marian = marian._replace(model=pack(marian.model, int8=x.int8))
+    marian = marian._replace(model=engine_for(marian.model, int8=x.int8))
     pairs = sorted(lengths(x.data, x.sentences), key=lambda pair: -pair[0])
     together = list(zip(*(sorted(side, reverse=True) for side in zip(*pairs, strict=True)), strict=True))
     age = round(statistics.mean(target for _, target in pairs) / 2)

@@ -3,12 +3,11 @@
 The weights are random. Every sentence gets exactly `--tokens` tokens (EOS is banned everywhere), so that target tokens/s
 compare, and the outputs are compared token by token. Sentences are sorted by length; encoding counts. The systems take
 turns, and median and range of `--repeats` rounds are printed; at the end, a table of medians. CTranslate2 is measured
-where it is installed, in float32 and int8; `--only` names what is measured. `--static` adds steps of fixed shape, which
-a GPU replays as CUDA graphs and a CPU computes as they are.
+where it is installed, in float32 and int8; `--only` names what is measured.
 
     python scripts/bench_decoding.py --data multi30k_directory
     python scripts/bench_decoding.py --size base --batch-size 1 64 --beam-sizes 5 --only transduce CTranslate2
-    python scripts/bench_decoding.py --device cuda --static --batch-size 1 16 64
+    python scripts/bench_decoding.py --device cuda --batch-size 1 16 64
     python scripts/bench_decoding.py --profile --only "transduce float32" --batch-size 64 --beam-sizes 5 --threads 1
 """
 
@@ -44,10 +43,10 @@ from transduce.decode.beam import beam_search
 from transduce.decode.constraints import Constraints
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
+from transduce.device import computes_bf16
+from transduce.engine.select import engine_for
 from transduce.interop.marian import Marian, import_marian
 from transduce.kernels import library
-from transduce.model.packed import can_pack, pack
-from transduce.model.static import make_static
 
 Batch = tuple[Tensor, Tensor]
 """Source ids (B, S) and lengths (B,)."""
@@ -153,7 +152,7 @@ def peak(name: str, directory: Path, x: argparse.Namespace) -> None:
         search = rival_search(MarianMTModel.from_pretrained(directory).eval().to(x.device))
     else:
         marian = import_marian(directory)
-        search = our_search(marian._replace(model=pack(marian.model.to(x.device))))
+        search = our_search(marian._replace(model=engine_for(marian.model.to(x.device))))
     vocabulary = SIZES[x.size][2]
     work = batches(source_lengths(x.data, tiny=x.tiny), x.batch_size[0], vocabulary, x.device)
     search((work[-1][0][:2], work[-1][1][:2]), 2, 2)
@@ -173,7 +172,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", default=[""], help="beginnings of the names of what is measured")
-    parser.add_argument("--static", action="store_true", help="measure steps of fixed shape, too")
     parser.add_argument(
         "--profile", action="store_true", help="print where the CPU's time goes, and measure nothing else"
     )
@@ -192,20 +190,14 @@ def systems_of(theirs: MarianMTModel, directory: Path, x: argparse.Namespace) ->
 
     def loaded(dtype: torch.dtype, *, int8: bool = False) -> Search:
         model = deepcopy(ours.model).to(x.device, dtype)
-        return our_search(ours._replace(model=pack(model, int8=int8)))
-
-    def static(dtype: torch.dtype) -> Search:
-        return our_search(ours._replace(model=make_static(deepcopy(ours.model).to(x.device, dtype))))
+        return our_search(ours._replace(model=engine_for(model, int8=int8)))
 
     on_cpu = x.device == "cpu"
     makers: dict[str, Callable[[], Search]] = {"transformers float32": lambda: rival_search(theirs.to(x.device))}
     makers["transduce float32"] = lambda: loaded(torch.float32)
-    if not on_cpu or can_pack(torch.device("cpu"), torch.bfloat16):
+    if computes_bf16(torch.device(x.device)):
         makers["transduce bfloat16"] = lambda: loaded(torch.bfloat16)
-    if x.static:
-        for dtype in (torch.float32, torch.bfloat16):
-            makers[f"transduce static {str(dtype)[6:]}"] = partial(static, dtype)
-    if on_cpu and can_pack(torch.device("cpu"), torch.int8):
+    if on_cpu and library() is not None:
         makers["transduce int8"] = lambda: loaded(torch.float32, int8=True)
     if on_cpu and find_spec("ctranslate2"):
         for kind in ("float32", "int8"):

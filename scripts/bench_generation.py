@@ -1,11 +1,10 @@
 """Generation speed against transformers' GPT2LMHeadModel and CTranslate2: the same random weights, prompts and run.
 
 Greedy, and every text gets exactly `--tokens` new tokens (nothing ends), so that new tokens/s compare; the outputs are
-compared token by token. Reading the prompt counts. The systems take turns, and the median of `--repeats` is printed. `--static`
-adds steps of fixed shape, which a GPU replays as CUDA graphs and a CPU computes as they are.
+compared token by token. Reading the prompt counts. The systems take turns, and the median of `--repeats` is printed.
 
     python scripts/bench_generation.py
-    python scripts/bench_generation.py --device cuda --static
+    python scripts/bench_generation.py --device cuda
 """
 
 import argparse
@@ -28,9 +27,10 @@ from turns import compare
 from transduce.decode.constraints import Constraints
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
+from transduce.device import computes_bf16
+from transduce.engine.select import engine_for
 from transduce.interop.gpt2 import import_gpt2
-from transduce.model.packed import can_pack, pack
-from transduce.model.static import make_static
+from transduce.kernels import library
 from transduce.model.transformer import Transformer
 
 Generate = Callable[[Tensor, int], list[list[int]]]
@@ -94,7 +94,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=None, help="new tokens of every text; 64, on a GPU 256")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--static", action="store_true", help="measure steps of fixed shape, too")
     parser.add_argument("--tiny", action="store_true", help="a model of seconds, to try the script")
     x = parser.parse_args()
     on_gpu = x.device != "cpu"
@@ -116,20 +115,16 @@ def main() -> None:
         on_cpu, folder = x.device == "cpu", Path(directory)
         systems = {
             "transformers float32": their_generate(deepcopy(theirs).to(x.device)),
-            "transduce float32": our_generate(pack(deepcopy(ours).to(x.device))),
+            "transduce float32": our_generate(engine_for(deepcopy(ours).to(x.device))),
         }
-        if on_cpu and can_pack(torch.device("cpu"), torch.int8):
-            systems["transduce int8"] = our_generate(pack(deepcopy(ours), int8=True))
+        if on_cpu and library() is not None:
+            systems["transduce int8"] = our_generate(engine_for(deepcopy(ours), int8=True))
         if on_cpu and find_spec("ctranslate2"):
             for kind in ("float32", "int8"):
                 systems[f"CTranslate2 {kind}"] = engine_generate(ours, folder / kind, kind, x.threads)
-    if x.static:
-        for dtype in (torch.float32, torch.bfloat16):
-            static = make_static(deepcopy(ours).to(x.device, dtype))
-            systems[f"transduce static {str(dtype)[6:]}"] = our_generate(static)
-    if not on_cpu or can_pack(torch.device("cpu"), torch.bfloat16):
+    if computes_bf16(torch.device(x.device)):
         systems["transformers bfloat16"] = their_generate(theirs.to(x.device, torch.bfloat16))
-        systems["transduce bfloat16"] = our_generate(pack(ours.to(x.device, torch.bfloat16)))
+        systems["transduce bfloat16"] = our_generate(ours.to(x.device, torch.bfloat16))
     where = torch.cuda.get_device_name() if x.device.startswith("cuda") else f"{x.threads} threads"
     print(f"{n_parameters:,} parameters, prompts of {x.prompt}, {x.tokens} new tokens, {x.device} ({where})")
     rng = torch.Generator().manual_seed(1)

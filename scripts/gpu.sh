@@ -94,12 +94,7 @@ part_training_speed() {
   run python scripts/bench_speech_training.py --device "$device" ${tiny:+--tiny}
 }
 part_decoding_speed() { run python scripts/bench_decoding.py --device "$device" ${tiny:+--tiny}; }
-part_graph_speed() { # a position as one CUDA graph, beside the layers' way and transformers
-  local sizes=(--batch-size 1 16 64)
-  [ -z "$tiny" ] || sizes=(--batch-size 3 --repeats 1)
-  run python scripts/bench_decoding.py --device "$device" --static --only transformers transduce "${sizes[@]}" ${tiny:+--tiny}
-  run python scripts/bench_generation.py --device "$device" --static "${sizes[@]}" ${tiny:+--tiny}
-}
+part_generation_speed() { run python scripts/bench_generation.py --device "$device" ${tiny:+--tiny}; }
 part_shakespeare() { shakespeare shakespeare --training.max-minutes 9; }
 part_precision() { # the same 500 updates in fp32, in bf16, and compiled
   local precision

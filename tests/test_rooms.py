@@ -33,13 +33,14 @@ SHARED = {
 
 KNOWS = {
     **{room: set() for room in ("model", "data", "train", "decode", "score")},
+    "engine": {"model"},
     "interop": {"model", "data"},
     "run": {"model", "data"},
-    "tasks": {"model", "data", "decode", "score", "run"},
+    "tasks": {"engine", "model", "data", "decode", "score", "run"},
     "report": {"data", "model", "score", "run", "tasks"},
     "experiment": {"model", "data", "train", "score", "run", "tasks", "report"},
     "serve": {"data", "tasks", "report"},
-    "cli": {"data", "score", "interop", "run", "tasks", "report", "serve"},
+    "cli": {"data", "engine", "score", "interop", "run", "tasks", "report", "serve"},
     "__init__": {"model", "run", "tasks"},
 }
 """By room, which other rooms it may know."""

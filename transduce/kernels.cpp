@@ -1,4 +1,4 @@
-// The products and the decoder step of a search on a CPU; kernels.py compiles this for the machine it runs on.
+// Linear maps and whole stacks of layers for inference on a CPU; kernels.py compiles this for the machine it runs on.
 //
 // Matrices are packed once, in panels of WIDE outputs: a product reads them from one end to the other. A tile of ROWS
 // rows and WIDE outputs stays in registers while it runs along its panel. Rows are independent of one another.
@@ -44,33 +44,45 @@ struct Norm {
     int32_t rms;
 };
 
+// The norms of queries and keys are over one head.
 struct Layer {
     Linear qkv, output, cross_q, cross_output, wide, narrow;
-    Norm norm, cross_norm, feed_forward_norm;
+    Norm norm, cross_norm, feed_forward_norm, query_norm, key_norm, cross_query_norm;
 };
 
+// `window`: how many keys a query sees in a decoder, itself included, and on each side in an encoder; 0: all.
 struct Stack {
-    int64_t n_layers, d_model, n_heads, d_head;
+    int64_t n_layers, d_model, n_heads, n_kv_heads, d_head, window;
     int32_t pre, activation, gated, cross;
     const Layer* layers;
     Norm embedding_norm, norm;
 };
 
 // An embedding table of so many rows, and the factor of its vectors.
-struct Table {
+struct Embedding {
     const float* weight;
     int64_t rows;
     float scale;
 };
 
-// Keys and values of every layer, (N, H, room, E), of which `length` positions are there; of the memory (B, H, S, E). Where
-// positions are rotary, the cosines and then the sines of the next one's E / 2 angles.
-struct Past {
-    float *const *keys, *const *values;
-    const float *const *memory_keys, *const *memory_values;
+// Positions (T, D) to be added to vectors; cosines and sines (T, E / 2) that rotate queries and keys. Null: none.
+struct Positions {
+    const float *added, *cosines, *sines;
+};
+
+// Keys and values (n_layers, 2, n_rows, K, capacity, E), of which `length` positions are there, and those of the memory
+// (n_layers, 2, n_sentences, K, memory_length, E). The rows of a sentence follow one another.
+struct KVCache {
+    float* past;
+    const float* memory;
     const int64_t* memory_lengths;
-    const float* rotation;
-    int64_t length, room, n_sentences, memory_room;
+    int64_t n_rows, length, capacity, n_sentences, memory_length;
+};
+
+// Where the cross-attention (n_rows, H, T, S) of one layer is written; `weights` is null where nobody asks.
+struct CrossTap {
+    float* weights;
+    int64_t layer;
 };
 }
 
@@ -385,9 +397,9 @@ void rotate(float* x, int64_t heads, int64_t width, const float* cosines, const 
 }
 
 // One query of one head over n keys and values of `width` numbers, each `stride` after the other: softmax(q k scale) v;
-// zeros where there is no key.
+// zeros where there is no key. The n weights go to `weights` too, where it is not null.
 void attend(const float* query, const float* keys, const float* values, int64_t n, int64_t width, int64_t stride, float scale,
-            float* out) {
+            float* out, float* weights = nullptr) {
     std::fill(out, out + width, 0.0f);
     if (n < 1) return;
     if (static_cast<int64_t>(room.scores.size()) < n + LANES) room.scores.resize(2 * n + LANES);
@@ -405,6 +417,7 @@ void attend(const float* query, const float* keys, const float* values, int64_t 
         sums += e;
     }
     sum = 1.0f / total(sums);
+    for (int64_t i = 0; weights && i < n; i++) weights[i] = scores[i] * sum;
     int64_t at = 0;
     for (; at + 4 * LANES <= width; at += 4 * LANES) {
         Floats all[4] = {};
@@ -417,11 +430,11 @@ void attend(const float* query, const float* keys, const float* values, int64_t 
         for (int64_t j = at; j < width; j++) out[j] += values[i * stride + j] * (scores[i] * sum);
 }
 
-// The layers of a stack over n rows. attention(layer, qkv, to) and memory(layer, queries, to) are what rows have of others.
+// The layers of a stack over n vectors. attention(layer, qkv, to) and memory(layer, queries, to) read other vectors.
 template <class Attention, class Memory>
 void layers(const Stack& stack, float* x, int64_t n, int threads, Attention attention, Memory memory) {
     const int64_t width = stack.d_model, inner = stack.n_heads * stack.d_head;
-    int64_t widest = 3 * inner;
+    int64_t widest = inner + 2 * stack.n_kv_heads * stack.d_head;
     for (int64_t i = 0; i < stack.n_layers; i++) widest = std::max(widest, stack.layers[i].wide.outputs);
     room.x.resize(n * std::max(width, inner));
     room.y.resize(n * std::max(width, inner));
@@ -446,6 +459,8 @@ void layers(const Stack& stack, float* x, int64_t n, int threads, Attention atte
         if (stack.cross)
             around(layer.cross_norm, [&](const float* read) {
                 linear(layer.cross_q, read, n, wide, false, threads);
+                if (layer.cross_query_norm.weight)
+                    normalize(layer.cross_query_norm, wide, n * stack.n_heads, stack.d_head, wide);
                 memory(i, wide, b);
                 linear(layer.cross_output, b, n, a, false, threads);
             });
@@ -464,56 +479,84 @@ void layers(const Stack& stack, float* x, int64_t n, int threads, Attention atte
     if (stack.norm.weight) normalize(stack.norm, x, n, width, x);
 }
 
-// The step for the rows first ... last - 1, whose vectors are in x and whose states go there.
-void some_rows(const Stack& stack, const Past& past, float* x, int64_t n_rows, int64_t first, int64_t last, int threads) {
-    const int64_t n = last - first, heads = stack.n_heads, e = stack.d_head, inner = heads * e;
-    const int64_t per_sentence = past.n_sentences ? n_rows / past.n_sentences : 1;
+// Normalize the queries and keys of the position t, which stand before its values, and rotate them.
+void prepare(const Stack& stack, const Layer& layer, float* qkv, const Positions& positions, int64_t t) {
+    const int64_t e = stack.d_head, inner = stack.n_heads * e;
+    if (layer.query_norm.weight) {
+        normalize(layer.query_norm, qkv, stack.n_heads, e, qkv);
+        normalize(layer.key_norm, qkv + inner, stack.n_kv_heads, e, qkv + inner);
+    }
+    const int64_t at = t * (e / 2);
+    if (positions.cosines) rotate(qkv, stack.n_heads + stack.n_kv_heads, e, positions.cosines + at, positions.sines + at);
+}
+
+// T new positions of the rows first ... last - 1, whose vectors are in x (rows, T, D) and whose states go there.
+void some_rows(const Stack& stack, const KVCache& cache, const Positions& positions, const CrossTap& tap, float* x,
+               int64_t n_new, int64_t first, int64_t last, int threads) {
+    const int64_t n = (last - first) * n_new, heads = stack.n_heads, kv_heads = stack.n_kv_heads, e = stack.d_head;
+    const int64_t inner = heads * e, stride = inner + 2 * kv_heads * e, shared = heads / kv_heads;
+    const int64_t per_sentence = cache.n_sentences ? cache.n_rows / cache.n_sentences : 1;
     const float scale = 1.0f / std::sqrt(static_cast<float>(e));
     auto attention = [&](int64_t i, float* qkv, float* to) {
+        float* keys_of_layer = cache.past + 2 * i * cache.n_rows * kv_heads * cache.capacity * e;
+        float* values_of_layer = keys_of_layer + cache.n_rows * kv_heads * cache.capacity * e;
         for (int64_t m = 0; m < n; m++) {
-            if (past.rotation) rotate(qkv + m * 3 * inner, 2 * heads, e, past.rotation, past.rotation + e / 2);
-            for (int64_t h = 0; h < heads; h++) {
-                const int64_t at = ((first + m) * heads + h) * past.room * e;
-                float *keys = past.keys[i] + at, *values = past.values[i] + at;
-                const float* row = qkv + m * 3 * inner + h * e;
-                std::memcpy(keys + past.length * e, row + inner, e * sizeof(float));
-                std::memcpy(values + past.length * e, row + 2 * inner, e * sizeof(float));
-                attend(row, keys, values, past.length + 1, e, e, scale, to + m * inner + h * e);
+            const int64_t row = first + m / n_new, t = m % n_new, at = cache.length + t;
+            float* q = qkv + m * stride;
+            prepare(stack, stack.layers[i], q, positions, t);
+            const int64_t start = stack.window ? std::max<int64_t>(0, at + 1 - stack.window) : 0;
+            for (int64_t k = 0; k < kv_heads; k++) {
+                const int64_t offset = (row * kv_heads + k) * cache.capacity * e;
+                float *keys = keys_of_layer + offset, *values = values_of_layer + offset;
+                std::memcpy(keys + at * e, q + inner + k * e, e * sizeof(float));
+                std::memcpy(values + at * e, q + inner + (kv_heads + k) * e, e * sizeof(float));
+                for (int64_t h = k * shared; h < (k + 1) * shared; h++)
+                    attend(q + h * e, keys + start * e, values + start * e, at + 1 - start, e, e, scale, to + m * inner + h * e);
             }
         }
     };
     auto memory = [&](int64_t i, const float* queries, float* to) {
+        const int64_t length = cache.memory_length, size = cache.n_sentences * kv_heads * length * e;
+        const float* keys_of_layer = cache.memory + 2 * i * size;
         for (int64_t m = 0; m < n; m++) {
-            const int64_t sentence = (first + m) / per_sentence;
-            const int64_t all = past.memory_room, n_keys = past.memory_lengths ? std::min(past.memory_lengths[sentence], all) : all;
+            const int64_t row = first + m / n_new, sentence = row / per_sentence;
+            const int64_t n_keys = cache.memory_lengths ? std::min(cache.memory_lengths[sentence], length) : length;
             for (int64_t h = 0; h < heads; h++) {
-                const int64_t at = (sentence * heads + h) * past.memory_room * e, own = m * inner + h * e;
-                attend(queries + own, past.memory_keys[i] + at, past.memory_values[i] + at, n_keys, e, e, scale, to + own);
+                const float* keys = keys_of_layer + (sentence * kv_heads + h / shared) * length * e;
+                const int64_t own = m * inner + h * e;
+                float* weights = nullptr;
+                if (tap.weights && tap.layer == i) weights = tap.weights + ((row * heads + h) * n_new + m % n_new) * length;
+                attend(queries + own, keys, keys + size, n_keys, e, e, scale, to + own, weights);
             }
         }
     };
-    layers(stack, x + first * stack.d_model, n, threads, attention, memory);
+    layers(stack, x + first * n_new * stack.d_model, n, threads, attention, memory);
 }
 
 // The states of the sentences first ... last - 1 of x (B, S, D), without their padding, which becomes 0.
-void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t* lengths, const float* rotation, int64_t first,
-                    int64_t last, int threads) {
-    const int64_t heads = stack.n_heads, e = stack.d_head, inner = heads * e, width = stack.d_model;
+void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t* lengths, const Positions& positions,
+                    int64_t first, int64_t last, int threads) {
+    const int64_t heads = stack.n_heads, kv_heads = stack.n_kv_heads, e = stack.d_head, inner = heads * e;
+    const int64_t width = stack.d_model, stride = inner + 2 * kv_heads * e;
     const float scale = 1.0f / std::sqrt(static_cast<float>(e));
     auto length_of = [&](int64_t b) { return lengths ? lengths[b] : length; };
     room.states.clear();
     for (int64_t b = first; b < last; b++)
         room.states.insert(room.states.end(), x + b * length * width, x + (b * length + length_of(b)) * width);
-    auto attention = [&](int64_t, float* qkv, float* to) {
+    auto attention = [&](int64_t i, float* qkv, float* to) {
         for (int64_t b = first; b < last; b++) {
             const int64_t n = length_of(b);
-            for (int64_t m = 0; rotation && m < n; m++)
-                rotate(qkv + m * 3 * inner, 2 * heads, e, rotation + m * (e / 2), rotation + (length + m) * (e / 2));
-            for (int64_t h = 0; h < heads; h++)
-                for (int64_t m = 0; m < n; m++)
-                    attend(qkv + m * 3 * inner + h * e, qkv + inner + h * e, qkv + 2 * inner + h * e, n, e, 3 * inner, scale,
-                           to + m * inner + h * e);
-            qkv += n * 3 * inner, to += n * inner;
+            for (int64_t m = 0; m < n; m++) prepare(stack, stack.layers[i], qkv + m * stride, positions, m);
+            for (int64_t h = 0; h < heads; h++) {
+                const float* keys = qkv + inner + h / (heads / kv_heads) * e;
+                for (int64_t m = 0; m < n; m++) {
+                    const int64_t from = stack.window ? std::max<int64_t>(0, m + 1 - stack.window) : 0;
+                    const int64_t to_key = stack.window ? std::min(n, m + stack.window) : n;
+                    attend(qkv + m * stride + h * e, keys + from * stride, keys + kv_heads * e + from * stride, to_key - from, e,
+                           stride, scale, to + m * inner + h * e);
+                }
+            }
+            qkv += n * stride, to += n * inner;
         }
     };
     const int64_t n_rows = static_cast<int64_t>(room.states.size()) / width;
@@ -534,54 +577,55 @@ extern "C" {
 // How python lays out panels: outputs of one, and inputs of 8 bits that one instruction takes together.
 int32_t wide = WIDE, pair = PAIR;
 
-// y (N, outputs) = x (N, inputs) W^T + bias, and where `relu` is set, not below 0.
-int32_t linear_map(const Linear* map, const float* bias, const float* x, int64_t n, float* y, int32_t relu, int32_t threads) {
+// y (N, outputs) = x (N, inputs) W^T + bias.
+int32_t linear_map(const Linear* map, const float* x, int64_t n, float* y, int32_t threads) {
     return guarded([&] {
-        Linear biased = *map;
-        biased.bias = bias;
-        linear(biased, x, n, y, relu, threads);
+        linear(*map, x, n, y, false, threads);
         release_large_room();
         return 0;
     });
 }
 
-// The states (N, D) of one more position of N rows; keys and values are added to the past. False if a token is none.
-int32_t decoder_step(const Stack* stack, const Past* past, const Table* table, const int64_t* tokens, const float* position,
-                     float* x, int64_t n, int32_t threads) {
-    const int64_t width = stack->d_model;
+// x (N, T, D) becomes the states of T new positions of N rows, whose keys and values are added to the cache. 0 if a token is
+// not in the vocabulary.
+int32_t decoder_states(const Stack* stack, const KVCache* cache, const Embedding* table, const Positions* positions,
+                       const CrossTap* tap, const int64_t* tokens, float* x, int64_t n_new, int32_t threads) {
+    const int64_t width = stack->d_model, n = cache->n_rows * n_new;
     for (int64_t m = 0; m < n; m++) {
         if (tokens[m] < 0 || tokens[m] >= table->rows) return 0;
         const float* vector = table->weight + tokens[m] * width;
-        for (int64_t i = 0; i < width; i++) x[m * width + i] = vector[i] * table->scale + position[i];
+        const float* position = positions->added ? positions->added + m % n_new * width : nullptr;
+        for (int64_t i = 0; i < width; i++) x[m * width + i] = vector[i] * table->scale + (position ? position[i] : 0.0f);
     }
-    const int outer = n < 4 * threads ? 1 : threads;  // threads share rows, or the outputs of each product
+    const int64_t rows = cache->n_rows;
+    const int outer = rows < 4 * threads ? 1 : threads;  // threads share rows, or the outputs of each product
     return guarded([&] {
         parallel(outer, [&](int t) {
-            some_rows(*stack, *past, x, n, n * t / outer, n * (t + 1) / outer, outer == 1 ? threads : 1);
+            some_rows(*stack, *cache, *positions, *tap, x, n_new, rows * t / outer, rows * (t + 1) / outer,
+                      outer == 1 ? threads : 1);
             release_large_room();
         });
         return 1;
     });
 }
 
-// x (B, S, D), vectors of which each row has a length, or S where there are none, becomes the states. Where positions are
-// rotary, `rotation` has the cosines and then the sines of their angles, (2, S, E / 2).
+// x (B, S, D), vectors of which each row has a length, or S where there are none, becomes the states.
 int32_t encoder_states(const Stack* stack, float* x, int64_t n_sentences, int64_t length, const int64_t* lengths,
-                       const float* rotation, int32_t threads) {
+                       const Positions* positions, int32_t threads) {
     const int outer = n_sentences < 4 * threads ? 1 : threads;
     return guarded([&] {
         parallel(outer, [&](int t) {
             const int64_t first = n_sentences * t / outer, last = n_sentences * (t + 1) / outer;
-            some_sentences(*stack, x, length, lengths, rotation, first, last, outer == 1 ? threads : 1);
+            some_sentences(*stack, x, length, lengths, *positions, first, last, outer == 1 ? threads : 1);
             release_large_room();
         });
         return 0;
     });
 }
 
-// Let row m of every buffer (N, H, room) go on from row rows[m], of which `used` numbers of each head are there. Where
+// Let row m of every buffer (N, H, room) continue row rows[m], of which `used` numbers of each head are there. Where
 // memory is lacking, nothing has changed.
-int32_t reorder_rows(float* const* buffers, int64_t n_buffers, const int64_t* rows, int64_t n, int64_t heads,
+int32_t reorder_rows(float* buffers, int64_t n_buffers, const int64_t* rows, int64_t n, int64_t heads,
                      int64_t room_of_head, int64_t used) {
     return guarded([&] {
         std::vector<int64_t> aside;  // rows that others need and that change themselves
@@ -594,7 +638,7 @@ int32_t reorder_rows(float* const* buffers, int64_t n_buffers, const int64_t* ro
                 std::memcpy(to + h * to_stride, from + h * from_stride, used * sizeof(float));
         };
         for (int64_t i = 0; i < n_buffers; i++) {
-            auto row = [&](int64_t m) { return buffers[i] + m * heads * room_of_head; };
+            auto row = [&](int64_t m) { return buffers + (i * n + m) * heads * room_of_head; };
             float* at = kept.data();
             for (int64_t m : aside) copy(row(rows[m]), room_of_head, at, used), at += heads * used;
             for (int64_t m = 0; m < n; m++)

@@ -84,8 +84,8 @@ def required() -> ctypes.CDLL:
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     size, flag, pointer = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
     arguments = {
-        "linear_map": [pointer, pointer, pointer, size, pointer, flag, flag],
-        "decoder_step": [pointer, pointer, pointer, pointer, pointer, pointer, size, flag],
+        "linear_map": [pointer, pointer, size, pointer, flag],
+        "decoder_states": [pointer, pointer, pointer, pointer, pointer, pointer, pointer, size, flag],
         "encoder_states": [pointer, pointer, size, size, pointer, pointer, flag],
         "reorder_rows": [pointer, size, pointer, size, size, size, size],
         "settle": [pointer, size, size, pointer],
@@ -95,7 +95,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     for name, types in arguments.items():
         function = getattr(found, name)
         function.argtypes, function.restype = types, None
-        if name in ("linear_map", "decoder_step", "encoder_states", "reorder_rows"):  # these take memory
+        if name in ("linear_map", "decoder_states", "encoder_states", "reorder_rows"):  # these take memory
             function.restype, function.errcheck = flag, _checked
     return found
 

@@ -31,6 +31,12 @@ class Taps:
         self.router_scores: list[Float[Tensor, "N T X"]] | None = None
         """Scores of the experts of one layer, see `of_layer`."""
 
+    @property
+    def one_cross_attention(self) -> bool:
+        """Whether the cross-attention of one layer is all that is kept."""
+        others = (self.self_attention, self.balance_losses, self.ctc_logits)
+        return self.layer is not None and all(each is None for each in others)
+
     def of_layer(self, number: int) -> "Taps":
         """The taps of one layer: lists of attention are the same ones, the list of its router's scores is its own.
 

@@ -9,9 +9,9 @@ import torch
 from tests import contract
 from tests.kernels import needs_cpp
 from tests.model.test_contract import BASE, CASES, DECODER
+from transduce.engine.cache import KVCache
+from transduce.engine.cpu import CPUEngine
 from transduce.model.cache import Cache
-from transduce.model.packed import pack
-from transduce.model.static import make_static
 
 
 def filled(n_rows):
@@ -41,6 +41,16 @@ def test_rows_that_are_not_there_are_refused(rows):
 
 
 @needs_cpp
+@pytest.mark.parametrize("rows", [[0, 1, 2, 4], [-1, 1, 2, 3], [0, 1, 2, 1 << 40], [9], [0] * 5 + [4]])
+def test_rows_that_are_not_there_are_refused_in_cpp_too(rows):
+    cache = KVCache()
+    cache.make_room(4, 3, torch.zeros(1), (1, 2, 4)).zero_()
+    cache.advance(3)
+    with pytest.raises((IndexError, RuntimeError)):
+        cache.reorder(torch.tensor(rows))
+
+
+@needs_cpp
 def test_states_of_linear_attention_are_reordered_too(rng):
     """Of one key head and one row, too, where they lie in memory as keys do."""
     config = replace(BASE, decoder=replace(DECODER, n_layers=1), attention="linear", n_heads=2, n_kv_heads=1)
@@ -56,7 +66,7 @@ def test_states_of_linear_attention_are_reordered_too(rng):
 
 
 @pytest.mark.parametrize("name", ["decoder-window", "tokens-tokens-grouped-window"])
-@pytest.mark.parametrize("kind", [lambda model: model, pack, make_static])
+@pytest.mark.parametrize("kind", [lambda model: model, pytest.param(CPUEngine, marks=needs_cpp)])
 def test_a_window_bounds_the_cache_of_every_kind_of_model(name, kind, rng):
     """100 positions of windows of 5, by a prompt and one after the other: the states are those without a cache."""
     plain = contract.random_model(replace(CASES[name], max_positions=200), rng).float()
@@ -70,4 +80,7 @@ def test_a_window_bounds_the_cache_of_every_kind_of_model(name, kind, rng):
             model.decoder_states(part, memory=memory, cache=cache) for part in target.split((40, *[1] * 60), dim=1)
         ]
     torch.testing.assert_close(torch.cat(parts, dim=1), want, rtol=1e-4, atol=1e-4)
-    assert all(buffer.size(2) <= 10 for layer in cache.layers for buffer in layer.buffers)
+    if isinstance(cache, KVCache):
+        assert cache.past.size(4) <= 10
+    else:
+        assert all(buffer.size(2) <= 10 for layer in cache.layers for buffer in layer.buffers)

@@ -44,7 +44,12 @@ def die(*_: object, **__: object) -> None:
 
 
 FAULTS: dict[str, tuple[int | None, str, Callable[..., Any], str]] = {
-    "no process can prepare the data": (None, "recipes.language_model.ex.TokenWindows", raises(BAD), "b.wav cannot be read"),
+    "no process can prepare the data": (
+        None,
+        "recipes.language_model.ex.TokenWindows",
+        raises(BAD),
+        "b.wav cannot be read",
+    ),
     "a full disk at the start": (0, "transduce.run.write_file", raises(FULL), "no space is left"),
     "a full disk at a checkpoint": (0, "transduce.train.state.save_tensors", raises(FULL), "no space is left"),
     "a full disk at a report": (0, "transduce.experiment.run.write_reports", raises(FULL), "no space is left"),

@@ -22,10 +22,10 @@ from transduce.data.speech.features import VectorReader
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.scorer import ModelScorer
 from transduce.decode.shortlist import Shortlist
+from transduce.engine.select import engine_for
 from transduce.model.attention_maps import cross_attention
 from transduce.model.cache import Cache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
-from transduce.model.packed import pack
 from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.generate import Generator
 from transduce.tasks.search import LanguageModel, Output
@@ -182,7 +182,7 @@ class Case:
         self.way = td.SearchConfig(**way, **told)
 
     def _draw_models(self) -> None:
-        """Models with random weights; those of float32 compute as loaded ones do, with packed weights."""
+        """Models with random weights; those of float32 compute as loaded ones do, in C++ where there is a compiler."""
         rng = self.rng
         target = StackConfig(input=Tokens(vocab_size=self.tokenizer.vocab_size), n_layers=rng.randint(1, 2))
         source = {"text": target, "speech": StackConfig(input=Frames(n_features=4, stack=2), n_layers=1)}
@@ -200,11 +200,11 @@ class Case:
         whole = [random_model(each, weights).float() for each in configs]
         self.whole = [model.double() for model in deepcopy(whole)]
         """As accurate as can be, with the weights that the others have; the last one is the language model beside."""
-        self.models = [model.to(DTYPES[self.precision]) for model in whole]
+        self.engines = [model.to(DTYPES[self.precision]) for model in whole]
         if DTYPES[self.precision] == torch.float32:
-            self.models = [pack(model, int8=self.precision == "int8") for model in self.models]
+            self.engines = [engine_for(model, int8=self.precision == "int8") for model in self.engines]
         if self.precision in ("int8", "bf16"):
-            self.whole = self.models
+            self.whole = self.engines
 
     @property
     def drawn(self) -> bool:
@@ -223,7 +223,7 @@ class Case:
             order: some of the inputs, or none for all.
         """
         numbers = [*order] or list(range(len(self.inputs)))
-        inputs, models = [self.inputs[i] for i in numbers], self.models
+        inputs, models = [self.inputs[i] for i in numbers], self.engines
         if uncached:
             models = deepcopy(self.whole)
             for model in models:
@@ -237,14 +237,14 @@ class Case:
         (*own, lm), tokenizer = models, self.tokenizer
         if self.task == "language":
             generator = Generator(own[0], tokenizer)
-            generator.models = tuple(own)
+            generator.engines = tuple(own)
             return generator.generate(inputs, replace(self.way, batch_size=batch))
         way, start = replace(self.way, batch_tokens=batch), torch.tensor([[BOS]])
         if self.task == "text":
             task: Any = Translator(own[0], tokenizer, tokenizer, shortlist=self.shortlist)
         else:
             task = Transcriber(own[0], tokenizer, VectorReader(VectorConfig(n_features=4)), lexicon=WORDS)
-        task.models = tuple(own)
+        task.engines = tuple(own)
         task.lm = LanguageModel(lambda n: ModelScorer(lm, prompts=start.expand(n, 1)))
         if self.task == "speech":
             return task.decode(inputs, way)

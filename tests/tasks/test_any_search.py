@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.tasks.drawn import WORDS, Case
-from transduce.model import packed
 from transduce.tasks.search import Output
 
 CLOSE = {"float64": 1e-9, "float32": 1e-4, "int8": 0.3, "bf16": 0.6}
@@ -17,8 +16,8 @@ COVERED = 1e-4
 
 @pytest.fixture(autouse=True)
 def small_weights(monkeypatch):
-    """Small matrices are packed, and rounded, as large ones are."""
-    monkeypatch.setattr(packed, "SMALLEST", 1)
+    """Small matrices are rounded as large ones are."""
+    monkeypatch.setattr("transduce.engine.stack.INT8_ELEMENTS", 0)
 
 
 def same(got: list[list[Output]], want: list[list[Output]], close: float, tied: float) -> None:
@@ -128,7 +127,7 @@ def test_the_few_have_every_task_precision_and_setting():
             wanted |= {"forbid", "beam_groups", "mbr", "coverage_penalty", "lm_weight", "max_length", "at_max_length"}
         assert wanted <= settings, task
         assert any(case.n_models > 1 for case in own) or task == "speech"
-        configs = [case.models[0].config for case in own]
+        configs = [case.engines[0].config for case in own]
         assert {config.norm_position for config in configs} == {"pre", "post"}
         assert any(config.gated and config.window and config.positions in ("rotary", "none") for config in configs)
     assert {case.precision for case in cases} == {"float64", "float32", "int8", "bf16"}

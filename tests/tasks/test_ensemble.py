@@ -35,7 +35,7 @@ def runs(tmp_path_factory) -> dict[str, list[Path]]:
 
 @cache
 def whole_model(run: Path) -> td.Transformer:
-    """Its weights, not packed."""
+    """Its weights, computed by layers."""
     return td.load_model(run).double().eval()
 
 

@@ -10,6 +10,7 @@ import torch
 
 import transduce as td
 from tests.decode.test_ngram import ARPA, BINARY, by_rule, plain
+from tests.kernels import needs_cpp
 from tests.language_runs import language_model
 from tests.runs import ENGLISH, GERMAN, record, sentences
 from tests.tasks.test_ensemble import whole_model
@@ -17,8 +18,6 @@ from tests.tasks.test_search import SHORT
 from transduce.cli.main import main
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.files import save_weights
-from transduce.model import packed
-from transduce.model.packed import can_pack
 from transduce.run import Run, load_run, save_run
 
 DOUBLE = {"dtype": torch.float64}
@@ -187,12 +186,12 @@ def test_a_language_model_that_does_not_fit_is_refused(text, letters_run, tmp_pa
         td.load(text)(ENGLISH[:1], lm_weight=0.5)
 
 
-@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.int8), reason="needs PyTorch with oneDNN's int8 kernels")
+@needs_cpp
 def test_beside_a_run_in_int8_a_language_model_stays_float32(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(packed, "SMALLEST", 1)
+    monkeypatch.setattr("transduce.engine.stack.INT8_ELEMENTS", 0)
     lm, bos = language_model_of(text, tmp_path / "lm"), torch.tensor([BOS])
     translator = td.load(text, dtype=torch.int8, lm=lm)
-    assert isinstance(translator.model.logits, (packed.Int8Weight, packed.KernelInt8Weight))
+    assert translator.engine.output.int8
     want = td.load_generator(lm).scorers(bos[:, None])[0][1].step(bos)
     torch.testing.assert_close(translator.lm.begin(1).step(bos), want, rtol=0, atol=0)
     assert len(translator(ENGLISH[:2], SHORT, lm_weight=WEIGHT)) == 2

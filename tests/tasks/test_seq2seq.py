@@ -31,7 +31,7 @@ def translator(two_vocabularies):
 
 @pytest.fixture(scope="module")
 def model(two_vocabularies):
-    """The same weights, loaded apart and not packed."""
+    """The same weights, loaded apart and computed by layers."""
     return td.load_model(two_vocabularies).double().eval()
 
 

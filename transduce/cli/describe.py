@@ -17,6 +17,7 @@ def describe(run: Positional[Run], *, all: Annotated[bool, arg(help_behavior_hin
         all: Show every field.
     """
     from transduce.config import shown
+    from transduce.engine.support import by_layers
     from transduce.files import read_weights
     from transduce.report.card import facts, fields_of, scores, shown_first
     from transduce.run import checkpoints, load_run, on_disk, weights_path
@@ -29,6 +30,7 @@ def describe(run: Positional[Run], *, all: Annotated[bool, arg(help_behavior_hin
         *scores(run),
         f"{run}: {sum(t.numel() for t in tensors.values()):,} parameters in {weights.relative_to(run)}",
         *facts(kept),
+        f"computed on CPUs: C++, where there is a compiler{by_layers(kept.model)}",
         f"checkpoints: {', '.join(str(int(path.name)) for path in checkpoints(run)) or 'none'}",
     ]
     fields = fields_of(kept)

@@ -1,12 +1,8 @@
 """Keys and values of the positions decoded so far, or their sums, so that a step computes one position and not all of them."""
 
-import ctypes
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
-from transduce.kernels import library
 
 
 class LayerCache:
@@ -116,31 +112,12 @@ class Cache:
         """
         rows = rows.long()
         if rows.device.type == "cpu" and self.layers[0].buffers and len(rows) == len(self.layers[0].buffers[0]):
-            if self._in_cpp(rows):
-                return
             moved = (rows != torch.arange(len(rows))).nonzero()[:, 0]
             for layer in self.layers:
                 layer.copy(rows[moved], moved)
             return
         for layer in self.layers:
             layer.reorder(rows)
-
-    def _in_cpp(self, rows: Int[Tensor, " N"]) -> bool:
-        """Reorder as many rows as there are by kernels.cpp, if that can be done."""
-        buffers, found = [buffer for layer in self.layers for buffer in layer.buffers], library()
-        if found is None or any(buffer.dtype != torch.float32 or not buffer.is_contiguous() for buffer in buffers):
-            return False
-        if buffers[0].dim() != 4:  # states of linear attention, which are small
-            return False
-        n_rows, n_heads, room, width = buffers[0].shape
-        first, last = rows.aminmax() if n_rows else (0, 0)
-        if first < 0 or last >= max(1, n_rows):  # C++ would read beyond its memory
-            raise IndexError(f"rows must lie in 0 ... {n_rows - 1}, but they lie in {int(first)} ... {int(last)}")
-        addresses = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
-        rows = rows.contiguous()
-        used = self.layers[0].n_kept * width
-        found.reorder_rows(addresses, len(buffers), rows.data_ptr(), n_rows, n_heads, room * width, used)
-        return True
 
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
         """Drop the memory of finished sentences."""

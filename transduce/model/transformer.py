@@ -113,6 +113,9 @@ class Transformer(nn.Module):
     Source: Vaswani et al. (2017), "Attention Is All You Need".
     """
 
+    name = "layers"
+    """What an engine is called (engine/select.py): this one computes layer by layer."""
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
@@ -266,6 +269,11 @@ class Transformer(nn.Module):
         if self.decoder is None:
             raise InputError("a cache belongs to a decoder, but this model was built with decoder=None")
         return Cache(len(self.decoder.layers), self.config.window)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights."""
+        return next(self.parameters()).dtype
 
     @property
     def device(self) -> torch.device:

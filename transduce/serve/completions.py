@@ -131,7 +131,7 @@ def _count_prompts(served: Served, prompts: list[str]) -> int:
     """
     assert isinstance(served.task, Generator)
     n_read = [len(served.task.encode_whole(prompt)) for prompt in prompts]
-    room = last_position(*served.task.models)
+    room = last_position(*served.task.engines)
     if max(n_read, default=0) > room:
         raise HTTPException(400, f"a prompt may have {room} tokens here, but one has {max(n_read)}; shorten it")
     return sum(n_read)

@@ -130,7 +130,7 @@ def _translated(translator: Translator, best: Best, lines: list[str]) -> Pieces:
 def _look(translator: Translator, line: str, output: Output) -> Alignment | None:
     """Where the decoder looked; None of a blank text, of one that is too long, and of an ensemble."""
     (source,) = translator.sources([line])
-    if len(translator.models) > 1 or not output.tokens or len(source) * (len(output.tokens) + 1) > LOOKS:
+    if len(translator.engines) > 1 or not output.tokens or len(source) * (len(output.tokens) + 1) > LOOKS:
         return None
     try:
         return translator.align([line], [output])[0]

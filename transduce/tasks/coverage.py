@@ -5,14 +5,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decode.scorer import ModelScorer
-from transduce.model.transformer import Memory, Transformer
+from transduce.engine.select import Engine
+from transduce.model.transformer import Memory
 from transduce.taps import Taps
 
 
 class CoverageScorer(ModelScorer):
     """A model's scorer that also adds up where it looks: by the layer that `Alignment.mean` draws, over its heads."""
 
-    def __init__(self, model: Transformer, memory: Memory, prompts: Int[Tensor, "B P"] | None = None) -> None:
+    def __init__(self, model: Engine, memory: Memory, prompts: Int[Tensor, "B P"] | None = None) -> None:
         super().__init__(model, memory, prompts=prompts)
         assert model.config.decoder is not None
         self.layer = max(0, model.config.decoder.n_layers - 2)

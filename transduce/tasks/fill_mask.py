@@ -15,10 +15,10 @@ from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.inputs import check_list
 from transduce.tasks.search import in_batches, last_position, one_line
-from transduce.tasks.states import Source, check_positions, encoder_states
+from transduce.tasks.states import Source, Task, check_positions, encoder_states
 
 
-class FillMask:
+class FillMask(Task):
     """Lines with mask words in, whole lines out, in the same order; a line without one comes back as it is."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
@@ -33,7 +33,7 @@ class FillMask:
                 "the model must have every id of its tokenizer and the mask symbol behind them, but "
                 f"it has {encoder.input.vocab_size} ids and the tokenizer {tokenizer.vocab_size}"
             )
-        self.model, self.tokenizer = model, tokenizer
+        super().__init__(model, tokenizer)
         self.suppressed = [*tokenizer.suppressed, *range(mask_id(tokenizer), encoder.input.vocab_size)]
         """Ids that have no text."""
 
@@ -82,14 +82,14 @@ class FillMask:
             check_positions(f"line {number}", len(row), last_position(self.model))
             if not len(row):
                 raise InputError(f"a line must have a token to encode, but line {number} has none; leave it out")
-        return encoder_states(self.model, rows, batch_tokens)
+        return encoder_states(self.engine, rows, batch_tokens)
 
     @torch.no_grad()
     def likeliest(
         self, ids: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], places: Bool[Tensor, "B T"]
     ) -> Int[Tensor, " n"]:
         """The likeliest token at each of these places, row after row."""
-        states = self.model.encode(ids, lengths).states
-        logits = self.model.project(states[places])
+        states = self.engine.encode(ids, lengths).states
+        logits = self.engine.project(states[places])
         logits[:, self.suppressed] = -torch.inf
         return logits.argmax(dim=-1)

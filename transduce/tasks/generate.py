@@ -25,7 +25,7 @@ from transduce.tasks.inputs import check_list
 from transduce.tasks.phrases import forbidden
 from transduce.tasks.search import Output, check_suppressed, last_position, search, shared
 from transduce.tasks.seq2seq import scored
-from transduce.tasks.states import check_positions, token_log_probs
+from transduce.tasks.states import Task, check_positions, token_log_probs
 from transduce.tasks.words import TokenScores
 
 logger = logging.getLogger("transduce")
@@ -34,7 +34,7 @@ TAIL = 16
 """Tokens from which on bytes are cut into the same characters, whatever stood before them: at least as many bytes."""
 
 
-class Generator:
+class Generator(Task):
     """A list of prompts in, as many texts out, in the same order."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, decoding: GenerationConfig | None = None) -> None:
@@ -47,11 +47,9 @@ class Generator:
                 "the model must have every id of its tokenizer, but "
                 f"it has {config.decoder.input.vocab_size} and the tokenizer {tokenizer.vocab_size}"
             )
-        self.model, self.tokenizer = model, tokenizer
+        super().__init__(model, tokenizer)
         self.decoding = decoding or GenerationConfig()
         """How the run goes on where nothing else is said. The rules in it hold where a call leaves them at their defaults."""
-        self.models: tuple[Transformer, ...] = (model,)
-        """The model, and what decides beside it in an ensemble."""
         self.suppressed = (*tokenizer.suppressed, *range(tokenizer.vocab_size, config.decoder.input.vocab_size))
         """Ids that have no text: special ones, and rows that only fill the table up."""
 
@@ -170,7 +168,7 @@ class Generator:
         found = []
         for number, text in enumerate(texts, start=1):
             ids = torch.from_numpy(encode_text(self.tokenizer, text).astype(np.int64)).to(self.model.device)
-            check_positions(f"text {number}", len(ids) - 1, last_position(*self.models))
+            check_positions(f"text {number}", len(ids) - 1, last_position(*self.engines))
             if len(ids) < 2:
                 found.append(TokenScores([], torch.empty(0)))
                 continue
@@ -179,7 +177,7 @@ class Generator:
 
     def scorers(self, ids: Int[Tensor, "B P"]) -> list[tuple[float, Scorer]]:
         """What judges how these prompts go on."""
-        return shared(len(self.models), [(1.0, ModelScorer(model, prompts=ids)) for model in self.models])
+        return shared(len(self.engines), [(1.0, ModelScorer(model, prompts=ids)) for model in self.engines])
 
     def _own(self, config: GenerationConfig | None) -> GenerationConfig:
         if config is None or self.decoding == GenerationConfig():
@@ -191,8 +189,8 @@ class Generator:
 
     def _token_scores(self, ids: Int[Tensor, " T"], first: int) -> TokenScores:
         """The scores of the tokens from `first` on, each given those before it."""
-        states = (model.decoder_states(ids[None, :-1])[0, first - 1 :] for model in self.models)
-        each = [token_log_probs(*pair, ids[first:]) for pair in zip(self.models, states, strict=True)]
+        states = (model.decoder_states(ids[None, :-1])[0, first - 1 :] for model in self.engines)
+        each = [token_log_probs(*pair, ids[first:]) for pair in zip(self.engines, states, strict=True)]
         return TokenScores(self.tokenizer.tokens(ids[first:].tolist()), torch.stack(each).mean(dim=0).cpu())
 
     @torch.no_grad()
@@ -203,7 +201,7 @@ class Generator:
 
     def _constraints(self, ids: Int[Tensor, "B P"], config: GenerationConfig) -> Constraints:
         """What may follow these prompts; the last new token needs no position."""
-        bound = min(config.max_length, last_position(*self.models) + 1 - ids.size(1))
+        bound = min(config.max_length, last_position(*self.engines) + 1 - ids.size(1))
         check_suppressed(config, self.tokenizer)
         bounds, eos = ids.new_full((len(ids),), bound), self.tokenizer.eos_id
         return Constraints(
@@ -230,11 +228,11 @@ class Generator:
         short = [any(map(is_short, texts)) for texts in outputs]
         if any(short):
             told = "text stopped after %d of %d prompts, where the model's positions end (max_positions=%d)"
-            logger.warning(told, sum(short), len(outputs), last_position(*self.models))
+            logger.warning(told, sum(short), len(outputs), last_position(*self.engines))
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
         """Ids to go on from: those of the whole prompt, or as many of its last ones as there is room for, with a warning."""
-        ids, limit = self.encode_whole(prompt), last_position(*self.models)
+        ids, limit = self.encode_whole(prompt), last_position(*self.engines)
         if len(ids) > limit:
             kept = max(limit // 2, limit + 1 - max_length, 1)
             logger.warning("a prompt of %d tokens was cut to its last %d (max_positions=%d)", len(ids), kept, limit)

@@ -1,6 +1,5 @@
 """A run directory as something one calls: text or sound in, text out."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,10 +15,10 @@ from transduce.data.text.lines import each_line
 from transduce.data.text.tokenizer_files import same_tokens
 from transduce.decode.joint import combined
 from transduce.decode.ngram import KenLM, NGrams, NGramScorer, is_binary
+from transduce.engine.select import engine_for
 from transduce.errors import InputError
 from transduce.model.config import Tokens
-from transduce.model.packed import pack
-from transduce.model.static import make_static
+from transduce.model.transformer import Transformer
 from transduce.run import CONFIG, Run, load_model, load_run, on_disk
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
@@ -52,7 +51,7 @@ def load(
     with the same target tokenizer, or n-grams of its tokens, in an ARPA file or a binary of KenLM.
 
     The weights are converted to `dtype`: bfloat16 is faster, and its outputs differ a little; int8, on CPUs, rounds
-    large matrices to 8 bits (see transduce/model/packed.py), but those of a language model beside stay float32. They
+    large matrices to 8 bits (see transduce/engine/weights.py), but those of a language model beside stay float32. They
     cannot be trained; `load_model` gives weights that can.
 
     Raises:
@@ -67,7 +66,7 @@ def load(
     if others:
         if isinstance(found, FillMask):
             raise InputError(f"an ensemble writes text, but {first} fills masks; name one run")
-        found.models = tuple(each.model for each in (found, *others))
+        found.engines = tuple(each.engine for each in (found, *others))
     if lm is not None:
         if not isinstance(found, Translator | Transcriber):
             _, does, way_out = KINDS[type(found)]
@@ -110,7 +109,7 @@ def load_lm(
             "with --tokenizer and the target's tokenizer file of that run"
         )
     start = torch.tensor([[bos]], device=target_device)
-    return LanguageModel(lambda n: combined(generator.scorers(start.expand(n, 1))), last_position(*generator.models))
+    return LanguageModel(lambda n: combined(generator.scorers(start.expand(n, 1))), last_position(*generator.engines))
 
 
 def paths(directory: Directories) -> list[Path]:
@@ -167,9 +166,14 @@ def _load(
     untrained = run.experiment.get("ctc_weight") == 0
     if untrained or (heard and heard != written):  # the CTC head is of no use to a decoder of another text
         model.ctc, model.config = None, replace(model.config, ctc=False, ctc_layers=())
-    model = pack(model, int8=int8)
-    if model.device.type == "cuda" and os.environ.get("TRANSDUCE_CUDA_GRAPHS") == "1":
-        make_static(model)
+    task = _task(directory, run, model)
+    task.engines = (engine_for(model.eval().requires_grad_(False), int8=int8),)
+    return task
+
+
+def _task(directory: Path, run: Run, model: Transformer) -> Translator | Transcriber | Generator | FillMask:
+    """What a run was trained to be."""
+    assert run.target_tokenizer is not None
     if run.model.encoder is None:
         own = run.experiment.get("decoding", {})
         return Generator(

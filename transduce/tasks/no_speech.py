@@ -10,18 +10,19 @@ from torch import Tensor
 
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.scorer import at_least_float32
-from transduce.model.transformer import Memory, Transformer
+from transduce.engine.select import Engine
+from transduce.model.transformer import Memory
 from transduce.tasks.states import encoder_states
 
 logger = logging.getLogger("transduce")
 
 
-def _measurable(model: Transformer, tokenizer: Tokenizer) -> bool:
+def _measurable(model: Engine, tokenizer: Tokenizer) -> bool:
     """Whether the model has a token for it, as Whisper has, or a CTC head."""
-    return tokenizer.no_speech_id is not None or model.ctc is not None
+    return tokenizer.no_speech_id is not None or model.config.ctc
 
 
-def warn_if_unmeasurable(model: Transformer, tokenizer: Tokenizer) -> None:
+def warn_if_unmeasurable(model: Engine, tokenizer: Tokenizer) -> None:
     """Say so where a threshold can change nothing."""
     if not _measurable(model, tokenizer):
         logger.warning(
@@ -31,7 +32,7 @@ def warn_if_unmeasurable(model: Transformer, tokenizer: Tokenizer) -> None:
 
 @torch.no_grad()
 def no_speech_probs(
-    model: Transformer, tokenizer: Tokenizer, sources: Sequence[Float[Tensor, "_ F"]], batch_tokens: int
+    model: Engine, tokenizer: Tokenizer, sources: Sequence[Float[Tensor, "_ F"]], batch_tokens: int
 ) -> list[float | None]:
     """The probability that nobody speaks, for the frames of every sound; 1 of no frames, None where the model cannot tell.
 
@@ -53,7 +54,7 @@ def no_speech_probs(
             found[row] = _by_ctc(at_least_float32(model.ctc_logits(memory.states)[0]).log_softmax(-1).cpu(), blank)
         else:
             first = torch.tensor([tokenizer.required("bos_id")], device=model.device)
-            logits = at_least_float32(model.decode(first, memory=memory)[0])
+            logits = at_least_float32(model.project(model.decoder_states(first, memory=memory))[0])
             found[row] = float(logits[0].softmax(-1)[tokenizer.no_speech_id])
     return found
 

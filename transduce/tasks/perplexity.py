@@ -13,9 +13,9 @@ from torch import Tensor
 from transduce.config import at_least
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.language import encode_text
+from transduce.engine.select import Engine
 from transduce.errors import InputError
 from transduce.model.config import TransformerConfig
-from transduce.model.transformer import Transformer
 from transduce.tasks.states import token_log_probs
 
 
@@ -67,7 +67,7 @@ class Windows:
     fresh: int
 
     @torch.inference_mode()
-    def nats(self, model: Transformer) -> float:
+    def nats(self, model: Engine) -> float:
         """The cost of the predictions that count, summed in float64."""
         tokens = torch.from_numpy(self.tokens.astype(np.int64)).to(model.device)
         rows: Int[Tensor, "B T"] = tokens.unfold(0, self.width, self.stride)
@@ -77,7 +77,7 @@ class Windows:
 
 
 def measure_perplexity(
-    model: Transformer,
+    model: Engine,
     tokenizer: Tokenizer,
     text: str,
     *,

@@ -25,8 +25,9 @@ from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.decode.shortlist import Shortlist, ShortlistScorer
 from transduce.decode.timestamps import Timestamps
+from transduce.engine.select import Engine
 from transduce.errors import InputError
-from transduce.model.transformer import Memory, Transformer
+from transduce.model.transformer import Memory
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.coverage import CoverageScorer
 from transduce.tasks.lexicon import lexicon
@@ -71,7 +72,7 @@ class LanguageModel:
 
 
 def model_scorers(
-    model: Transformer,
+    model: Engine,
     memory: Memory,
     tokenizer: Tokenizer,
     ctc_weight: float = 0.0,
@@ -145,7 +146,7 @@ def shared(n: int, scorers: Iterable[tuple[float, Scorer]]) -> list[tuple[float,
 
 @torch.inference_mode()
 def search_sources(
-    models: Sequence[Transformer],
+    models: Sequence[Engine],
     source: Shaped[Tensor, "B S *F"],
     lengths: Int[Tensor, " B"],
     config: SearchConfig,
@@ -226,7 +227,7 @@ def search_sources(
 
 
 def _search_shortlist(
-    model: Transformer,
+    model: Engine,
     memory: Memory,
     source: Int[Tensor, "B S"],
     bounds: Int[Tensor, " B"],
@@ -302,7 +303,7 @@ def check_suppressed(rules: RulesConfig, tokenizer: Tokenizer) -> None:
         )
 
 
-def last_position(*models: Transformer, source: bool = False) -> int:
+def last_position(*models: Engine, source: bool = False) -> int:
     """How many positions a sequence may have in all of these models: learned ones end, others do not.
 
     Args:

@@ -14,6 +14,7 @@ from torch import Tensor
 from transduce.data.batch import pad
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.hypothesis import length_penalty
+from transduce.engine.select import Engine
 from transduce.errors import InputError
 from transduce.model.attention_maps import cross_attention
 from transduce.model.transformer import Memory, Transformer
@@ -23,6 +24,7 @@ from transduce.tasks.inputs import check_list
 from transduce.tasks.search import LanguageModel, Output, beginning, last_position
 from transduce.tasks.states import (
     Source,
+    Task,
     batches,
     check_positions,
     encoded,
@@ -78,13 +80,11 @@ class Alignment:
         attention_map(self.weights[self.layer].mean(dim=0).float(), self.target, source, told, Path(path))
 
 
-class Seq2SeqTask(ABC, Generic[InputT]):
+class Seq2SeqTask(Task, ABC, Generic[InputT]):
     """What a task of encoder and decoder tells about inputs and given outputs, besides writing outputs of its own."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, decoding: SearchConfig | None) -> None:
-        self.model, self.tokenizer = model, tokenizer
-        self.models: tuple[Transformer, ...] = (model,)
-        """The model, and what decides beside it in an ensemble."""
+        super().__init__(model, tokenizer)
         self.lm: LanguageModel | None = None
         """What judges the texts beside the models, where `lm_weight` is not 0."""
         self.decoding = decoding or SearchConfig()
@@ -132,7 +132,7 @@ class Seq2SeqTask(ABC, Generic[InputT]):
         """
         self._check_alone("encode")
         there = self.with_decoding(self.decoding.changed(**settings))
-        return encoder_states(self.model, there._checked(inputs), self.decoding.batch_tokens)
+        return encoder_states(self.engine, there._checked(inputs), self.decoding.batch_tokens)
 
     @torch.no_grad()
     def score(self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any) -> list[TokenScores]:
@@ -152,7 +152,7 @@ class Seq2SeqTask(ABC, Generic[InputT]):
     ) -> list[TokenScores]:
         """The same of ids."""
         found: list[list[Tensor]] = [[] for _ in sources]
-        for model in self.models:
+        for model in self.engines:
             for rows, memory, target_in, first in self._forced(model, sources, targets, decoding):
                 states = model.decoder_states(target_in, memory=memory)[:, first:]
                 for row, own in zip(rows, states, strict=True):
@@ -230,9 +230,9 @@ class Seq2SeqTask(ABC, Generic[InputT]):
 
     def _check_alone(self, name: str) -> None:
         """Raise InputError where this is an ensemble."""
-        if len(self.models) > 1:
+        if len(self.engines) > 1:
             raise InputError(
-                f"{name} asks one model, but this is an ensemble of {len(self.models)}; load one run alone for it"
+                f"{name} asks one model, but this is an ensemble of {len(self.engines)}; load one run alone for it"
             )
 
     @torch.no_grad()
@@ -266,7 +266,7 @@ class Seq2SeqTask(ABC, Generic[InputT]):
     def _checked(self, inputs: Sequence[InputT]) -> list[Source]:
         """The sources, none of them longer than learned positions."""
         sources = self.sources(inputs)
-        for model in self.models:
+        for model in self.engines:
             for number, n_places in enumerate(source_lengths(model, sources), start=1):
                 check_positions(f"input {number}", n_places, last_position(model, source=True))
         return sources
@@ -283,12 +283,12 @@ class Seq2SeqTask(ABC, Generic[InputT]):
         rows = [self._written(text) if isinstance(text, Output) else next(ids) for text in texts]
         before = len(beginning(self.tokenizer, self.decoding)) - 1
         for number, row in enumerate(rows, start=1):
-            check_positions(f"text {number}", before + len(row), last_position(*self.models))
+            check_positions(f"text {number}", before + len(row), last_position(*self.engines))
         return rows
 
     def _forced(
         self,
-        model: Transformer,
+        model: Engine,
         sources: Sequence[Source],
         targets: Sequence[list[int]],
         decoding: SearchConfig | None = None,

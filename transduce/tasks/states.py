@@ -8,18 +8,34 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.batch import bucket, pad, pad_frames
+from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.scorer import at_least_float32
+from transduce.engine.select import Engine
 from transduce.errors import InputError
 from transduce.model.transformer import Memory, Transformer
 
 Source = list[int] | Float[Tensor, "_ F"]
 """What flows into an encoder: ids, or frames."""
 
+
+class Task:
+    """A model, its tokenizer, and what computes: engines, of which an ensemble has several."""
+
+    def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.engines: tuple[Engine, ...] = (model,)
+
+    @property
+    def engine(self) -> Engine:
+        """What computes; of an ensemble, the first."""
+        return self.engines[0]
+
+
 ROWS = 512
 """Positions projected to the vocabulary at a time."""
 
 
-def encoder_states(model: Transformer, sources: Sequence[Source], batch_tokens: int) -> list[Float[Tensor, "_ D"]]:
+def encoder_states(model: Engine, sources: Sequence[Source], batch_tokens: int) -> list[Float[Tensor, "_ D"]]:
     """The encoder's states (S, D) of every source, without padding, on the CPU.
 
     Args:
@@ -34,22 +50,22 @@ def encoder_states(model: Transformer, sources: Sequence[Source], batch_tokens: 
     return [found[row] for row in range(len(sources))]
 
 
-def encoded(model: Transformer, sources: Sequence[Source]) -> Memory:
+def encoded(model: Engine, sources: Sequence[Source]) -> Memory:
     """The memory of some sources together: all ids, or all frames."""
     if isinstance(sources[0], list):
         source, lengths = pad([row for row in sources if isinstance(row, list)], 0)
     else:
         source, lengths = pad_frames([row for row in sources if isinstance(row, Tensor)])
-        source = source.to(next(model.parameters()).dtype)
+        source = source.to(model.dtype)
     return model.encode(source.to(model.device), lengths.to(model.device))
 
 
-def source_lengths(model: Transformer, sources: Sequence[Source]) -> list[int]:
+def source_lengths(model: Engine, sources: Sequence[Source]) -> list[int]:
     """How many encoder positions each source takes."""
     return [len(row) if isinstance(row, list) else model.config.frames.out_lengths(len(row)) for row in sources]
 
 
-def token_log_probs(model: Transformer, states: Float[Tensor, "N D"], wanted: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+def token_log_probs(model: Engine, states: Float[Tensor, "N D"], wanted: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
     """The natural log-probability that each of the decoder's states gives to the token wanted there, in float32 or more."""
     parts = []
     for some, tokens in zip(states.split(ROWS), wanted.split(ROWS), strict=True):

@@ -137,7 +137,7 @@ class Transcriber(Seq2SeqTask[Audio]):
                 self.decoding.max_seconds,
             )
         if decoding.no_speech_threshold:
-            warn_if_unmeasurable(self.model, self.tokenizer)
+            warn_if_unmeasurable(self.engine, self.tokenizer)
         for i, audio in enumerate(sounds):
             path, done = audio_name(audio, f"sound {i + 1}"), 0
             try:
@@ -202,7 +202,7 @@ class Transcriber(Seq2SeqTask[Audio]):
         probs: Sequence[float | None] = [None] * len(parts)
         if config.no_speech_threshold or (details and details.no_speech):
             frames = [part.segments[0][2] for _, part in parts]
-            probs = no_speech_probs(self.model, self.tokenizer, frames, config.batch_tokens)
+            probs = no_speech_probs(self.engine, self.tokenizer, frames, config.batch_tokens)
         heard: list[tuple[int, Sound, float | None]] = []
         for (i, part), p in zip(parts, probs, strict=True):
             ((start, stop, own),) = part.segments
@@ -245,7 +245,7 @@ class Transcriber(Seq2SeqTask[Audio]):
 
     def _words(self) -> CTCAligner:
         """What finds words in sound: the CTC head of the model; in an ensemble, that of the first."""
-        return CTCAligner(self.model, self.tokenizer, self.feature_extractor.config)
+        return CTCAligner(self.engine, self.tokenizer, self.feature_extractor.config)
 
     def sources(self, inputs: Sequence[Audio]) -> list[Source]:
         """The frames of every sound, which is not cut.
@@ -310,11 +310,11 @@ class Transcriber(Seq2SeqTask[Audio]):
 
     def _search(self, heard: list[Sound], config: SearchConfig) -> list[list[Hypothesis]]:
         source, lengths = pad_frames([frames for one in heard for *_, frames in one.segments])
-        source = source.to(next(self.model.parameters()).dtype)
+        source = source.to(self.engine.dtype)
         told: dict[str, Any] = {"prefixes": [one.prefix for one in heard], "lm": self.lm, "words": self.lexicon}
         told["required"] = required(self.tokenizer, [one.require for one in heard])
         told["rngs"] = [rng for one in heard for rng in config.rngs(one.number, one.first_segment)]
-        return search_sources(self.models, source, lengths, config, self.tokenizer, **told)
+        return search_sources(self.engines, source, lengths, config, self.tokenizer, **told)
 
     def _prefix(self, path: Path | str, prefix: str, phrases: Sequence[str], n_segments: int) -> Prefix | None:
         """What begins the text of a sound; raise InputError where that, or what it shall hold, cannot be."""
@@ -330,8 +330,8 @@ class Transcriber(Seq2SeqTask[Audio]):
             raise InputError(f"{path} cannot be transcribed: {error}") from error
 
     def _check_positions(self, path: Path | str, n_frames: int) -> None:
-        n_positions = max(model.config.frames.out_lengths(n_frames) for model in self.models)
-        limit = last_position(*self.models, source=True)
+        n_positions = max(model.config.frames.out_lengths(n_frames) for model in self.engines)
+        limit = last_position(*self.engines, source=True)
         if n_positions > limit:
             raise InputError(
                 f"{path} cannot be transcribed: the model's learned positions end at {limit}, but "

@@ -120,7 +120,7 @@ class Translator(Seq2SeqTask[str]):
             rngs = [rng for i, part, _ in map(rows.__getitem__, batch) for rng in config.rngs(first_line - 1 + i, part)]
             told: dict[str, Any] = {"prefixes": [begins[i] for i in own], "shortlist": shortlist}
             told |= {"required": required(self.tokenizer, [holds[i] for i in own]), "lm": self.lm, "rngs": rngs}
-            hypotheses = search_sources(self.models, *pad(ids, 0), config, self.tokenizer, **told)
+            hypotheses = search_sources(self.engines, *pad(ids, 0), config, self.tokenizer, **told)
             outputs = [outputs_of(self.tokenizer, each, config.n_candidates) for each in hypotheses]
             if token_scores:
                 outputs = self.with_token_scores([*ids], outputs, config)
@@ -165,7 +165,7 @@ class Translator(Seq2SeqTask[str]):
         others: dict[str, Any] = {"prefix or require": phrases, "coverage_penalty": config.coverage_penalty}
         others |= {"suppress": config.suppress, "forbid": config.forbid, "ctc_weight": config.ctc_weight}
         others |= {"suppress_first": config.suppress_first, "begin_with": config.begin_with}
-        others |= {"lm_weight": config.lm_weight, "sample": config.sample, "an ensemble": len(self.models) > 1}
+        others |= {"lm_weight": config.lm_weight, "sample": config.sample, "an ensemble": len(self.engines) > 1}
         others |= {"a language": self.tokenizer.opening}
         if wrong := [name for name, value in others.items() if value]:
             raise InputError(f"a shortlist goes with plain search alone, but {wrong[0]} is set; leave one of them out")
@@ -197,7 +197,7 @@ class Translator(Seq2SeqTask[str]):
         max_source_length, that is the only one; `whole` are the lines that have none, for what they must hold belongs to
         all of their text. A text that is still too long is cut, with a warning.
         """
-        limit = min(config.max_source_length, last_position(*self.models, source=True))
+        limit = min(config.max_source_length, last_position(*self.engines, source=True))
         check_tags(lines, self.source_tokenizer, first_line)
         spoken = [i for i, line in enumerate(lines) if line.strip()]
         found = {}

@@ -11,8 +11,8 @@ from torchaudio.functional import forced_align
 
 from transduce.data.config import FeatureConfig, VectorConfig
 from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.engine.select import Engine
 from transduce.errors import InputError
-from transduce.model.transformer import Transformer
 from transduce.tasks.search import Output
 from transduce.tasks.states import Source, encoded
 from transduce.tasks.words import Word, word_spans
@@ -30,8 +30,8 @@ class CTCAligner:
         InputError: the model has no CTC head, or the tokenizer no padding to be its blank.
     """
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, features: FeatureConfig | VectorConfig) -> None:
-        if model.ctc is None:
+    def __init__(self, model: Engine, tokenizer: Tokenizer, features: FeatureConfig | VectorConfig) -> None:
+        if not model.config.ctc:
             raise InputError(
                 "times of words come from a CTC head, but this model has none; leave them out, or train with --model.ctc "
                 "and --ctc-weight 0.5"

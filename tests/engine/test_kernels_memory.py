@@ -14,9 +14,9 @@ pytestmark = [needs_cpp, pytest.mark.process]
 MODEL = """
 import os, resource, sys
 import torch
-from transduce.model.cache import Cache
+from transduce.engine.cache import KVCache
+from transduce.engine.cpu import CPUEngine
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
-from transduce.model.packed import pack
 from transduce.model.transformer import Transformer
 
 def status(name):
@@ -25,7 +25,7 @@ def status(name):
 
 def model_of(**sizes):
     stack = StackConfig(n_layers=1, input=Tokens(vocab_size=50))
-    return pack(Transformer(TransformerConfig(encoder=stack, decoder=stack, **sizes)).eval())
+    return CPUEngine(Transformer(TransformerConfig(encoder=stack, decoder=stack, **sizes)).eval())
 
 torch.set_num_threads(int(sys.argv[1]))
 torch.set_grad_enabled(False)
@@ -34,7 +34,7 @@ torch.set_grad_enabled(False)
 
 def in_a_process(code: str, *arguments: object, timeout: float = 60) -> str:
     """What the code prints."""
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "2"}
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-c", MODEL + code, *map(str, arguments)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stderr
@@ -43,28 +43,30 @@ def in_a_process(code: str, *arguments: object, timeout: float = 60) -> str:
 
 LACK = """
 model = model_of(d_model=32, n_heads=2, d_ff=8192)
-few, many, ids = torch.ones(2, 5, 32), torch.ones(64, 200, 32), torch.ones(12800, 1, dtype=torch.long)
-cache, memory = Cache(1), model.encode(ids[:3].T)
-cache.layers[0].append(*torch.zeros(2, 2000, 2, 200, 16))
+few, many = torch.ones(2, 5, dtype=torch.long), torch.ones(64, 200, dtype=torch.long)
+ids = torch.ones(12800, 1, dtype=torch.long)
+cache, memory = KVCache(), model.encode(ids[:3].T)
+cache.past = torch.zeros(1, 2, 2000, 2, 200, 16)
+cache.advance(200)
 rows = torch.arange(2000).roll(1)
 calls = {
-    "encoder_states": lambda: model.whole(many, None),
-    "decoder_step": lambda: model.decode(ids, memory=memory, cache=model.new_cache()),
+    "encoder_states": lambda: model.encode(many),
+    "decoder_states": lambda: model.decode(ids, memory=memory, cache=model.new_cache()),
     "reorder_rows": lambda: cache.reorder(rows),
 }
-want = model.whole(few, None)
+want = model.encode(few).states
 limit = status("VmSize") + (30 << 20 if sys.argv[2] == "reorder_rows" else 100 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
     calls[sys.argv[2]]()
 except MemoryError as error:
     print(error)
-assert torch.equal(model.whole(few, None), want)
+assert torch.equal(model.encode(few).states, want)
 """
 
 
 @pytest.mark.parametrize("n_threads", [1, 2])
-@pytest.mark.parametrize("function", ["encoder_states", "decoder_step", "reorder_rows"])
+@pytest.mark.parametrize("function", ["encoder_states", "decoder_states", "reorder_rows"])
 def test_a_lack_of_memory_is_an_error_and_the_next_call_is_right(function, n_threads):
     """Scratch of 51 MB for rows that change places and of 420 MB for the others, where 30 MB and 100 MB are left."""
     told = in_a_process(LACK, n_threads, function)
@@ -73,11 +75,11 @@ def test_a_lack_of_memory_is_an_error_and_the_next_call_is_right(function, n_thr
 
 LARGE = """
 model = model_of(d_model=32, n_heads=2, d_ff=8192)
-few, many = torch.ones(8, 5, 32), torch.ones(64, 200, 32)
-model.whole(few, None)
+few, many = torch.ones(8, 5, dtype=torch.long), torch.ones(64, 200, dtype=torch.long)
+model.encode(few)
 before = status("VmRSS")
-model.whole(many, None)
-model.whole(few, None)
+model.encode(many)
+model.encode(few)
 print(status("VmRSS") - before)
 """
 

@@ -11,27 +11,42 @@ from tests import contract
 from tests.kernels import needs_cpp
 from tests.model.test_contract import BASE, DECODER
 from transduce.decode.topk import log_sum_exp
-from transduce.model.kernel_weight import KernelInt8Weight, KernelWeight
-from transduce.model.packed import pack
+from transduce.engine.cpu import CPUEngine
+from transduce.engine.weights import Matrix
 from transduce.model.transformer import Memory
 
 
 @needs_cpp
-@pytest.mark.parametrize("kind", [KernelWeight, KernelInt8Weight])
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("place", [0, 15, 33, 70])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_product_with_what_is_not_finite_is_not_finite(rng, kind, place, value):
-    """In every output of that row, with relu too where PyTorch's keeps it, and in no other row."""
+def test_a_product_with_what_is_not_finite_is_not_finite(rng, int8, place, value):
+    """In every output of that row, and in no other row."""
     weight, x = torch.randn(40, 71, generator=rng).abs() + 0.1, torch.randn(5, 71, generator=rng)
-    product, plain = kind(weight), kind(weight)(x)
+    product = Matrix(weight, torch.zeros(40), int8=int8)
+    plain = product(x)
     x[2, place] = value
-    for relu in (False, True):
-        got = product(x, torch.zeros(40), relu=relu)
-        wrong = torch.zeros(5, dtype=torch.bool)
-        wrong[2] = not (relu and value == -math.inf)
-        assert torch.equal(~got.isfinite(), wrong[:, None].expand(5, 40)) or (kind is KernelInt8Weight and not wrong[2])
-        rows = [0, 1, 3, 4]
-        torch.testing.assert_close(got[rows], plain[rows].relu() if relu else plain[rows])
+    got = product(x)
+    wrong = torch.zeros(5, dtype=torch.bool)
+    wrong[2] = True
+    assert torch.equal(~got.isfinite(), wrong[:, None].expand(5, 40))
+    rows = [0, 1, 3, 4]
+    torch.testing.assert_close(got[rows], plain[rows])
+
+
+@needs_cpp
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_relu_of_what_is_not_finite_is_pytorchs(rng, value):
+    """The feed-forward's ReLU is part of its product; a NaN stays one."""
+    config = replace(BASE, decoder=replace(DECODER, n_layers=1), activation="relu", norm_position="pre")
+    plain = contract.random_model(config, rng).float()
+    with torch.no_grad():
+        plain.decoder.layers[0].feed_forward.wide.bias[3] = value
+    fast, example = CPUEngine(deepcopy(plain)), contract.random_example(config, rng)
+    memory = plain.encode(example.source, example.source_lengths)
+    with torch.inference_mode():
+        want, got = (each.decode(example.target, memory=memory) for each in (plain, fast))
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 
 @needs_cpp
@@ -44,7 +59,7 @@ def test_a_memory_row_of_length_0_gives_what_the_layers_give(rng, n_heads):
     example = contract.random_example(config, rng)
     memory = example.memory(plain)
     empty = Memory(memory.states, torch.tensor([0, *memory.lengths.tolist()[1:]]))
-    fast = pack(deepcopy(plain).float())
+    fast = CPUEngine(deepcopy(plain).float())
     with torch.inference_mode():
         want = contract.in_pieces(plain, example.target, empty, (1,) * contract.TARGET)
         got = contract.in_pieces(

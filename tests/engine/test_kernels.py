@@ -16,8 +16,8 @@ from tests.kernels import needs_cpp
 from transduce import kernels
 from transduce.decode.beam import Beams, _settled
 from transduce.decode.topk import likeliest, log_sum_exp
-from transduce.model.cache import Cache
-from transduce.model.kernel_weight import KernelInt8Weight, KernelWeight
+from transduce.engine.cache import KVCache
+from transduce.engine.weights import Matrix
 
 SHAPES = [(1, 1, 1), (1, 16, 24), (5, 7, 33), (6, 40, 24), (13, 1000, 96), (64, 256, 256), (200, 512, 1030), (0, 8, 8)]
 """Rows, outputs and inputs; of most, none is a multiple of what a tile has."""
@@ -45,15 +45,14 @@ def by_threads(n: int) -> Iterator[None]:
 def test_a_product_is_that_of_pytorch(shape, n_threads, rng):
     n, n_out, n_in = shape
     x, weight, bias = (torch.randn(*size, generator=rng) for size in ((n, n_in), (n_out, n_in), (n_out,)))
-    product = KernelWeight(weight)
+    product, biased = Matrix(weight), Matrix(weight, bias)
     want = x.double() @ weight.double().T
     folded = torch.randn(2, 3, n_in, generator=rng).transpose(0, 1)  # more dimensions, and not contiguous
     with by_threads(n_threads):
-        found = product(x), product(x, bias), product(x, bias, relu=True)
+        found = product(x), biased(x)
         products = product(folded), product(folded.reshape(6, n_in))
-    for got, wanted in zip(found, (want, want + bias, (want + bias).relu()), strict=True):
+    for got, wanted in zip(found, (want, want + bias), strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * math.sqrt(n_in))
-    assert torch.equal(product.dense(), weight)
     assert torch.equal(products[0], products[1].view(3, 2, n_out))
 
 
@@ -71,23 +70,20 @@ def test_int8_is_the_product_of_integers(shape, n_threads, rng):
     (x_int, x_scale), (w_int, w_scale) = integers(n, n_in, rng=rng), integers(n_out, n_in, rng=rng)
     bias = torch.randn(n_out, generator=rng)
     exact = (x_int.double() @ w_int.double().T) * x_scale * w_scale.T
-    product = KernelInt8Weight(w_int * w_scale)
+    product, biased = (Matrix(w_int * w_scale, each, int8=True) for each in (None, bias))
     x = x_int * x_scale
     near = {"rtol": 1e-6, "atol": 1e-6 * float(exact.abs().max()) if n else 0.0}
     with by_threads(n_threads):
-        found = product(x), product(x, bias)
-        above, zeros = product(x, bias, relu=True), product(torch.zeros(2, n_in))
+        found, zeros = (product(x), biased(x)), product(torch.zeros(2, n_in))
     for got, want in zip(found, (exact, exact + bias), strict=True):
         torch.testing.assert_close(got.double(), want, **near)
-    assert torch.equal(above, found[1].relu())
     assert torch.equal(zeros, torch.zeros(2, n_out))
-    torch.testing.assert_close(product.dense(), w_int * w_scale, rtol=1e-6, atol=0)
 
 
 @needs_cpp
-@pytest.mark.parametrize("kind", [KernelWeight, KernelInt8Weight])
-def test_a_row_knows_nothing_of_the_others(kind, rng):
-    product = kind(torch.randn(50, 64, generator=rng))
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_row_knows_nothing_of_the_others(int8, rng):
+    product = Matrix(torch.randn(50, 64, generator=rng), int8=int8)
     x = torch.randn(200, 64, generator=rng) * torch.logspace(-3, 3, 200)[:, None]
     whole = product(x)
     assert all(torch.equal(product(x[i : i + n]), whole[i : i + n]) for n in (1, 3, 64) for i in range(0, 136, 17))
@@ -129,18 +125,16 @@ def test_log_sum_exp(rng):
 @pytest.mark.parametrize("length", [1, 15, 40])
 def test_rows_change_places(length, rng):
     """Permutations, copies, circles: what each row has is what it was told to have."""
-    n_rows, cache = 12, Cache(2)
-    past = [[torch.randn(n_rows, 3, length, 5, generator=rng) for _ in range(2)] for _ in range(2)]
-    for layer, (key, value) in zip(cache.layers, past, strict=True):
-        layer.append(key, value)
+    n_rows, cache = 12, KVCache()
+    past = torch.randn(2, 2, n_rows, 3, length, 5, generator=rng)
+    cache.make_room(n_rows, length, past, (2, 3, 5))[..., :length, :] = past
+    cache.advance(length)
     for _ in range(20):
         rows = torch.randint(n_rows, (n_rows,), generator=rng)
         rows = torch.randperm(n_rows, generator=rng) if _ % 3 == 0 else rows
         cache.reorder(rows)
-        past = [[part[rows] for part in pair] for pair in past]
-        for layer, pair in zip(cache.layers, past, strict=True):
-            for buffer, want in zip(layer.buffers, pair, strict=True):
-                assert torch.equal(buffer[:, :, :length], want)
+        past = past[:, :, rows]
+        assert torch.equal(cache.past[..., :length, :], past)
 
 
 @pytest.fixture

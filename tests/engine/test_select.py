@@ -1,0 +1,68 @@
+"""Which engine computes what is loaded, and what is said where C++ does not."""
+
+import pytest
+import torch
+
+import transduce as td
+from tests.contract import random_model
+from tests.kernels import needs_cpp
+from tests.model.test_contract import CASES
+from tests.runs import random_run
+from transduce import kernels
+from transduce.engine.cpu import CPUEngine
+from transduce.engine.select import engine_for
+from transduce.model.transformer import Transformer
+
+
+@needs_cpp
+def test_what_is_loaded_to_be_used_has_an_engine_and_what_is_loaded_to_be_trained_is_plain(tmp_path):
+    run = random_run(tmp_path)
+    task, trained = td.load(run), td.load_model(run)
+    assert isinstance(task.engine, CPUEngine) and task.engine.name == "C++ in float32"
+    assert task.engine.model is task.model and type(task.model) is Transformer and type(trained) is Transformer
+    assert all(weight.requires_grad for weight in trained.parameters())
+
+
+@needs_cpp
+@pytest.mark.parametrize(
+    ("dtype", "variable", "reason"),
+    [(torch.float64, "1", "its weights are torch.float64"), (torch.float32, "0", "TRANSDUCE_KERNELS=0")],
+)
+def test_elsewhere_the_layers_compute_and_int8_is_refused(dtype, variable, reason, rng, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="transduce")
+    monkeypatch.setenv("TRANSDUCE_KERNELS", variable)
+    model = random_model(CASES["decoder-pre-learned"], rng).to(dtype)
+    assert engine_for(model) is model and f"decoding by PyTorch's layers: {reason}" in caplog.text
+    with pytest.raises(ValueError, match=f"int8 computes in C.*, but {reason}; use fp32 or bf16"):
+        engine_for(model, int8=True)
+
+
+def test_without_a_compiler_the_layers_compute(rng, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="transduce")
+    monkeypatch.setattr(kernels, "loaded", lambda: None)
+    model = random_model(CASES["decoder-pre-learned"], rng).float()
+    assert engine_for(model) is model and "need a C++ compiler" in caplog.text
+
+
+@needs_cpp
+def test_the_log_names_the_half_that_cpp_does_not_compute(rng, caplog):
+    caplog.set_level("INFO", logger="transduce")
+    engine_for(random_model(CASES["frames-tokens-conformer-wide"], rng).float())
+    assert "decoding by C++ in float32; encoder by its layers (conformer_kernel=" in caplog.text
+
+
+@needs_cpp
+def test_a_run_is_loaded_in_int8(tmp_path, monkeypatch):
+    monkeypatch.setattr("transduce.engine.stack.INT8_ELEMENTS", 0)
+    translator = td.load(random_run(tmp_path), dtype=torch.int8)
+    assert translator.engine.name == "C++ in int8" and translator.engine.output.int8
+    assert translator(["Print it."], beam_size=3, max_length=5)
+    assert next(translator.model.parameters()).dtype == torch.float32
+
+
+@needs_cpp
+@pytest.mark.parametrize(("least", "warns"), [(0, False), (1 << 40, True)])
+def test_int8_that_rounds_nothing_says_so(least, warns, rng, monkeypatch, caplog):
+    monkeypatch.setattr("transduce.engine.stack.INT8_ELEMENTS", least)
+    engine_for(random_model(CASES["decoder-pre-learned"], rng).float(), int8=True)
+    assert ("int8 changes nothing" in caplog.text) == warns

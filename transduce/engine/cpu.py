@@ -1,0 +1,225 @@
+"""Inference in C++ on a CPU: a stack of layers in one call, see kernels.cpp. The layers in model/ are the reference."""
+
+import ctypes
+from copy import deepcopy
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from transduce.engine.cache import KVCache
+from transduce.engine.stack import CacheStruct, CPUStack, CrossTapStruct, EmbeddingStruct, matrix
+from transduce.engine.support import by_layers, unsupported
+from transduce.engine.weights import Matrix, address
+from transduce.errors import InputError
+from transduce.kernels import required
+from transduce.model.cache import Cache
+from transduce.model.inputs import TokenInput
+from transduce.model.layers import Layer
+from transduce.model.transformer import Memory, Transformer
+from transduce.taps import Taps
+
+LONGEST = 512
+"""New positions up to which a stack is one call of C++; PyTorch's attention is faster for longer texts."""
+
+
+class CPUEngine:
+    """Computes in C++ what a Transformer in float32 computes, within rounding; what C++ does not know, its layers compute.
+
+    Args:
+        model: weights that do not change while the engine lives.
+        int8: round matrices of INT8_ELEMENTS elements or more to 8-bit integers.
+    """
+
+    def __init__(self, model: Transformer, *, int8: bool = False) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.config = config = model.config
+        self.int8 = int8
+        self.vocab_size = model.vocab_size
+        self.device = model.device
+        self.dtype = torch.float32
+        self.encoder = self.decoder = None
+        if model.encoder is not None and not unsupported(config, config.encoder):
+            self.encoder = CPUStack(model.encoder, config, int8=int8)
+        if model.decoder is not None and not unsupported(config, config.decoder):
+            self.decoder = CPUStack(model.decoder, config, int8=int8)
+            table = model.target_input
+            assert isinstance(table, TokenInput)
+            self.embedding = EmbeddingStruct(address(table.weight), len(table.weight), table.scale)
+        self.output = None
+        if model.output is not None:
+            self.output = matrix(model.output[: model.vocab_size], model.output_bias, int8=int8)
+        self.versions = self._versions()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CPUEngine":
+        return CPUEngine(deepcopy(self.model, memo), int8=self.int8)
+
+    def _check(self) -> None:
+        if self._versions() != self.versions:
+            raise RuntimeError(
+                "an engine computes with the weights that its model had when it was made, but they have changed; make "
+                "another with engine_for(model), or load them with td.load"
+            )
+
+    def _versions(self) -> list[tuple[int, int]]:
+        return [
+            (weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in self.model.parameters()
+        ]
+
+    @property
+    def rounds(self) -> bool:
+        """Whether a matrix is rounded to 8-bit integers."""
+        stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
+        matrices = [each for stack in stacks for each in (*stack.matrices, *stack.memory_maps)]
+        return any(each.int8 for each in (*matrices, *filter(None, [self.output])))
+
+    @property
+    def name(self) -> str:
+        """Which parts are computed in C++, and why others are not."""
+        return f"C++ in {'int8' if self.int8 else 'float32'}{by_layers(self.config)}"
+
+    def encode(
+        self,
+        source: Shaped[Tensor, "B S *F"] | None,
+        source_lengths: Int[Tensor, " B"] | None = None,
+        *,
+        taps: Taps | None = None,
+    ) -> Memory:
+        """Ids (B, S) or frames (B, S, F) to memory, as Transformer.encode; states of padding are 0.
+
+        Raises:
+            RuntimeError: the model's weights have changed.
+        """
+        self._check()
+        if self.encoder is None or source is None or source.size(1) > LONGEST or taps is not None:
+            return self.model.encode(source, source_lengths, taps=taps)
+        assert self.model.source_input is not None
+        vectors, lengths = self.model.source_input(source, source_lengths)
+        if vectors.dtype != torch.float32:
+            raise InputError(f"frames must be float32, as the weights are, but they are {vectors.dtype}")
+        x = self.encoder.positions(vectors).clone(memory_format=torch.contiguous_format)
+        inside = None if lengths is None else lengths.long().clamp(0, x.size(1)).contiguous()
+        positions = self.encoder.position_struct(0, x.size(1))
+        pointers = (ctypes.byref(self.encoder.struct), x.data_ptr(), len(x), x.size(1), address(inside))
+        required().encoder_states(*pointers, ctypes.byref(positions), torch.get_num_threads())
+        return Memory(x, lengths)
+
+    def new_cache(self) -> KVCache | Cache:
+        """A new, empty cache for `decoder_states`.
+
+        Raises:
+            RuntimeError: the model's weights have changed.
+        """
+        self._check()
+        return self.model.new_cache() if self.decoder is None else KVCache(self.config.window)
+
+    def decoder_states(
+        self,
+        target_in: Int[Tensor, "N T"],
+        *,
+        memory: Memory | None = None,
+        cache: KVCache | Cache | None = None,
+        taps: Taps | None = None,
+    ) -> Float[Tensor, "N T D"]:
+        """The states that `project` turns into logits, as Transformer.decoder_states.
+
+        Raises:
+            IndexError: a token is not in the vocabulary.
+            InputError: there are other rows than in the cache, or not as many for each sentence of the memory.
+        """
+        if self.decoder is None or isinstance(cache, Cache):
+            assert cache is None or isinstance(cache, Cache)
+            return self.model.decoder_states(target_in, memory=memory, cache=cache, taps=taps)
+        in_layers = target_in.size(1) > LONGEST or (taps is not None and not taps.one_cross_attention)
+        if cache is None:
+            if in_layers:
+                return self.model.decoder_states(target_in, memory=memory, taps=taps)
+            cache = KVCache()
+        n_rows, n_new = target_in.shape
+        past = self._fill(cache, memory, n_rows, n_new)
+        if in_layers:
+            states = self.model.decoder_states(target_in, cache=cache.as_layers(), taps=taps)
+        else:
+            states = self._in_cpp(target_in, cache, past, taps)
+        cache.advance(n_new)
+        return states
+
+    def _fill(self, cache: KVCache, memory: Memory | None, n_rows: int, n_new: int) -> Tensor:
+        """Check the rows, make room for the new positions, and project the memory where it is not there yet."""
+        assert self.decoder is not None and self.model.target_input is not None
+        weight = self.model.target_input.weight
+        assert isinstance(weight, Tensor)
+        config, maps = self.config, self.decoder.memory_maps
+        if maps and cache.memory is None:
+            if memory is None:
+                raise InputError("a decoder with cross-attention needs a memory, but memory=None; call encode() first")
+            cache.memory_lengths = None if memory.lengths is None else memory.lengths.long().contiguous()
+            cache.memory = self._project_memory(memory.states)
+        n_sentences = 1 if cache.memory is None else cache.memory.size(2)
+        if n_rows % max(1, n_sentences) or (cache.past is not None and n_rows != cache.past.size(2)):
+            raise InputError(
+                f"rows must be those of the cache, and as many for each of {n_sentences} sentences, but there are {n_rows}"
+            )
+        return cache.make_room(n_rows, n_new, weight, (len(self.decoder.layers), config.kv_heads, config.d_head))
+
+    def _project_memory(self, states: Float[Tensor, "B S D"]) -> Float[Tensor, "L 2 B K S E"]:
+        """The keys and values of the memory for every layer."""
+        assert self.decoder is not None and self.model.decoder is not None
+        n_sentences, length, _ = states.shape
+        config = self.config
+        shape = (len(self.decoder.memory_maps), 2, n_sentences, config.kv_heads, length, config.d_head)
+        memory = states.new_empty(shape)
+        for part, project, layer in zip(memory, self.decoder.memory_maps, self.model.decoder.layers, strict=True):
+            heads = project(states).view(n_sentences, length, 2, config.kv_heads, config.d_head)
+            part.copy_(heads.permute(2, 0, 3, 1, 4))
+            assert isinstance(layer, Layer) and layer.cross is not None
+            if layer.cross.norm is not None:
+                part[0] = layer.cross.norm.key(part[0])
+        return memory
+
+    def _in_cpp(
+        self, target_in: Int[Tensor, "N T"], cache: KVCache, past: Tensor, taps: Taps | None
+    ) -> Float[Tensor, "N T D"]:
+        assert self.decoder is not None
+        n_rows, n_new = target_in.shape
+        tokens = target_in.long().contiguous()
+        x = past.new_empty(n_rows, n_new, self.config.d_model)
+        positions = self.decoder.position_struct(cache.length, cache.length + n_new)
+        n_sentences, memory_length = (0, 0) if cache.memory is None else (cache.memory.size(2), cache.memory.size(4))
+        struct = CacheStruct(
+            past.data_ptr(), address(cache.memory), address(cache.memory_lengths), n_rows, cache.stored, past.size(4),
+            n_sentences, memory_length,
+        )  # fmt: skip
+        weights = None
+        if taps is not None and taps.cross_attention is not None:
+            weights = x.new_zeros(n_rows, self.config.n_heads, n_new, memory_length)
+            taps.cross_attention.append(weights)
+        tap = CrossTapStruct(address(weights), 0 if taps is None or taps.layer is None else taps.layer)
+        structs = map(ctypes.byref, (self.decoder.struct, struct, self.embedding, positions, tap))
+        pointers = tokens.data_ptr(), x.data_ptr()
+        if not required().decoder_states(*structs, *pointers, n_new, torch.get_num_threads()):
+            raise IndexError(
+                f"tokens are 0 to {self.embedding.rows - 1}, but there is {int(tokens.min())} or {int(tokens.max())}"
+            )
+        return x
+
+    def decode(
+        self, target_in: Int[Tensor, "N T"], *, memory: Memory | None = None, cache: KVCache | Cache | None = None
+    ) -> Float[Tensor, "N T V"]:
+        """Logits at every position of `target_in`, as Transformer.decode."""
+        return self.project(self.decoder_states(target_in, memory=memory, cache=cache))
+
+    def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
+        """States to logits, as Transformer.project."""
+        return self.model.project(states) if self.output is None else self.output(states)
+
+    def projection(self, ids: Int[Tensor, " U"]) -> Matrix:
+        """A function of states that gives the logits of these tokens alone."""
+        assert self.model.output is not None
+        int8 = self.output is not None and self.output.int8
+        return Matrix(self.model.output[ids], self.model.bias_of(ids), int8=int8)
+
+    def ctc_logits(self, memory_states: Float[Tensor, "B S D"]) -> Float[Tensor, "B S V"]:
+        """The logits of the CTC head, as Transformer.ctc_logits."""
+        return self.model.ctc_logits(memory_states)
