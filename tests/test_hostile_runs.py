@@ -110,7 +110,7 @@ MODEL, CONFIG, TOKENIZER, STATISTICS = "model.safetensors", "config.json", "toke
 
 CASES: dict[str, tuple[str, Break, str, str]] = {
     # what is broken: of which run, how, the file that is named, what else is told
-    "d_model of 1e15": ("text", config("model", "d_model", value=BIG), MODEL, "it describes 48,000,000,000,00"),
+    "d_model of 1e15": ("text", config("model", "d_model", value=BIG), CONFIG, "one weight of this one has 2**63 bytes"),
     "d_ff of 1e15": ("text", config("model", "d_ff", value=BIG), MODEL, "it describes 2,056,"),
     "n_layers of 1e15": (
         "text", config("model", "encoder", "n_layers", value=BIG), CONFIG, f"[1, 10000], but n_layers={BIG}"),

@@ -12,7 +12,7 @@ import shutil
 import socket
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from io import BufferedIOBase
@@ -258,6 +258,14 @@ def copy_weights(own: dict[str, Tensor], weights: dict[str, Tensor], name: str) 
     Raises:
         InputError: a name is missing or unknown, a shape differs, or the numbers are none that weights have.
     """
+    check_weights(own, weights, name)
+    with torch.no_grad():
+        for n, tensor in own.items():
+            tensor.copy_(weights[n])
+
+
+def check_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], name: str) -> None:
+    """Check that `weights` can be copied into the tensors `own`; the arguments and errors are those of `copy_weights`."""
     wrong = [f"{n} is missing" for n in own if n not in weights]
     wrong += [f"{n} is unknown" for n in weights if n not in own]
     wrong += [
@@ -270,9 +278,6 @@ def copy_weights(own: dict[str, Tensor], weights: dict[str, Tensor], name: str) 
     ]
     if wrong:
         raise InputError(f"weights must fit the configuration, but in {name} {'; '.join(wrong[:5])}")
-    with torch.no_grad():
-        for n, tensor in own.items():
-            tensor.copy_(weights[n])
 
 
 def regular(path: Path) -> Path:

@@ -29,13 +29,13 @@ from transduce.files import (
     read_json_lines,
     read_weights,
     remove_leftovers,
-    set_weights,
     write_file,
 )
 from transduce.hub import CARD, PREFIX, download
 from transduce.model.config import Frames, Tokens, TransformerConfig
+from transduce.model.fill import filled_transformer
 from transduce.model.size import check_fits, n_parameters
-from transduce.model.transformer import Transformer, transformer_to_fill
+from transduce.model.transformer import Transformer
 
 CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
 STATISTICS, METRICS, STATE = "features.safetensors", "metrics.jsonl", "state.json"
@@ -107,8 +107,12 @@ def save_run(directory: Path, run: Run) -> None:
     """Write config.json and tokenizers; one file where both sides share one."""
     directory.mkdir(parents=True, exist_ok=True)
     write_tokenizers(directory, run.source_tokenizer, run.target_tokenizer, alone=run.model.encoder is None)
-    plain = {"format": FORMAT, "transduce": version("transduce")}
-    plain |= {"model": to_dict(run.model), "experiment": run.experiment}
+    plain = {
+        "format": FORMAT,
+        "transduce": version("transduce"),
+        "model": to_dict(run.model),
+        "experiment": run.experiment,
+    }
     extractor = run.feature_extractor
     if extractor is not None:
         plain["features"] = to_dict(extractor.config)
@@ -118,7 +122,7 @@ def save_run(directory: Path, run: Run) -> None:
 
 
 def on_disk(directory: Path | str) -> Path:
-    """The run directory itself, or, of hub:USER/NAME[@REVISION], where it was downloaded to.
+    """The run directory itself, or, of hub:USER/NAME[@REVISION], its download.
 
     Raises:
         InputError: there is no such run on the hub, or it cannot be had; see `download`.
@@ -134,17 +138,7 @@ def load_run(directory: Path) -> Run:
     """
     directory = on_disk(directory)
     path = directory / CONFIG
-    if not path.is_file():
-        what = "does not exist" if not directory.exists() else f"has no {CONFIG}"
-        raise InputError(
-            f"a run directory holds {CONFIG}, but {directory} {what}; a recipe makes one (--run DIRECTORY)"
-        )
-    plain = read_json(path)
-    _check_format(path, plain)
-    for name in ("model", "experiment"):
-        if not isinstance(plain.get(name), dict):
-            found = f"it is {plain[name]!r:.60}" if name in plain else "it has none"
-            raise InputError(f"{path} must have an object {name!r}, but {found}; copy the whole run directory again")
+    plain = _read_config(path)
     config = from_dict(TransformerConfig, plain["model"], str(path))
     shared = _read_tokenizer(directory, FILES)
     run = Run(
@@ -154,56 +148,68 @@ def load_run(directory: Path) -> Run:
         target_tokenizer=shared or _read_tokenizer(directory, side_files("target")),
         feature_extractor=_read_feature_extractor(plain["features"], directory) if "features" in plain else None,
     )
-    _check_sizes(directory, run)
+    _check_sizes(path, run)
     return run
 
 
-def _check_sizes(directory: Path, run: Run) -> None:
-    """Raise InputError unless the tokenizers and the feature extractor have the sizes that the model is made for."""
+def _read_config(path: Path) -> dict[str, Any]:
+    """The content of config.json, in a format that this version reads."""
+    directory = path.parent
+    if not path.is_file():
+        reason = f"has no {CONFIG}" if directory.exists() else "does not exist"
+        raise InputError(
+            f"a run directory holds {CONFIG}, but {directory} {reason}; a recipe makes one (--run DIRECTORY)"
+        )
+    plain = read_json(path)
+    if (number := plain.get("format", 0)) != FORMAT:
+        writer = str(plain.get("transduce", "0.1"))[:20]  # the version without a format
+        raise InputError(
+            f"{path} must have format {FORMAT}, which transduce {version('transduce')} reads, but it has format "
+            f"{str(number)[:20]} of transduce {writer}; use the source of that version for it, or train the run again"
+        )
+    for name in ("model", "experiment"):
+        if not isinstance(plain.get(name), dict):
+            value = f"it is {plain[name]!r:.60}" if name in plain else "it has none"
+            raise InputError(f"{path} must have an object {name!r}, but {value}; copy the whole run directory again")
+    return plain
+
+
+def _check_sizes(path: Path, run: Run) -> None:
+    """Raise InputError unless tokenizers and feature extractor have the sizes for which the model is made."""
     encoder, decoder = run.model.encoder, run.model.decoder
     if run.feature_extractor is not None and encoder is not None and isinstance(encoder.input, Frames):
-        wanted, found = encoder.input.n_features, run.feature_extractor.config.n_features
-        if found != wanted:
+        n_features = run.feature_extractor.config.n_features
+        if n_features != encoder.input.n_features:
             raise InputError(
-                f"the model takes {wanted} features a frame, but those of {directory / CONFIG} are {found}"
+                f"the model takes {encoder.input.n_features} features a frame, but those of {path} are {n_features}"
             )
-    for side, stack, tokenizer in (
-        ("encoder", encoder, run.source_tokenizer),
-        ("decoder", decoder, run.target_tokenizer),
-    ):
-        if stack is None or tokenizer is None or decoder is None or not isinstance(stack.input, Tokens):
-            continue  # FillMask checks what an encoder alone needs
+    if decoder is None:  # FillMask checks what an encoder alone needs
+        return
+    sides = {"encoder": (encoder, run.source_tokenizer), "decoder": (decoder, run.target_tokenizer)}
+    for side, (stack, tokenizer) in sides.items():
+        if stack is None or tokenizer is None or not isinstance(stack.input, Tokens):
+            continue
         size = stack.input.vocab_size
-        padded = encoder is None and isinstance(tokenizer, JSONTokenizer)  # as GPT-2s have it, which Generator knows
+        padded = encoder is None and isinstance(tokenizer, JSONTokenizer)  # as in GPT-2s; Generator knows it
         if tokenizer.vocab_size > size or (tokenizer.vocab_size < size and not padded):
             raise InputError(
-                f"a tokenizer must have as many tokens as the model's {side}, which has {size}, but that of {directory} "
-                f"has {tokenizer.vocab_size}; copy the whole run directory again"
+                f"a tokenizer must have as many tokens as the model's {side}, which has {size}, but that of "
+                f"{path.parent} has {tokenizer.vocab_size}; copy the whole run directory again"
             )
-
-
-def _check_format(path: Path, plain: dict[str, Any]) -> None:
-    """Raise InputError unless this version reads such a config.json."""
-    if (found := plain.get("format", 0)) != FORMAT:
-        by = str(plain.get("transduce", "0.1"))[:20]  # the version that did not say its format
-        raise InputError(
-            f"{path} must have format {FORMAT}, which transduce {version('transduce')} reads, but it has format {str(found)[:20]} "
-            f"of transduce {by}; use the source of that version for it, or train the run again"
-        )
 
 
 def _read_feature_extractor(plain: object, directory: Path) -> FeatureExtractor | VectorReader:
-    where = str(directory / CONFIG)
+    name = str(directory / CONFIG)
     if not isinstance(plain, dict) or "sample_rate" not in plain:
-        return VectorReader(from_dict(VectorConfig, plain, where))
-    path = directory / STATISTICS
-    config = from_dict(FeatureConfig, plain, where)
+        return VectorReader(from_dict(VectorConfig, plain, name))
+    config = from_dict(FeatureConfig, plain, name)
     if not config.has_statistics:
         return FeatureExtractor(config)
+    path = directory / STATISTICS
     if not path.is_file():
         raise InputError(
-            f"normalize={config.normalize} needs the training data's mean and std, but {directory} has no {STATISTICS}; copy the "
-            "whole run directory"
+            f"normalize={config.normalize} needs the training data's mean and std, but {directory} has no "
+            f"{STATISTICS}; copy the whole run directory"
         )
     statistics = read_weights(path)
     if not all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in statistics.values()):
@@ -226,22 +232,27 @@ def checkpoints(directory: Path) -> list[Path]:
     return numbered(directory / CHECKPOINTS)
 
 
+def checkpoint_weights(directory: Path, updates: Sequence[int]) -> list[Path]:
+    """The weight files of these updates' checkpoints."""
+    return [directory / CHECKPOINTS / f"{update:08d}" / WEIGHTS for update in updates]
+
+
 def validated_checkpoints(directory: Path) -> list[tuple[Path, float]]:
     """The checkpoints of a run that were validated, with their scores (higher is better), oldest first.
 
     Raises:
-        InputError: the newest checkpoint does not tell what the validations gave.
+        InputError: the newest checkpoint does not list the scores of the validations.
     """
-    found = checkpoints(directory)
-    if not found:
+    paths = checkpoints(directory)
+    if not paths:
         return []
-    path = found[-1] / STATE
+    path = paths[-1] / STATE
     state = read_json(path)
     try:
         scores = {int(update): float(score) for update, score in state["validations"]}
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} must list validations as pairs of update and score, but it does not") from error
-    return [(path, scores[int(path.name)]) for path in found if int(path.name) in scores]
+    return [(path, scores[int(path.name)]) for path in paths if int(path.name) in scores]
 
 
 def validations(directory: Path) -> list[dict[str, Any]]:
@@ -256,10 +267,9 @@ def weights_path(directory: Path) -> Path:
     Raises:
         InputError: there are none.
     """
-    found = [directory / WEIGHTS, *(path / WEIGHTS for path in reversed(checkpoints(directory)))]
-    for path in found:
-        if path.is_file():
-            return path
+    for path in (directory, *reversed(checkpoints(directory))):
+        if (path / WEIGHTS).is_file():
+            return path / WEIGHTS
     raise InputError(f"a run needs weights, but {directory} has neither {WEIGHTS} nor a checkpoint; train it first")
 
 
@@ -269,32 +279,35 @@ def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Tra
     Raises:
         InputError: the directory is not a whole run, or this machine has no such device.
     """
-    directory, device = on_disk(directory), torch_device(device)
-    config = load_run(directory).model
+    directory = on_disk(directory)
+    return read_model(directory, load_run(directory).model, device)
+
+
+def read_model(directory: Path, config: TransformerConfig, device: torch.device | str) -> Transformer:
+    """The model of a run whose configuration is already read; otherwise as `load_model`."""
+    device = torch_device(device)
     path = weights_path(directory)
     if path.parent != directory:
         check_whole(path)
     weights = read_weights(path)
-    _check_number(config, weights, path)
-    check_fits(config, device)
-    model = transformer_to_fill(config)
-    set_weights(model, weights, str(path))
-    if wrong := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
+    try:
+        n_configured = n_parameters(config)
+    except InputError as error:
+        raise InputError(f"{directory / CONFIG}: {error}") from error
+    n_stored = sum(tensor.numel() for tensor in weights.values())
+    if n_configured > 2 * n_stored:  # below that, the error lists names and shapes that do not fit
         raise InputError(
-            f"weights must be finite, but in {path} {', '.join(wrong[:3])} are not; take an earlier checkpoint: "
+            f"weights must fit the configuration, but it describes {n_configured:,} and {path} has {n_stored:,}; copy "
+            "the whole run directory again"
+        )
+    check_fits(config, device)
+    model = filled_transformer(config, weights, str(path), device)
+    if infinite := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
+        raise InputError(
+            f"weights must be finite, but in {path} {', '.join(infinite[:3])} are not; take an earlier checkpoint: "
             f"transduce average {directory} --best 1"
         )
-    return model.to(device).eval()
-
-
-def _check_number(config: TransformerConfig, weights: dict[str, Tensor], path: Path) -> None:
-    """Raise InputError where the configuration asks for far more weights than there are, before they take memory."""
-    wanted, found = n_parameters(config), sum(tensor.numel() for tensor in weights.values())
-    if wanted > 2 * found:  # below that, the names and shapes that do not fit are told
-        raise InputError(
-            f"weights must fit the configuration, but it describes {wanted:,} and {path} has {found:,}; copy the whole "
-            "run directory again"
-        )
+    return model
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:
@@ -304,16 +317,15 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
     """
     if not paths:
         raise InputError("an average needs at least one checkpoint, but there is none")
-    total: dict[str, Tensor] = {}
     for path in paths:
         check_whole(path)
     first = read_weights(paths[0])
-    for path in paths:
+    total = {name: tensor.double() for name, tensor in first.items()}
+    for path in paths[1:]:
         weights = read_weights(path)
-        if weights.keys() != first.keys():
+        if weights.keys() != total.keys():
             raise InputError(f"checkpoints to average must have the same names, but {paths[0]} and {path} differ")
-        for name, tensor in weights.items():
-            total[name] = total[name] + tensor.double() if name in total else tensor.double()
+        total = {name: total[name] + tensor.double() for name, tensor in weights.items()}
     return {name: (tensor / len(paths)).to(first[name].dtype) for name, tensor in total.items()}
 
 
@@ -322,27 +334,19 @@ def open_run(directory: Path, run: Run) -> Iterator[None]:
     """Make `directory` this run's, or go on with it where it already is, and hold it until the `with` ends.
 
     Raises:
-        InputError: another process holds the directory, or another experiment lives there; the message says which
-            process, or lists what differs.
+        InputError: another process holds the directory, or another experiment lives there; the message names the
+            process, or lists the differences.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with held(directory, "a run is trained by one process at a time", "name another directory with --run"):
         for folder in (directory, directory / SAMPLES):
             remove_leftovers(folder)
-        _begin_or_go_on(directory, run)
+        if not (directory / CONFIG).exists():
+            save_run(directory, run)
+        elif changed := differences(load_run(directory).resume_key(), run.resume_key()):
+            raise InputError(
+                f"a run goes on with the configuration it began with, but in {directory} this differs: "
+                f"{'; '.join(changed)}. Name another directory with --run, and --start-from {directory} to go on "
+                "from its weights"
+            )
         yield
-
-
-def _begin_or_go_on(directory: Path, run: Run) -> None:
-    if not (directory / CONFIG).exists():
-        save_run(directory, run)
-    elif changed := differences(load_run(directory).resume_key(), run.resume_key()):
-        raise InputError(
-            f"a run goes on with the configuration it began with, but in {directory} this differs: "
-            f"{'; '.join(changed)}. Name another directory with --run, and --start-from {directory} to go on from its weights"
-        )
-
-
-def checkpoint_weights(directory: Path, updates: Sequence[int]) -> list[Path]:
-    """The weight files of these updates' checkpoints."""
-    return [directory / CHECKPOINTS / f"{update:08d}" / WEIGHTS for update in updates]

@@ -29,6 +29,7 @@ BASE = TransformerConfig(encoder=TEXT, decoder=TEXT, d_model=12, n_heads=2, d_ff
         {"decoder": None, "tie": "none"},
         {"encoder": SOUND, "ctc": True},
         {"encoder": SOUND, "ctc": True, "ctc_layers": (1,)},
+        {"encoder": replace(TEXT, n_layers=5), "ctc": True, "ctc_layers": (2, 4), "ctc_conditioning": True},
         {"decoder": OTHER, "ctc": True, "ctc_layers": (1,), "ctc_conditioning": True},
         {"encoder": SOUND, "ctc": True, "ctc_layers": (1,), "ctc_conditioning": True, "bias": False},
         {"encoder": SOUND, "decoder": None, "bias": False},
@@ -65,7 +66,6 @@ def test_parameters_are_as_many_as_the_model_has(changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"d_model": 10**15},
         {"d_ff": 10**15},
         {"encoder": replace(TEXT, n_layers=10_000), "d_model": 10**6},
         {"decoder": StackConfig(input=Tokens(vocab_size=10**15))},
@@ -83,6 +83,15 @@ def test_parameters_are_as_many_as_the_model_has(changes):
 def test_a_model_that_cannot_fit_is_refused_with_its_size(changes):
     with pytest.raises(ValueError, match=r"a model must fit into memory, but this one has [\d,]+ parameters and its "):
         check_fits(replace(BASE, **changes), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("changes", [{"d_model": 10**15}, {"n_heads": 1, "head_width": 2**62 - 1}], ids=str)
+def test_a_weight_that_no_memory_can_have_is_refused(changes):
+    with pytest.raises(ValueError) as caught:
+        check_fits(replace(BASE, **changes), torch.device("cpu"))
+    assert str(caught.value) == (
+        "a model must fit into memory, but one weight of this one has 2**63 bytes or more; take smaller layers"
+    )
 
 
 def test_the_message_tells_the_size_and_the_memory(monkeypatch):

@@ -18,9 +18,10 @@ from transduce.errors import InputError
 from transduce.interop.pretrained import fill, read_tensors, share_table
 from transduce.interop.settings import ACTIVATIONS, CONFIG, read_settings, require_equal
 from transduce.model.config import Sinusoids, TransformerConfig
+from transduce.model.fill import blank_transformer
 from transduce.model.positions import sinusoidal
 from transduce.model.size import check_fits
-from transduce.model.transformer import Transformer, transformer_to_fill
+from transduce.model.transformer import Transformer
 
 READERS = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -92,7 +93,7 @@ def read_model(directory: Path, *, model_type: str, fields: dict[str, Any], offs
         weights.setdefault(name, weights[TABLE[0]])
     for name in [each for each in weights if each.endswith("embed_positions.weight") and config.positions == "learned"]:
         weights[name] = weights[name][offset:]
-    model = transformer_to_fill(config)
+    model = blank_transformer(config)
     fill_model(model, their_weights(model), weights, directory)
     return EncoderDecoder(model.eval(), theirs)
 

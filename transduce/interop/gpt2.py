@@ -27,9 +27,10 @@ from transduce.interop.pretrained import (
 )
 from transduce.interop.settings import ACTIVATIONS, CONFIG, check_types, only, read_settings, require_equal
 from transduce.model.config import TransformerConfig
+from transduce.model.fill import blank_transformer
 from transduce.model.presets import gpt2
 from transduce.model.size import check_fits
-from transduce.model.transformer import Transformer, transformer_to_fill
+from transduce.model.transformer import Transformer
 
 FIELDS = {
     "n_positions": "max_positions",
@@ -90,7 +91,7 @@ def import_gpt2(directory: Path) -> GPT2:
     check_types(theirs, {"eos_token_id": int | None}, directory)
     config = _our_config(theirs, str(directory / CONFIG))
     check_fits(config, torch.device("cpu"))
-    model = transformer_to_fill(config)
+    model = blank_transformer(config)
     tensors = read_tensors(directory, "transformer.")
     weights = {name.removeprefix("transformer."): weight for name, weight in tensors.items()}
     if theirs["tie_word_embeddings"]:

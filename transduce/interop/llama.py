@@ -31,9 +31,10 @@ from transduce.interop.pretrained import (
 from transduce.interop.settings import ACTIVATIONS, CONFIG, DEFAULTS, read_settings, require_equal
 from transduce.model.attention import SelfAttention
 from transduce.model.config import TransformerConfig
+from transduce.model.fill import blank_transformer
 from transduce.model.layers import FeedForward, Layer
 from transduce.model.size import check_fits
-from transduce.model.transformer import Transformer, transformer_to_fill
+from transduce.model.transformer import Transformer
 
 FIELDS = {
     "hidden_size": "d_model",
@@ -79,7 +80,7 @@ def import_llama(directory: Path) -> Transformer:
     theirs = _read(directory)
     kind, config = theirs["model_type"], _our_config(theirs, directory)
     check_fits(config, torch.device("cpu"))
-    model = transformer_to_fill(config)
+    model = blank_transformer(config)
     weights, own = read_tensors(directory, "model."), _their_weights(model, fused=kind == "phi3")
     if theirs["tie_word_embeddings"]:
         weights = share_table(weights, ("model.embed_tokens.weight", "lm_head.weight"), directory)

@@ -13,8 +13,8 @@ from transduce.interop.llama import with_tokenizer
 from transduce.interop.pretrained import Imported, read_tensors, share_table
 from transduce.interop.settings import ACTIVATIONS, CONFIG, DEFAULTS, read_settings
 from transduce.model.config import TransformerConfig
+from transduce.model.fill import blank_transformer
 from transduce.model.size import check_fits
-from transduce.model.transformer import transformer_to_fill
 
 FIELDS = {
     "hidden_size": "d_model",
@@ -57,7 +57,7 @@ def import_run(directory: Path) -> Imported:
     if config.positions == "learned" and (name := "model.decoder.embed_positions.weight") in weights:
         weights[name] = weights[name][2:]  # the first two stand for none
     check_fits(config, torch.device("cpu"))
-    model = transformer_to_fill(config)
+    model = blank_transformer(config)
     own = their_weights(model)
     for name, (weight, _) in own.items():
         if "layer_norm" in name and not theirs.get("layer_norm_elementwise_affine", True):

@@ -38,9 +38,10 @@ from transduce.interop.settings import (
     settings_of,
 )
 from transduce.model.config import TransformerConfig
+from transduce.model.fill import blank_transformer
 from transduce.model.inputs import ConvolvedInput
 from transduce.model.size import check_fits
-from transduce.model.transformer import Transformer, transformer_to_fill
+from transduce.model.transformer import Transformer
 
 START, PLAIN = "<|startoftranscript|>", "<|notimestamps|>"
 """What stands first before every transcript of a Whisper, and last before one without times. Between them one of many
@@ -192,7 +193,7 @@ def _config(
 def _model(config: TransformerConfig, weights: dict[str, Tensor], directory: Path) -> Transformer:
     """A model in evaluation mode with these weights."""
     check_fits(config, torch.device("cpu"))
-    model = transformer_to_fill(config)
+    model = blank_transformer(config)
     own, whisper = their_weights(model), config.of(config.decoder).positions == "learned"
     assert isinstance(model.source_input, ConvolvedInput)
     last = len(model.source_input.convolutions) - 1

@@ -18,10 +18,12 @@ def initialize(module: nn.Module, config: TransformerConfig) -> None:
     unscaled they are good output weights. For gpt2 see `_as_gpt2`.
 
     Args:
-        module: a Transformer; its output table is the parameter named "output".
+        module: a Transformer, whose output table is the parameter named "output"; on the device meta it stays as it is.
 
     Source: Glorot and Bengio (2010); He et al. (2015), equation 10; embeddings as in tensor2tensor.
     """
+    if next(module.parameters()).is_meta:
+        return None
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) and part.bias is not None:
             nn.init.zeros_(part.bias)

@@ -13,19 +13,24 @@ from transduce.model.config import Sinusoids, TransformerConfig
 
 
 def sinusoidal(
-    start: int, stop: int, d_model: int, device: torch.device | None = None, kind: Sinusoids = "paper"
+    start: int,
+    stop: int,
+    d_model: int,
+    device: torch.device | None = None,
+    kind: Sinusoids = "paper",
 ) -> Float[Tensor, "T D"]:
     """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same, for start <= pos < stop.
 
-    Of an odd D, the last dimension is a sine without its cosine. For tensor2tensor, i / (D // 2 - 1) stands in the place of
-    2i/D, and the last of an odd D is 0.
+    An odd D ends with a sine without its cosine. tensor2tensor has i / (D // 2 - 1) instead of 2i/D, and an odd D ends
+    with 0.
 
     Source: Vaswani et al. (2017), section 3.5; tensor2tensor, get_timing_signal_1d.
     """
-    n, period = ((d_model + 1) // 2, d_model) if kind == "paper" else (d_model // 2, max(1, d_model // 2 * 2 - 2))
-    angles = _angles(start, stop, n, period, 10000.0, device)
+    n_pairs = (d_model + 1) // 2 if kind == "paper" else d_model // 2
+    period = d_model if kind == "paper" else max(1, 2 * n_pairs - 2)
+    angles = _angles(start, stop, n_pairs, period, 10000.0, device)
     pairs = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
-    return F.pad(pairs, (0, d_model - 2 * n)).float()
+    return F.pad(pairs, (0, d_model - 2 * n_pairs)).float()
 
 
 def rotary(
@@ -38,12 +43,12 @@ def rotary(
     factor: float = 1.0,
     bands: tuple[float, float, int] | None = None,
 ) -> Float[Tensor, "2 T P"]:
-    """Cosine and sine of the angles pos * theta^(-2i/E), for start <= pos < stop and each of the P = E / 2 pairs.
+    """Cosine and sine of pos * theta^(-2i/E), for start <= pos < stop and each of the P = E / 2 pairs.
 
     Args:
         factor: angles are divided by it.
-        bands: (low, high, n): only the angles of pairs that turn less than `low` times in n positions are; above `high`
-            times they stay, and between both, the share of what is divided falls linearly.
+        bands: (low, high, n): angles of pairs that turn less than `low` times in n positions are divided by `factor`,
+            those of pairs that turn more than `high` times are not, and between both the share falls linearly.
 
     Source: Su et al. (2021), RoFormer, section 3.2.2; Chen et al. (2023), position interpolation; Llama 3.1 for bands.
     """
@@ -68,7 +73,7 @@ def _angles(
 def rotate(x: Float[Tensor, "N H T E"], rotation: Float[Tensor, "2 T P"]) -> Float[Tensor, "N H T E"]:
     """Rotate the pairs (i, i + E/2) of every head by the angles of their position, in float32 or wider.
 
-    Which numbers form a pair is a convention, as linear maps learn any; this is the convention of Llama's weights.
+    Which numbers form a pair is a convention, as linear maps learn any; this one is that of Llama's weights.
     """
     cos, sin = rotation
     first, second = x.chunk(2, dim=-1)
@@ -86,18 +91,31 @@ class Positions(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.kind = config.positions
+        self.config, self.kind = config, config.positions
         self.learned = None
         if self.kind == "learned":
             self.learned = nn.Parameter(torch.empty(config.max_positions, config.d_model))
-        if self.kind == "sinusoidal":
-            self.first, self.sinusoids = config.first_position, config.sinusoids
-            table = self._sinusoids(0, config.max_positions, config.d_model)
-            self.register_buffer("table", table, persistent=False)
+        self.computed = self.kind in ("sinusoidal", "rotary")
+        if self.computed:
+            self.register_buffer("table", self._compute(0, config.max_positions), persistent=False)
+
+    def _compute(self, start: int, stop: int, device: torch.device | None = None) -> Float[Tensor, "..."]:
+        """Sinusoids (T, D), or the cosines and sines (2, T, P) of rotary positions."""
+        c = self.config
         if self.kind == "rotary":
-            self.d_head, self.theta = config.d_head, config.rotary_theta
-            self.factor, self.bands = config.rotary_factor, config.rotary_bands
-            self.register_buffer("table", self._rotary(0, config.max_positions), persistent=False)
+            return rotary(start, stop, c.d_head, c.rotary_theta, device, factor=c.rotary_factor, bands=c.rotary_bands)
+        return sinusoidal(c.first_position + start, c.first_position + stop, c.d_model, device, c.sinusoids)
+
+    def _rows(self, start: int, stop: int) -> Float[Tensor, "..."]:
+        """The same from the table, where it is long enough."""
+        if stop <= self.table.size(-2):
+            return self.table[..., start:stop, :]
+        return self._compute(start, stop, self.table.device)
+
+    def fill_table(self, device: torch.device) -> None:
+        """Compute the table of a module that was made on the device meta."""
+        if self.computed:
+            self.table = self._compute(0, self.config.max_positions).to(device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         table = self._buffers.get("table")
@@ -113,38 +131,22 @@ class Positions(nn.Module):
             InputError: learned positions end before start + T.
         """
         stop = start + x.size(1)
-        if self.kind in ("none", "rotary"):
+        if self.kind == "sinusoidal":
+            return x + self._rows(start, stop).to(x.dtype)
+        if self.learned is None:
             return x
-        if self.learned is not None:
-            if stop > len(self.learned):
-                raise InputError(
-                    f"learned positions end at max_positions={len(self.learned)}, but the sequence has {stop}"
-                )
-            return x + self.learned[start:stop]
-        if stop <= len(self.table):
-            return x + self.table[start:stop].to(x.dtype)
-        return x + self._sinusoids(start, stop, x.size(-1), x.device).to(x.dtype)
-
-    def _sinusoids(
-        self, start: int, stop: int, d_model: int, device: torch.device | None = None
-    ) -> Float[Tensor, "T D"]:
-        return sinusoidal(self.first + start, self.first + stop, d_model, device, self.sinusoids)
+        if stop > len(self.learned):
+            raise InputError(f"learned positions end at max_positions={len(self.learned)}, but the sequence has {stop}")
+        return x + self.learned[start:stop]
 
     def rotation(self, start: int, stop: int) -> Float[Tensor, "2 T P"] | None:
         """The argument of `rotate` for the positions start ... stop - 1; None if positions are not rotary."""
-        if self.kind != "rotary":
-            return None
-        if stop <= self.table.size(1):
-            return self.table[:, start:stop]
-        return self._rotary(start, stop, self.table.device)
-
-    def _rotary(self, start: int, stop: int, device: torch.device | None = None) -> Float[Tensor, "2 T P"]:
-        return rotary(start, stop, self.d_head, self.theta, device, factor=self.factor, bands=self.bands)
+        return self._rows(start, stop) if self.kind == "rotary" else None
 
     def one(
         self, x: Float[Tensor, "N 1 D"], position: Int[Tensor, " 1"]
     ) -> tuple[Float[Tensor, "N 1 D"], Float[Tensor, "2 1 P"] | None]:
-        """What `forward` and `rotation` give for one position, below max_positions, that the host does not know."""
+        """`forward` and `rotation` of one position, below max_positions, whose number is on the device."""
         if self.kind == "rotary":
             return x, self.table.index_select(1, position)
         if self.kind == "none":

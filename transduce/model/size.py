@@ -1,10 +1,13 @@
-"""How large a model is, from its configuration alone: nothing is allocated for a model that is too large."""
+"""The size of a model, from its configuration: shapes are made on the device meta, so no memory is taken for weights."""
+
+from dataclasses import replace
 
 import torch
 
 from transduce.device import memory
 from transduce.errors import InputError
-from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
+from transduce.model.config import StackConfig, TransformerConfig
+from transduce.model.transformer import Stack, Transformer
 
 TRAINING = 16
 """Bytes a parameter in training: its weight, its gradient and Adam's two moments, each in float32."""
@@ -13,49 +16,12 @@ INFERENCE = 4
 
 
 def n_parameters(config: TransformerConfig) -> int:
-    """How many parameters a Transformer of this configuration has; a shared table counts once."""
-    d = config.d_model
-    stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
-    n = sum(_stack(config, stack, cross=i == 1) for i, stack in enumerate(stacks))
-    tables = [stack.input.padded_size * d for stack in stacks if isinstance(stack.input, Tokens)]
-    n += tables[0] if len(tables) == 2 and config.tie == "all" else sum(tables)
-    if config.tie == "none" and isinstance(stacks[-1].input, Tokens):
-        n += tables[-1]
-    if config.encoder is not None and isinstance(frames := config.encoder.input, Frames):
-        shapes = [(frames.conv_kernel**frames.conv_dims * a, b) for a, b in frames.conv_shapes(d)]
-        if shapes and frames.conv_dims == 2:
-            shapes.append((frames.conv_width(d), d))
-        if not shapes and (frames.width != d or frames.project):
-            shapes = [(frames.width, d)]
-        n += sum(_linear(config, *shape) for shape in shapes)
-    n += config.vocab_size if config.output_bias else 0
-    n += _linear(config, config.vocab_size, d) if config.ctc_conditioning else 0
-    return n + (_linear(config, d, config.vocab_size) if config.ctc else 0)
+    """The number of parameters of a Transformer; a shared table counts once.
 
-
-def _stack(config: TransformerConfig, stack: StackConfig, *, cross: bool) -> int:
-    """Everything of a half but its table."""
-    d = config.d_model
-    norm = d * (2 if config.norm == "layer" and config.bias else 1)
-    query, key = config.n_heads * config.d_head, config.kv_heads * config.d_head
-    attention = (d + config.attention_bias) * (query + 2 * key) + _linear(config, query, d)
-    attention += 2 * config.d_head if config.qk_norm else 0
-    wide = config.d_ff * (2 if config.gated else 1)
-    feed_forward = _linear(config, d, wide) + _linear(config, config.d_ff, d)
-    if config.n_experts:
-        feed_forward = config.n_experts * (feed_forward + d)  # and a row of the router for each
-    layer = (attention + norm) * (2 if cross else 1) + feed_forward + norm
-    if config.conformer_kernel and stack is config.encoder:
-        depthwise = d * (config.conformer_kernel + config.bias)
-        convolution = _linear(config, d, 2 * d) + depthwise + norm + _linear(config, d, d)
-        layer += feed_forward + norm + convolution + norm + norm
-    told = config.of(stack)
-    learned = told.max_positions * d if told.positions == "learned" else 0
-    return stack.n_layers * layer + learned + norm * ((config.norm_position == "pre") + config.embedding_norm)
-
-
-def _linear(config: TransformerConfig, width: int, height: int) -> int:
-    return (width + config.bias) * height
+    Raises:
+        InputError: the model has a weight that is too large for any memory.
+    """
+    return _sizes(config)[0]
 
 
 def check_fits(config: TransformerConfig, device: torch.device, *, bytes_each: int = INFERENCE) -> None:
@@ -67,16 +33,48 @@ def check_fits(config: TransformerConfig, device: torch.device, *, bytes_each: i
     Raises:
         InputError: it cannot.
     """
-    n, has = n_parameters(config), memory(device)
-    halves = [config.of(stack) for stack in (config.encoder, config.decoder) if stack is not None]
-    table = sum(4 * half.max_positions * half.d_model for half in halves if half.positions not in ("learned", "none"))
-    wanted = n * bytes_each + table
-    if has is not None and wanted > has:
-        what = "training takes" if bytes_each > INFERENCE else "its weights take"
+    n, n_computed = _sizes(config)
+    available = memory(device)
+    needed = n * bytes_each + 4 * n_computed
+    if available is not None and needed > available:
+        use = "training takes" if bytes_each > INFERENCE else "its weights take"
         raise InputError(
-            f"a model must fit into memory, but this one has {n:,} parameters and {what} {_gib(wanted)}, "
-            f"where {device} has {_gib(has)}; take fewer layers or smaller ones"
+            f"a model must fit into memory, but this one has {n:,} parameters and {use} {_gib(needed)}, "
+            f"where {device} has {_gib(available)}; take fewer layers or smaller ones"
         )
+
+
+def _sizes(config: TransformerConfig) -> tuple[int, int]:
+    """The number of parameters, and of computed numbers such as sinusoids.
+
+    All layers of a stack have equally many, so the model that is counted has two layers at most.
+    """
+    try:
+        with torch.device("meta"):
+            model = Transformer(
+                replace(
+                    config,
+                    encoder=_at_most_two_layers(config.encoder),
+                    decoder=_at_most_two_layers(config.decoder),
+                    ctc_layers=(1,) if config.ctc_layers else (),
+                )
+            )
+    except (RuntimeError, TypeError) as error:
+        if "verflow" not in str(error):
+            raise
+        raise InputError(
+            "a model must fit into memory, but one weight of this one has 2**63 bytes or more; take smaller layers"
+        ) from error
+    n = sum(parameter.numel() for parameter in model.parameters())
+    for stack, stack_config in ((model.encoder, config.encoder), (model.decoder, config.decoder)):
+        if isinstance(stack, Stack) and stack_config is not None:
+            of_layer = sum(parameter.numel() for parameter in stack.layers[0].parameters())
+            n += (stack_config.n_layers - len(stack.layers)) * of_layer
+    return n, sum(buffer.numel() for buffer in model.buffers())
+
+
+def _at_most_two_layers(stack: StackConfig | None) -> StackConfig | None:
+    return stack and replace(stack, n_layers=min(2, stack.n_layers))
 
 
 def _gib(n_bytes: int) -> str:

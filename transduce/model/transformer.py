@@ -279,9 +279,3 @@ class Transformer(nn.Module):
     def device(self) -> torch.device:
         """The device of the weights."""
         return next(self.parameters()).device
-
-
-def transformer_to_fill(config: TransformerConfig) -> Transformer:
-    """A Transformer whose weights are set afterwards: the caller's random numbers go on as if none had been drawn."""
-    with torch.random.fork_rng(devices=[]):
-        return Transformer(config)

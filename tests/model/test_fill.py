@@ -1,0 +1,73 @@
+"""A model that is made without memory and filled is the one that was made and loaded."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transduce.files import weights_of
+from transduce.model.config import StackConfig, Tokens, TransformerConfig
+from transduce.model.fill import blank_transformer, filled_transformer
+from transduce.model.transformer import Transformer
+
+STACK = StackConfig(input=Tokens(vocab_size=11, multiple=4), n_layers=2)
+CONFIG = TransformerConfig(encoder=STACK, decoder=STACK, d_model=12, n_heads=2, d_ff=20, dropout=0.0, max_positions=9)
+CPU = torch.device("cpu")
+
+SOURCE, TARGET = torch.arange(10).view(2, 5), torch.arange(6).view(2, 3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"tie": tie, "output_bias": True} for tie in ("all", "output", "none")),
+        {"positions": "rotary", "norm_position": "pre"},
+        {"positions": "learned", "encoder": replace(STACK, positions="sinusoidal", max_positions=4), "ctc": True},
+    ],
+    ids=str,
+)
+def test_it_is_the_model_whose_weights_they_are(changes):
+    model = Transformer(replace(CONFIG, **changes)).eval()
+    state = torch.get_rng_state()
+    filled = filled_transformer(model.config, weights_of(model), "here", CPU)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not filled.training and all(parameter.requires_grad for parameter in filled.parameters())
+    names = [name for name, _ in model.named_parameters()]
+    assert [name for name, _ in filled.named_parameters()] == names == list(weights_of(filled))
+    for (name, got), (other, want) in zip(filled.named_buffers(), model.named_buffers(), strict=True):
+        assert name == other and torch.equal(got, want)
+    logits = filled(source=SOURCE, target_in=TARGET)
+    assert torch.equal(logits, model(source=SOURCE, target_in=TARGET))
+    weight = filled.target_input.weight  # a tied table is one for its gradient, too
+    (gradient,) = torch.autograd.grad(logits.sum(), weight)
+    (want,) = torch.autograd.grad(model(source=SOURCE, target_in=TARGET).sum(), model.target_input.weight)
+    assert torch.equal(gradient, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_weights_of_another_type_become_float32_and_are_copies(dtype):
+    model = Transformer(CONFIG).to(dtype)
+    filled = filled_transformer(CONFIG, weights_of(model), "here", CPU)
+    again = filled_transformer(CONFIG, weights_of(filled), "here", CPU)
+    for (name, weight), same in zip(filled.named_parameters(), again.parameters(), strict=True):
+        assert weight.dtype == torch.float32 and torch.equal(weight, model.get_parameter(name).float())
+        assert same.data_ptr() != weight.data_ptr()
+
+
+def test_weights_that_do_not_fit_are_refused():
+    weights = weights_of(Transformer(CONFIG))
+    del weights["decoder.layers.0.cross.q.bias"]
+    with pytest.raises(ValueError) as caught:
+        filled_transformer(CONFIG, weights, "a.safetensors", CPU)
+    assert str(caught.value) == (
+        "weights must fit the configuration, but in a.safetensors decoder.layers.0.cross.q.bias is missing"
+    )
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_a_blank_model_has_identities_as_norms_and_zeros_elsewhere(norm):
+    model = blank_transformer(replace(CONFIG, norm=norm, qk_norm=True))
+    assert model.output is model.target_input.weight
+    for name, weight in weights_of(model).items():
+        ones = name.endswith(("norm.weight", "norm.query.weight", "norm.key.weight"))
+        assert torch.equal(weight, torch.full_like(weight, float(ones))), name
