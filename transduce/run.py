@@ -221,10 +221,8 @@ def _read_feature_extractor(plain: object, directory: Path) -> FeatureExtractor 
 
 
 def _read_tokenizer(directory: Path, files: dict[str, type[Tokenizer]]) -> Tokenizer | None:
-    for name, kind in files.items():
-        if (directory / name).is_file():
-            return kind.load(directory / name)
-    return None
+    paths = {directory / name: kind for name, kind in files.items()}
+    return next((kind.load(path) for path, kind in paths.items() if path.is_file()), None)
 
 
 def checkpoints(directory: Path) -> list[Path]:
