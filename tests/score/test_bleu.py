@@ -198,8 +198,8 @@ def test_comparison_finds_nothing_between_two_draws_of_one_system(references):
             COUNTS_DIFFER.format("reference 2 has 2"),
         ),
         ([], [[]], "every side of a score must be a list of at least one line, but hypotheses is empty"),
-        (["a"], [[]], "reference 1 is empty"),
-        (["a"], ["a"], "reference 1 is one string, 'a'"),
+        (["a"], [[]], "references is empty"),
+        (["a"], ["a"], "references is one string, 'a'"),
     ],
 )
 def test_lines_that_cannot_belong_together_are_refused(hypotheses, references, message):

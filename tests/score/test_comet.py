@@ -52,7 +52,7 @@ def judge(monkeypatch) -> Judge:
 
 
 def test_the_score_is_the_mean_judgement_times_100(judge):
-    score = comet.of(SOURCES)(["x y", "", "u", "q"], REFERENCES, resamples=0)
+    score = comet.with_sources(SOURCES)(["x y", "", "u", "q"], REFERENCES, resamples=0)
     assert score.value == pytest.approx(100 * (1 + 0 + 1 / 4 + 1) / 4)  # the space is a letter here
     assert (score.n, score.low, score.name) == (4, None, "COMET")
     assert score.signature == "model:Unbabel/wmt22-comet-da|scale:100|version:2.2.7"
@@ -62,7 +62,7 @@ def test_the_score_is_the_mean_judgement_times_100(judge):
 
 def test_the_interval_holds_the_means_of_most_draws(judge):
     """All 4^4 draws of four lines, instead of a thousand random ones."""
-    score = comet.of(SOURCES)(["x y", "", "u", "q"], REFERENCES, resamples=4000)
+    score = comet.with_sources(SOURCES)(["x y", "", "u", "q"], REFERENCES, resamples=4000)
     judged = np.array([100.0, 0.0, 25.0, 100.0])
     every = [judged[list(np.unravel_index(i, (4, 4, 4, 4)))].mean() for i in range(256)]
     assert (score.low, score.high) == pytest.approx(np.quantile(every, (0.025, 0.975)), abs=7)
@@ -70,7 +70,7 @@ def test_the_interval_holds_the_means_of_most_draws(judge):
 
 
 def test_two_systems_are_compared_on_the_same_draws(judge):
-    measure, right = comet.of(SOURCES * 10), REFERENCES * 10
+    measure, right = comet.with_sources(SOURCES * 10), REFERENCES * 10
     found = measure.compare(right, [""] * 40, right, resamples=200)
     assert found.difference == 100 and found.p_value == pytest.approx(1 / 201)
     assert measure.compare(right, right, right, resamples=200).p_value == 1.0
@@ -78,7 +78,7 @@ def test_two_systems_are_compared_on_the_same_draws(judge):
 
 def test_what_is_missing_is_told(judge, monkeypatch):
     with pytest.raises(ValueError, match="the sources are sound"):
-        comet.of(None)
+        comet.with_sources(None)
     with pytest.raises(ValueError, match="sources is empty"):
         comet(["a"], ["b"])
     monkeypatch.setattr("transduce.errors.find_spec", lambda name: None)

@@ -121,7 +121,8 @@ def score_chrf_of(
         references: The right translations, line by line; more files are more references.
     """
     within("[0, 100]", word_order=scoring.word_order)
-    counted = replace(measure, metric=partial(CHRF, word_order=scoring.word_order))
+    title = measure.title + "+" * scoring.word_order
+    counted = replace(measure, title=title, make=partial(CHRF, word_order=scoring.word_order))
     score_translations(counted, hypotheses, references, scoring)
 
 
@@ -141,7 +142,7 @@ def score_with_sources(
         source: What was translated, line by line.
     """
     systems = _systems(hypotheses, scoring, [reference, source])
-    measure = measure.of(read_side(source))
+    measure = measure.with_sources(read_side(source))
     _print_score(measure, systems, [reference], [read_side(reference)], scoring.resamples)
 
 

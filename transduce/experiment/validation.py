@@ -246,7 +246,7 @@ def _filled(fill_mask: FillMask, batch: Batch) -> Int[Tensor, " n"]:
 def _measures(names: list[str], by: str, sources: Lines | None, tokenize: Tokenization | None = None) -> list[Measure]:
     """The measures of these names, and the one that decides where it is not among them, for outputs of these sources."""
     named = dict.fromkeys([*names, *([by] if by != "loss" else [])])
-    return [get_measure(name, tokenize).of(sources) for name in named]
+    return [get_measure(name, tokenize).with_sources(sources) for name in named]
 
 
 def _spread(n: int, n_samples: int) -> range:

@@ -18,6 +18,9 @@ NOUN: dict[Unit, str] = {"word": "word", "char": "character", "phone": "phone"}
 LINE = 100
 """Columns that an aligned line of the report may fill."""
 
+CHUNK = 10_000
+"""Lines whose alignments are in memory at a time."""
+
 
 class Errors(NamedTuple):
     """The edits that turn the reference into the hypothesis, in tokens; `hits` are equal on both sides."""
@@ -45,7 +48,11 @@ class Errors(NamedTuple):
         return 100 * self.total / self.n_reference
 
     def __str__(self) -> str:
-        parts = (self.substitutions, "substitution"), (self.insertions, "insertion"), (self.deletions, "deletion")
+        parts = (
+            (self.substitutions, "substitution"),
+            (self.insertions, "insertion"),
+            (self.deletions, "deletion"),
+        )
         return ", ".join(counted(*part) for part in parts)
 
 
@@ -60,8 +67,9 @@ def align(hypotheses: Sequence[str], references: Sequence[str], *, unit: Unit = 
     Words and phones are what white space separates. Characters are Unicode code points, and a space between words is
     one of them; white space counts as one space however wide it is, and as none at the ends of a line.
     """
-    right, found = ([" ".join(line.split()) for line in lines] for lines in (references, hypotheses))
-    return jiwer.process_characters(right, found) if unit == "char" else jiwer.process_words(right, found)
+    process = jiwer.process_characters if unit == "char" else jiwer.process_words
+    rights, outputs = ([" ".join(line.split()) for line in lines] for lines in (references, hypotheses))
+    return process(rights, outputs)
 
 
 def count_errors(chunks: Sequence[AlignmentChunk]) -> Errors:
@@ -70,6 +78,15 @@ def count_errors(chunks: Sequence[AlignmentChunk]) -> Errors:
     for chunk in chunks:
         runs[chunk.type] += max(chunk.ref_end_idx - chunk.ref_start_idx, chunk.hyp_end_idx - chunk.hyp_start_idx)
     return Errors(runs["substitute"], runs["insert"], runs["delete"], runs["equal"])
+
+
+def line_errors(hypotheses: Sequence[str], references: Sequence[str], unit: Unit) -> list[Errors]:
+    """The errors of every line."""
+    errors = list[Errors]()
+    for start in range(0, len(references), CHUNK):
+        chunk = slice(start, start + CHUNK)
+        errors += map(count_errors, align(hypotheses[chunk], references[chunk], unit=unit).alignments)
+    return errors
 
 
 def error_report(
@@ -87,21 +104,23 @@ def error_report(
         most: how many different substitutions, insertions and deletions are listed; neighbouring ones count as one.
         worst: how many utterances are shown; None: all that have errors.
     """
-    found = [count_errors(chunks) for chunks in aligned.alignments]
-    wrong = [i for i, errors in enumerate(found) if errors.total]
-    wrong.sort(key=lambda i: (-found[i].rate, -found[i].total))
+    errors = [count_errors(chunks) for chunks in aligned.alignments]
+    wrong = [i for i, each in enumerate(errors) if each.total]
+    wrong.sort(key=lambda i: (-errors[i].rate, -errors[i].total))
     references, hypotheses = (
         [["␣" if token == " " else token for token in tokens] for tokens in side]
         for side in (aligned.references, aligned.hypotheses)
     )
-    blocks = [f"{counted(len(wrong), 'utterance')} of {len(found)} with errors, the worst first\n"]
+    blocks = [f"{counted(len(wrong), 'utterance')} of {len(errors)} with errors, the worst first\n"]
     for i in wrong[:worst]:
-        errors = found[i]
-        share = f"{errors.rate:.2f} % of {counted(errors.n_reference, NOUN[unit])}" if references[i] else "nothing said"
+        rate = f"{errors[i].rate:.2f} % of {counted(errors[i].n_reference, NOUN[unit])}"
         one = replace(
-            aligned, references=[references[i]], hypotheses=[hypotheses[i]], alignments=[aligned.alignments[i]]
+            aligned,
+            references=[references[i]],
+            hypotheses=[hypotheses[i]],
+            alignments=[aligned.alignments[i]],
         )
         _, _, lines = jiwer.visualize_alignment(one, show_measures=False, line_width=LINE).split("\n", 2)
-        blocks.append(f"{names[i]}: {share} ({errors})\n{lines}")
+        blocks.append(f"{names[i]}: {rate if references[i] else 'nothing said'} ({errors[i]})\n{lines}")
     everything = replace(aligned, references=references, hypotheses=hypotheses)
     return "\n".join([*blocks, jiwer.visualize_error_counts(everything, top_k=most) + "\n"])

@@ -1,19 +1,26 @@
-"""What a score, a comparison of two systems and a measure are."""
+"""Scores, comparisons of two systems, and measures: statistics of every line, and the value of their sums."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
 
 from transduce.config import within
 from transduce.errors import InputError
+from transduce.score.bootstrap import SEED, p_value, resampled_sums
 
 Lines = Sequence[str]
 """One text per line."""
 
+Statistics = Float[np.ndarray, "n k"]
+Values = Float[np.ndarray, " k"]
+
 
 @dataclass(frozen=True)
 class Score:
-    """A score over `n` lines; `low` and `high` end its 95 % interval and are None where none was asked for."""
+    """A score over `n` lines; `low` and `high` end its 95 % interval and are None where none was computed."""
 
     name: str
     value: float
@@ -28,7 +35,7 @@ class Score:
 
     @property
     def extent(self) -> str:
-        """What was scored, in words."""
+        """The number of lines, in words."""
         return f"over {counted(self.n, 'line')}"
 
 
@@ -51,7 +58,7 @@ class Measure(ABC):
     """A way to score hypotheses against references, as a value that can be passed on."""
 
     name: str
-    """How it is asked for, such as "bleu"."""
+    """How a user names it, such as "bleu"."""
     title: str
     """How it is printed, such as "BLEU"."""
     description: str
@@ -63,31 +70,108 @@ class Measure(ABC):
         """Which of two scores is the better one: "higher" or "lower"."""
         return "higher" if self.higher_is_better else "lower"
 
-    def of(self, sources: Lines | None) -> "Measure":
-        """The measure for outputs of these sources, None being sound: itself, where sources are not looked at."""
+    @property
+    def seed(self) -> int | None:
+        """Seed of the bootstrap; None: another one each time."""
+        return SEED
+
+    def with_sources(self, sources: Lines | None) -> "Measure":
+        """The measure for outputs of these sources, None being sound: itself, where sources are not read."""
         return self
 
+    def with_references(self, references: Sequence[Lines]) -> "Measure":
+        """The measure for outputs with these references: itself, where it does not depend on them.
+
+        Raises:
+            InputError: the references are of no use to it.
+        """
+        return self
+
+    def normalized(self, lines: Lines) -> Lines:
+        """The lines as they are compared."""
+        return lines
+
     @abstractmethod
-    def __call__(self, hypotheses: Lines, references: Lines, *, resamples: int = 1000) -> Score:
+    def statistics(self, hypotheses: Lines, references: Sequence[Lines]) -> Statistics:
+        """The numbers of every line that are summed, such as matching n-grams."""
+
+    @abstractmethod
+    def value(self, sums: Values) -> float:
+        """The score of summed statistics; nan where it is not defined."""
+
+    @abstractmethod
+    def signature(self, resamples: int) -> str:
+        """How the score was computed last; `resamples` is 0 without an interval."""
+
+    def interval(self, values: Values) -> tuple[float, float]:
+        """The 95 % interval of scores of bootstrap draws: their 2.5th and 97.5th percentiles."""
+        low, high = np.quantile(values, (0.025, 0.975)).tolist()
+        return low, high
+
+    def score(self, hypotheses: Lines, references: Lines, statistics: Statistics, resamples: int) -> Score:
+        """The score of all lines together, without its interval."""
+        name, _, _ = self.title.partition(",")
+        return Score(name, self.value(statistics.sum(axis=0)), self.signature(resamples), len(hypotheses))
+
+    def __call__(self, hypotheses: Lines, references: Lines, *more: Lines, resamples: int = 1000) -> Score:
         """The score of all lines together, with its 95 % interval.
 
         Args:
             hypotheses: one string per line; a blank one counts against the score.
-            references: what each line should be.
+            references: the right text of each line.
+            more: other references, for measures that take several.
             resamples: bootstrap draws of the lines for the interval; 0 leaves the interval out.
 
         Raises:
             InputError: no lines, different numbers of lines, or 0 < `resamples` < 100.
         """
+        check_resamples(resamples, compared=False)
+        ((score, _),) = self._scores({"hypotheses": hypotheses}, [references, *more], resamples)
+        return score
 
-    @abstractmethod
-    def compare(self, hypotheses: Lines, other: Lines, references: Lines, *, resamples: int = 1000) -> Comparison:
-        """Tell whether `hypotheses` and `other` differ by more than the choice of lines explains: paired bootstrap.
+    def compare(
+        self,
+        hypotheses: Lines,
+        other: Lines,
+        references: Lines,
+        *more: Lines,
+        resamples: int = 1000,
+    ) -> Comparison:
+        """Test whether two systems differ by more than the choice of lines explains: paired bootstrap.
 
         Raises:
             InputError: as for a score, or `resamples` is below 100.
         Source: Koehn (2004), Statistical significance tests for machine translation evaluation.
         """
+        check_resamples(resamples, compared=True)
+        systems = {"hypotheses": hypotheses, "other": other}
+        (system, ours), (rival, theirs) = self._scores(systems, [references, *more], resamples)
+        return Comparison(system, rival, p_value(system.value - rival.value, ours - theirs))
+
+    def _scores(
+        self, systems: Mapping[str, Lines], references: Sequence[Lines], resamples: int
+    ) -> list[tuple[Score, Values]]:
+        """Each system's score, and its scores on the same bootstrap draws of the lines."""
+        several = len(references) > 1
+        named = {f"reference {i}" if several else "references": lines for i, lines in enumerate(references, start=1)}
+        check_lines({**systems, **named})
+        references = [self.normalized(lines) for lines in references]
+        measure = self.with_references(references)
+        texts = [self.normalized(lines) for lines in systems.values()]
+        statistics = [measure.statistics(lines, references) for lines in texts]
+        scores = [
+            measure.score(lines, references[0], rows, resamples) for lines, rows in zip(texts, statistics, strict=True)
+        ]
+        if not resamples:
+            return [(score, np.empty(0)) for score in scores]
+        sums = resampled_sums(np.hstack(statistics), resamples, self.seed)
+        results = []
+        for score, drawn in zip(scores, np.split(sums, len(systems), axis=1), strict=True):
+            values = np.array([measure.value(each) for each in drawn])
+            values = values[~np.isnan(values)]
+            low, high = measure.interval(values)
+            results.append((replace(score, low=low, high=high), values))
+        return results
 
 
 def counted(count: int, noun: str) -> str:
@@ -104,8 +188,8 @@ def check_lines(sides: Mapping[str, Lines]) -> None:
     (first, lines), *_ = sides.items()
     for name, side in sides.items():
         if isinstance(side, str) or not side:
-            found = f"one string, {side[:40]!r}" if side else "empty"
-            raise InputError(f"every side of a score must be a list of at least one line, but {name} is {found}")
+            actual = f"one string, {side[:40]!r}" if side else "empty"
+            raise InputError(f"every side of a score must be a list of at least one line, but {name} is {actual}")
         if len(side) != len(lines):
             raise InputError(
                 f"hypotheses and references must have the same number of lines, but {first} has {len(lines)} "

@@ -3,14 +3,14 @@
 import re
 from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import Literal, get_args
+from typing import Literal
 
 from transduce.errors import InputError
 
 Tokenization = Literal["13a", "zh", "ja-mecab", "ko-mecab", "char", "intl", "flores200", "none"]
 """Names of sacrebleu: how text becomes the tokens whose n-grams BLEU counts."""
 
-SCRIPTS = {
+SCRIPTS: dict[Tokenization, str] = {
     "zh": "\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff",
     "ja-mecab": "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f",
     "ko-mecab": "\u1100-\u11ff\u3130-\u318f\uac00-\ud7af",
@@ -18,7 +18,13 @@ SCRIPTS = {
 }
 """Letters of Chinese; of Japanese alone; of Korean; of Thai, Lao, Tibetan, Burmese, Khmer, Tai Le and Tai Tham."""
 
-LIBRARIES = {"ja-mecab": ("MeCab", "ja"), "ko-mecab": ("mecab_ko", "ko"), "flores200": ("sentencepiece", "")}
+LETTERS = {name: re.compile(f"[{span}]") for name, span in SCRIPTS.items()}
+
+LIBRARIES: dict[Tokenization, tuple[str, str]] = {
+    "ja-mecab": ("MeCab", "ja"),
+    "ko-mecab": ("mecab_ko", "ko"),
+    "flores200": ("sentencepiece", ""),
+}
 """The module that a tokenization needs, and the extra of sacrebleu that brings it."""
 
 
@@ -35,23 +41,18 @@ def tokenization(texts: Iterable[str]) -> Tokenization:
     n_letters = 0
     for text in texts:
         n_letters += sum(map(str.isalpha, text))
-        for name, letters in LETTERS.items():
-            counts[name] += len(letters.findall(text))
+        for script, letters in LETTERS.items():
+            counts[script] += len(letters.findall(text))
     if 2 * sum(counts.values()) <= n_letters:
         return "13a"
-    if 10 * counts["ja-mecab"] >= counts["zh"] + counts["ja-mecab"] > counts["ko-mecab"]:
-        name = "ja-mecab"
-    else:
-        name = max(counts, key=counts.__getitem__)
-    (chosen,) = (each for each in get_args(Tokenization) if each == name)
-    return chosen if is_installed(chosen) else "char"
-
-
-LETTERS = {name: re.compile(f"[{span}]") for name, span in SCRIPTS.items()}
+    kana_or_han = counts["zh"] + counts["ja-mecab"]
+    is_japanese = 10 * counts["ja-mecab"] >= kana_or_han > counts["ko-mecab"]
+    name: Tokenization = "ja-mecab" if is_japanese else max(counts, key=counts.__getitem__)
+    return name if is_installed(name) else "char"
 
 
 def is_installed(name: Tokenization) -> bool:
-    """Whether the library is there that this tokenization needs."""
+    """Whether the library that this tokenization needs is installed."""
     return name not in LIBRARIES or find_spec(LIBRARIES[name][0]) is not None
 
 

@@ -6,19 +6,22 @@ import numpy as np
 from jaxtyping import Float
 from sacrebleu.metrics import BLEU, CHRF
 
-from transduce.score.wer import cer, sentence_rates, wer
+from transduce.score.alignment import line_errors
+from transduce.score.wer import cer, wer
 
 
 def utilities(measure: str, texts: Sequence[str]) -> Float[np.ndarray, "n n"]:
     """Row i, column j: the measure of text i against text j; an error rate is negative, so more is better.
 
-    BLEU and chrF are sacrebleu's of one sentence, BLEU with the n-grams that a short one has (effective order).
+    BLEU and chrF are sacrebleu's of one sentence, BLEU with the n-grams that a short one has (effective order). Errors
+    are counted in percent of the reference, of which a blank one has one token.
     """
     n = len(texts)
     if measure in ("bleu", "chrf"):
         metric = BLEU(effective_order=True) if measure == "bleu" else CHRF()
-        found = [metric.sentence_score(text, [right]).score for text in texts for right in texts]
+        values = [metric.sentence_score(text, [right]).score for text in texts for right in texts]
     else:
-        rates = {"wer": wer, "cer": cer}[measure]
-        found = [-rate for rate in sentence_rates([t for t in texts for _ in texts], [*texts] * n, rates.unit)]
-    return np.array(found).reshape(n, n)
+        unit = {"wer": wer, "cer": cer}[measure].unit
+        errors = line_errors([text for text in texts for _ in texts], [*texts] * n, unit)
+        values = [-100 * each.total / max(1, each.n_reference) for each in errors]
+    return np.array(values).reshape(n, n)

@@ -1,22 +1,19 @@
-"""Word, character and phone error rate; how they are counted is written in the signature that each rate carries."""
+"""Word, character and phone error rate; the signature of each rate says how it was computed."""
 
-import importlib.metadata
+import math
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 
 import numpy as np
-from jaxtyping import Float
 from jiwer import CharacterOutput, WordOutput
 
 from transduce.errors import InputError
-from transduce.score.alignment import NOUN, Errors, Unit, align, all_errors, count_errors
-from transduce.score.bootstrap import SEED, p_value, resampled_sums
-from transduce.score.score import Comparison, Lines, Measure, Score, check_lines, check_resamples, counted
-
-CHUNK = 10_000
-"""Utterances whose alignments are in memory at a time."""
+from transduce.score.alignment import NOUN, Errors, Unit, align, all_errors, line_errors
+from transduce.score.bootstrap import bootstrap_signature
+from transduce.score.score import Lines, Measure, Score, Statistics, Values, counted
 
 APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ`´", "'"))
 
@@ -30,11 +27,11 @@ class ErrorRate(Score):
     """The errors of each utterance."""
     hypotheses: Lines = field(repr=False)
     references: Lines = field(repr=False)
-    """Both as they were aligned: normalized, if asked for."""
+    """Both as they were aligned, after normalization."""
 
     @property
     def aligned(self) -> WordOutput | CharacterOutput:
-        """Every utterance with its alignment, which is made anew: that of many utterances takes much memory."""
+        """The alignment of every utterance, computed anew: that of many utterances takes much memory."""
         return align(self.hypotheses, self.references, unit=self.unit)
 
     @property
@@ -49,14 +46,14 @@ class ErrorRate(Score):
 
     @property
     def extent(self) -> str:
-        """The counts of errors, and what was scored, in two lines."""
+        """The counts of errors, and the number of utterances, in two lines."""
         return (
             f"{self.errors} in {counted(self.errors.n_reference, f'reference {NOUN[self.unit]}')}\n"
             f"over {counted(self.n, 'utterance')}, {self.n_right} ({100 * self.n_right / self.n:.1f} %) wholly right"
         )
 
     def by_group(self, labels: Sequence[str]) -> dict[str, list[Errors]]:
-        """The errors of the utterances, by the label that each has; the group with the highest rate stands first.
+        """The errors of the utterances by their labels; the group with the highest rate stands first.
 
         Raises:
             InputError: there are more labels than utterances, or fewer.
@@ -76,7 +73,14 @@ class ErrorRate(Score):
         rows: list[tuple[str, ...]] = [(by, "utterances", f"{NOUN[self.unit]}s", self.name, "S", "I", "D")]
         for label, members in [*self.by_group(labels).items(), ("all", self.utterances)]:
             e = all_errors(members)
-            counts = (len(members), e.n_reference, f"{e.rate:.2f}", e.substitutions, e.insertions, e.deletions)
+            counts = (
+                len(members),
+                e.n_reference,
+                f"{e.rate:.2f}",
+                e.substitutions,
+                e.insertions,
+                e.deletions,
+            )
             rows.append((label, *map(str, counts)))
         first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
@@ -89,9 +93,8 @@ class ErrorRate(Score):
 class ErrorRateMeasure(Measure):
     """Substitutions, insertions and deletions in percent of the tokens of the reference.
 
-    A blank hypothesis is all deletions; tokens beside a blank reference are insertions. The interval has 95 %:
-    percentiles of bootstrap draws of the utterances, with the fixed seed that the signature names; draws without a
-    token in the reference are left out.
+    A blank hypothesis is all deletions; tokens beside a blank reference are insertions. Bootstrap draws without a token
+    in the reference are left out of the interval.
 
     Source: Bisani and Ney (2004), Bootstrap estimates for confidence intervals in ASR performance evaluation.
     """
@@ -109,92 +112,68 @@ class ErrorRateMeasure(Measure):
                 "text is normalized in one way, but normalize=True and english=True; leave one of them out"
             )
 
-    def __call__(self, hypotheses: Lines, references: Lines, *, resamples: int = 1000) -> ErrorRate:
-        """The rate of all utterances together, with its 95 % interval.
+    def normalized(self, lines: Lines) -> Lines:
+        if not self.normalize and not self.english:
+            return lines
+        normalizer = english_normalizer() if self.english else normalized
+        return [normalizer(line) for line in lines]
+
+    def with_references(self, references: Sequence[Lines]) -> "ErrorRateMeasure":
+        """Itself.
 
         Raises:
-            InputError: as for every measure, or no reference has a token.
+            InputError: no reference has a token.
         """
-        check_lines({"hypotheses": hypotheses, "references": references})
-        check_resamples(resamples, compared=False)
-        normalizer = english_normalizer() if self.english else normalized if self.normalize else None
-        if normalizer is not None:
-            hypotheses, references = ([normalizer(line) for line in lines] for lines in (hypotheses, references))
-        utterances = _errors(hypotheses, references, self.unit)
-        errors = all_errors(utterances)
-        if errors.n_reference == 0:
-            after = " after normalization" if normalizer else ""
+        (lines,) = references
+        if not any(map(str.strip, lines)):
+            after = " after normalization" if self.normalize or self.english else ""
             raise InputError(
                 f"an error rate needs at least one {NOUN[self.unit]} in the references, "
-                f"but all {len(references)} are blank{after}; look for a wrong file or column"
+                f"but all {len(lines)} are blank{after}; look for a wrong file or column"
             )
-        interval = np.quantile(_resampled(utterances, resamples), (0.025, 0.975)).tolist() if resamples else ()
-        signature = self._signature(resamples)
+        return self
+
+    def statistics(self, hypotheses: Lines, references: Sequence[Lines]) -> Statistics:
+        """The fields of the `Errors` of every utterance."""
+        return np.array(line_errors(hypotheses, references[0], self.unit), dtype=np.float64)
+
+    def value(self, sums: Values) -> float:
+        errors = Errors(*map(int, sums))
+        return errors.rate if errors.n_reference else math.nan
+
+    def signature(self, resamples: int) -> str:
+        letters = "case:lc|norm:nfkc-nopunct" if self.normalize else "case:mixed|norm:no"
+        if self.english:
+            letters = f"case:lc|norm:whisper-en-{version('whisper-normalizer')}"
+        space = "|space:yes" if self.unit == "char" else ""
+        return f"{bootstrap_signature(resamples)}{letters}|unit:{self.unit}{space}|jiwer:{version('jiwer')}"
+
+    def score(self, hypotheses: Lines, references: Lines, statistics: Statistics, resamples: int) -> ErrorRate:
         return ErrorRate(
-            self.title,
-            errors.rate,
-            signature,
-            len(utterances),
-            *interval,
+            **vars(super().score(hypotheses, references, statistics, resamples)),
             unit=self.unit,
-            utterances=utterances,
+            utterances=[Errors(*map(int, row)) for row in statistics],
             hypotheses=hypotheses,
             references=references,
         )
 
-    def compare(self, hypotheses: Lines, other: Lines, references: Lines, *, resamples: int = 1000) -> Comparison:
-        """Tell whether two systems differ by more than the choice of utterances explains: paired bootstrap.
-
-        `difference` below 0 means that `hypotheses` are better.
-        """
-        check_lines({"hypotheses": hypotheses, "other": other, "references": references})
-        check_resamples(resamples, compared=True)
-        system, rival = (self(lines, references, resamples=resamples) for lines in (hypotheses, other))
-        ours, theirs = (_resampled(rate.utterances, resamples) for rate in (system, rival))
-        return Comparison(system, rival, p_value(system.value - rival.value, ours - theirs))
-
-    def _signature(self, resamples: int) -> str:
-        bootstrap = f"bs:{resamples}|seed:{SEED}|" if resamples else ""
-        letters = "case:lc|norm:nfkc-nopunct" if self.normalize else "case:mixed|norm:no"
-        if self.english:
-            letters = f"case:lc|norm:whisper-en-{importlib.metadata.version('whisper-normalizer')}"
-        space = "|space:yes" if self.unit == "char" else ""
-        return f"{bootstrap}{letters}|unit:{self.unit}{space}|jiwer:{importlib.metadata.version('jiwer')}"
-
-
-def _errors(hypotheses: Lines, references: Lines, unit: Unit) -> list[Errors]:
-    found = []
-    for start in range(0, len(references), CHUNK):
-        chunk = slice(start, start + CHUNK)
-        found += [count_errors(chunks) for chunks in align(hypotheses[chunk], references[chunk], unit=unit).alignments]
-    return found
-
-
-def sentence_rates(hypotheses: Lines, references: Lines, unit: Unit) -> list[float]:
-    """The errors of each utterance in percent of its reference; a blank reference counts as one token."""
-    return [100 * each.total / max(1, each.n_reference) for each in _errors(hypotheses, references, unit)]
-
-
-def _resampled(utterances: Sequence[Errors], resamples: int) -> Float[np.ndarray, " R"]:
-    """The rate in percent on every bootstrap draw that has a token in its references.
-
-    The same numbers of utterances and draws give the same draws, so two systems are resampled as pairs.
-    """
-    counts = np.array([(errors.total, errors.n_reference) for errors in utterances], dtype=np.float64)
-    errors, tokens = resampled_sums(counts, resamples, SEED).T
-    return 100 * errors[tokens > 0] / tokens[tokens > 0]
+    def __call__(self, hypotheses: Lines, references: Lines, *more: Lines, resamples: int = 1000) -> ErrorRate:
+        """The rate of all utterances together, with its 95 % interval; see `Measure`."""
+        rate = super().__call__(hypotheses, references, *more, resamples=resamples)
+        assert isinstance(rate, ErrorRate)
+        return rate
 
 
 def normalized(text: str) -> str:
-    """Text without what a listener cannot hear: case, punctuation, the width of letters and spaces.
+    """Text without inaudible differences: case, punctuation, the width of letters and spaces.
 
     Unicode NFKC and lower case; every punctuation mark becomes a space, except that apostrophes inside a word stay
     (’, ‘, ʼ, ` and ´ all become '); white space is squeezed. Accents, digits and symbols such as $ stay.
     """
     text = unicodedata.normalize("NFKC", text.translate(APOSTROPHES)).translate(APOSTROPHES)
     text = unicodedata.normalize("NFKC", text.lower())
-    spoken = "".join(" " if unicodedata.category(c).startswith("P") and c != "'" else c for c in text)
-    return " ".join(filter(None, (word.strip("'") for word in spoken.split())))
+    bare = "".join(" " if unicodedata.category(c).startswith("P") and c != "'" else c for c in text)
+    return " ".join(filter(None, (word.strip("'") for word in bare.split())))
 
 
 def english_normalizer() -> Callable[[str], str]:
@@ -225,10 +204,10 @@ def english_normalizer() -> Callable[[str], str]:
 
 
 wer = ErrorRateMeasure(name="wer", title="WER", description="word error rate in percent", unit="word")
-"""What white space separates is a word."""
+"""Words are separated by white space."""
 
 cer = ErrorRateMeasure(name="cer", title="CER", description="character error rate in percent", unit="char")
 """Characters are Unicode code points; one space between words counts as a character."""
 
 per = ErrorRateMeasure(name="per", title="PER", description="phone error rate in percent", unit="phone")
-"""What white space separates is a phone."""
+"""Phones are separated by white space."""
