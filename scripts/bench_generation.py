@@ -110,7 +110,7 @@ def main() -> None:
     theirs = rival(tiny=x.tiny)
     with tempfile.TemporaryDirectory() as directory:
         theirs.save_pretrained(directory)
-        ours = import_gpt2(Path(directory)).model
+        ours = import_gpt2(Path(directory))
         n_parameters = sum(p.numel() for p in ours.parameters())
         on_cpu, folder = x.device == "cpu", Path(directory)
         systems = {

@@ -21,8 +21,8 @@ from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.sample import Sampler, Sampling
 from transduce.decode.scorer import ModelScorer
-from transduce.interop.encoder_decoder import residual_order
 from transduce.interop.marian import Marian, import_marian
+from transduce.interop.weights import residual_order
 from transduce.model.positions import sinusoidal
 
 SENTENCES, LONGEST, BOUND = 50, 17, 23
@@ -194,7 +194,8 @@ def test_the_residual_order_turns_their_positions_into_ours(pair):
         (
             "vocab_size",
             30,
-            "weights must fit the configuration, but in {} "
+            "weights must fit the configuration, but in {} lm_head.weight is (29, 16) instead of (30, 16); "
+            "model.encoder.embed_tokens.weight is (29, 16) instead of (30, 16); "
             "model.decoder.embed_tokens.weight is (29, 16) instead of (30, 16)",
         ),
     ],

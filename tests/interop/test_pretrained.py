@@ -17,12 +17,10 @@ from tests.interop.test_llama import rival as llama
 from transduce.cli.main import main
 from transduce.errors import InputError
 from transduce.files import read_json, read_weights
-from transduce.interop.encoder_decoder import read_model
-from transduce.interop.fairseq import MODELS
+from transduce.interop.encoder_decoder import MODELS, read_model
 from transduce.interop.families import FAMILIES, importer
 from transduce.interop.gpt2 import import_gpt2
 from transduce.interop.llama import import_llama
-from transduce.interop.marian import import_marian
 from transduce.interop.settings import DEFAULTS, check_types
 
 pytestmark = pytest.mark.usefixtures("transformers")
@@ -52,10 +50,7 @@ KINDS = {"bart": "Bart", "marian": "Marian", "pegasus": "Pegasus"}
 
 def read_text_model(directory: Path) -> torch.nn.Module:
     """The model alone: there is no tokenizer."""
-    kind = read_json(directory / "config.json")["model_type"]
-    if kind == "marian":
-        return import_marian(directory).model
-    return read_model(directory, model_type=kind, fields=MODELS[kind]).model
+    return read_model(directory, *MODELS).model
 
 
 def same_logits(ours: torch.nn.Module, theirs: Any, rng: torch.Generator) -> None:
@@ -97,9 +92,9 @@ def as_pickle(directory: Path, *, old: bool = False, shards: int = 1) -> None:
 @pytest.mark.parametrize("form", [{}, {"old": True}, {"shards": 3}])
 def test_pickled_weights_are_those_of_safetensors(tmp_path, form):
     gpt2(tmp_path)
-    want = import_gpt2(tmp_path).model.state_dict()
+    want = import_gpt2(tmp_path).state_dict()
     as_pickle(tmp_path, **form)
-    found = import_gpt2(tmp_path).model.state_dict()
+    found = import_gpt2(tmp_path).state_dict()
     assert found.keys() == want.keys() and all(torch.equal(found[name], want[name]) for name in want)
 
 

@@ -143,7 +143,7 @@ def test_gpt2_is_exported_without_them(tmp_path, name):
     for file in ("config.json", "model.safetensors"):
         assert (tmp_path / "padded" / file).read_bytes() == (tmp_path / "plain" / file).read_bytes()
     assert load_file(tmp_path / "padded" / "model.safetensors")["transformer.wte.weight"].shape == (V, 8)
-    again = import_gpt2(tmp_path / "padded").model
+    again = import_gpt2(tmp_path / "padded")
     assert again.config.decoder.input == Tokens(vocab_size=V)
     ids = torch.arange(9)[None]
     assert torch.equal(again(target_in=ids), padded.eval()(target_in=ids))

@@ -17,17 +17,8 @@ from transduce.interop.pretrained import (
     read_optional,
     read_table,
 )
-from transduce.interop.settings import read_settings
 
-BART: dict[str, Any] = {"positions": "learned", "embedding_norm": True}
-MODELS: dict[str, dict[str, Any]] = {
-    "m2m_100": {"norm_position": "pre", "sinusoids": "tensor2tensor"},
-    "bart": BART,
-    "mbart": {**BART, "norm_position": "pre"},
-    "pegasus": {"norm_position": "pre"},
-    "blenderbot": {"norm_position": "pre", "positions": "learned"},
-}
-"""By model_type, what all models of it have."""
+KINDS = ("m2m_100", "bart", "mbart", "pegasus", "blenderbot")
 
 LANGUAGE = re.compile("[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")
 """What tags of languages look like in NLLB and mBART: eng_Latn, en_XX."""
@@ -49,9 +40,7 @@ def import_run(directory: Path) -> Imported:
             safetensors; or a file of the tokenizer is missing or does not fit the model.
     Source: Fan et al. (2021), M2M-100; NLLB team (2022); Lewis et al. (2020), BART; Liu et al. (2020), mBART.
     """
-    kind = read_settings(directory, *MODELS)["model_type"]
-    offset = 0 if kind == "blenderbot" else 2
-    model, theirs = read_model(directory, model_type=kind, fields=MODELS[kind], offset=offset)
+    model, theirs = read_model(directory, *KINDS)
     said = one_end(directory, read_generation(directory, theirs), theirs)
     forced, settings = said.get("forced_bos_token_id"), read_optional(directory / TOKENIZER)
     source, target = _tokenizers(directory, theirs | said | {"forced_bos_token_id": forced}, settings)

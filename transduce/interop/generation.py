@@ -81,7 +81,7 @@ WITHOUT_EFFECT = {
 }
 """How outputs are computed, not what they are."""
 
-WHISPER = {
+WHISPER_SETTINGS = {
     *("alignment_heads", "forced_decoder_ids", "is_multilingual", "lang_to_id", "language", "no_timestamps_token_id"),
     *("prev_sot_token_id", "return_timestamps", "task", "task_to_id"),
 }

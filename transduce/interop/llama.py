@@ -7,54 +7,27 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer as LibraryTokenizer
-from torch import Tensor, nn
 
 from transduce.config import from_dict
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
-from transduce.files import write_file
 from transduce.interop.generation import read_generation, read_sampling
+from transduce.interop.names import LLAMA, PHI3, named_weights
 from transduce.interop.pretrained import (
     TOKENIZER,
-    TRAINING,
     Imported,
+    check_decoder_alone,
     check_same,
-    fill,
     read_optional,
-    read_tensors,
-    share_table,
+    write_json_tokenizer,
     write_model,
-    write_settings,
 )
-from transduce.interop.settings import ACTIVATIONS, CONFIG, DEFAULTS, read_settings, require_equal
-from transduce.model.attention import SelfAttention
+from transduce.interop.settings import CONFIG, DEFAULTS, our_fields, read_settings, their_settings
+from transduce.interop.weights import fill_transformer, read_tensors
 from transduce.model.config import TransformerConfig
-from transduce.model.fill import blank_transformer
-from transduce.model.layers import FeedForward, Layer
-from transduce.model.size import check_fits
 from transduce.model.transformer import Transformer
-
-FIELDS = {
-    "hidden_size": "d_model",
-    "intermediate_size": "d_ff",
-    "num_attention_heads": "n_heads",
-    "max_position_embeddings": "max_positions",
-    "attention_dropout": "attention_dropout",
-}
-"""The fields of TransformerConfig that their config.json holds under another name, by that name."""
-
-BLOCKS: dict[str, Any] = {
-    "norm": "rms",
-    "norm_position": "pre",
-    "gated": True,
-    "positions": "rotary",
-}
-"""What every one of these models is, in fields of TransformerConfig."""
-
-UNSTORED = TRAINING | {"tie", "scale_embeddings", "decoder.input.multiple", "qkv_bias", "head_width", "n_kv_heads"}
-"""The fields of TransformerConfig that may have any value in an exported model, which computes the same in either case."""
 
 KINDS = ("llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "olmo")
 
@@ -65,6 +38,9 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
 }
 """By model_type, the classes whose models are written."""
+
+BANDS = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+"""The settings of rotary_bands."""
 
 
 def import_llama(directory: Path) -> Transformer:
@@ -77,22 +53,18 @@ def import_llama(directory: Path) -> Transformer:
     Mistral 7B; Gemma team (2024), Gemma; Abdin et al. (2024), Phi-3; Groeneveld et al. (2024), OLMo; file format of
     transformers' save_pretrained.
     """
-    theirs = _read(directory)
-    kind, config = theirs["model_type"], _our_config(theirs, directory)
-    check_fits(config, torch.device("cpu"))
-    model = blank_transformer(config)
-    weights, own = read_tensors(directory, "model."), _their_weights(model, fused=kind == "phi3")
-    if theirs["tie_word_embeddings"]:
-        weights = share_table(weights, ("model.embed_tokens.weight", "lm_head.weight"), directory)
-    norms = [name for name in own if name.endswith("norm.weight")]
-    if kind == "olmo":  # which has no weights in norms, and so 1, as they begin here
-        own = {name: weight for name, weight in own.items() if name not in norms}
-    # older files hold the frequencies of rotation
-    fill(own, weights, directory, unneeded=("lm_head.weight", ".rotary_emb.inv_freq"))
+    theirs = read_settings(directory, *KINDS)
+    kind = theirs["model_type"]
+    config = _our_config(theirs, directory)
+    weights = read_tensors(directory)
+    optional = r"norm\.weight" if kind == "olmo" else "$^"  # its norms have no weights
+    model = fill_transformer(config, PHI3 if kind == "phi3" else LLAMA, weights, directory, optional=optional)
     if kind == "gemma":  # which stores what is added to 1
-        for name in norms:
-            own[name] += 1
-    return model.eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("norm.weight"):
+                    parameter.add_(1)
+    return model
 
 
 def import_run(directory: Path) -> Imported:
@@ -105,81 +77,69 @@ def import_run(directory: Path) -> Imported:
     return with_tokenizer(model, directory, read_settings(directory, *KINDS))
 
 
-def _read(directory: Path) -> dict[str, Any]:
-    """The settings of config.json that a model of its kind has, and no others, which transformers ignores."""
-    kind = read_settings(directory, *KINDS)["model_type"]
-    fixed: dict[str, Any] = {"clip_qkv": None, "use_bidirectional_attention": [None, False]}
-    fixed = {name: value for name, value in fixed.items() if name in DEFAULTS[kind]}
-    if kind != "llama":
-        fixed["attention_bias"] = False
-    theirs = read_settings(directory, kind, fixed=fixed)
-    return {name: theirs[name] for name in ("model_type", *DEFAULTS[kind])}
-
-
 def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None) -> None:
-    """Write what from_pretrained of LlamaForCausalLM reads, or of Qwen2ForCausalLM or Qwen3ForCausalLM, if it has their parts.
+    """Write what from_pretrained of LlamaForCausalLM reads, or of Qwen2, Qwen3 or Mistral, if it has their parts.
+
+    Embeddings that the model multiplies by sqrt(d_model) are so multiplied, and stand beside the output table.
 
     Raises:
         InputError: the model is none of them; the message lists the fields that differ.
     """
     config = model.config
-    if config.encoder is not None or config.decoder is None:
-        raise InputError("a Llama is a decoder alone, but this model has an encoder; it cannot be exported as one")
+    check_decoder_alone(config, "Llama")
     theirs = _their_config(config, tokenizer)
     kind = theirs["model_type"]
-    check_same(_our_config(DEFAULTS[kind] | theirs, directory), config, UNSTORED, kind.capitalize())
-    write_model(directory, theirs, _their_weights(model, export=True))
+    free = {"scale_embeddings", "qkv_bias", "head_width", "n_kv_heads"}
+    check_same(_our_config(DEFAULTS[kind] | theirs, directory), config, free, kind.capitalize())
+    weights = named_weights(model, LLAMA)
+    if config.scale_embeddings:
+        weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] * config.d_model**0.5
+    elif config.tie != "none":
+        del weights["lm_head.weight"]
+    write_model(directory, theirs, weights)
     if tokenizer is not None:
-        write_file(directory / "tokenizer.json", tokenizer.model)
-        told = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_positions}
         special = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
-        told |= {name: tokenizer.tokens([i])[0] for name, i in special.items() if i is not None}
-        write_settings(directory / TOKENIZER, told)
+        write_json_tokenizer(directory, tokenizer, "PreTrainedTokenizerFast", config.max_positions, special)
 
 
 def _our_config(theirs: dict[str, Any], directory: Path) -> TransformerConfig:
-    """Translate the settings of config.json."""
-    kind, act = theirs["model_type"], theirs["hidden_act"]
-    if kind == "llama":
-        way_out = "; a Transformer here has biases in all linear maps or in those to queries, keys and values"
-        require_equal(theirs, "attention_bias", "mlp_bias", directory, way_out)
-    if kind == "phi3":
-        way_out = "; they matter in training alone, so make them equal in config.json"
-        require_equal(theirs, "embd_pdrop", "resid_pdrop", directory, way_out)
-    ours = (
-        {our_name: theirs[their_name] for their_name, our_name in FIELDS.items()}
-        | BLOCKS
-        | _rotation(theirs, directory)
-    )
-    ours["decoder"] = {"input": {"vocab_size": theirs["vocab_size"]}, "n_layers": theirs["num_hidden_layers"]}
-    ours["n_kv_heads"], ours["head_width"] = theirs["num_key_value_heads"], theirs["head_dim"]
-    ours["activation"] = "gelu_tanh" if (kind, act) == ("gemma", "gelu") else ACTIVATIONS[act]  # its files say less
-    ours["scale_embeddings"], ours["dropout"] = kind == "gemma", theirs.get("resid_pdrop", 0.0)
-    ours |= (
-        {"norm": "layer", "norm_eps": 1e-5} if kind == "olmo" else {"norm": "rms", "norm_eps": theirs["rms_norm_eps"]}
-    )
-    ours["bias"], ours["qkv_bias"] = bool(theirs.get("mlp_bias")), True if kind == "qwen2" else None
-    ours["qk_norm"] = kind == "qwen3"
-    ours["window"] = _window(theirs, directory)
-    ours["tie"] = "output" if theirs["tie_word_embeddings"] else "none"
+    """Translate the settings that config.json of this kind has; others, which transformers ignores, are left out."""
+    kind = theirs["model_type"]
+    theirs = {name: theirs[name] for name in ("model_type", *DEFAULTS[kind])}
+    ours = our_fields(theirs) | {
+        "norm": "rms",
+        "norm_position": "pre",
+        "gated": True,
+        "positions": "rotary",
+        "dropout": theirs.get("resid_pdrop", 0.0),
+        "scale_embeddings": kind == "gemma",
+        "bias": theirs.get("mlp_bias", False),
+        "qkv_bias": True if kind == "qwen2" else None,
+        "qk_norm": kind == "qwen3",
+        "window": _window(theirs, directory),
+        **_rotation(theirs, directory),
+    }
+    if kind == "gemma" and theirs["hidden_act"] == "gelu":  # its files mean the approximation
+        ours["activation"] = "gelu_tanh"
+    if kind == "olmo":
+        ours |= {"norm": "layer", "norm_eps": 1e-5}
     return from_dict(TransformerConfig, ours, str(directory / CONFIG))
 
 
 def _rotation(theirs: dict[str, Any], directory: Path) -> dict[str, Any]:
     """How positions rotate; older files have rope_theta beside rope_scaling, newer ones rope_parameters."""
-    told = theirs["rope_parameters"] or theirs["rope_scaling"] or {}
-    found = {"rotary_theta": told.get("rope_theta", theirs["rope_theta"])}
-    kind = told.get("rope_type", told.get("type", "default"))
-    if kind not in ("default", "linear", "llama3") or told.get("partial_rotary_factor", 1.0) != 1.0:
+    rope = theirs["rope_parameters"] or theirs["rope_scaling"] or {}
+    ours = {"rotary_theta": rope.get("rope_theta", theirs["rope_theta"])}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise InputError(
-            f"rope_type must be 'default' or 'linear' or 'llama3', of whole heads, but in {directory} it is {told}"
+            f"rope_type must be 'default' or 'linear' or 'llama3', of whole heads, but in {directory} it is {rope}"
         )
     if kind != "default":
-        found["rotary_factor"] = told.get("factor")
+        ours["rotary_factor"] = rope.get("factor")
     if kind == "llama3":
-        names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        found["rotary_bands"] = [told.get(name) for name in names]
-    return found
+        ours["rotary_bands"] = [rope.get(name) for name in BANDS]
+    return ours
 
 
 def _window(theirs: dict[str, Any], directory: Path) -> int | None:
@@ -200,21 +160,14 @@ def _window(theirs: dict[str, Any], directory: Path) -> int | None:
 
 def _their_config(config: TransformerConfig, tokenizer: JSONTokenizer | None) -> dict[str, Any]:
     """Translate our fields into the settings of config.json, as far as it has them."""
-    assert config.decoder is not None
-    kind = "qwen3" if config.qk_norm else "qwen2" if config.attention_bias and not config.bias else "llama"
-    if kind == "llama" and config.window is not None and not config.bias:
+    kind = "llama"
+    if config.qk_norm:
+        kind = "qwen3"
+    elif config.attention_bias and not config.bias:
+        kind = "qwen2"
+    elif config.window is not None and not config.bias:
         kind = "mistral"
-    activations = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
-    theirs = {
-        "model_type": kind,
-        "architectures": [ARCHITECTURES[kind]],
-        "vocab_size": config.vocab_size,
-        "num_hidden_layers": config.decoder.n_layers,
-        **{their_name: getattr(config, our_name) for their_name, our_name in FIELDS.items()},
-        "rms_norm_eps": config.norm_eps,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.d_head,
-        "hidden_act": activations[config.activation],
+    theirs = their_settings(config, kind, ARCHITECTURES[kind]) | {
         "rope_theta": config.rotary_theta,
         "rope_scaling": None,
         "tie_word_embeddings": config.tie != "none" and not config.scale_embeddings,
@@ -228,64 +181,10 @@ def _their_config(config: TransformerConfig, tokenizer: JSONTokenizer | None) ->
         theirs["sliding_window"] = config.window
         theirs |= {} if kind == "mistral" else {"use_sliding_window": True, "max_window_layers": 0}
     if config.rotary_bands is not None:
-        low, high, n = config.rotary_bands
-        bands = {"low_freq_factor": low, "high_freq_factor": high, "original_max_position_embeddings": n}
+        bands = dict(zip(BANDS, config.rotary_bands, strict=True))
         theirs["rope_scaling"] = {"rope_type": "llama3", "factor": config.rotary_factor, **bands}
     elif config.rotary_factor != 1:
         theirs["rope_scaling"] = {"rope_type": "linear", "factor": config.rotary_factor}
-    return theirs
-
-
-def _their_weights(model: Transformer, *, fused: bool = False, export: bool = False) -> dict[str, Tensor]:
-    """The parameters under their names, without rows that only fill up the table of tokens.
-
-    Args:
-        fused: whether maps of the same input are one matrix, as in Phi-3.
-        export: whether embeddings that the model multiplies by sqrt(d_model) are so multiplied, and stand beside the output
-            table; else all share memory with the model's.
-    """
-    own = {name: parameter.detach() for name, parameter in model.named_parameters(remove_duplicate=False)}
-    table, size = own["target_input.weight"][: model.vocab_size], model.vocab_size
-    scaled = export and model.config.scale_embeddings
-    theirs = {"model.embed_tokens.weight": table * model.config.d_model**0.5 if scaled else table}
-    if model.config.tie == "none" or scaled:
-        theirs["lm_head.weight"] = own["output"][:size].clone() if scaled else own["output"][:size]
-    assert model.decoder is not None
-    theirs["model.norm.weight"] = own["decoder.norm.weight"]
-    for i, layer in enumerate(model.decoder.layers):
-        assert isinstance(layer, Layer) and isinstance(layer.feed_forward, FeedForward)
-        theirs |= {f"model.layers.{i}.{name}": weight.detach() for name, weight in _their_layer(layer, fused).items()}
-    return theirs
-
-
-def _their_layer(layer: Layer, fused: bool) -> dict[str, Tensor]:
-    attention, feed_forward = layer.attention, layer.feed_forward
-    assert isinstance(attention, SelfAttention) and isinstance(feed_forward, FeedForward)
-    norms = {
-        "input_layernorm": layer.attention_sublayer.norm,
-        "post_attention_layernorm": layer.feed_forward_sublayer.norm,
-    }
-    theirs: dict[str, Tensor] = {f"{name}.weight": norm.get_parameter("weight") for name, norm in norms.items()}
-    if attention.norm is not None:
-        theirs["self_attn.q_norm.weight"] = attention.norm.query.weight
-        theirs["self_attn.k_norm.weight"] = attention.norm.key.weight
-    qkv, gated = attention.qkv, feed_forward.wide
-    parts: dict[tuple[str, ...], tuple[str, nn.Linear, list[int]]] = {
-        ("q_proj", "k_proj", "v_proj"): ("self_attn", qkv, list(qkv.widths.values())),
-        ("gate_proj", "up_proj"): ("mlp", gated, list(gated.widths.values())),
-    }
-    if fused:
-        parts = {
-            ("qkv_proj",): ("self_attn", qkv, [len(qkv.weight)]),
-            ("gate_up_proj",): ("mlp", gated, [len(gated.weight)]),
-        }
-    parts[("o_proj",)] = "self_attn", attention.output, [len(attention.output.weight)]
-    parts[("down_proj",)] = "mlp", feed_forward.narrow, [len(feed_forward.narrow.weight)]
-    for names, (part, linear, widths) in parts.items():
-        for kind in ("weight", "bias"):
-            if (values := getattr(linear, kind)) is not None:
-                for name, value in zip(names, values.split(widths), strict=True):
-                    theirs[f"{part}.{name}.{kind}"] = value
     return theirs
 
 

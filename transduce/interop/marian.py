@@ -8,7 +8,6 @@ from transduce.files import regular
 from transduce.interop.encoder_decoder import read_model
 from transduce.interop.generation import one_end, read_decoding, read_generation, refusal
 from transduce.interop.pretrained import TOKENIZER, Imported, read_optional, read_table
-from transduce.interop.settings import read_settings
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 
@@ -31,7 +30,7 @@ def import_marian(directory: Path) -> Marian:
             weights.
     Source: Junczys-Dowmunt et al. (2018), Marian; file format of transformers' save_pretrained.
     """
-    model, theirs = read_model(directory, model_type="marian", fields={})
+    model, theirs = read_model(directory, "marian")
     return Marian(model, theirs["decoder_start_token_id"], theirs["eos_token_id"], theirs["pad_token_id"])
 
 
@@ -41,7 +40,7 @@ def import_run(directory: Path) -> Imported:
     Raises:
         InputError: as `import_marian`; or a file of the tokenizer is missing or does not fit the model.
     """
-    model, theirs = import_marian(directory).model, read_settings(directory, "marian")
+    model, theirs = read_model(directory, "marian")
     said = one_end(directory, read_generation(directory, theirs), theirs)
     if (forced := said.get("forced_bos_token_id")) is not None:
         raise refusal(directory, "forced_bos_token_id", "null", forced)

@@ -1,21 +1,22 @@
 """Write translation models as transformers saves Marian models, with their tokenizer."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
-from transduce.interop.encoder_decoder import residual_order, their_weights
 from transduce.interop.generation import GENERATION, settings_of
+from transduce.interop.names import ENCODER_DECODER, named_weights
 from transduce.interop.pretrained import TOKENIZER, check_carried, write_model, write_settings
-from transduce.interop.settings import ACTIVATIONS
+from transduce.interop.settings import their_settings
+from transduce.interop.weights import reorder_residual, residual_order
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 
@@ -48,15 +49,14 @@ def export_marian(
         InputError: the model is no Marian model; the message says why.
     """
     theirs = _their_config(model.config, target)
-    back = residual_order(model.config.d_model).argsort()
-    weights: dict[str, Tensor] = {}
-    for name, (weight, dimension) in their_weights(model).items():
-        table = name.endswith(("embed_tokens.weight", "lm_head.weight"))
-        rows = theirs["vocab_size" if "encoder" in name else "decoder_vocab_size"] if table else len(weight)
-        ordered = weight if dimension is None else weight.index_select(dimension, back)
-        weights[name] = ordered[:rows]
+    model = deepcopy(model)
+    reorder_residual(model, residual_order(model.config.d_model).argsort())
+    weights = named_weights(model, ENCODER_DECODER)
     if model.config.tie == "all":
         weights["model.shared.weight"] = weights.pop("model.decoder.embed_tokens.weight")
+        del weights["model.encoder.embed_tokens.weight"]
+    if model.config.tie != "none":
+        del weights["lm_head.weight"]
     bias = weights.get("final_logits_bias", torch.zeros(theirs["decoder_vocab_size"]))
     weights["final_logits_bias"] = bias[None]
     write_model(directory, theirs, weights)
@@ -81,23 +81,12 @@ def _their_config(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, 
             "a Marian model turns tokens into tokens, but this model does not; it cannot be exported as one"
         )
     check_carried(config, CARRIED, "Marian")
-    theirs = {
-        "model_type": "marian",
-        "architectures": ["MarianMTModel"],
+    theirs = their_settings(config, "marian", "MarianMTModel") | {
         "vocab_size": encoder.input.vocab_size,
         "decoder_vocab_size": config.vocab_size,
-        "d_model": config.d_model,
-        "activation_function": {ours: name for name, ours in ACTIVATIONS.items()}[config.activation],
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-        "max_position_embeddings": config.max_positions,
-        "scale_embedding": config.scale_embeddings,
+        "encoder_layers": encoder.n_layers,
         "share_encoder_decoder_embeddings": config.tie == "all",
-        "tie_word_embeddings": config.tie != "none",
     }
-    for side, stack in (("encoder", encoder), ("decoder", decoder)):
-        theirs |= {f"{side}_layers": stack.n_layers, f"{side}_ffn_dim": config.d_ff}
-        theirs[f"{side}_attention_heads"] = config.n_heads
     start, end = tokenizer.required("bos_id", "eos_id")
     pad = end if tokenizer.pad_id is None else tokenizer.pad_id
     ids = {"decoder_start_token_id": start, "eos_token_id": end, "pad_token_id": pad, "forced_eos_token_id": None}

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 from transduce.config import NAMES
 from transduce.errors import InputError
 from transduce.files import read_json
-from transduce.model.config import Activation
+from transduce.model.config import Activation, TransformerConfig
 
 CONFIG = "config.json"
 
@@ -191,30 +191,82 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """By model_type, the settings that are read, with their defaults."""
 
 
-def read_settings(directory: Path, *kinds: str, fixed: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Read config.json.
+FIXED: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "reorder_and_upcast_attn": False,
+        "add_cross_attention": False,
+    },
+    "qwen2": {"attention_bias": False},
+    "qwen3": {"attention_bias": False},
+    "mistral": {"attention_bias": False},
+    "phi3": {"attention_bias": False},
+    "gemma": {"attention_bias": False, "use_bidirectional_attention": [None, False]},
+    "olmo": {"attention_bias": False, "clip_qkv": None},
+    "opt": {"_remove_final_layer_norm": False},
+    "xglm": {"pad_token_id": [0, 1]},  # any other would make a position zero
+    "whisper": {"tie_word_embeddings": True},
+    "speech_to_text": {"tie_word_embeddings": True},
+}
+"""By model_type, the settings that must have one value, or one of a list: a Transformer here does them in one way."""
+
+IN_TRAINING = "; they matter in training alone, so make them equal in config.json"
+EQUAL = {
+    ("embd_pdrop", "resid_pdrop"): IN_TRAINING,
+    ("attention_bias", "mlp_bias"): "; a Transformer here has biases in all linear maps or in those to queries, keys "
+    "and values",
+    ("encoder_attention_heads", "decoder_attention_heads"): "",
+    ("encoder_ffn_dim", "decoder_ffn_dim"): "",
+}
+"""Settings that must be equal, for a Transformer here has one field for both, and the way out."""
+
+FIELDS = {
+    **dict.fromkeys(("n_embd", "hidden_size", "d_model"), "d_model"),
+    **dict.fromkeys(("n_layer", "num_hidden_layers", "num_layers", "decoder_layers"), "n_layers"),
+    **dict.fromkeys(("n_head", "num_attention_heads", "attention_heads"), "n_heads"),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), "n_heads"),
+    **dict.fromkeys(("n_inner", "intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim"), "d_ff"),
+    **dict.fromkeys(("n_positions", "max_position_embeddings"), "max_positions"),
+    **dict.fromkeys(("resid_pdrop", "dropout"), "dropout"),
+    **dict.fromkeys(("attn_pdrop", "attention_dropout"), "attention_dropout"),
+    **dict.fromkeys(("layer_norm_epsilon", "rms_norm_eps"), "norm_eps"),
+    **dict.fromkeys(("activation_function", "hidden_act"), "activation"),
+    "scale_embedding": "scale_embeddings",
+    "num_key_value_heads": "n_kv_heads",
+    "head_dim": "head_width",
+}
+"""Our field of each setting that config.json has under another name, in every family."""
+
+
+def read_settings(directory: Path, *kinds: str) -> dict[str, Any]:
+    """Read config.json, where settings that are missing have their defaults.
 
     Args:
         kinds: The values that model_type may have.
-        fixed: The settings that must have one value, or one of a list: what a Transformer here does in only one way.
 
     Raises:
         InputError: the directory holds another kind of model, a setting has another type, or it would silently give
             other numbers here.
     """
-    found = {"model_type": None, **read_json(directory / CONFIG)}
-    kind = found["model_type"]
+    settings = {"model_type": None, **read_json(directory / CONFIG)}
+    kind = settings["model_type"]
     if kind not in kinds:
         raise InputError(f"model_type must be {' or '.join(map(repr, kinds))}, but in {directory} it is {kind!r}")
-    known = {name: [*ACTIVATIONS] for name in ("activation_function", "hidden_act") if name in DEFAULTS[kind]}
-    return settings_of(found, directory, fixed=known | (fixed or {}), defaults=DEFAULTS[kind])
+    defaults = DEFAULTS[kind]
+    fixed = {name: [*ACTIVATIONS] for name in ("activation_function", "hidden_act") if name in defaults}
+    settings = complete_settings(settings, directory, fixed=fixed | FIXED.get(kind, {}), defaults=defaults)
+    for (one, other), way_out in EQUAL.items():
+        if {one, other} <= defaults.keys():
+            require_equal(settings, one, other, directory, way_out)
+    return settings
 
 
-def settings_of(
-    found: dict[str, Any], directory: Path, *, fixed: dict[str, Any], defaults: dict[str, Any]
+def complete_settings(
+    settings: dict[str, Any], directory: Path, *, fixed: dict[str, Any], defaults: dict[str, Any]
 ) -> dict[str, Any]:
-    """Check what a file in `directory` says; see `read_settings`."""
-    theirs = defaults | found
+    """Check what a file in `directory` says, and add the defaults; see `read_settings`."""
+    theirs = defaults | settings
     check_types(theirs, {name: TYPES.get(name, type(value)) for name, value in defaults.items()}, directory)
     for name, allowed in fixed.items():
         values = allowed if isinstance(allowed, list) else [allowed]
@@ -222,6 +274,36 @@ def settings_of(
             rule = " or ".join(map(repr, values))
             raise InputError(f"{name} must be {rule}, but in {directory} it is {theirs[name]!r}")
     return theirs
+
+
+def our_fields(theirs: dict[str, Any]) -> dict[str, Any]:
+    """Translate settings of config.json into fields of TransformerConfig, as far as all families have them alike."""
+    ours = {FIELDS[name]: theirs[name] for name in DEFAULTS[theirs["model_type"]] if name in FIELDS}
+    n_layers = ours.pop("n_layers")
+    return ours | {
+        "decoder": {"input": {"vocab_size": theirs["vocab_size"]}, "n_layers": n_layers},
+        "activation": ACTIVATIONS[ours["activation"]],
+        "tie": "output" if theirs["tie_word_embeddings"] else "none",
+    }
+
+
+def their_settings(config: TransformerConfig, kind: str, architecture: str) -> dict[str, Any]:
+    """Translate our fields into the settings of config.json, the other way of `our_fields`."""
+    assert config.decoder is not None
+    activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}  # of two names, the first one counts
+    ours = vars(config) | {
+        "n_layers": config.decoder.n_layers,
+        "n_kv_heads": config.kv_heads,
+        "head_width": config.d_head,
+        "activation": activations[config.activation],
+    }
+    return {
+        "model_type": kind,
+        "architectures": [architecture],
+        "vocab_size": config.vocab_size,
+        "tie_word_embeddings": config.tie != "none",
+        **{name: ours[FIELDS[name]] for name in DEFAULTS[kind] if name in FIELDS},
+    }
 
 
 def check_types(settings: dict[str, Any], kinds: dict[str, Any], directory: Path) -> None:
@@ -251,8 +333,3 @@ def require_equal(theirs: dict[str, Any], one: str, other: str, directory: Path,
     if theirs[one] != theirs[other]:
         values = f"{theirs[one]} and {theirs[other]}"
         raise InputError(f"{one} must equal {other}, but in {directory} they are {values}{way_out}")
-
-
-def only(ends: int | list[int] | None) -> int | list[int] | None:
-    """What ends texts, where a list has one token alone: that token."""
-    return ends[0] if isinstance(ends, list) and len(ends) == 1 else ends

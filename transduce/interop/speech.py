@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from transduce.config import at_least, from_dict
 from transduce.data.config import FeatureConfig
@@ -19,29 +18,14 @@ from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json, regular
-from transduce.interop.encoder_decoder import TABLE, check_halves, fill_model, their_weights
-from transduce.interop.generation import WHISPER, one_end, read_decoding, read_generation, refusal
-from transduce.interop.pretrained import (
-    TOKENIZER,
-    Imported,
-    read_optional,
-    read_table,
-    read_tensors,
-    share_table,
-)
-from transduce.interop.settings import (
-    ACTIVATIONS,
-    CONFIG,
-    check_types,
-    read_settings,
-    require_equal,
-    settings_of,
-)
+from transduce.interop.encoder_decoder import encoder_decoder_fields
+from transduce.interop.generation import WHISPER_SETTINGS, one_end, read_decoding, read_generation, refusal
+from transduce.interop.names import SPEECH2TEXT, WHISPER
+from transduce.interop.pretrained import TOKENIZER, Imported, read_optional, read_table
+from transduce.interop.settings import CONFIG, check_types, complete_settings, read_settings, require_equal
+from transduce.interop.weights import fill_transformer, read_tensors
 from transduce.model.config import TransformerConfig
-from transduce.model.fill import blank_transformer
 from transduce.model.inputs import ConvolvedInput
-from transduce.model.size import check_fits
-from transduce.model.transformer import Transformer
 
 START, PLAIN = "<|startoftranscript|>", "<|notimestamps|>"
 """What stands first before every transcript of a Whisper, and last before one without times. Between them one of many
@@ -74,8 +58,7 @@ def import_run(directory: Path) -> Imported:
     Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision; Wang et al. (2020), fairseq
     S2T; file format of transformers' save_pretrained.
     """
-    theirs = read_settings(directory, "whisper", "speech_to_text", fixed={"tie_word_embeddings": True})
-    check_halves(theirs, directory)
+    theirs = read_settings(directory, "whisper", "speech_to_text")
     if theirs["d_model"] % 2:
         raise InputError(f"d_model must be even, but in {directory} it is {theirs['d_model']}")
     return (_whisper if theirs["model_type"] == "whisper" else _speech2text)(directory, theirs)
@@ -102,18 +85,12 @@ def _whisper(directory: Path, theirs: dict[str, Any]) -> Imported:
             f"Whisper's sound must last for twice max_source_positions={n_positions} frames, but in {directory} it is padded "
             f"to {n_frames}"
         )
-    config = _config(
-        directory,
-        theirs,
-        {"n_features": theirs["num_mel_bins"], "conv_strides": [1, 2]},
-        {"positions": "learned", "max_positions": theirs["max_target_positions"], "scale_embeddings": False},
-    )
-    weights = read_tensors(directory, "model.")
-    for name in [name for name in weights if name.endswith("k_proj.weight")]:  # a bias of keys would change nothing
-        weights.setdefault(name.removesuffix("weight") + "bias", torch.zeros(config.d_model))
-    model = _model(config, weights, directory)
-
-    said = one_end(directory, read_generation(directory, theirs, more=WHISPER), theirs)
+    frames = {"n_features": theirs["num_mel_bins"], "conv_strides": [1, 2]}
+    own = {"positions": "learned", "max_positions": theirs["max_target_positions"], "scale_embeddings": False}
+    config = _config(directory, theirs, frames, own)
+    # a bias of keys would change nothing
+    model = fill_transformer(config, WHISPER, read_tensors(directory), directory, optional=r"k_proj\.bias")
+    said = one_end(directory, read_generation(directory, theirs, more=WHISPER_SETTINGS), theirs)
     said.setdefault("forced_decoder_ids", theirs.get("forced_decoder_ids"))
     tokenizer, timestamps = _whisper_tokenizer(directory, said, config.vocab_size), bool(said.get("return_timestamps"))
     n_given, n_positions = 1 + len(tokenizer.opening) - timestamps, theirs["max_target_positions"]
@@ -144,19 +121,16 @@ def _speech2text(directory: Path, theirs: dict[str, Any]) -> Imported:
         log_mel="kaldi",
         normalize="utterance" if normalized[0] else "none",
     )
-    conv = {"conv_strides": [2] * len(theirs["conv_kernel_sizes"]), "conv_kernel": kernels.pop()}
-    conv |= {"conv_channels": theirs["conv_channels"] // 2, "conv_activation": "glu"}
-    config = _config(
-        directory,
-        theirs,
-        {"n_features": theirs["input_feat_per_channel"], **conv},
-        {
-            "max_positions": theirs["max_source_positions"],
-            "first_position": theirs["pad_token_id"] + 1,
-            "scale_embeddings": theirs["scale_embedding"],
-        },
-    )
-    model = _model(config, read_tensors(directory, "model."), directory)
+    frames = {
+        "n_features": theirs["input_feat_per_channel"],
+        "conv_strides": [2] * len(theirs["conv_kernel_sizes"]),
+        "conv_kernel": kernels.pop(),
+        "conv_channels": theirs["conv_channels"] // 2,
+        "conv_activation": "glu",
+    }
+    own = {"max_positions": theirs["max_source_positions"], "first_position": theirs["pad_token_id"] + 1}
+    config = _config(directory, theirs, frames, own)
+    model = fill_transformer(config, SPEECH2TEXT, read_tensors(directory), directory)
     said = one_end(directory, read_generation(directory, theirs), theirs)
     tokenizer = _piece_table(directory, theirs | said, said.get("forced_bos_token_id"))
     if theirs["scale_embedding"]:  # of the two halves of a gated convolution, the one that is no gate
@@ -169,40 +143,11 @@ def _speech2text(directory: Path, theirs: dict[str, Any]) -> Imported:
     return Imported(model, None, tokenizer, decoding, FeatureExtractor(heard))
 
 
-def _config(
-    directory: Path, theirs: dict[str, Any], frames: dict[str, Any], others: dict[str, Any]
-) -> TransformerConfig:
-    """What both kinds of models have in common, with the fields in which they differ."""
-    encoder = {"positions": "sinusoidal", "max_positions": theirs["max_source_positions"]}
-    ours = {
-        "encoder": {"input": frames, "n_layers": theirs["encoder_layers"], **encoder},
-        "decoder": {"input": {"vocab_size": theirs["vocab_size"]}, "n_layers": theirs["decoder_layers"]},
-        "d_model": theirs["d_model"],
-        "n_heads": theirs["encoder_attention_heads"],
-        "d_ff": theirs["encoder_ffn_dim"],
-        "dropout": float(theirs["dropout"]),
-        "attention_dropout": float(theirs["attention_dropout"]),
-        "activation": ACTIVATIONS[theirs["activation_function"]],
-        "norm_position": "pre",
-        "sinusoids": "tensor2tensor",
-        **others,
-    }
+def _config(directory: Path, theirs: dict[str, Any], frames: dict[str, Any], own: dict[str, Any]) -> TransformerConfig:
+    """Translate what both kinds of models have in common, beside the fields in which they differ."""
+    ours = encoder_decoder_fields(theirs, frames) | {"norm_position": "pre", "sinusoids": "tensor2tensor"} | own
+    ours["encoder"] |= {"positions": "sinusoidal", "max_positions": theirs["max_source_positions"]}
     return from_dict(TransformerConfig, ours, str(directory / CONFIG))
-
-
-def _model(config: TransformerConfig, weights: dict[str, Tensor], directory: Path) -> Transformer:
-    """A model in evaluation mode with these weights."""
-    check_fits(config, torch.device("cpu"))
-    model = blank_transformer(config)
-    own, whisper = their_weights(model), config.of(config.decoder).positions == "learned"
-    assert isinstance(model.source_input, ConvolvedInput)
-    last = len(model.source_input.convolutions) - 1
-    for i, convolution in enumerate(model.source_input.convolutions):
-        where = f"model.encoder.{f'conv{i + 1}' if whisper else f'conv.conv_layers.{i}'}"
-        for kind, parameter in convolution.named_parameters():
-            own[f"{where}.{kind}"] = parameter.detach(), 0 if i == last else None
-    fill_model(model, own, share_table(weights, (TABLE[1], *TABLE[3:]), directory), directory)
-    return model.eval()
 
 
 def _features(directory: Path, *, fixed: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +157,7 @@ def _features(directory: Path, *, fixed: dict[str, Any], defaults: dict[str, Any
         found = read_json(directory / "preprocessor_config.json")
     off = {"padding_value": 0.0, "dither": 0.0}
     defaults = {"feature_size": 80, "sampling_rate": 16000, **off, **defaults}
-    found = settings_of(found, directory, fixed=off | fixed, defaults=defaults)
+    found = complete_settings(found, directory, fixed=off | fixed, defaults=defaults)
     at_least(1, sampling_rate=found["sampling_rate"])
     return found
 
