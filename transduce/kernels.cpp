@@ -231,7 +231,7 @@ void tile(const Rounded* x, const float* row_scale, const int8_t* panel, int64_t
     }
 }
 
-// A row as integers of -127 ... 127, each times the result, which is NaN if one of the row is.
+// Quantize a row to -127 ... 127; returns its scale, which is NaN if one of its numbers is.
 float quantize(const float* x, int64_t inputs, Rounded* rounded) {
     Floats high = {}, sum = {};
     int64_t i = 0;
@@ -286,19 +286,19 @@ void some_panels(const Linear& map, const float* x, const Rounded* rounded, cons
     }
 }
 
-// What one thread needs besides its results. It grows, and stays from call to call unless it is larger than KEPT bytes.
-struct Room {
+// Scratch memory of a thread. It grows, and stays from call to call unless it is larger than KEPT bytes.
+struct Scratch {
     std::vector<float> states, x, y, wide, scores, scale;
     std::vector<Rounded> rounded;
 };
-thread_local Room room;
+thread_local Scratch scratch;
 constexpr size_t KEPT = 1 << 24;
 
-void release_large_room() {
-    size_t bytes = room.rounded.capacity() * sizeof(Rounded);
-    for (const auto* each : {&room.states, &room.x, &room.y, &room.wide, &room.scores, &room.scale})
+void release_large_scratch() {
+    size_t bytes = scratch.rounded.capacity() * sizeof(Rounded);
+    for (const auto* each : {&scratch.states, &scratch.x, &scratch.y, &scratch.wide, &scratch.scores, &scratch.scale})
         bytes += each->capacity() * sizeof(float);
-    if (bytes > KEPT) room = Room();
+    if (bytes > KEPT) scratch = Scratch();
 }
 
 // body(t) for t = 0 ... threads - 1, each in a thread of its own. An exception must not leave a thread of OpenMP, so what
@@ -312,7 +312,7 @@ void parallel(int threads, Body body) {
         try {
             body(t);
         } catch (...) {
-            room = Room();
+            scratch = Scratch();
 #pragma omp critical
             thrown = std::current_exception();
         }
@@ -328,7 +328,7 @@ int32_t guarded(Body body) {
     try {
         return body();
     } catch (const std::bad_alloc&) {
-        room = Room();
+        scratch = Scratch();
         return OUT_OF_MEMORY;
     }
 }
@@ -339,10 +339,10 @@ void linear(const Linear& map, const float* x, int64_t n, float* y, bool relu, i
     const float* row_scale = nullptr;
     if (map.scale) {
         const int64_t inputs = padded(map.inputs);
-        room.rounded.resize(n * inputs);
-        room.scale.resize(n);
-        for (int64_t m = 0; m < n; m++) room.scale[m] = quantize(x + m * map.inputs, map.inputs, &room.rounded[m * inputs]);
-        rounded = room.rounded.data(), row_scale = room.scale.data();
+        scratch.rounded.resize(n * inputs);
+        scratch.scale.resize(n);
+        for (int64_t m = 0; m < n; m++) scratch.scale[m] = quantize(x + m * map.inputs, map.inputs, &scratch.rounded[m * inputs]);
+        rounded = scratch.rounded.data(), row_scale = scratch.scale.data();
     }
     // of few rows, reading the matrix takes the time; what is small is done before another thread wakes up
     if (std::max<int64_t>(n, 6) * map.inputs * map.outputs < (1 << 23)) threads = 1;
@@ -402,8 +402,8 @@ void attend(const float* query, const float* keys, const float* values, int64_t 
             float* out, float* weights = nullptr) {
     std::fill(out, out + width, 0.0f);
     if (n < 1) return;
-    if (static_cast<int64_t>(room.scores.size()) < n + LANES) room.scores.resize(2 * n + LANES);
-    float* scores = room.scores.data();
+    if (static_cast<int64_t>(scratch.scores.size()) < n + LANES) scratch.scores.resize(2 * n + LANES);
+    float* scores = scratch.scores.data();
     float largest = -INFINITY, sum = 0;
     for (int64_t i = 0; i < n; i++) {
         scores[i] = dot(query, keys + i * stride, width) * scale;
@@ -436,10 +436,10 @@ void layers(const Stack& stack, float* x, int64_t n, int threads, Attention atte
     const int64_t width = stack.d_model, inner = stack.n_heads * stack.d_head;
     int64_t widest = inner + 2 * stack.n_kv_heads * stack.d_head;
     for (int64_t i = 0; i < stack.n_layers; i++) widest = std::max(widest, stack.layers[i].wide.outputs);
-    room.x.resize(n * std::max(width, inner));
-    room.y.resize(n * std::max(width, inner));
-    room.wide.resize(n * widest);
-    float *a = room.x.data(), *b = room.y.data(), *wide = room.wide.data();
+    scratch.x.resize(n * std::max(width, inner));
+    scratch.y.resize(n * std::max(width, inner));
+    scratch.wide.resize(n * widest);
+    float *a = scratch.x.data(), *b = scratch.y.data(), *wide = scratch.wide.data();
 
     // pre-norm is x += f(norm(x)), post-norm x = norm(x + f(x)); f reads what it is given, and writes `a`
     auto around = [&](const Norm& norm, auto function) {
@@ -540,9 +540,9 @@ void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t*
     const int64_t width = stack.d_model, stride = inner + 2 * kv_heads * e;
     const float scale = 1.0f / std::sqrt(static_cast<float>(e));
     auto length_of = [&](int64_t b) { return lengths ? lengths[b] : length; };
-    room.states.clear();
+    scratch.states.clear();
     for (int64_t b = first; b < last; b++)
-        room.states.insert(room.states.end(), x + b * length * width, x + (b * length + length_of(b)) * width);
+        scratch.states.insert(scratch.states.end(), x + b * length * width, x + (b * length + length_of(b)) * width);
     auto attention = [&](int64_t i, float* qkv, float* to) {
         for (int64_t b = first; b < last; b++) {
             const int64_t n = length_of(b);
@@ -559,9 +559,9 @@ void some_sentences(const Stack& stack, float* x, int64_t length, const int64_t*
             qkv += n * stride, to += n * inner;
         }
     };
-    const int64_t n_rows = static_cast<int64_t>(room.states.size()) / width;
-    layers(stack, room.states.data(), n_rows, threads, attention, [](int64_t, const float*, float*) {});
-    const float* from = room.states.data();
+    const int64_t n_rows = static_cast<int64_t>(scratch.states.size()) / width;
+    layers(stack, scratch.states.data(), n_rows, threads, attention, [](int64_t, const float*, float*) {});
+    const float* from = scratch.states.data();
     for (int64_t b = first; b < last; b++) {
         const int64_t real = length_of(b) * width;
         std::copy(from, from + real, x + b * length * width);
@@ -581,7 +581,7 @@ int32_t wide = WIDE, pair = PAIR;
 int32_t linear_map(const Linear* map, const float* x, int64_t n, float* y, int32_t threads) {
     return guarded([&] {
         linear(*map, x, n, y, false, threads);
-        release_large_room();
+        release_large_scratch();
         return 0;
     });
 }
@@ -603,7 +603,7 @@ int32_t decoder_states(const Stack* stack, const KVCache* cache, const Embedding
         parallel(outer, [&](int t) {
             some_rows(*stack, *cache, *positions, *tap, x, n_new, rows * t / outer, rows * (t + 1) / outer,
                       outer == 1 ? threads : 1);
-            release_large_room();
+            release_large_scratch();
         });
         return 1;
     });
@@ -617,16 +617,16 @@ int32_t encoder_states(const Stack* stack, float* x, int64_t n_sentences, int64_
         parallel(outer, [&](int t) {
             const int64_t first = n_sentences * t / outer, last = n_sentences * (t + 1) / outer;
             some_sentences(*stack, x, length, lengths, *positions, first, last, outer == 1 ? threads : 1);
-            release_large_room();
+            release_large_scratch();
         });
         return 0;
     });
 }
 
-// Let row m of every buffer (N, H, room) continue row rows[m], of which `used` numbers of each head are there. Where
+// Let row m of every buffer (N, H, capacity) continue row rows[m], of which `used` numbers of each head are there. Where
 // memory is lacking, nothing has changed.
 int32_t reorder_rows(float* buffers, int64_t n_buffers, const int64_t* rows, int64_t n, int64_t heads,
-                     int64_t room_of_head, int64_t used) {
+                     int64_t capacity, int64_t used) {
     return guarded([&] {
         std::vector<int64_t> aside;  // rows that others need and that change themselves
         auto changes = [&](int64_t m) { return rows[m] != m; };
@@ -638,13 +638,13 @@ int32_t reorder_rows(float* buffers, int64_t n_buffers, const int64_t* rows, int
                 std::memcpy(to + h * to_stride, from + h * from_stride, used * sizeof(float));
         };
         for (int64_t i = 0; i < n_buffers; i++) {
-            auto row = [&](int64_t m) { return buffers + (i * n + m) * heads * room_of_head; };
+            auto row = [&](int64_t m) { return buffers + (i * n + m) * heads * capacity; };
             float* at = kept.data();
-            for (int64_t m : aside) copy(row(rows[m]), room_of_head, at, used), at += heads * used;
+            for (int64_t m : aside) copy(row(rows[m]), capacity, at, used), at += heads * used;
             for (int64_t m = 0; m < n; m++)
-                if (changes(m) && !changes(rows[m])) copy(row(rows[m]), room_of_head, row(m), room_of_head);
+                if (changes(m) && !changes(rows[m])) copy(row(rows[m]), capacity, row(m), capacity);
             at = kept.data();
-            for (int64_t m : aside) copy(at, used, row(m), room_of_head), at += heads * used;
+            for (int64_t m : aside) copy(at, used, row(m), capacity), at += heads * used;
         }
         return 0;
     });
