@@ -113,11 +113,6 @@ part_nanogpt() { # with nanoGPT's own layers, AdamW and as many updates; and our
     --training.optim.final-rate 1e-4 --training.optim.optimizer adamw --training.max-minutes 8
   shakespeare ema --training.ema 0.99 --training.max-minutes 8
 }
-part_scaling() { # what an exchange costs beside an update that is measured here
-  local small=()
-  [ -z "$tiny" ] || small=(--rows 1 0 0 0 --rounds 1)
-  run python scripts/make_scaling.py --device "$device" --output "$RUNS/scaling.md" "${small[@]}"
-}
 part_data_workers() { # augmentation in sixteen processes, the same updates
   speech data_workers speechocean762 8.0 --training.data-workers "$([ -n "$tiny" ] && echo 1 || echo 16)" "${larger[@]}"
 }
