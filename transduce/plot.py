@@ -1,15 +1,17 @@
-"""Plots of a training, and of attention. Matplotlib is slow to load, so it is loaded when the first plot is drawn."""
+"""Plots of a training, and of attention, by matplotlib, which is slow to import: the first plot imports it."""
 
-import math
+import io
 import warnings
 from collections.abc import Callable, Sequence
-from html import escape
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NAMES = {"bleu": "BLEU", "wer": "WER (%)", "cer": "CER (%)", "loss": "loss (nats per token)"}
 
@@ -19,112 +21,77 @@ Points = list[tuple[float, float]]
 VALIDATION = "validation"
 
 KINDS = {"training, smoothed targets": "train", VALIDATION: "valid"}
-"""By what a line of a picture is called, the lines of metrics.jsonl that it is made of."""
+"""The kind of lines of metrics.jsonl that a curve is made of, by the label of the curve."""
 
 MOST_POINTS = 500
-"""Of a line of a picture in a page; of more, as many in equal steps are drawn."""
+"""Points of a curve in a page; of more, as many are drawn in equal steps."""
+
+MAX_LABELS = 100
+"""Tokens beside an attention map; more take seconds to lay out."""
 
 ItemT = TypeVar("ItemT")
 
 
 def curves(metrics: list[dict[str, Any]]) -> dict[str, dict[str, Points]]:
-    """What to draw of the lines of metrics.jsonl: by what was measured, its lines, the loss first; None is left out."""
+    """Collect the curves of the lines of metrics.jsonl: by metric and label, the loss first, without null values."""
     lines = {label: [line for line in metrics if line.get("kind") == kind] for label, kind in KINDS.items()}
-    standard = {"update", "epoch", "kind", "seconds", "skipped", "perplexity"}  # perplexity is the loss again
-    names = ["loss", *(name for name in (lines[VALIDATION] or [{}])[-1] if name not in standard | {"loss"})]
+    validated = (lines[VALIDATION] or [{}])[-1]
+    no_metrics = {"update", "epoch", "kind", "seconds", "skipped", "perplexity", "loss"}  # perplexity is exp(loss)
     return {
         name: {
-            label: [
-                (float(x["update"]), float(x[name]))
-                for x in found
-                if _is_number(x.get("update")) and _is_number(x.get(name))
-            ]
-            for label, found in lines.items()
-            if name == "loss" or label == VALIDATION
+            label: [(float(x["update"]), float(x[name])) for x in lines[label] if _has_numbers(x, name)]
+            for label in (KINDS if name == "loss" else [VALIDATION])
         }
-        for name in names
+        for name in ["loss", *(name for name in validated if name not in no_metrics)]
     }
 
 
+def _has_numbers(line: dict[str, Any], name: str) -> bool:
+    values = (line.get("update"), line.get(name))
+    return all(isinstance(value, int | float) and abs(value) < 1e300 for value in values)
+
+
 def spread(items: Sequence[ItemT], most: int) -> list[ItemT]:
-    """So many of the items at most, in equal steps, the first and the last among them."""
+    """Choose at most this many items in equal steps, the first and the last among them."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) < 1e300
+def _plot_curves(axes: "Axes", name: str, lines: dict[str, Points]) -> None:
+    for label, points in lines.items():
+        marker = "." if label == VALIDATION or len(points) == 1 else ""
+        axes.plot(*np.array(points).reshape(-1, 2).T, marker=marker, label=label, gid=KINDS[label])
+    axes.set(xlabel="update", ylabel=NAMES.get(name, name))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
 
 
 def learning_curve(metrics: list[dict[str, Any]], path: Path) -> None:
     """Plot training and validation loss, and every other validation metric, against updates."""
     from matplotlib.figure import Figure
 
-    found = curves(metrics)
-    figure = Figure(figsize=(5 * len(found), 3.6), layout="constrained")
-    for (name, lines), axes in zip(found.items(), figure.subplots(1, len(found), squeeze=False)[0], strict=True):
-        for label, points in lines.items():
-            axes.plot(*np.array(points).reshape(-1, 2).T, marker="." if label == VALIDATION else "", label=label)
-        axes.set(xlabel="update", ylabel=NAMES.get(name, name))
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
+    plots = curves(metrics)
+    figure = Figure(figsize=(5 * len(plots), 3.6), layout="constrained")
+    for (name, lines), axes in zip(plots.items(), figure.subplots(1, len(plots), squeeze=False)[0], strict=True):
+        _plot_curves(axes, name, lines)
     figure.savefig(path, dpi=120)
 
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 300, 62, 14, 12, 44
-"""Of a picture in a page, in its own units, and of the margins in which its numbers stand."""
+def curve_svg(name: str, lines: dict[str, Points]) -> bytes:
+    """Plot the curves of one metric as an SVG document; empty without points. The same points give the same bytes."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-
-def curve_svg(name: str, lines: dict[str, Points]) -> str:
-    """The curves of one measurement as an SVG element, to stand in a page whose style gives the colours.
-
-    A line is a polyline of class "train" or "valid"; points of validations are circles that tell their values. What is
-    drawn depends on the points alone. Without points, it is an empty string.
-    """
-    thin = {label: spread(found, MOST_POINTS) for label, found in lines.items() if found}
-    if not thin:
-        return ""
-    xs, ys = zip(*(point for found in thin.values() for point in found), strict=True)
-    (x0, x1), (y0, y1) = _range(xs), _range(ys)
-
-    def at(x: float, y: float) -> tuple[str, str]:
-        across, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
-        right, down = LEFT + across * (WIDTH - LEFT - RIGHT), TOP + (1 - up) * (HEIGHT - TOP - BOTTOM)
-        return f"{right:.2f}", f"{down:.2f}"
-
-    title = escape(NAMES.get(name, name))
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title} by update">']
-    for x in _ticks(x0, x1):
-        place, _ = at(x, y0)
-        parts.append(f'<path class="grid" d="M{place} {TOP}V{HEIGHT - BOTTOM}"/>')
-        parts.append(f'<text class="x" x="{place}" y="{HEIGHT - BOTTOM + 18}">{x:g}</text>')
-    for y in _ticks(y0, y1):
-        _, place = at(x0, y)
-        parts.append(f'<path class="grid" d="M{LEFT} {place}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text class="y" x="{LEFT - 6}" y="{place}" dy="0.35em">{y:g}</text>')
-    for label, found in thin.items():
-        parts.append(f'<polyline class="{KINDS[label]}" points="{" ".join(",".join(at(*point)) for point in found)}"/>')
-        for update, value in found if label == VALIDATION or len(found) == 1 else []:
-            right, down = at(update, value)
-            told = f"<title>update {update:.0f}: {value:.4g}</title>"
-            parts.append(f'<circle class="{KINDS[label]}" cx="{right}" cy="{down}" r="2.5">{told}</circle>')
-    parts.append(f'<text class="x" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}">update</text></svg>')
-    legend = "".join(f'<span class="{KINDS[label]}">{label}</span> ' for label in thin)
-    return f"<figure><figcaption><b>{title}</b> {legend}</figcaption>{''.join(parts)}</figure>"
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """The least and the greatest, a little apart where they are one."""
-    low, high = min(values), max(values)
-    return (low, high) if low < high else (low - (abs(low) or 1) / 10, high + (abs(high) or 1) / 10)
-
-
-def _ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """At most so many round numbers from one number to another: multiples of 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10((high - low) / most))
-    step = next(power * by for by in (1, 2, 5, 10, 20) if (high - low) / (power * by) <= most - 1)
-    return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    shown = {label: spread(points, MOST_POINTS) for label, points in lines.items() if points}
+    if not shown:
+        return b""
+    file = io.BytesIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure = Figure(figsize=(5, 3.2), layout="constrained")
+        _plot_curves(figure.subplots(), name, shown)
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
 
 
 def attention_map(
@@ -133,39 +100,40 @@ def attention_map(
     """Plot cross-attention: the source runs to the right, and every output token has a row.
 
     Args:
-        tokens: what each of the T steps produced.
-        source: what stands at each of the S source positions; or, of sound, the seconds from one to the next.
+        tokens: the outputs of the T steps.
+        source: the tokens at the S source positions; or, of sound, the seconds from one position to the next.
     """
     from matplotlib.figure import Figure
 
-    n_steps, n_places = weights.shape
+    n_steps, n_positions = weights.shape
     seconds = source if isinstance(source, float) else None
-    width, height = (3 + n_places / 20, 1.5 + n_steps / 5) if seconds else (3 + n_places / 4, 2.5 + n_steps / 5)
+    width = 3 + n_positions / (20 if seconds else 4)
+    height = (1.5 if seconds else 2.5) + n_steps / 5
     figure = Figure(figsize=(min(width, 14), min(height, 22)), layout="constrained")
     axes = figure.subplots()
-    extent = (0, n_places * (seconds or 1.0), n_steps, 0)
+    extent = (0, n_positions * (seconds or 1.0), n_steps, 0)
     image = axes.imshow(weights.cpu().numpy(), aspect="auto", cmap="Greys", extent=extent, vmin=0)
-    _name(axes.set_yticks, tokens)
+    _label(axes.set_yticks, tokens)
     if isinstance(source, float):
         axes.set_xlabel("seconds")
     else:
-        _name(axes.set_xticks, source, rotation=90)
+        _label(axes.set_xticks, source, rotation=90)
     axes.set_title(title, parse_math=False)
     figure.colorbar(image, label="attention")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # an empty box does for scripts without a font
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # scripts without a font show empty boxes
         figure.savefig(path, dpi=120)
 
 
-def _name(ticks: Callable[..., object], tokens: Sequence[str], **style: Any) -> None:
+def _label(set_ticks: Callable[..., object], tokens: Sequence[str], rotation: float = 0) -> None:
     """Put tokens beside the middles of their rows or columns."""
-    shown = range(0, len(tokens), -(-len(tokens) // 100))  # more labels take seconds to lay out
+    shown = range(0, len(tokens), -(-len(tokens) // MAX_LABELS))
     labels = [tokens[i] for i in shown]
-    ticks([i + 0.5 for i in shown], labels=labels, parse_math=False, **style)  # a "$" begins no formula
+    set_ticks([i + 0.5 for i in shown], labels=labels, parse_math=False, rotation=rotation)  # "$" begins no formula
 
 
 def read_picture(path: Path) -> Float[np.ndarray, "h w 3"]:
-    """The pixels of a PNG, 0 to 1."""
+    """Read the pixels of a PNG, 0 to 1."""
     from matplotlib.image import imread
 
     return imread(path)[..., :3]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.files import read_json_lines, write_file
-from transduce.plot import curve_svg, curves
+from transduce.plot import NAMES, Points, curve_svg, curves
 from transduce.report.card import (
     AGAIN,
     AGAIN_ELSEWHERE,
@@ -33,10 +33,9 @@ LONGEST, LONGEST_REPORT, LARGEST = 400, 60_000, 600_000
 """Characters of a sample and of an error report, and bytes of a picture, that have their place on the page."""
 
 STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1c1c1e; --faint: #6b7280; --rule: #d9dce1; --box: #f4f5f7;
-  --train: #2563eb; --valid: #c2410c }
+:root { color-scheme: light dark; --paper: #fff; --ink: #1c1c1e; --faint: #6b7280; --rule: #d9dce1; --box: #f4f5f7 }
 @media (prefers-color-scheme: dark) { :root { --paper: #131417; --ink: #e6e6e8; --faint: #9aa1ac; --rule: #33363d;
-  --box: #1c1e22; --train: #7aa7ff; --valid: #f59e5b } img { filter: invert(0.92) } }
+  --box: #1c1e22 } img { filter: invert(0.92) } }
 body { margin: 0 auto; max-width: 62rem; padding: 1rem; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere }
 h1 { font-size: 1.6rem; margin: 0.4rem 0 } h2 { font-size: 1.1rem; margin: 2.2rem 0 0.6rem }
@@ -47,12 +46,7 @@ caption { text-align: left; padding: 0.6rem 0.8rem; background: var(--box) } tab
 pre { background: var(--box); padding: 0.8rem; overflow-x: auto; font-size: 12px; line-height: 1.4; overflow-wrap: normal }
 code { background: var(--box); padding: 0.1rem 0.3rem } img { max-width: 100%; height: auto; display: block }
 .curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1rem }
-figure { margin: 0 } svg { width: 100%; height: auto } svg text { fill: var(--faint); font-size: 14px }
-.grid { stroke: var(--rule); fill: none } .x { text-anchor: middle } .y { text-anchor: end }
-polyline { fill: none; stroke-width: 2; stroke-linejoin: round }
-polyline.train { stroke: var(--train) } polyline.valid { stroke: var(--valid) }
-circle.train { fill: var(--train) } circle.valid { fill: var(--valid) }
-span.train { color: var(--train) } span.valid { color: var(--valid) }
+figure { margin: 0 }
 dl { columns: 19rem; column-gap: 2rem; font-size: 13px; margin: 0 } dl div { break-inside: avoid; display: flex; gap: 0.6rem }
 dd { margin: 0 } @media (max-width: 34rem) { td, th { padding-right: 0.5rem } th { white-space: normal; width: 30% } }
 """
@@ -108,7 +102,7 @@ def page(directory: Path) -> str:
     parts = {
         "": _prose(about(run)) + _progress(metrics, fields),
         "Scores": _scores(directory),
-        "Learning curves": _wrap("div", "".join(curve_svg(*each) for each in curves(metrics).items()), "curves"),
+        "Learning curves": _wrap("div", "".join(_curve(*each) for each in curves(metrics).items()), "curves"),
         "Samples over time": _samples(directory / SAMPLES),
         "Attention": _pictures(directory / SAMPLES),
         "Errors": _errors(directory / ERRORS),
@@ -159,6 +153,13 @@ def _samples(folder: Path) -> str:
         source = f'<span dir="auto">{escape(_short(each.source))}</span>'
         told += _rows([("should be", _short(each.reference)), *outputs], source)
     return told
+
+
+def _curve(name: str, lines: dict[str, Points]) -> str:
+    """The curves of one metric as a picture."""
+    svg = b64encode(curve_svg(name, lines)).decode()
+    alt = f"{escape(NAMES.get(name, name))} by update"
+    return _wrap("figure", svg and f'<img alt="{alt}" src="data:image/svg+xml;base64,{svg}">')
 
 
 def _pictures(folder: Path) -> str:
