@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from transduce import threads
-from transduce.threads import OWN, allow_user_without_name, keep_memory, wait_politely
+from transduce.threads import OPENMP_VARIABLES, allow_user_without_name, keep_memory, limit_omp_spin
 
 DECIDED = [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}]
 
@@ -18,7 +18,7 @@ DECIDED = [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}]
 def before_torch(monkeypatch):
     """As in a process that has not loaded torch, and whose user has decided nothing."""
     monkeypatch.delitem(sys.modules, "torch")
-    for name in OWN:
+    for name in OPENMP_VARIABLES:
         monkeypatch.setenv(name, "")  # so that in the end it is as it was
         monkeypatch.delenv(name)
 
@@ -29,11 +29,11 @@ def test_threads_sleep_soon_unless_it_is_too_late_or_the_user_decides(before_tor
             for name, value in own.items():
                 user.setenv(name, value)
             there = dict(os.environ)
-            assert wait_politely() == "" and dict(os.environ) == there, own
+            assert limit_omp_spin() == "" and dict(os.environ) == there, own
     with monkeypatch.context() as late:
         late.setitem(sys.modules, "torch", threads)
-        assert wait_politely() == "" and "GOMP_SPINCOUNT" not in os.environ
-    assert wait_politely().endswith("GOMP_SPINCOUNT=1000") and os.environ["GOMP_SPINCOUNT"] == "1000"
+        assert limit_omp_spin() == "" and "GOMP_SPINCOUNT" not in os.environ
+    assert limit_omp_spin().endswith("GOMP_SPINCOUNT=1000") and os.environ["GOMP_SPINCOUNT"] == "1000"
 
 
 def test_malloc_is_left_to_a_user_who_set_it(monkeypatch):
@@ -52,7 +52,7 @@ def in_a_process(code: str, **own: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.process
 def test_openmp_reads_how_long_to_spin():
-    code = "from transduce.threads import wait_politely; wait_politely(); import torch"
+    code = "from transduce.threads import limit_omp_spin; limit_omp_spin(); import torch"
     said = in_a_process(code, OMP_DISPLAY_ENV="verbose").stderr
     if "GOMP_SPINCOUNT" in said:  # GNU's OpenMP prints it; others may not
         assert "GOMP_SPINCOUNT = '1000'" in said

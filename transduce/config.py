@@ -1,4 +1,4 @@
-"""Frozen dataclasses: to JSON and back, what differs between two of them, and how they check their fields."""
+"""Frozen dataclasses: to JSON and back, their differences, and checks of their fields."""
 
 import json
 import math
@@ -22,13 +22,13 @@ NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "
 @cache
 def _converter() -> JsonConverter:
     converter = make_converter(forbid_extra_keys=True)
-    for kind in (int, float, bool, str):
+    for kind in NAMES:
         converter.register_structure_hook(kind, _exactly)
     return converter
 
 
 def _exactly(value: Any, kind: type) -> Any:
-    """A value that is of this type already; a whole number may stand for a float."""
+    """Return a value that is of this type already; a whole number may stand for a float."""
     if kind is float and type(value) is int:
         try:
             return float(value)
@@ -36,44 +36,45 @@ def _exactly(value: Any, kind: type) -> Any:
             raise InputError("it is too large for a float") from error
     if type(value) is kind:
         return value
-    found = json.dumps(value) if value is None or isinstance(value, bool) else f"{value!r:.60}"
-    raise InputError(f"it must be {NAMES[kind]}, but it is {found}")
+    shown_value = json.dumps(value) if value is None or isinstance(value, bool) else f"{value!r:.60}"
+    raise InputError(f"it must be {NAMES[kind]}, but it is {shown_value}")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A dataclass, nested ones included, as what JSON can hold."""
+    """Convert a dataclass, nested ones included, to values that JSON can hold."""
     plain: dict[str, Any] = json.loads(json.dumps(_converter().unstructure(config)))
     return plain
 
 
 def from_dict(kind: type[Config], plain: object, name: str) -> Config:
-    """The dataclass `kind` from what `to_dict` made; `name` is what an error calls its origin.
+    """Convert what `to_dict` made back to the dataclass `kind`; errors call its origin `name`.
 
     Raises:
         InputError: an unknown, missing or impossible field.
     """
+    wrong = f"{name} does not describe a {kind.__name__}"
+    if not isinstance(plain, dict):
+        raise InputError(f"{wrong}: it must be an object, but it is {plain!r:.60}")
     try:
-        if not isinstance(plain, dict):
-            raise InputError(
-                f"{name} does not describe a {kind.__name__}: it must be an object, but it is {plain!r:.60}"
-            )
         return _converter().structure(plain, kind)
-    except (cattrs.BaseValidationError, cattrs.StructureHandlerNotFoundError) as error:
-        told = str(error)
-        if isinstance(error, cattrs.BaseValidationError):
-            told = "; ".join(cattrs.transform_error(error, format_exception=_told))
-        raise InputError(f"{name} does not describe a {kind.__name__}: {told}") from error
+    except cattrs.BaseValidationError as error:
+        reasons = "; ".join(cattrs.transform_error(error, format_exception=_reason))
+        raise InputError(f"{wrong}: {reasons}") from error
+    except cattrs.StructureHandlerNotFoundError as error:
+        raise InputError(f"{wrong}: {error}") from error
 
 
-def _told(error: BaseException, kind: Any) -> str:
-    """What the dataclass itself says of its fields, or what cattrs says."""
-    if isinstance(error, AttributeError):  # it asked something else for its keys
+def _reason(error: BaseException, kind: Any) -> str:
+    """The message of the dataclass itself, or of cattrs."""
+    if isinstance(error, AttributeError):  # cattrs looked for the keys of something else
         return "it must be an object"
-    return str(error) if isinstance(error, ValueError) else format_exception(error, kind).removeprefix("unknown error ")
+    if isinstance(error, ValueError):
+        return str(error)
+    return format_exception(error, kind).removeprefix("unknown error ")
 
 
 def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} as {"a.b": 1}."""
+    """Turn {"a": {"b": 1}} into {"a.b": 1}."""
     flat: dict[str, Any] = {}
     for key, value in plain.items():
         if isinstance(value, dict):
@@ -84,43 +85,40 @@ def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """A value of a configuration as messages write it."""
+    """Write a value of a configuration as messages show it."""
     if isinstance(value, list | tuple):
         return ", ".join(map(shown, value)) or "empty"
     return "none" if value is None else str(value)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """One line per field that differs: "training.seed: 1 -> 2"."""
+    """List the fields that differ, a line each: "training.seed: 1 -> 2"."""
     before, after = flatten(old), flatten(new)
-    names = [*before, *(name for name in after if name not in before)]
-    return [
-        f"{name}: {shown(before.get(name, 'absent'))} -> {shown(after.get(name, 'absent'))}"
-        for name in names
-        if before.get(name, "absent") != after.get(name, "absent")
-    ]
+    pairs = {name: (before.get(name, "absent"), after.get(name, "absent")) for name in {**before, **after}}
+    return [f"{name}: {shown(a)} -> {shown(b)}" for name, (a, b) in pairs.items() if a != b]
 
 
 def at_least(low: int | float, **values: int | float | None) -> None:
-    """Raise InputError unless every value is `low` or more, and finite, or None; whole numbers have 62 bits at most."""
+    """Raise InputError unless each value is None or at least `low` and finite, integers below 2**62."""
     for name, value in values.items():
-        most = 2**62 if isinstance(value, int) else math.inf
-        if value is not None and not low <= value < most:
-            bound = "" if not value >= most else " and finite" if value == math.inf else " and below 2**62"
+        limit = 2**62 if isinstance(value, int) else math.inf
+        if value is not None and not low <= value < limit:
+            bound = "" if not value >= limit else " and finite" if value == math.inf else " and below 2**62"
             raise InputError(f"{name} must be at least {low}{bound}, but {name}={value}")
 
 
 def within(interval: str, **values: int | float | None) -> None:
-    """Raise InputError unless every value lies in the interval, such as "[0, 1)" or "(0, inf)", or is None."""
+    """Raise InputError unless each value is None or in the interval, such as "[0, 1)"."""
     low, high = map(float, interval[1:-1].split(","))
-    above, below = (ge if interval[0] == "[" else gt), (le if interval[-1] == "]" else lt)
+    above = ge if interval[0] == "[" else gt
+    below = le if interval[-1] == "]" else lt
     for name, value in values.items():
         if value is not None and not (above(value, low) and below(value, high)):
             raise InputError(f"{name} must lie in {interval}, but {name}={value}")
 
 
 def environment_count(environment: Mapping[str, str], name: str, default: str = "", *, least: int = 0) -> int:
-    """The whole number in an environment variable, which torchrun or a cluster sets.
+    """Read the whole number in an environment variable that torchrun or a cluster sets.
 
     Raises:
         InputError: it is no whole number of `least` or more.
@@ -141,8 +139,9 @@ def divides(**values: int) -> None:
 
 
 def check_choices(config: Any) -> None:
-    """Raise InputError unless every field of a dataclass whose type is a Literal holds one of its values."""
+    """Raise InputError unless every field of a Literal type holds one of its values."""
     for name, kind in get_type_hints(type(config)).items():
-        value, choices = getattr(config, name), get_args(kind)
-        if get_origin(kind) is Literal and value not in choices:
-            raise InputError(f"{name} must be one of {', '.join(map(str, choices))}, but {name}={value!r}")
+        value = getattr(config, name)
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            choices = ", ".join(map(str, get_args(kind)))
+            raise InputError(f"{name} must be one of {choices}, but {name}={value!r}")

@@ -13,6 +13,8 @@ from transduce.errors import InputError
 Precision = Literal["fp32", "bf16"]
 TrainingPrecision = Literal["fp32", "bf16", "fp16"]
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
+
 
 def default_device() -> str:
     """A GPU where there is one; of several, every process of torchrun gets its own."""
@@ -42,14 +44,14 @@ def torch_device(name: torch.device | str) -> torch.device:
 
 
 def trains_in(precision: TrainingPrecision | Literal["auto"], device: torch.device) -> TrainingPrecision:
-    """A training's precision on this device: `auto` is bf16 where the hardware has instructions for it, else fp32."""
+    """A training's precision: `auto` is bf16 where the hardware computes it, else fp32."""
     if precision == "auto":
         return "bf16" if computes_bf16(device) else "fp32"
     return precision
 
 
 def computes_bf16(device: torch.device) -> bool:
-    """Does the hardware have instructions for bfloat16? Where it has none, bf16 is several times slower than float32."""
+    """Has the hardware instructions for bf16? Without them it is several times slower than fp32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
@@ -57,32 +59,35 @@ def computes_bf16(device: torch.device) -> bool:
 
 def dtype_of(precision: TrainingPrecision | Literal["int8"]) -> torch.dtype:
     """The type of numbers of this precision."""
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}[precision]
+    return DTYPES[precision]
 
 
 def memory(device: torch.device) -> int | None:
-    """Bytes that a process can have there: of a GPU what is free or ours already, of a CPU all; None: unknown."""
+    """Bytes for this process: of a GPU the free and its own, of a CPU all; None: unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     if device.type != "cpu" or not hasattr(os, "sysconf"):
         return None
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")  # of a container
     text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(found, int(text)) if text.isdecimal() else found
+    return min(total, int(text)) if text.isdecimal() else total
 
 
 class _WithoutCudnnAttention:
-    """While at least one thread is inside, scaled dot-product attention does not use cuDNN, in the whole process.
+    """Switches cuDNN's attention off for the whole process while at least one thread is inside.
 
-    cuDNN makes a new plan for every new (batch, length), which takes longer than the attention where lengths vary.
-    PyTorch has one switch per process, and `torch.nn.attention.sdpa_kernel` sets that same one: of two threads whose
-    contexts overlap, the first to leave would switch cuDNN on for the other one, and the second would leave it off for
-    good. So threads are counted here: the first to enter switches it off, the last to leave brings back what was.
+    cuDNN makes a new plan for every new (batch, length), which takes longer than the attention
+    where lengths vary. PyTorch has one switch per process, and `torch.nn.attention.sdpa_kernel`
+    sets that same one: of two threads whose contexts overlap, the first to leave would switch cuDNN
+    on for the other, and the second would leave it off for good. So threads are counted: the first
+    to enter switches it off, the last to leave restores it.
     """
 
     def __init__(self) -> None:
-        self.lock, self.n_inside, self.before = Lock(), 0, True
+        self.lock = Lock()
+        self.n_inside = 0
+        self.before = True
 
     def __enter__(self) -> None:
         with self.lock:

@@ -16,7 +16,7 @@ DEBUG = "TRANSDUCE_DEBUG"
 
 
 class _ClosedOutput(io.TextIOBase):
-    """Standard output where whoever started this program has closed it."""
+    """Standard output that was closed before the program began."""
 
     def write(self, text: str) -> int:
         raise InputError("standard output must be open, but it is closed; name a file with --output, or write > FILE")
@@ -24,14 +24,14 @@ class _ClosedOutput(io.TextIOBase):
 
 @contextmanager
 def command_process(message_format: str, *, needs_output: bool) -> Iterator[None]:
-    """Have warnings on stderr, standard output in UTF-8 unless it is a terminal, and no closed streams, as under cron.
+    """Set up streams and logging of a command, and restore them for a caller in Python.
 
-    Afterwards streams and logging are as they were, for whoever calls a command from Python.
-
-    What a terminal, or UTF-8, cannot show comes out as \\u65e5.
+    Warnings go to stderr; standard output is UTF-8 unless it is a terminal; characters that it
+    cannot show become \\u65e5; closed streams, as under cron, are opened.
 
     Args:
-        needs_output: writing to a closed standard output is an error; otherwise it is lost.
+        needs_output: writing to a closed standard output is an error; otherwise what is written is
+            lost.
     """
     with ExitStack() as stack:
         for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -42,8 +42,10 @@ def command_process(message_format: str, *, needs_output: bool) -> Iterator[None
                 os.fstat(number)
             except OSError:  # else a file that is opened later would get its number
                 stack.callback(os.close, os.open(os.devnull, os.O_RDWR))
-            refuses = name == "stdout" and needs_output
-            setattr(sys, name, _ClosedOutput() if refuses else stack.enter_context(open(number, "r+", closefd=False)))
+            if name == "stdout" and needs_output:
+                sys.stdout = _ClosedOutput()
+            else:
+                setattr(sys, name, stack.enter_context(open(number, "r+", closefd=False)))
         out = sys.stdout
         if isinstance(out, io.TextIOWrapper):
             stack.callback(out.reconfigure, encoding=out.encoding, errors=out.errors)
@@ -56,36 +58,38 @@ def command_process(message_format: str, *, needs_output: bool) -> Iterator[None
 
 
 def _drop_output() -> None:
-    """Python flushes standard output once more at its end, and would fail there again."""
+    """Discard buffered output, which Python would flush once more at its end."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _told(error: OSError) -> str:
-    """The reason and, where one knows it, the way out."""
+def os_error_message(error: OSError) -> str:
+    """The reason and, where one is known, the way out."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f", {error.filename}" if error.filename else ""
-        return f"no space is left on the disk{where}; make room, and run it again"
+        place = f", {error.filename}" if error.filename else ""
+        return f"no space is left on the disk{place}; make room, and run it again"
     if error.filename and isinstance(error, FileNotFoundError | NotADirectoryError):
         return f"{error.filename} does not exist"
     if error.filename and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        told = f"{error.filename} may not be read or written ({error.strerror})"
-        return f"{told}; change its permissions, or name another place"
+        return (
+            f"{error.filename} may not be read or written ({error.strerror}); "
+            "change its permissions, or name another place"
+        )
     return str(error)
 
 
 def exit_code(action: Callable[[], object], *, interrupted: str) -> int:
-    """Run `action`: 0 if it went well, 2 if its input was at fault, 130 after Ctrl-C; the reason goes to stderr."""
+    """Run `action`: 0 on success, 2 for unusable input, 130 after Ctrl-C; stderr says why."""
     try:
         action()
-        sys.stdout.flush()  # while a full disk can still be told
-    except BrokenPipeError:  # whoever read us has seen enough
+        sys.stdout.flush()  # while a full disk can still be reported
+    except BrokenPipeError:  # the reader of standard output has ended
         _drop_output()
         return 0
     except OSError as error:
-        print(f"transduce: {_told(error)}", file=sys.stderr)
+        print(f"transduce: {os_error_message(error)}", file=sys.stderr)
         _drop_output()
         return 2
     except (InputError, FloatingPointError) as error:

@@ -1,10 +1,9 @@
-"""Runs on the Hugging Face hub: hub:USER/NAME[@REVISION] read into huggingface_hub's cache, and a run published there."""
+"""Runs on the Hugging Face hub: download of hub:USER/NAME[@REVISION], and publication of a run."""
 
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -14,57 +13,70 @@ from transduce.errors import InputError, require
 
 PREFIX = "hub:"
 
+NOT_A_RUN = (
+    "{} must be a run that transduce publish wrote, but it is not; models of transformers are "
+    "downloaded and imported: transduce import HF_DIRECTORY RUN"
+)
+
 CARD = "README.md"
-"""What the hub shows of a repository."""
+"""The file that the hub shows of a repository."""
 
 
 def repository(name: Path | str) -> tuple[str, str | None]:
-    """USER/NAME and the revision, if one is named, of hub:USER/NAME@REVISION.
+    """Split hub:USER/NAME@REVISION into USER/NAME and the revision, None where none is named.
 
     Raises:
         InputError: it is something else.
     """
-    found = re.fullmatch(r"(?:hub:)?([\w.-]+/[\w.-]+)(?:@([^@,\s]+))?", str(name))
-    if found is None:
+    match = re.fullmatch(r"(?:hub:)?([\w.-]+/[\w.-]+)(?:@([^@,\s]+))?", str(name))
+    if match is None:
         raise InputError(
             f"a run on the hub is named hub:USER/NAME, or hub:USER/NAME@REVISION, but this is {str(name)!r}"
         )
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def download(name: Path | str, files: Sequence[str]) -> Path:
-    """The folder in huggingface_hub's cache with those of `files` that a run has; without a network, as they were last.
+    """Download those of `files` that a run has, or find them in huggingface_hub's cache.
 
-    Nothing else is fetched, and nothing that is fetched is run. The folder's name is the commit.
+    Nothing else is fetched, and nothing that is fetched is run.
 
     Args:
-        name: hub:USER/NAME, or hub:USER/NAME@REVISION, where the revision is a branch, a tag or a commit.
-        files: the first is the configuration, which is read before the weights, as those may be anybody's.
+        name: hub:USER/NAME, or hub:USER/NAME@REVISION, where the revision is a branch, a tag or a
+            commit.
+        files: the first is the configuration; it is checked before the weights are fetched.
+
+    Returns:
+        Their folder, whose name is the commit.
 
     Raises:
-        InputError: huggingface_hub is not installed, there is no such repository or revision, it is no run, or the hub
-            cannot be reached and the cache has nothing.
+        InputError: huggingface_hub is not installed, there is no such repository or revision, it is
+            no run, or the hub cannot be reached and the cache has nothing.
     """
     identifier, revision = repository(name)
     with _errors(str(name)):
         from huggingface_hub import snapshot_download
 
-        first = Path(snapshot_download(identifier, revision=revision, allow_patterns=[files[0]], tqdm_class=_bar(True)))
-        try:
-            ours = "experiment" in json.loads((first / files[0]).read_bytes())
-        except (FileNotFoundError, TypeError, ValueError, RecursionError):
-            ours = False
-        if not ours:
-            raise InputError(
-                f"{name} must be a run that transduce publish wrote, but it is not; models of transformers are "
-                "downloaded and imported: transduce import HF_DIRECTORY RUN"
+        def fetch(revision: str | None, names: Sequence[str]) -> Path:
+            return Path(
+                snapshot_download(identifier, revision=revision, allow_patterns=[*names], tqdm_class=_TerminalBar)
             )
-        return Path(snapshot_download(identifier, revision=first.name, allow_patterns=[*files], tqdm_class=_bar(None)))
+
+        folder = fetch(revision, files[:1])
+        try:
+            is_run = "experiment" in json.loads((folder / files[0]).read_bytes())
+        except (FileNotFoundError, TypeError, ValueError, RecursionError):
+            is_run = False
+        if not is_run:
+            raise InputError(NOT_A_RUN.format(name))
+        return fetch(folder.name, files)
 
 
-def _bar(disable: bool | None) -> Any:
-    """tqdm's progress bar, hidden or, for None, on terminals alone, as a class."""
-    return type("Bar", (tqdm,), {"__init__": partialmethod(tqdm.__init__, disable=disable)})
+class _TerminalBar(tqdm):
+    """tqdm's progress bar on terminals alone."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options | {"disable": None})
 
 
 def upload(
@@ -76,18 +88,21 @@ def upload(
     private: bool = False,
     revision: str | None = None,
 ) -> str:
-    """Write files into a repository, which is made where there is none, as one commit; its address.
+    """Write files into a repository as one commit, and make the repository where there is none.
 
     Args:
-        files: by name in the repository.
-        known: names that belong to a run: what the repository has of them, and `files` has not, goes.
-        keeps: whether the README.md that is there, of this text, stays.
+        files: paths by their names in the repository.
+        known: names of the files of a run: those that `files` lacks are deleted.
+        keeps: whether a README.md of this text that is there already stays.
         private: only its owner sees the repository.
         revision: a branch, which is made where there is none; None: main.
 
+    Returns:
+        The address of the repository.
+
     Raises:
-        InputError: huggingface_hub is not installed, there is no token, the hub refuses it or cannot be reached, or a
-            repository that should be private is public.
+        InputError: huggingface_hub is not installed, there is no token, the hub refuses it or
+            cannot be reached, or a repository that should be private is public.
     """
     identifier, _ = repository(name)
     with _errors(f"{PREFIX}{identifier}"):
@@ -105,23 +120,21 @@ def upload(
             )
         if revision is not None:
             api.create_branch(identifier, branch=revision, exist_ok=True)
-        there = set(api.list_repo_files(identifier, revision=revision))
-        kept = CARD in there and keeps(
-            Path(api.hf_hub_download(identifier, CARD, revision=revision)).read_text("utf-8", errors="replace")
-        )
-        changes: list[Any] = [
-            CommitOperationAdd(path_in_repo=each, path_or_fileobj=path)
-            for each, path in files.items()
-            if each != CARD or not kept
-        ]
-        changes += [CommitOperationDelete(path_in_repo=each) for each in sorted((there & {*known}) - {*files})]
+        present = set(api.list_repo_files(identifier, revision=revision))
+        added = dict(files)
+        if CARD in present:
+            card = Path(api.hf_hub_download(identifier, CARD, revision=revision))
+            if keeps(card.read_text("utf-8", errors="replace")):
+                added.pop(CARD, None)
+        changes: list[Any] = [CommitOperationAdd(each, path) for each, path in added.items()]
+        changes += [CommitOperationDelete(each) for each in sorted((present & {*known}) - {*files})]
         api.create_commit(identifier, changes, commit_message="A run of transduce", revision=revision)
         return url
 
 
 @contextmanager
 def _errors(name: str) -> Iterator[None]:
-    """Say in a line what goes wrong with this repository, and the way out."""
+    """Turn errors of the hub into InputErrors about this repository."""
     require("huggingface_hub", name, "hub")
     from huggingface_hub import constants, errors
 
@@ -133,14 +146,14 @@ def _errors(name: str) -> Iterator[None]:
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise InputError(
-            f"{name} must be a repository that you may read, but {constants.ENDPOINT} has none of this name, or not for "
-            "you; check the name, or hf auth login"
+            f"{name} must be a repository that you may read, but {constants.ENDPOINT} has none of this "
+            "name, or not for you; check the name, or hf auth login"
         ) from error
     except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError) as error:
         raise InputError(
-            f"{name} is not in the cache, or not whole, and {constants.ENDPOINT} cannot be reached; try again with a "
-            "network, and without HF_HUB_OFFLINE"
+            f"{name} is not in the cache, or not whole, and {constants.ENDPOINT} cannot be reached; "
+            "try again with a network, and without HF_HUB_OFFLINE"
         ) from error
     except (errors.HfHubHTTPError, errors.HTTPError, errors.OfflineModeIsEnabled, RuntimeError) as error:
-        told = " ".join(str(error).split())
-        raise InputError(f"{name}: {constants.ENDPOINT} refuses, or cannot be reached: {told:.300}") from error
+        reason = " ".join(str(error).split())
+        raise InputError(f"{name}: {constants.ENDPOINT} refuses, or cannot be reached: {reason:.300}") from error

@@ -1,4 +1,4 @@
-"""Packages that import what they list when somebody first asks for it, so that --help does not wait for torch."""
+"""Packages whose public names are imported at first use, so that --help does not wait for torch."""
 
 import ast
 from collections.abc import Callable
@@ -8,20 +8,21 @@ from typing import Any
 
 
 def lazily(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's __getattr__ and __dir__ (PEP 562), for the names that its file imports under `if TYPE_CHECKING`.
+    """Make a package's __getattr__ and __dir__ (PEP 562) from its imports under `if TYPE_CHECKING`.
 
     So every name stands in one place, where type checkers and editors read it too.
 
     Args:
         file: the package's __file__.
     """
-    (guarded,) = (node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.If))
-    home = {each.name: node.module for node in guarded.body if isinstance(node, ast.ImportFrom) for each in node.names}
+    (block,) = (node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    modules = {alias.name: node.module for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
-        module = home.get(name)
+        module = modules.get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(module), name)
 
-    return get, lambda: sorted(home)
+    return get, lambda: sorted(modules)

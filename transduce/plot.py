@@ -1,4 +1,4 @@
-"""Plots of a training, and of attention, by matplotlib, which is slow to import: the first plot imports it."""
+"""Plots of a training and of attention by matplotlib, which the first plot imports."""
 
 import io
 import warnings
@@ -33,10 +33,10 @@ ItemT = TypeVar("ItemT")
 
 
 def curves(metrics: list[dict[str, Any]]) -> dict[str, dict[str, Points]]:
-    """Collect the curves of the lines of metrics.jsonl: by metric and label, the loss first, without null values."""
+    """Collect the curves of metrics.jsonl by metric and label, the loss first, without nulls."""
     lines = {label: [line for line in metrics if line.get("kind") == kind] for label, kind in KINDS.items()}
     validated = (lines[VALIDATION] or [{}])[-1]
-    no_metrics = {"update", "epoch", "kind", "seconds", "skipped", "perplexity", "loss"}  # perplexity is exp(loss)
+    no_metrics = {"update", "epoch", "kind", "seconds", "skipped", "loss", "perplexity"}
     return {
         name: {
             label: [(float(x["update"]), float(x[name])) for x in lines[label] if _has_numbers(x, name)]
@@ -79,7 +79,7 @@ def learning_curve(metrics: list[dict[str, Any]], path: Path) -> None:
 
 
 def curve_svg(name: str, lines: dict[str, Points]) -> bytes:
-    """Plot the curves of one metric as an SVG document; empty without points. The same points give the same bytes."""
+    """Plot the curves of one metric as SVG; empty without points. Equal points give equal bytes."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -101,7 +101,8 @@ def attention_map(
 
     Args:
         tokens: the outputs of the T steps.
-        source: the tokens at the S source positions; or, of sound, the seconds from one position to the next.
+        source: the tokens at the S source positions; or, of sound, the seconds between two
+            positions.
     """
     from matplotlib.figure import Figure
 
@@ -121,7 +122,7 @@ def attention_map(
     axes.set_title(title, parse_math=False)
     figure.colorbar(image, label="attention")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # scripts without a font show empty boxes
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # an empty box
         figure.savefig(path, dpi=120)
 
 
@@ -129,7 +130,7 @@ def _label(set_ticks: Callable[..., object], tokens: Sequence[str], rotation: fl
     """Put tokens beside the middles of their rows or columns."""
     shown = range(0, len(tokens), -(-len(tokens) // MAX_LABELS))
     labels = [tokens[i] for i in shown]
-    set_ticks([i + 0.5 for i in shown], labels=labels, parse_math=False, rotation=rotation)  # "$" begins no formula
+    set_ticks([i + 0.5 for i in shown], labels=labels, parse_math=False, rotation=rotation)  # $ is text
 
 
 def read_picture(path: Path) -> Float[np.ndarray, "h w 3"]:

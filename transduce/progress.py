@@ -1,4 +1,4 @@
-"""Progress bars: on a terminal as they are everywhere, in a log file a line now and then."""
+"""Progress bars: on a terminal as tqdm draws them, in a log file a line now and then."""
 
 import sys
 import time
@@ -11,25 +11,25 @@ EVERY = 30
 
 
 class Bar(tqdm):
-    """tqdm's bar on stderr; where that is no terminal, it is a line every so often, and one at its end."""
+    """tqdm's bar on stderr; where that is no terminal, a line every 30 seconds and at the end."""
 
-    def __init__(self, **how: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         self.terminal = sys.stderr.isatty()
-        self.told = time.monotonic()
-        super().__init__(**{"dynamic_ncols": True, **how})
+        self.last_line = time.monotonic()
+        super().__init__(**{"dynamic_ncols": True} | options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-        """Draw it, as tqdm asks for many times a second, and around every line that others write."""
+        """Draw the bar, many times a second and around every line that others write."""
         if self.terminal:
             return bool(super().display(msg, pos))
         closing = self.disable
-        if closing or time.monotonic() - self.told >= EVERY:
-            self.told = time.monotonic()
-            self.fp.write(f"{self}{'' if closing else chr(10)}")  # at its end, tqdm itself ends the line
+        if closing or time.monotonic() - self.last_line >= EVERY:
+            self.last_line = time.monotonic()
+            self.fp.write(f"{self}" if closing else f"{self}\n")  # tqdm itself ends the last line
             self.fp.flush()
         return True
 
-    def clear(self, *args: Any, **how: Any) -> None:
-        """Take it from the terminal, for a line of somebody else."""
+    def clear(self, *args: Any, **options: Any) -> None:
+        """Take the bar from the terminal, so that another line can be written."""
         if self.terminal:
-            super().clear(*args, **how)
+            super().clear(*args, **options)

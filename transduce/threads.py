@@ -1,4 +1,4 @@
-"""What a process that computes asks of its system: how threads wait, that freed memory stays, and who its user is."""
+"""Settings of a process that computes: OpenMP's threads, malloc, the name of its user."""
 
 import ctypes
 import getpass
@@ -9,40 +9,40 @@ from functools import cache
 from threading import Lock, Thread
 
 SPINS = "1000"
-"""Turns that a thread waits awake before it sleeps. GNU's OpenMP has 300,000 of its own accord, milliseconds."""
+"""Turns that an idle thread spins before it sleeps; by default 300,000, milliseconds."""
 
-OWN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-"""With one of these variables the user has decided."""
-
-
-def wait_politely() -> str:
-    """Let OpenMP's threads sleep soon while they wait; to be called before torch is loaded.
-
-    A thread that spins keeps its core while the one that it waits for does not get any: with two threads on two cores
-    and two busy processes beside them, a training fell to a quarter of its speed, and to a half where they sleep soon.
-    On a quiet machine that costs nothing (recipes/README.md, "Beside other work"), and whether work begins later nobody
-    knows.
-
-    Returns:
-        A line that says so; empty where nothing was changed.
-    """
-    if "torch" in sys.modules or any(name in os.environ for name in OWN):
-        return ""
-    os.environ["GOMP_SPINCOUNT"] = SPINS
-    return f"threads that wait sleep soon, for the sake of other work: GOMP_SPINCOUNT={SPINS}"
-
+OPENMP_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+"""With one of these environment variables the user has decided."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 """The names that <malloc.h> has for the settings of GNU's malloc."""
 
+_ONE_AT_A_TIME = Lock()
+
+
+def limit_omp_spin() -> str:
+    """Set GOMP_SPINCOUNT, before torch is imported, so that idle OpenMP threads yield the CPU.
+
+    A thread that spins keeps its core from the one that it waits for: with two threads on two cores
+    and two busy processes beside them, a training fell to a quarter of its speed, and to a half
+    where threads sleep soon. On a quiet machine it costs nothing (recipes/README.md, "Beside other
+    work"), and load may rise later.
+
+    Returns:
+        A line for the log; empty where nothing was changed.
+    """
+    if "torch" in sys.modules or any(name in os.environ for name in OPENMP_VARIABLES):
+        return ""
+    os.environ["GOMP_SPINCOUNT"] = SPINS
+    return f"idle OpenMP threads yield the CPU to other work: GOMP_SPINCOUNT={SPINS}"
+
 
 def keep_memory() -> bool:
-    """Let GNU's malloc keep what is freed, up to 2 GB, for the next tensors; whether it does so now.
+    """Let GNU's malloc keep up to 2 GB of freed memory for new tensors; False where it does not.
 
-    It is for a process of our own, which commands are, as it holds for everything in the process and for good.
-
-    Otherwise the large tensors of every step come from the system anew, page by page, which was a tenth of the time of a
-    beam search. The user's own MALLOC_ variables win.
+    It holds for the whole process and for good, so only commands call it. Without it the large
+    tensors of every step come from the system anew, page by page, a tenth of the time of a beam
+    search. The user's own MALLOC_ variables win.
     """
     if any(name.startswith("MALLOC_") for name in os.environ) or not sys.platform.startswith("linux"):
         return False
@@ -53,9 +53,9 @@ def keep_memory() -> bool:
 
 @cache
 def compute_after_fork() -> None:
-    """Let processes that are forked from this one, from whichever thread, compute by one thread.
+    """Let processes that are forked from this one compute by one thread.
 
-    They would wait for ever for threads of OpenMP, which do not live on in them; so it is with PyTorch alone, too.
+    OpenMP's threads do not live on in them, and waiting for those would never end.
     """
     import torch
 
@@ -63,9 +63,9 @@ def compute_after_fork() -> None:
 
 
 def allow_user_without_name() -> None:
-    """Let torch.compile's code be imported, as optimizers do, where the user has no name: in a container, mostly.
+    """Let torch.compile's code be imported where the user has no name, as in a container.
 
-    Its cache is named after the user, unless a variable says where it is; PyTorch sets that variable itself.
+    Its cache is named after the user, unless a variable names its directory.
     """
     try:
         getpass.getuser()
@@ -73,19 +73,16 @@ def allow_user_without_name() -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
 
 
-ONE_AT_A_TIME = Lock()
-
-
 def use_one_core() -> None:
-    """Let the calling thread compute on one core, and leave to all others, born sooner or later, what they have.
+    """Let the calling thread compute on one core, and all others, later ones too, as before.
 
-    torch.set_num_threads alone also says what threads begin with that are born afterwards.
+    torch.set_num_threads alone also sets the number with which later threads begin.
     """
-    import torch  # late, as `wait_politely` comes before it
+    import torch  # after `limit_omp_spin`
 
-    with ONE_AT_A_TIME:  # else another one would take the 1 for what the others have
-        others = torch.get_num_threads()
+    with _ONE_AT_A_TIME:  # else a second caller would restore the 1 of the first
+        n_threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        again = Thread(target=torch.set_num_threads, args=(others,))
-        again.start()
-        again.join()
+        restore = Thread(target=torch.set_num_threads, args=(n_threads,))
+        restore.start()
+        restore.join()

@@ -10,7 +10,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
 from transduce.arguments import call
 from transduce.exit import command_process, exit_code
-from transduce.threads import wait_politely
+from transduce.threads import limit_omp_spin
 
 COMMANDS = {
     "train translation": ("train:train", "Train text to text: parallel text in, a run directory and BLEU out."),
@@ -91,7 +91,7 @@ def _call(name: str, arguments: list[str]) -> None:
     if name.startswith("train "):
         command(name.removeprefix("train "), arguments)
         return
-    wait_politely()
+    limit_omp_spin()
     call(
         command,
         arguments,

@@ -22,7 +22,7 @@ from transduce.exit import command_process, exit_code
 from transduce.experiment.config import AnyExperiment
 from transduce.experiment.fields import like_run, with_files
 from transduce.hub import PREFIX
-from transduce.threads import wait_politely
+from transduce.threads import limit_omp_spin
 
 OFTEN = (
     *("run", "corpus.data", "corpus.train_source", "corpus.train_target", "corpus.train_tsv", "corpus.source"),
@@ -66,7 +66,7 @@ def main(
 
     def go() -> None:
         nonlocal joined
-        told, several = wait_politely(), os.environ.get("WORLD_SIZE", "1") != "1" and "MASTER_ADDR" in os.environ
+        told, several = limit_omp_spin(), os.environ.get("WORLD_SIZE", "1") != "1" and "MASTER_ADDR" in os.environ
         with _one_of_several() if several else nullcontext():
             joined = several
             experiment = choose(settings, default=default, description=description)
