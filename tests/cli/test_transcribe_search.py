@@ -13,7 +13,7 @@ from transduce.cli.common import Machine
 from transduce.cli.main import main
 from transduce.cli.transcribe import Transcription
 from transduce.data.speech.features import VectorConfig, VectorReader
-from transduce.tasks import transcribe as transcriber
+from transduce.tasks import seq2seq
 
 CPU = ["--device", "cpu"]
 
@@ -61,9 +61,9 @@ def test_options_reach_the_search(random, recordings, capsys):
 
 
 def test_batch_tokens_bounds_what_is_searched_at_once(random, recordings, monkeypatch, capsys):
-    sizes, search = [], transcriber.search_sources
+    sizes, search = [], seq2seq.search_sources
     monkeypatch.setattr(
-        transcriber, "search_sources", lambda *parts, **told: sizes.append(len(parts[2])) or search(*parts, **told)
+        seq2seq, "search_sources", lambda *parts, **told: sizes.append(len(parts[2])) or search(*parts, **told)
     )
     for options in ([], ["--batch-tokens", "1"]):
         assert main(["transcribe", str(random), *map(str, recordings), *CPU, *options]) == 0
@@ -82,7 +82,7 @@ def test_ten_minutes_of_sound_are_in_memory_at_a_time_and_segments_move_the_bar(
     for i, seconds in enumerate((400, 300, 10, 700, 10)):
         paths.append(tmp_path / f"{i}.npy")
         np.save(paths[-1], rng.normal(size=(seconds // 10, 5)))
-    steps, read, stream = [], VectorReader.__call__, transcriber.Transcriber.stream
+    steps, read, stream = [], VectorReader.__call__, td.Transcriber.stream
 
     def reading(self, path):
         steps.append(path.stem)
@@ -93,7 +93,7 @@ def test_ten_minutes_of_sound_are_in_memory_at_a_time_and_segments_move_the_bar(
         return stream(self, sounds, *args, **kwargs)
 
     monkeypatch.setattr(VectorReader, "__call__", reading)
-    monkeypatch.setattr(transcriber.Transcriber, "stream", transcribing)
+    monkeypatch.setattr(td.Transcriber, "stream", transcribing)
     told = []
     job = Transcription(run=run, machine=Machine(device="cpu"), decoding=td.load(run).decoding, format="text")
     rows = job.load()(0, paths, lambda *step: told.append(step))

@@ -17,10 +17,10 @@ from tests.tasks.test_ensemble import check, whole_model
 from tests.tasks.test_search import SHORT
 from transduce.cli.main import main
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
+from transduce.tasks.request import Details
 from transduce.tasks.risk import chosen
 from transduce.tasks.search import Output
 from transduce.tasks.transcribe import AT_ONCE
-from transduce.tasks.transcript import Details
 
 CPU = ["--device", "cpu"]
 LINES = [*ENGLISH[:3], "", "one word and many more words after it"]

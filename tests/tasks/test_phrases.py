@@ -168,7 +168,7 @@ def test_a_prefix_begins_what_is_heard_first_in_long_sound_which_can_require_not
     assert [segment.outputs[0].text for segment in in_order] == texts[1] and len(stretches) > 1
     (refused,) = transcriber.transcribe([samples], config, require=[["red"]])
     assert refused.error == (
-        f"required phrases are for sound in one segment, but sound 1 has {len(plain.segments)}; cut it where you know "
+        f"sound 1 cannot be transcribed: required phrases are for sound in one segment, but it has {len(plain.segments)}; cut it where you know "
         "what is said, or raise max_seconds"
     )
 

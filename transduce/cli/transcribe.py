@@ -40,8 +40,9 @@ from transduce.tasks.config import SearchConfig
 from transduce.tasks.formats import HEAD, STREAM, WRITE, as_line, srt
 
 if TYPE_CHECKING:
+    from transduce.tasks.request import Details
     from transduce.tasks.transcribe import Transcriber
-    from transduce.tasks.transcript import Audio, Details, Sound
+    from transduce.tasks.transcript import Audio, Sound
 else:  # torch takes seconds to import, and --help does without
     Audio = Details = Sound = Transcriber = Any
 
@@ -214,9 +215,9 @@ class Transcription(Job):
     @property
     def details(self) -> Details:
         """What outputs are given besides their text."""
-        from transduce.tasks.transcript import Details
+        from transduce.tasks.request import Details
 
-        return Details(self.token_scores, self.word_times)
+        return Details(token_scores=self.token_scores, word_times=self.word_times)
 
     def read(self, transcriber: Transcriber, files: Sequence[Audio], start: int = 0) -> Iterator[Sound]:
         """The sounds of some inputs, of which the first has this number, one after the other."""
@@ -231,7 +232,7 @@ class Transcription(Job):
 
         def read() -> Iterator[Sound]:
             for sound in self.read(transcriber, files, start):
-                if not sound.first_segment:
+                if not sound.request.part:
                     progress(0, sound.n_segments - 1)
                 yield sound
 

@@ -19,8 +19,9 @@ from transduce.serve.engine import Ask
 from transduce.serve.errors import OpenAIError, PlainError, events, responses
 from transduce.serve.models import Served
 from transduce.tasks.formats import HEAD, WRITE
+from transduce.tasks.request import Details
 from transduce.tasks.transcribe import Transcriber
-from transduce.tasks.transcript import Details, Segment, Transcript
+from transduce.tasks.transcript import Segment, Transcript
 
 FIRST = "whisper-1"
 """The name that clients which know OpenAI alone ask for: the first run that transcribes."""

@@ -14,10 +14,10 @@ from transduce.serve.config import ServeConfig
 from transduce.serve.engine import END, Ask, Engine
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.generate import Generator as TextGenerator
+from transduce.tasks.request import Details
 from transduce.tasks.search import Output
 from transduce.tasks.seq2seq import Alignment
 from transduce.tasks.transcribe import Transcriber
-from transduce.tasks.transcript import Details
 from transduce.tasks.translate import Translator
 
 Task = Translator | Transcriber | TextGenerator

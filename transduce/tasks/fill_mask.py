@@ -14,8 +14,8 @@ from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.inputs import check_list
-from transduce.tasks.search import in_batches, last_position, one_line
-from transduce.tasks.states import Source, Task, check_positions, encoder_states
+from transduce.tasks.search import one_line
+from transduce.tasks.states import Source, Task, check_positions, encoder_states, in_batches
 
 
 class FillMask(Task):
@@ -55,7 +55,7 @@ class FillMask(Task):
         )
         masked = [(i, row) for i, row in found if mask_id(self.tokenizer) in row]
         for i, row in masked:
-            check_positions(f"line {i + 1}", len(row), last_position(self.model))
+            check_positions(f"line {i + 1}", len(row), [self.model])
 
         def filled(batch: list[int]) -> list[str]:
             ids, lengths = (t.to(self.model.device) for t in pad([masked[n][1] for n in batch], 0))
@@ -79,7 +79,7 @@ class FillMask(Task):
         check_list(lines, "encode takes a list of lines", of_text=True)
         rows: list[Source] = [encode_text(self.tokenizer, line).tolist() for line in lines]
         for number, row in enumerate(rows, start=1):
-            check_positions(f"line {number}", len(row), last_position(self.model))
+            check_positions(f"line {number}", len(row), [self.model])
             if not len(row):
                 raise InputError(f"a line must have a token to encode, but line {number} has none; leave it out")
         return encoder_states(self.engine, rows, batch_tokens)

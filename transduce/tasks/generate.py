@@ -24,14 +24,14 @@ from transduce.tasks.config import GenerationConfig
 from transduce.tasks.inputs import check_list
 from transduce.tasks.phrases import forbidden
 from transduce.tasks.search import Output, check_suppressed, last_position, search, shared
-from transduce.tasks.seq2seq import scored
+from transduce.tasks.seq2seq import with_scores
 from transduce.tasks.states import Task, check_positions, token_log_probs
 from transduce.tasks.words import TokenScores
 
 logger = logging.getLogger("transduce")
 
-TAIL = 16
-"""Tokens from which on bytes are cut into the same characters, whatever stood before them: at least as many bytes."""
+TAIL = 8
+"""Tokens whose bytes form the same last characters whatever stands before them."""
 
 
 class Generator(Task):
@@ -49,12 +49,12 @@ class Generator(Task):
             )
         super().__init__(model, tokenizer)
         self.decoding = decoding or GenerationConfig()
-        """How the run goes on where nothing else is said. The rules in it hold where a call leaves them at their defaults."""
+        """The run's own. Its rules hold where a call leaves them at their defaults."""
         self.suppressed = (*tokenizer.suppressed, *range(tokenizer.vocab_size, config.decoder.input.vocab_size))
-        """Ids that have no text: special ones, and rows that only fill the table up."""
+        """Ids without a text: special ones, and rows that only fill up the table."""
 
     def __call__(self, prompts: Sequence[str], config: GenerationConfig | None = None) -> list[str]:
-        """What follows every prompt: the first text of each."""
+        """The first text that follows each prompt."""
         return [texts[0].text for texts in self.generate(prompts, config)]
 
     def generate(
@@ -94,17 +94,20 @@ class Generator(Task):
         outputs: list[list[Output]] = [[] for _ in prompts]
         for numbers, samples in _batches([len(row) for row in rows], config):
             ids = torch.tensor([rows[i] for i in numbers], device=self.model.device)
-            rngs = [config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples]
-            ends = self._ends([rows[i] for i in numbers for _ in samples], stop)
-            sampling, constraints = Sampling.of(config), self._constraints(ids, config)
             hypotheses = search(
-                self.scorers(ids), ids, constraints, config.search, sampling=sampling, rngs=rngs, ends=ends
+                self.scorers(ids),
+                ids,
+                self._constraints(ids, config),
+                config.search,
+                sampling=Sampling.of(config),
+                rngs=[config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples],
+                ends=self._ends([rows[i] for i in numbers for _ in samples], stop),
             )
-            for i, found in zip(numbers, hypotheses, strict=True):
-                for h in found:
+            for i, best in zip(numbers, hypotheses, strict=True):
+                for h in best:
                     text = TextStream(self.tokenizer, rows[i]).add(h.tokens, last=True)
                     output = Output(text, h.log_prob, h.score, h.tokens, h.finished)
-                    outputs[i].append(self._scored(rows[i], output) if token_scores else output)
+                    outputs[i].append(self._with_scores(rows[i], output) if token_scores else output)
         self._warn(outputs, config, stop)
         return outputs
 
@@ -136,15 +139,24 @@ class Generator(Task):
                 f"a text comes piece by piece if it is sampled, but beam_size={config.beam_size}; set it to 1, or use "
                 "generate"
             )
-        row, tokens, pieces = self.encode(prompt, config.max_length), list[int](), list[str]()
-        text, ids = TextStream(self.tokenizer, row), torch.tensor([row], device=self.model.device)
-        scorer, constraints = combined(self.scorers(ids)), self._constraints(ids, config)
-        rngs = [config.rng(prompt_number, text_number)]
-        sampler = Sampler(scorer, ids, constraints, sampling=Sampling.of(config), rngs=rngs)
+        row = self.encode(prompt, config.max_length)
+        ids = torch.tensor([row], device=self.model.device)
+        sampler = Sampler(
+            combined(self.scorers(ids)),
+            ids,
+            self._constraints(ids, config),
+            sampling=Sampling.of(config),
+            rngs=[config.rng(prompt_number, text_number)],
+        )
         sampler.ends = self._ends([row], stop)
+        text = TextStream(self.tokenizer, row)
+        tokens: list[int] = []
+        pieces: list[str] = []
+        finished = False
         while sampler.running:
             token = int(sampler.step())
-            new = [] if (finished := token == self.tokenizer.eos_id) else [token]
+            finished = token == self.tokenizer.eos_id
+            new = [] if finished else [token]
             tokens += new
             if piece := text.add(new, last=not sampler.running):
                 pieces.append(piece)
@@ -165,48 +177,46 @@ class Generator(Task):
             InputError: a text is longer than learned positions; `measure_perplexity` takes windows of it.
         """
         check_list(texts, "score takes a list of texts", of_text=True)
-        found = []
+        scores = []
         for number, text in enumerate(texts, start=1):
             ids = torch.from_numpy(encode_text(self.tokenizer, text).astype(np.int64)).to(self.model.device)
-            check_positions(f"text {number}", len(ids) - 1, last_position(*self.engines))
-            if len(ids) < 2:
-                found.append(TokenScores([], torch.empty(0)))
-                continue
-            found.append(self._token_scores(ids, 1))
-        return found
+            check_positions(f"text {number}", len(ids) - 1, self.engines)
+            scores.append(self._token_scores(ids, 1) if len(ids) > 1 else TokenScores([], torch.empty(0)))
+        return scores
 
     def scorers(self, ids: Int[Tensor, "B P"]) -> list[tuple[float, Scorer]]:
-        """What judges how these prompts go on."""
+        """Scorers of the tokens after these prompts, with their weights."""
         return shared(len(self.engines), [(1.0, ModelScorer(model, prompts=ids)) for model in self.engines])
 
     def _own(self, config: GenerationConfig | None) -> GenerationConfig:
-        if config is None or self.decoding == GenerationConfig():
-            return config or self.decoding
-        off = {each.name: each.default for each in fields(RulesConfig)}
-        return replace(
-            config, **{name: getattr(self.decoding, name) for name in off if getattr(config, name) == off[name]}
-        )
+        """The configuration of a call, with the run's own rules where it has none."""
+        if config is None:
+            return self.decoding
+        unset = [rule.name for rule in fields(RulesConfig) if getattr(config, rule.name) == rule.default]
+        return replace(config, **{name: getattr(self.decoding, name) for name in unset})
 
     def _token_scores(self, ids: Int[Tensor, " T"], first: int) -> TokenScores:
         """The scores of the tokens from `first` on, each given those before it."""
-        states = (model.decoder_states(ids[None, :-1])[0, first - 1 :] for model in self.engines)
-        each = [token_log_probs(*pair, ids[first:]) for pair in zip(self.engines, states, strict=True)]
-        return TokenScores(self.tokenizer.tokens(ids[first:].tolist()), torch.stack(each).mean(dim=0).cpu())
+        tokens = ids[first:]
+        log_probs = [
+            token_log_probs(model, model.decoder_states(ids[None, :-1])[0, first - 1 :], tokens)
+            for model in self.engines
+        ]
+        return TokenScores(self.tokenizer.tokens(tokens.tolist()), torch.stack(log_probs).mean(dim=0).cpu())
 
     @torch.no_grad()
-    def _scored(self, prompt: list[int], output: Output) -> Output:
+    def _with_scores(self, prompt: list[int], output: Output) -> Output:
         end = [self.tokenizer.eos_id] * output.finished
         ids = torch.tensor([*prompt, *output.tokens, *end], device=self.model.device)
-        return scored(self.tokenizer, output, self._token_scores(ids, len(prompt)))
+        return with_scores(self.tokenizer, output, self._token_scores(ids, len(prompt)))
 
     def _constraints(self, ids: Int[Tensor, "B P"], config: GenerationConfig) -> Constraints:
         """What may follow these prompts; the last new token needs no position."""
-        bound = min(config.max_length, last_position(*self.engines) + 1 - ids.size(1))
         check_suppressed(config, self.tokenizer)
-        bounds, eos = ids.new_full((len(ids),), bound), self.tokenizer.eos_id
+        bound = min(config.max_length, last_position(*self.engines) + 1 - ids.size(1))
         return Constraints(
-            bounds,
-            eos_id=eos,
+            ids.new_full((len(ids),), bound),
+            eos_id=self.tokenizer.eos_id,
             suppressed=self.suppressed,
             rules=config,
             prompts=ids,
@@ -214,12 +224,12 @@ class Generator(Task):
         )
 
     def _ends(self, prompts: Sequence[list[int]], stop: Sequence[str]) -> "StopStrings | None":
-        """What ends the texts behind these prompts at the stop strings, if there are any."""
+        """The rule that ends the texts of these prompts at the stop strings, if there are any."""
         check_list(stop, "stop takes a list of strings")
         return StopStrings([TextStream(self.tokenizer, prompt) for prompt in prompts], stop) if stop else None
 
     def _warn(self, outputs: list[list[Output]], config: GenerationConfig, stop: Sequence[str]) -> None:
-        """Say how many prompts have a text that neither ended nor reached max_length."""
+        """Warn of prompts with a text that neither ended nor reached max_length."""
 
         def is_short(output: Output) -> bool:
             ended = output.finished or any(each in output.text for each in stop)
@@ -227,21 +237,27 @@ class Generator(Task):
 
         short = [any(map(is_short, texts)) for texts in outputs]
         if any(short):
-            told = "text stopped after %d of %d prompts, where the model's positions end (max_positions=%d)"
-            logger.warning(told, sum(short), len(outputs), last_position(*self.engines))
+            logger.warning(
+                "text stopped after %d of %d prompts, where the model's positions end (max_positions=%d)",
+                sum(short),
+                len(outputs),
+                last_position(*self.engines),
+            )
 
     def encode(self, prompt: str, max_length: int = 1) -> list[int]:
         """Ids to go on from: those of the whole prompt, or as many of its last ones as there is room for, with a warning."""
-        ids, limit = self.encode_whole(prompt), last_position(*self.engines)
-        if len(ids) > limit:
-            kept = max(limit // 2, limit + 1 - max_length, 1)
-            logger.warning("a prompt of %d tokens was cut to its last %d (max_positions=%d)", len(ids), kept, limit)
-            ids = ids[-kept:]
-        return ids
+        ids = self.encode_whole(prompt)
+        limit = last_position(*self.engines)
+        if len(ids) <= limit:
+            return ids
+        n = max(limit // 2, limit + 1 - max_length, 1)
+        logger.warning("a prompt of %d tokens was cut to its last %d (max_positions=%d)", len(ids), n, limit)
+        return ids[-n:]
 
     def encode_whole(self, prompt: str) -> list[int]:
         """Ids of a prompt, of any length: at least one, with BOS where every text begins with it."""
-        start, (ids,) = self.tokenizer.bos_id, self.tokenizer.encode([prompt])
+        (ids,) = self.tokenizer.encode([prompt])
+        start = self.tokenizer.bos_id
         if self.tokenizer.opening:
             ids = [*self.tokenizer.opening, *ids]
         elif start is not None and (not ids or start != self.tokenizer.eos_id):  # GPT-2's only stands between texts
@@ -252,61 +268,42 @@ class Generator(Task):
 
 
 class TextStream:
-    """The text of tokens as they come behind a prompt; each is decoded a few times, however long the text is.
+    """Text of tokens as they come after a prompt, from a window of the last ones: time does not grow with the text.
 
-    Behind a prompt, for a token may begin with a space that its text has only there.
-    What a token adds to a text depends on no more than whether a text comes before it, for SentencePiece leaves out a
-    space at the beginning, and on bytes before it that are no whole character yet. So the tokens since the last whole
-    character are decoded, behind a few tokens that have a text: the anchor.
+    The window has tokens before the new ones, as SentencePiece leaves out a space at the beginning of a text, and as
+    bytes spell a character only together.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self.tokenizer = tokenizer
-        self.anchor = self._anchor(prompt)
-        self.tail = [] if self.anchor else list(prompt)
-        self.told = len(self._text())
-        """Characters of the tail's text that need not be told any more."""
+        self.window = list(prompt)
+        self.shown = len(self._text())
+        """Characters of the window's text that were returned before."""
 
     def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
-        """What these tokens add to the text; but what may yet become another character waits, unless they are `last`."""
-        self.tail += tokens
+        """The text that these tokens add, without what may yet become another character unless they are `last`."""
+        self.window += tokens
         text = self._text()
-        if last:
-            return text[self.told :]
-        settled = self._settled(text)
-        new, self.told = settled[self.told :], max(self.told, len(settled))
-        if settled == text:
-            self.anchor = self.anchor or self._anchor(self.tail)
-            if self.anchor:
-                self.tail, self.told = [], 0
-        elif self.anchor and len(self.tail) > 2 * TAIL:  # bytes that spell nothing, again and again
-            self.tail = self.tail[-TAIL:]
-            self.told = len(self._settled(self._text()))
+        n_open = 0 if last else min(3, len(text) - len(text.rstrip("\ufffd")))  # of the four bytes of a character
+        settled = text[: len(text) - n_open]
+        new = settled[self.shown :]
+        self.shown = max(self.shown, len(settled))
+        if len(self.window) > 2 * TAIL:
+            self.window = self.window[-TAIL:]
+            self.shown -= len(text) - len(self._text())
         return new
 
     def _text(self) -> str:
-        """The text of the tail."""
-        before, text = self.tokenizer.decode([self.anchor, [*self.anchor, *self.tail]])
-        return text[len(before) :]
-
-    def _settled(self, text: str) -> str:
-        """The text without the beginning of a character, of whose four bytes three may have come."""
-        return text[: len(text) - min(3, len(text) - len(text.rstrip("\ufffd")))]
-
-    def _anchor(self, tokens: Sequence[int]) -> list[int]:
-        """The fewest of the last tokens that have a text of whole characters."""
-        for n in range(1, min(len(tokens), TAIL) + 1):
-            (text,) = self.tokenizer.decode([tokens[-n:]])
-            if text and not text.endswith("\ufffd"):
-                return list(tokens[-n:])
-        return []
+        return self.tokenizer.decode([self.window])[0]
 
 
 class StopStrings:
     """Whether the texts of tokens, as they come, hold one of some strings."""
 
     def __init__(self, texts: Sequence[TextStream], stop: Sequence[str]) -> None:
-        self.texts, self.stop, self.longest = texts, stop, max(map(len, stop))
+        self.texts = texts
+        self.stop = stop
+        self.longest = max(map(len, stop))
         self.tails = [""] * len(texts)
 
     def __call__(self, row: int, token: int) -> bool:

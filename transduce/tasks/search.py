@@ -2,17 +2,16 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from transduce.data.batch import bucket
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.beam import beam_search
 from transduce.decode.config import RulesConfig
@@ -33,8 +32,6 @@ from transduce.tasks.coverage import CoverageScorer
 from transduce.tasks.lexicon import lexicon
 from transduce.tasks.phrases import forbidden
 from transduce.tasks.words import TokenScores, Word, WordAlignment
-
-FoundT = TypeVar("FoundT")
 
 GREEDY = SearchConfig(beam_size=1)
 
@@ -312,21 +309,6 @@ def last_position(*models: Engine, source: bool = False) -> int:
     wholes = [model.config for model in models]
     configs = [each.of(each.encoder if source or each.decoder is None else each.decoder) for each in wholes]
     return min([config.max_positions for config in configs if config.positions == "learned"], default=sys.maxsize)
-
-
-def in_batches(
-    lengths: Sequence[int], batch_tokens: int, work: Callable[[list[int]], Sequence[FoundT]]
-) -> Iterator[tuple[int, FoundT]]:
-    """Do some work for rows of different lengths, batch by batch; yield each row's number and what was found for it.
-
-    Args:
-        batch_tokens: bound on rows * longest of a batch.
-        work: from the numbers of the rows of a batch to what is found for them, in that order.
-    """
-    if lengths:
-        for batch in reversed(bucket(np.array(lengths)[:, None], batch_tokens)):  # longest first: memory peaks early
-            rows: list[int] = batch.tolist()
-            yield from zip(rows, work(rows), strict=True)
 
 
 def outputs_of(tokenizer: Tokenizer, hypotheses: list[Hypothesis], n_best: int) -> list[Output]:

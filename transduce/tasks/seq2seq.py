@@ -1,4 +1,4 @@
-"""What a model makes of outputs that are given: log-probabilities of every token, attention; and the encoder's states."""
+"""Encoder-decoder models as tasks: search, scores and alignments of given outputs, encoder states."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from transduce.data.batch import pad
 from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.decode.hypothesis import length_penalty
+from transduce.decode.hypothesis import Hypothesis, length_penalty
+from transduce.decode.shortlist import Shortlist
 from transduce.engine.select import Engine
 from transduce.errors import InputError
 from transduce.model.attention_maps import cross_attention
@@ -21,7 +22,9 @@ from transduce.model.transformer import Memory, Transformer
 from transduce.plot import attention_map
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.inputs import check_list
-from transduce.tasks.search import LanguageModel, Output, beginning, last_position
+from transduce.tasks.phrases import required
+from transduce.tasks.request import Request
+from transduce.tasks.search import LanguageModel, Output, beginning, search_sources
 from transduce.tasks.states import (
     Source,
     Task,
@@ -29,12 +32,15 @@ from transduce.tasks.states import (
     check_positions,
     encoded,
     encoder_states,
+    in_order,
+    padded,
     source_lengths,
     token_log_probs,
 )
-from transduce.tasks.words import TokenScores, WordAlignment, word_alignment, word_spans, words_of_text
+from transduce.tasks.words import Span, TokenScores, WordAlignment, word_alignment, word_spans, words_of_text
 
 InputT = TypeVar("InputT")
+TaskT = TypeVar("TaskT", bound="Seq2SeqTask[Any]")
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Alignment:
     target: list[str]
     """The T target tokens; the last is the end."""
     weights: Float[Tensor, "L H T S"]
-    """Cross-attention by layer and head: row t is the look that token t was predicted with, and sums to 1."""
+    """Cross-attention by layer and head: row t predicted target token t, and sums to 1."""
     seconds: float | None = None
     """The time from one source position to the next, if the source is sound; position s begins at s * seconds."""
     words: WordAlignment | None = None
@@ -62,64 +68,89 @@ class Alignment:
 
     @property
     def places(self) -> list[int]:
-        """For each target token, the source position that `mean` looks at most."""
+        """For each target token, the source position with the greatest weight in `mean`."""
         return self.mean.argmax(dim=-1).tolist()
 
     @property
     def layer(self) -> int:
-        """The layer that pictures show: the one that `words` come from; of sound, the one that `mean` takes."""
-        return self.words.layer if self.words and self.words.layer is not None else max(0, len(self.weights) - 2)
+        """The layer that pictures show: that of `words`; of sound, that of `mean`."""
+        if self.words and self.words.layer is not None:
+            return self.words.layer
+        return max(0, len(self.weights) - 2)
 
     def draw(self, path: Path | str, title: str = "") -> None:
-        """Write a PNG: a row for every target token, dark where it looks, the source to the right.
-
-        It has the mean over the heads of `layer`.
-        """
+        """Write the mean over the heads of `layer` as a PNG: a row for every target token, the source to the right."""
         source = self.source if self.seconds is None else self.seconds
-        told = f"{title}\nlayer {self.layer + 1} of {len(self.weights)}, mean over heads".strip()
-        attention_map(self.weights[self.layer].mean(dim=0).float(), self.target, source, told, Path(path))
+        title = f"{title}\nlayer {self.layer + 1} of {len(self.weights)}, mean over heads".strip()
+        weights = self.weights[self.layer].mean(dim=0).float()
+        attention_map(weights, self.target, source, title, Path(path))
 
 
 class Seq2SeqTask(Task, ABC, Generic[InputT]):
-    """What a task of encoder and decoder tells about inputs and given outputs, besides writing outputs of its own."""
+    """A task of an encoder-decoder model: search, scores and alignments of given outputs."""
+
+    shortlist: Shortlist | None = None
+    """Target tokens that may translate each source token; used where `decoding.shortlist` is set."""
+    lexicon: tuple[str, ...] = ()
+    """The words that may be written where `decoding.words` is "known"."""
+    lm: LanguageModel | None = None
+    """A language model beside the models, used where `decoding.lm_weight` is not 0."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, decoding: SearchConfig | None) -> None:
         super().__init__(model, tokenizer)
-        self.lm: LanguageModel | None = None
-        """What judges the texts beside the models, where `lm_weight` is not 0."""
         self.decoding = decoding or SearchConfig()
-        """How to search where nothing else is said."""
+        """How to search where a call says nothing else."""
 
     @abstractmethod
     def sources(self, inputs: Sequence[InputT]) -> list[Source]:
-        """What flows into the encoder, for every input.
+        """The encoder's input for every input of the task.
 
         Raises:
             InputError: one of them cannot be used.
         """
 
     def source_tokens(self, source: Source) -> list[str]:
-        """The tokens of a source of ids; of frames there are none."""
+        """The tokens of a source of ids; none of frames."""
         return []
 
-    def source_words(self, source: Source) -> list[tuple[str, int, int]] | None:
+    def source_words(self, source: Source) -> list[Span] | None:
         """The words of a source of ids, with their tokens; None of frames."""
         return None
-
-    def _target_words(self, ids: Sequence[int]) -> list[tuple[str, int, int]]:
-        """The words of a target, with their tokens; its end is none of them."""
-        return word_spans(self.tokenizer, ids[:-1] if ids[-1:] == [self.tokenizer.eos_id] else ids)
 
     @property
     def position_seconds(self) -> float | None:
         """The time from one source position to the next, if the source is sound."""
         return None
 
-    def with_decoding(self, decoding: SearchConfig) -> "Seq2SeqTask[InputT]":
-        """The same task with another `decoding`, and in the languages that it names, of a model of many."""
-        there = copy(self)
-        there.decoding = decoding
-        return there
+    def with_decoding(self: TaskT, decoding: SearchConfig) -> TaskT:
+        """The same task with another `decoding`, in the languages that it names."""
+        task = copy(self)
+        task.decoding = decoding
+        return task
+
+    def _merged(self, decoding: SearchConfig | None, settings: dict[str, Any]) -> SearchConfig:
+        """The search of one call: its settings win over `decoding`, or over the task's own."""
+        return (decoding or self.decoding).changed(**settings)
+
+    def _for_call(self: TaskT, settings: dict[str, Any]) -> TaskT:
+        return self.with_decoding(self._merged(None, settings))
+
+    def _search(
+        self, sources: Sequence[Source], requests: Sequence[Request], config: SearchConfig
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses of a batch of sources, best first, or samples as they are drawn."""
+        return search_sources(
+            self.engines,
+            *padded(self.engine, sources),
+            config,
+            self.tokenizer,
+            prefixes=[request.prefix for request in requests],
+            required=required(self.tokenizer, [request.require for request in requests]),
+            shortlist=self.shortlist if config.shortlist else None,
+            words=self.lexicon,
+            lm=self.lm,
+            rngs=[rng for each in requests for rng in config.rngs(each.number, each.part)],
+        )
 
     @torch.no_grad()
     def encode(self, inputs: Sequence[InputT], **settings: Any) -> list[Float[Tensor, "_ D"]]:
@@ -130,38 +161,33 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         Raises:
             InputError: an input cannot be used, or is longer than learned positions; or this is an ensemble.
         """
-        self._check_alone("encode")
-        there = self.with_decoding(self.decoding.changed(**settings))
-        return encoder_states(self.engine, there._checked(inputs), self.decoding.batch_tokens)
+        self._check_single("encode")
+        sources = self._for_call(settings)._checked_sources(inputs)
+        return encoder_states(self.engine, sources, self.decoding.batch_tokens)
 
     @torch.no_grad()
     def score(self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any) -> list[TokenScores]:
-        """How likely each text is as the output for its input, by attention (a CTC head is not asked).
+        """How likely each text is as the output for its input, by attention alone, without CTC.
 
-        An output stands for its tokens; in an ensemble, a log-probability is the mean of the models'. `settings` are fields
-        of SearchConfig, such as target_language="de".
+        An output stands for its tokens; in an ensemble, a log-probability is the mean of the models'. `settings` are
+        fields of SearchConfig, such as target_language="de".
 
         Raises:
             InputError: there are not as many texts as inputs, or one of either cannot be used.
         """
-        there = self.with_decoding(self.decoding.changed(**settings))
-        return there._token_scores(there._checked(inputs), there._targets(inputs, texts))
+        task = self._for_call(settings)
+        return task._token_scores(task._checked_sources(inputs), task._targets(inputs, texts))
 
-    def _token_scores(
-        self, sources: Sequence[Source], targets: Sequence[list[int]], decoding: SearchConfig | None = None
-    ) -> list[TokenScores]:
-        """The same of ids."""
-        found: list[list[Tensor]] = [[] for _ in sources]
-        for model in self.engines:
-            for rows, memory, target_in, first in self._forced(model, sources, targets, decoding):
-                states = model.decoder_states(target_in, memory=memory)[:, first:]
-                for row, own in zip(rows, states, strict=True):
-                    wanted = torch.tensor(targets[row], device=states.device)
-                    found[row].append(token_log_probs(model, own[: len(wanted)], wanted).cpu())
-        return [
-            TokenScores(self.tokenizer.tokens(row), torch.stack(each).mean(dim=0))
-            for row, each in zip(targets, found, strict=True)
-        ]
+    @torch.no_grad()
+    def align(self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any) -> list[Alignment]:
+        """Where the decoder looks in each input while it writes the given text, or an output in its own tokens.
+
+        Raises:
+            InputError: as for `score`; or this is an ensemble.
+        """
+        self._check_single("align")
+        task = self._for_call(settings)
+        return task._align(task._checked_sources(inputs), task._targets(inputs, texts))
 
     def rerank(
         self,
@@ -173,14 +199,14 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         backwards: bool = False,
         **settings: Any,
     ) -> list[list[Output]]:
-        """Outputs of every input, such as another run's n best, by their score times own_weight plus this run's times weight.
+        """Rank outputs of every input, such as another run's n best, by own_weight * their score + weight * this run's.
 
         This run's score of a text is its log-probability over the length penalty of `decoding.alpha`.
 
         Args:
-            backwards: this run translates the other way, and scores each input as what might come of the output: the channel
-                of a noisy channel model (Yee et al. 2019, Simple and effective noisy channel modeling for neural machine
-                translation).
+            backwards: this run translates the other way, and scores each input as a translation of the output: the
+                channel of a noisy channel model (Yee et al. 2019, Simple and effective noisy channel modeling for
+                neural machine translation).
 
         Returns:
             The outputs with these scores, the best first; else they stay as they are.
@@ -188,120 +214,129 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         Raises:
             InputError: as for `score`; or `backwards`, but this run takes sound.
         """
-        rows = [(row, given, out) for row, (given, each) in enumerate(zip(inputs, lists, strict=True)) for out in each]
-        decoding = self.decoding.changed(**settings)
-        givens, texts = [given for _, given, _ in rows], [output.text for *_, output in rows]
         if backwards and self.position_seconds is not None:
             raise InputError(
                 "backwards asks how likely an input comes of an output, but this run takes sound; load one of text"
             )
-        scores = self.score(*((texts, givens) if backwards else (givens, texts)), **settings)
-        found: list[list[Output]] = [[] for _ in inputs]
-        for (row, _, output), each in zip(rows, scores, strict=True):
-            own = each.log_prob / length_penalty(len(each.tokens), decoding.alpha, decoding.length_offset)
-            found[row].append(replace(output, score=own_weight * output.score + weight * own))
-        return [sorted(outputs, key=lambda output: -output.score) for outputs in found]
+        decoding = self._merged(None, settings)
+        pairs = [(given, output) for given, outputs in zip(inputs, lists, strict=True) for output in outputs]
+        given: list[Any] = [given for given, _ in pairs]
+        texts: list[Any] = [output.text for _, output in pairs]
+        scores = iter(self.score(texts, given, **settings) if backwards else self.score(given, texts, **settings))
+
+        def rescored(output: Output) -> Output:
+            own = next(scores)
+            penalty = length_penalty(len(own.tokens), decoding.alpha, decoding.length_offset)
+            return replace(output, score=own_weight * output.score + weight * (own.log_prob / penalty))
+
+        return [sorted(map(rescored, outputs), key=lambda output: -output.score) for outputs in lists]
 
     @torch.no_grad()
-    def align(self, inputs: Sequence[InputT], texts: Sequence[str | Output], **settings: Any) -> list[Alignment]:
-        """Where the decoder looks in each input while it is made to write the text, or an output in its own tokens.
-
-        Raises:
-            InputError: as for `score`; or this is an ensemble.
-        """
-        self._check_alone("align")
-        there = self.with_decoding(self.decoding.changed(**settings))
-        return there._align(there._checked(inputs), there._targets(inputs, texts))
-
-    def _align(
-        self, sources: Sequence[Source], targets: Sequence[list[int]], decoding: SearchConfig | None = None
-    ) -> list[Alignment]:
-        """The same of ids; in an ensemble, where the first model looks."""
-        found: dict[int, Alignment] = {}
-        for rows, memory, target_in, first in self._forced(self.model, sources, targets, decoding):
-            assert memory.lengths is not None
-            weights = cross_attention(self.model, memory, target_in)[:, :, :, first:].cpu()
-            for b, (row, n_places) in enumerate(zip(rows, memory.lengths.tolist(), strict=True)):
-                own, spans = weights[:, b, :, : len(targets[row]), :n_places].clone(), self.source_words(sources[row])
-                words = None if spans is None else word_alignment(own.mean(1), spans, self._target_words(targets[row]))
-                tokens = self.source_tokens(sources[row]), self.tokenizer.tokens(targets[row])
-                found[row] = Alignment(*tokens, own, self.position_seconds, words)
-        return [found[row] for row in range(len(sources))]
-
-    def _check_alone(self, name: str) -> None:
-        """Raise InputError where this is an ensemble."""
-        if len(self.engines) > 1:
-            raise InputError(
-                f"{name} asks one model, but this is an ensemble of {len(self.engines)}; load one run alone for it"
-            )
+    def with_token_scores(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
+        """The outputs, n of every source, with the log-probabilities of their tokens and the confidence of their words."""
+        scores = iter(self._token_scores(*self._pairs(sources, outputs)))
+        return [[with_scores(self.tokenizer, each, next(scores)) for each in some] for some in outputs]
 
     @torch.no_grad()
-    def with_token_scores(
-        self, sources: Sequence[Source], outputs: Sequence[list[Output]], decoding: SearchConfig | None = None
-    ) -> list[list[Output]]:
-        """The same outputs, n of every source, each with how likely its tokens are, and with the confidence of words."""
-        scores = iter(self._token_scores(*self._given(sources, outputs), decoding))
-        return [[scored(self.tokenizer, each, next(scores)) for each in some] for some in outputs]
+    def with_alignments(self, sources: Sequence[Source], outputs: Sequence[list[Output]]) -> list[list[Output]]:
+        """The outputs, n of every source, with the source words that the (first) model wrote their words from."""
+        alignments = iter(self._align(*self._pairs(sources, outputs)))
+        return [[replace(each, alignment=next(alignments).words) for each in some] for some in outputs]
 
-    @torch.no_grad()
-    def with_alignments(
-        self, sources: Sequence[Source], outputs: Sequence[list[Output]], decoding: SearchConfig | None = None
-    ) -> list[list[Output]]:
-        """The same outputs, n of every source, each with the source words that its (first) model looked at for its words."""
-        found = iter(self._align(*self._given(sources, outputs), decoding))
-        return [[replace(each, alignment=next(found).words) for each in some] for some in outputs]
-
-    def _given(
+    def _pairs(
         self, sources: Sequence[Source], outputs: Sequence[list[Output]]
     ) -> tuple[list[Source], list[list[int]]]:
-        """A source and the tokens for every output, with the end if it was reached."""
-        pairs = [(source, each) for source, some in zip(sources, outputs, strict=True) for each in some]
-        return [source for source, _ in pairs], [self._written(each) for _, each in pairs]
+        """The source and the target ids of every output."""
+        pairs = [(source, output) for source, some in zip(sources, outputs, strict=True) for output in some]
+        return [source for source, _ in pairs], [self._target(output) for _, output in pairs]
 
-    def _written(self, output: Output) -> list[int]:
-        """The tokens of an output, with the end if it was reached."""
-        (eos,) = self.tokenizer.required("eos_id")
-        return [*output.tokens, *[eos] * output.finished]
+    def _token_scores(self, sources: Sequence[Source], targets: Sequence[list[int]]) -> list[TokenScores]:
+        """Log-probabilities of target ids; in an ensemble, the mean of the models'."""
 
-    def _checked(self, inputs: Sequence[InputT]) -> list[Source]:
-        """The sources, none of them longer than learned positions."""
-        sources = self.sources(inputs)
-        for model in self.engines:
-            for number, n_places in enumerate(source_lengths(model, sources), start=1):
-                check_positions(f"input {number}", n_places, last_position(model, source=True))
-        return sources
+        def log_probs(model: Engine) -> Iterator[tuple[int, Tensor]]:
+            for rows, memory, target_in, first in self._forced(model, sources, targets):
+                batch = model.decoder_states(target_in, memory=memory)[:, first:]
+                for row, states in zip(rows, batch, strict=True):
+                    tokens = torch.tensor(targets[row], device=states.device)
+                    yield row, token_log_probs(model, states[: len(tokens)], tokens).cpu()
 
-    def _targets(self, inputs: Sequence[InputT], texts: Sequence[str | Output]) -> list[list[int]]:
-        """Ids of the texts, with their ends."""
-        check_list(texts, "given outputs are a list of texts")
-        if len(inputs) != len(texts):
-            raise InputError(
-                f"every input has one given text, but there are {len(inputs)} inputs and {len(texts)} texts"
-            )
-        given = self.tokenizer.with_eos(self.tokenizer.encode([text for text in texts if isinstance(text, str)]))
-        ids = iter([row[len(self.tokenizer.opening) :] for row in given])
-        rows = [self._written(text) if isinstance(text, Output) else next(ids) for text in texts]
-        before = len(beginning(self.tokenizer, self.decoding)) - 1
-        for number, row in enumerate(rows, start=1):
-            check_positions(f"text {number}", before + len(row), last_position(*self.engines))
-        return rows
+        by_model = [in_order(log_probs(model)) for model in self.engines]
+        return [
+            TokenScores(self.tokenizer.tokens(ids), torch.stack(each).mean(dim=0))
+            for ids, *each in zip(targets, *by_model, strict=True)
+        ]
+
+    def _align(self, sources: Sequence[Source], targets: Sequence[list[int]]) -> list[Alignment]:
+        """Alignments of target ids; in an ensemble, by the first model."""
+
+        def alignments() -> Iterator[tuple[int, Alignment]]:
+            for rows, memory, target_in, first in self._forced(self.model, sources, targets):
+                assert memory.lengths is not None
+                batch = cross_attention(self.model, memory, target_in)[:, :, :, first:].cpu()
+                for b, (row, length) in enumerate(zip(rows, memory.lengths.tolist(), strict=True)):
+                    weights = batch[:, b, :, : len(targets[row]), :length].clone()
+                    yield row, self._alignment(sources[row], targets[row], weights)
+
+        return in_order(alignments())
+
+    def _alignment(self, source: Source, target: list[int], weights: Float[Tensor, "L H T S"]) -> Alignment:
+        words = None
+        if (source_words := self.source_words(source)) is not None:
+            ended = target[-1:] == [self.tokenizer.eos_id]  # the end is no word
+            target_words = word_spans(self.tokenizer, target[:-1] if ended else target)
+            words = word_alignment(weights.mean(1), source_words, target_words)
+        tokens = self.source_tokens(source), self.tokenizer.tokens(target)
+        return Alignment(*tokens, weights, self.position_seconds, words)
 
     def _forced(
-        self,
-        model: Engine,
-        sources: Sequence[Source],
-        targets: Sequence[list[int]],
-        decoding: SearchConfig | None = None,
+        self, model: Engine, sources: Sequence[Source], targets: Sequence[list[int]]
     ) -> Iterator[tuple[list[int], Memory, Int[Tensor, "B T"], int]]:
-        """Batch by batch: the numbers of the pairs, their memory, what the decoder reads, and where outputs begin in it."""
-        prompt = beginning(self.tokenizer, decoding or self.decoding)
+        """Batches of pairs: their numbers, memory, the decoder's input, and the position where outputs begin in it."""
+        prompt = beginning(self.tokenizer, self.decoding)
         lengths = zip(source_lengths(model, sources), map(len, targets), strict=True)
         for rows in batches(list(lengths), self.decoding.batch_tokens):
             memory = encoded(model, [sources[row] for row in rows])
             target_in, _ = pad([[*prompt, *targets[row][:-1]] for row in rows], 0)
             yield rows, memory, target_in.to(model.device), len(prompt) - 1
 
+    def _checked_sources(self, inputs: Sequence[InputT]) -> list[Source]:
+        """The sources, none of them longer than learned positions."""
+        sources = self.sources(inputs)
+        for model in self.engines:
+            for number, length in enumerate(source_lengths(model, sources), start=1):
+                check_positions(f"input {number}", length, [model], source=True)
+        return sources
 
-def scored(tokenizer: Tokenizer, output: Output, scores: TokenScores) -> Output:
-    """The same output with how likely its tokens are, and its words with their confidence."""
+    def _targets(self, inputs: Sequence[InputT], texts: Sequence[str | Output]) -> list[list[int]]:
+        """Ids of given outputs, with their ends."""
+        check_list(texts, "given outputs are a list of texts")
+        if len(inputs) != len(texts):
+            raise InputError(
+                f"every input has one given text, but there are {len(inputs)} inputs and {len(texts)} texts"
+            )
+        strings = self.tokenizer.encode([text for text in texts if isinstance(text, str)])
+        encoded_texts = iter(self.tokenizer.with_eos(strings))
+        n_opening = len(self.tokenizer.opening)
+        n_prompt = len(beginning(self.tokenizer, self.decoding)) - 1
+        targets = []
+        for number, text in enumerate(texts, start=1):
+            target = self._target(text) if isinstance(text, Output) else next(encoded_texts)[n_opening:]
+            check_positions(f"text {number}", n_prompt + len(target), self.engines)
+            targets.append(target)
+        return targets
+
+    def _target(self, output: Output) -> list[int]:
+        """The tokens of an output, with the end if it was reached."""
+        return [*output.tokens, *(self.tokenizer.required("eos_id") if output.finished else ())]
+
+    def _check_single(self, name: str) -> None:
+        """Raise InputError where this is an ensemble."""
+        if len(self.engines) > 1:
+            raise InputError(
+                f"{name} asks one model, but this is an ensemble of {len(self.engines)}; load one run alone for it"
+            )
+
+
+def with_scores(tokenizer: Tokenizer, output: Output, scores: TokenScores) -> Output:
+    """The same output with the log-probabilities of its tokens and the confidence of its words."""
     return replace(output, token_scores=scores, words=words_of_text(tokenizer, output.tokens, scores.log_probs))

@@ -1,13 +1,13 @@
 """Text in, its translation out."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from copy import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import reduce
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeVar
 
-from transduce.data.batch import pad
 from transduce.data.text.base_tokenizer import TAG, Tokenizer, tag_of
 from transduce.data.text.lines import sentences
 from transduce.decode.hypothesis import length_penalty
@@ -16,14 +16,17 @@ from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.inputs import check_list
-from transduce.tasks.phrases import per_line, prefix as begin, required, warn_of_lacking
+from transduce.tasks.phrases import per_line, prefix as begin, warn_of_lacking
+from transduce.tasks.request import Details, Request
 from transduce.tasks.risk import chosen
-from transduce.tasks.search import Output, in_batches, last_position, outputs_of, search_sources
+from transduce.tasks.search import Output, last_position, outputs_of
 from transduce.tasks.seq2seq import Seq2SeqTask
-from transduce.tasks.states import Source
-from transduce.tasks.words import WordAlignment, joined, word_spans
+from transduce.tasks.states import Source, in_batches, in_order
+from transduce.tasks.words import Span, WordAlignment, joined, word_spans
 
 logger = logging.getLogger("transduce")
+
+TranslatorT = TypeVar("TranslatorT", bound="Translator")
 
 
 class Translator(Seq2SeqTask[str]):
@@ -40,7 +43,6 @@ class Translator(Seq2SeqTask[str]):
         super().__init__(model, target_tokenizer, decoding)
         self.source_tokenizer = source_tokenizer
         self.shortlist = shortlist
-        """What the tokens of a source may become; for decoding with shortlist=True."""
 
     def __call__(self, lines: Sequence[str], decoding: SearchConfig | None = None, **settings: Any) -> list[str]:
         """The best translation of every line; see `translate`."""
@@ -64,20 +66,28 @@ class Translator(Seq2SeqTask[str]):
         Args:
             decoding: how to search; the run's own way if not given.
             settings: fields of SearchConfig, such as n_best=3; the others stay as they are in `decoding`.
-            prefix: what each translation begins with, "" for nothing; its last word may go on, unless a space ends it.
-            require: the phrases that each translation must hold, [] for none. A wider beam finds better places for them.
+            prefix: the beginning of each translation, "" for none; its last word may go on, unless a space ends it.
+            require: the phrases in each translation, [] for none. A wider beam finds better places for them.
             first_line: the number of lines[0], for warnings.
             progress: called with 1 for every line that is done.
             token_scores: give every output the log-probabilities of its tokens and the confidence of its words.
             alignments: give every output the source words that its words were written from.
         """
-        outputs: dict[int, list[Output]] = {}
-        told: dict[str, Any] = {"prefix": prefix, "require": require, "first_line": first_line, **settings}
-        for i, found in self.stream(lines, decoding, token_scores=token_scores, alignments=alignments, **told):
-            outputs[i] = found
+        outputs = []
+        for numbered in self.stream(
+            lines,
+            decoding,
+            prefix=prefix,
+            require=require,
+            first_line=first_line,
+            token_scores=token_scores,
+            alignments=alignments,
+            **settings,
+        ):
+            outputs.append(numbered)
             if progress:
                 progress(1)
-        return [outputs[i] for i in range(len(lines))]
+        return in_order(outputs)
 
     def stream(
         self,
@@ -98,78 +108,85 @@ class Translator(Seq2SeqTask[str]):
             prefix, require, token_scores, alignments, settings: see `translate`.
         """
         check_list(lines, "translate takes a list of lines", of_text=True)
-        config = (decoding or self.decoding).changed(**settings)
-        if config.source_language or config.target_language:
-            there = self.with_decoding(config)
-            asked: dict[str, Any] = {"token_scores": token_scores, "alignments": alignments, "first_line": first_line}
-            asked |= {"prefix": prefix, "require": require, "source_language": "", "target_language": ""}
-            yield from there.stream(lines, config, **asked)
-            return
-        begins = [begin(self.tokenizer, text) for text in per_line(prefix, len(lines), "prefix", "")]
-        holds = per_line(require, len(lines), "require", [])
-        shortlist = self._shortlist(config, any(begins) or any(holds))
-        ways = self._ways(lines, config, first_line, {i for i in range(len(lines)) if begins[i] or holds[i]})
+        task = self.with_decoding(self._merged(decoding, settings))
+        prefixes = per_line(prefix, len(lines), "prefix", "")
+        phrases = per_line(require, len(lines), "require", [])
+        requests = [
+            Request(prefix=begin(task.tokenizer, prefixes[i]), require=phrases[i], number=first_line - 1 + i)
+            for i in range(len(lines))
+        ]
+        details = Details(token_scores=token_scores, alignments=alignments)
+        return task._stream(lines, requests, details, first_line)
+
+    def _stream(
+        self, lines: Sequence[str], requests: Sequence[Request], details: Details, first_line: int
+    ) -> Iterator[tuple[int, list[Output]]]:
+        config = self.decoding
+        self._check_shortlist(any(request.prefix or request.require for request in requests))
+        ways = self._ways(lines, requests, first_line)
         yield from ((i, [Output("")] * config.n_best) for i in range(len(lines)) if i not in ways)
-        texts = {i: [ids for way in each for ids in way] for i, each in ways.items()}
-        rows = [(i, part, ids) for i, each in texts.items() for part, ids in enumerate(each)]
-        found: dict[int, dict[int, list[Output]]] = {i: {} for i in ways}
-        parted: list[int] = []
+        rows = [(i, part, ids) for i, each in ways.items() for part, ids in enumerate(chain(*each))]
+        outputs: dict[int, dict[int, list[Output]]] = defaultdict(dict)
+        split: list[int] = []
 
         def search(batch: list[int]) -> list[list[Output]]:
-            own, ids = [rows[row][0] for row in batch], [rows[row][2] for row in batch]
-            rngs = [rng for i, part, _ in map(rows.__getitem__, batch) for rng in config.rngs(first_line - 1 + i, part)]
-            told: dict[str, Any] = {"prefixes": [begins[i] for i in own], "shortlist": shortlist}
-            told |= {"required": required(self.tokenizer, [holds[i] for i in own]), "lm": self.lm, "rngs": rngs}
-            hypotheses = search_sources(self.engines, *pad(ids, 0), config, self.tokenizer, **told)
-            outputs = [outputs_of(self.tokenizer, each, config.n_candidates) for each in hypotheses]
-            if token_scores:
-                outputs = self.with_token_scores([*ids], outputs, config)
-            return self.with_alignments([*ids], outputs, config) if alignments else outputs
+            sources: list[Source] = [rows[row][2] for row in batch]
+            asked = [replace(requests[i], part=part) for i, part, _ in (rows[row] for row in batch)]
+            found = self._search(sources, asked, config)
+            best = [outputs_of(self.tokenizer, each, config.n_candidates) for each in found]
+            if details.token_scores:
+                best = self.with_token_scores(sources, best)
+            return self.with_alignments(sources, best) if details.alignments else best
 
-        for row, outputs in in_batches([len(ids) for *_, ids in rows], config.batch_tokens, search):
-            i = rows[row][0]
-            found[i][row] = outputs
-            if len(found[i]) == len(texts[i]):
-                each = iter([found[i][row] for row in sorted(found[i])])
-                best, n_parts = likeliest(
-                    [list(islice(each, len(way))) for way in ways[i]], config.alpha, config.length_offset
-                )
-                parted += [first_line + i] * (n_parts > 1)
+        for row, found in in_batches([len(ids) for *_, ids in rows], config.batch_tokens, search):
+            i, part, _ = rows[row]
+            outputs[i][part] = found
+            if len(outputs[i]) == sum(map(len, ways[i])):
+                texts = iter(in_order(outputs.pop(i).items()))
+                by_way = [list(islice(texts, len(way))) for way in ways[i]]
+                best, n_parts = likeliest(by_way, config.alpha, config.length_offset)
+                split += [first_line + i] * (n_parts > 1)
                 best = chosen(best, config)
-                warn_of_lacking(f"line {first_line + i}", holds[i], best[0].text)
+                warn_of_lacking(f"line {first_line + i}", requests[i].require, best[0].text)
                 yield i, best
         if any(len(way) > 1 for each in ways.values() for way in each):
-            which = ", ".join(map(str, sorted(parted)[:5])) + ", ..." * (len(parted) > 5)
-            told = "%d of %d lines, having more than %d tokens (split_length), were translated sentence by sentence: %s"
-            logger.warning(told, len(parted), len(lines), config.split_length, which or "none")
+            logger.warning(
+                "%d of %d lines, having more than %d tokens (split_length), were translated sentence by sentence: %s",
+                len(split),
+                len(lines),
+                config.split_length,
+                ", ".join(map(str, sorted(split)[:5])) + ", ..." * (len(split) > 5) or "none",
+            )
 
-    def with_decoding(self, decoding: SearchConfig) -> "Translator":
-        there = copy(self)
-        there.decoding = decoding
-        there.source_tokenizer, there.tokenizer = in_languages(self.source_tokenizer, self.tokenizer, decoding)
-        return there
+    def with_decoding(self: TranslatorT, decoding: SearchConfig) -> TranslatorT:
+        """The same task with another `decoding`, in the languages that it names."""
+        task = super().with_decoding(decoding)
+        task.source_tokenizer, task.tokenizer = in_languages(self.source_tokenizer, self.tokenizer, decoding)
+        return task
 
-    def _shortlist(self, config: SearchConfig, phrases: bool) -> Shortlist | None:
-        """The table, where it is to be used.
+    def _check_shortlist(self, phrases: bool) -> None:
+        """Check that the search can use the shortlist, where it is asked for.
 
         Raises:
-            InputError: there is none, or something is wanted that a shortlist does not go with.
+            InputError: the run has none, or something is asked for that a shortlist does not go with.
         """
+        config = self.decoding
         if not config.shortlist:
-            return None
+            return
         if self.shortlist is None:
             raise InputError(
                 "a shortlist needs a run's table of translations, but this run has none; "
                 "transduce shortlist RUN SOURCE TARGET makes it"
             )
-        others: dict[str, Any] = {"prefix or require": phrases, "coverage_penalty": config.coverage_penalty}
-        others |= {"suppress": config.suppress, "forbid": config.forbid, "ctc_weight": config.ctc_weight}
-        others |= {"suppress_first": config.suppress_first, "begin_with": config.begin_with}
-        others |= {"lm_weight": config.lm_weight, "sample": config.sample, "an ensemble": len(self.engines) > 1}
-        others |= {"a language": self.tokenizer.opening}
+        fields = ("coverage_penalty", "suppress", "forbid", "ctc_weight", "suppress_first", "begin_with", "lm_weight")
+        others = {
+            "prefix or require": phrases,
+            **{name: getattr(config, name) for name in (*fields, "sample")},
+            "an ensemble": len(self.engines) > 1,
+            "a language": self.tokenizer.opening,
+        }
         if wrong := [name for name, value in others.items() if value]:
             raise InputError(f"a shortlist goes with plain search alone, but {wrong[0]} is set; leave one of them out")
-        return self.shortlist
 
     def sources(self, inputs: Sequence[str]) -> list[Source]:
         """Ids of every line, with its end; nothing is cut."""
@@ -177,10 +194,10 @@ class Translator(Seq2SeqTask[str]):
         check_tags(inputs, self.source_tokenizer)
         return [*self.source_tokenizer.with_eos(self.source_tokenizer.encode(inputs))]
 
-    def source_words(self, source: Source) -> list[tuple[str, int, int]]:
-        """The words of a line, with their tokens; its end is none of them."""
+    def source_words(self, source: Source) -> list[Span]:
+        """The words of a line, with their tokens; its opening and its end are none of them."""
         assert isinstance(source, list)
-        n = len(self.source_tokenizer.opening)  # it is none of the line's words
+        n = len(self.source_tokenizer.opening)
         return [(word, n + a, n + b) for word, a, b in word_spans(self.source_tokenizer, source[n:-1])]
 
     def source_tokens(self, source: Source) -> list[str]:
@@ -189,28 +206,37 @@ class Translator(Seq2SeqTask[str]):
         return self.source_tokenizer.tokens(source)
 
     def _ways(
-        self, lines: Sequence[str], config: SearchConfig, first_line: int, whole: Collection[int]
+        self, lines: Sequence[str], requests: Sequence[Request], first_line: int
     ) -> dict[int, list[list[list[int]]]]:
         """By the number of a line that is not blank, the ways to translate it: each is the ids of one or more texts.
 
         A line that is longer than split_length has a second way, by its sentences; if it is longer than
-        max_source_length, that is the only one; `whole` are the lines that have none, for what they must hold belongs to
-        all of their text. A text that is still too long is cut, with a warning.
+        max_source_length, that is the only one. A line with a prefix or required phrases has none, for they belong to
+        all of its text. A text that is still too long is cut, with a warning.
         """
+        config = self.decoding
+        tokenizer = self.source_tokenizer
         limit = min(config.max_source_length, last_position(*self.engines, source=True))
-        check_tags(lines, self.source_tokenizer, first_line)
-        spoken = [i for i, line in enumerate(lines) if line.strip()]
-        found = {}
-        for i, ids in zip(spoken, self.source_tokenizer.encode([lines[i] for i in spoken]), strict=True):
-            ways, long = [[ids]], 0 < config.split_length < len(ids) and i not in whole
-            if long and len(parts := sentences(lines[i])) > 1:
-                ways.append(self.source_tokenizer.encode(parts))
-                ways = ways[len(ids) >= limit :]
-            for ids in (ids for way in ways for ids in way if len(ids) >= limit):
-                told = "line %d has %d tokens and was cut to %d (max_source_length)"
-                logger.warning(told, first_line + i, len(ids), limit - 1)
-            found[i] = [self.source_tokenizer.with_eos(ids[: limit - 1] for ids in way) for way in ways]
-        return found
+        check_tags(lines, tokenizer, first_line)
+        written = [i for i, line in enumerate(lines) if line.strip()]
+        ways = {}
+        for i, whole in zip(written, tokenizer.encode([lines[i] for i in written]), strict=True):
+            each = [[whole]]
+            splits = 0 < config.split_length < len(whole) and not (requests[i].prefix or requests[i].require)
+            if splits and len(parts := sentences(lines[i])) > 1:
+                each.append(tokenizer.encode(parts))
+                if len(whole) >= limit:
+                    del each[0]
+            for ids in chain(*each):
+                if len(ids) >= limit:
+                    logger.warning(
+                        "line %d has %d tokens and was cut to %d (max_source_length)",
+                        first_line + i,
+                        len(ids),
+                        limit - 1,
+                    )
+            ways[i] = [tokenizer.with_eos(ids[: limit - 1] for ids in way) for way in each]
+        return ways
 
 
 def check_tags(lines: Sequence[str], source: Tokenizer, first_line: int = 1) -> None:

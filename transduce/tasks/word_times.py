@@ -39,7 +39,7 @@ class CTCAligner:
         (self.blank_id,) = tokenizer.required("pad_id")
         self.model, self.tokenizer, self.features = model, tokenizer, features
 
-    def added(self, frames: Float[Tensor, "_ F"], outputs: list[Output]) -> list[Output]:
+    def with_words(self, frames: Source, outputs: list[Output]) -> list[Output]:
         """The outputs for one sound, each with its words; their seconds begin with the sound."""
         words = self(frames, [output.tokens for output in outputs])
         return [replace(output, words=own) for output, own in zip(outputs, words, strict=True)]

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from transduce.data.text.base_tokenizer import Tokenizer
 
+Span = tuple[str, int, int]
+"""A word, its first token, and the one behind its last."""
+
 
 @dataclass(frozen=True)
 class TokenScores:
@@ -73,9 +76,7 @@ class WordAlignment:
         return WordAlignment(self.source + other.source, self.target + other.target, self.pairs + pairs)
 
 
-def word_alignment(
-    weights: Float[Tensor, "L T S"], source: Sequence[tuple[str, int, int]], target: Sequence[tuple[str, int, int]]
-) -> WordAlignment:
+def word_alignment(weights: Float[Tensor, "L T S"], source: Sequence[Span], target: Sequence[Span]) -> WordAlignment:
     """Every target word with the source word that it looks at most.
 
     A look at a word is one at any of its tokens; a word looks as its tokens do in the mean. Layers differ, and one that
@@ -95,7 +96,7 @@ def word_alignment(
     return WordAlignment(*words, [(place, n) for n, place in enumerate(looks[layer].argmax(dim=1).tolist())], layer)
 
 
-def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[str, int, int]]:
+def word_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Span]:
     """The words that these tokens spell, each with its first token and the one behind its last.
 
     A token without a text, such as a space alone or an end, belongs to the word behind it, if there is one. Where a token
