@@ -1,4 +1,7 @@
-"""Scaled dot-product attention, and linear attention: the only place with boolean masks, which are named `visible` (True = may look)."""
+"""Scaled dot-product attention, and linear attention.
+
+The only place with boolean masks, which are named `visible`: True = may look.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -12,40 +15,49 @@ from transduce.model.linear import FusedLinear
 from transduce.model.positions import rotate
 from transduce.taps import Taps
 
+Queries = Float[Tensor, "B H T E"]
+Keys = Float[Tensor, "B K S E"]
+"""Keys or values, whose K heads are each shared by H / K consecutive heads of queries."""
+Visible = Bool[Tensor, "..."]
+"""Broadcasts to (B, H, T, S)."""
+State = Float[Tensor, "B K 1 E V"]
+
 
 def attend(
-    query: Float[Tensor, "B H T E"],
-    key: Float[Tensor, "B K S E"],
-    value: Float[Tensor, "B K S E"],
+    query: Queries,
+    key: Keys,
+    value: Keys,
     *,
     key_lengths: Int[Tensor, " B"] | None = None,
     causal: bool = False,
     window: int | None = None,
     dropout: float = 0.0,
-) -> Float[Tensor, "B H T E"]:
-    """softmax(Q K^T / sqrt(E)) V, where H / K consecutive heads of queries share one head of keys and values.
+) -> Queries:
+    """softmax(Q K^T / sqrt(E)) V.
 
     Args:
         key_lengths: hides the keys at and after each row's length.
-        causal: aligns the last query with the last key: query t sees the keys up to t + S - T. So one new query sees
-            everything that is cached.
+        causal: aligns the last query with the last key: query t sees the keys up to t + S - T. So a single new query
+            sees everything that is cached.
         window: hides the keys that are `window` or more positions away from t + S - T, on both sides.
         dropout: probability with which each attention weight is dropped.
 
     Source: Vaswani et al. (2017), sections 3.2.1 and 3.2.3; shared keys and values are Ainslie et al. (2023).
     """
-    n_queries, groups = query.size(2), query.size(1) // key.size(1)
     on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
     if on_cpu and training and query.dtype in (torch.bfloat16, torch.float16):
         # in bf16 the kernel is slower, and the queries' gradient is mostly noise; in fp16 it may overflow inside
         with torch.autocast("cpu", enabled=False):
-            wide = (x.float() for x in (query, key, value))
-            return attend(*wide, key_lengths=key_lengths, causal=causal, window=window, dropout=dropout).to(query.dtype)
+            float32 = (x.float() for x in (query, key, value))
+            heads = attend(*float32, key_lengths=key_lengths, causal=causal, window=window, dropout=dropout)
+            return heads.to(query.dtype)
+    n_queries = query.size(2)
     if window is not None and causal and key_lengths is None:  # no query sees earlier keys
         key, value = (x[:, :, -(n_queries + window - 1) :] for x in (key, value))
     n_keys = key.size(2)
     if window is not None and n_keys <= window:
         window = None
+    groups = query.size(1) // key.size(1)
     few = on_cpu and not training and n_queries <= 16 and not dropout
     if causal and n_queries == n_keys and key_lengths is None and window is None and not few:
         return F.scaled_dot_product_attention(
@@ -63,45 +75,67 @@ def attend(
     return heads.reshape(heads.size(0), -1, n_queries, heads.size(-1)) if groups > 1 else heads
 
 
-def _attend_few(
-    query: Float[Tensor, "B K T E"],
-    key: Float[Tensor, "B K S E"],
-    value: Float[Tensor, "B K S E"],
-    visible: Bool[Tensor, "..."] | None,
-) -> Float[Tensor, "B K T E"]:
+def _attend_few(query: Queries, key: Keys, value: Keys, visible: Visible | None) -> Queries:
     """The formula of `attend` written out: for the few queries of a search it is faster than PyTorch's CPU kernel.
 
     That holds for large batches. It is slower for two sentences, for a single thread and a hundred keys, and with a
     gradient.
     """
-    if query.dtype == torch.bfloat16:  # a few rows at a time, which fit into the caches as float32
-        rows = max(1, (1 << 21) * len(key) // max(1, key.numel()))
-        masks = [visible] * max(1, len(query)) if visible is None or visible.dim() < 4 else visible.split(rows)
-        parts = zip(query.split(rows), key.split(rows), value.split(rows), masks, strict=False)
-        return torch.cat([_attend_few(q.float(), k.float(), v.float(), mask) for q, k, v, mask in parts]).to(
-            query.dtype
-        )
-    weights = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)
+    if query.dtype != torch.bfloat16:
+        return _weights(query, key, visible) @ value
+    rows = max(1, (1 << 21) * len(key) // max(1, key.numel()))  # which fit into the caches as float32
+    masks = [visible] * max(1, len(query)) if visible is None or visible.dim() < 4 else visible.split(rows)
+    parts = zip(query.split(rows), key.split(rows), value.split(rows), masks, strict=False)
+    return torch.cat([_attend_few(q.float(), k.float(), v.float(), mask) for q, k, v, mask in parts]).bfloat16()
+
+
+def _weights(query: Queries, key: Keys, visible: Visible | None) -> Float[Tensor, "B H T S"]:
+    """softmax(Q K^T / sqrt(E)); a query that sees nothing has zeros, as from PyTorch's kernels."""
+    if query.size(1) > key.size(1):
+        key = key.repeat_interleave(query.size(1) // key.size(1), dim=1)
+    scores = query * query.size(-1) ** -0.5 @ key.mT
     if visible is None:
-        return weights.softmax(-1) @ value
-    weights = weights.masked_fill(~visible, -torch.inf).softmax(-1)
-    return weights.masked_fill(~visible, 0.0) @ value  # zeros for a query that sees nothing, as from the kernel
+        return scores.softmax(-1)
+    return scores.masked_fill(~visible, -torch.inf).softmax(-1).masked_fill(~visible, 0.0)
+
+
+def _visible(
+    n_queries: int,
+    n_keys: int,
+    key_lengths: Int[Tensor, " B"] | None,
+    causal: bool,
+    window: int | None,
+    device: torch.device,
+) -> Visible | None:
+    """True where a query may look; None if every query sees every key."""
+    if key_lengths is None and not causal and window is None:
+        return None
+    visible = None
+    keys = torch.arange(n_keys, device=device)
+    if causal or window is not None:
+        ahead = keys - torch.arange(n_keys - n_queries, n_keys, device=device)[:, None]  # of the query's position
+        furthest = n_keys if window is None else window - 1
+        visible = (ahead >= -furthest) & (ahead <= (0 if causal else furthest))
+    if key_lengths is not None:
+        real = (keys < key_lengths[:, None])[:, None, None]
+        visible = real if visible is None else visible & real
+    return visible
 
 
 CHUNK = 64
-"""Positions of which causal linear attention compares every two; what lies before them is one state."""
+"""Positions of which causal linear attention compares every two; earlier ones are one state."""
 
 
 def attend_linearly(
-    query: Float[Tensor, "B H T E"],
-    key: Float[Tensor, "B K S E"],
-    value: Float[Tensor, "B K S E"],
+    query: Queries,
+    key: Keys,
+    value: Keys,
     *,
     key_lengths: Int[Tensor, " B"] | None = None,
     causal: bool = False,
-    state: Float[Tensor, "B K 1 E V"] | None = None,
-) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B K 1 E V"]]:
-    """phi(Q) (phi(K)^T V) / (phi(Q) (phi(K)^T 1)) with phi(x) = elu(x) + 1, in float32 or wider; and the state after it.
+    state: State | None = None,
+) -> tuple[Queries, State]:
+    """phi(Q) (phi(K)^T V) / (phi(Q) (phi(K)^T 1)) with phi(x) = elu(x) + 1, and the state after it, in float32 or wider.
 
     The state is the sum of phi(k) v^T and, in one column more (V = E + 1), of phi(k): numerator and normalizer. Causal
     attention computes one for every `CHUNK` positions, so that time and memory are linear in the length. A query that
@@ -116,16 +150,17 @@ def attend_linearly(
     Transformer quality in linear time.
     """
     dtype = query.dtype
-    wide = torch.promote_types(dtype, torch.float32)  # sums over long texts; autocast would round them
+    sums_dtype = torch.promote_types(dtype, torch.float32)  # over long texts; autocast would round them
     with torch.autocast(query.device.type, enabled=False):
+        # contiguous, else compiled graphs guess wrong strides
+        query, key = (x.to(sums_dtype).contiguous() for x in (query, key))
         # elu(x) + 1, but not rounded to multiples of 2^-24 where it is small
-        query, key = (x.to(wide).contiguous() for x in (query, key))  # else compiled graphs guess wrong strides
         query, key = (x.clamp(max=0).exp() + x.relu() for x in (query, key))
         if key_lengths is not None:
             visible = torch.arange(key.size(2), device=key.device)[:, None] < key_lengths[:, None, None, None]
             key = key.masked_fill(~visible, 0.0)
         query = query.unflatten(1, (key.size(1), -1))  # (B, K, H / K, T, E)
-        key, value = key[:, :, None], F.pad(value.to(wide), (0, 1), value=1.0)[:, :, None]
+        key, value = key[:, :, None], F.pad(value.to(sums_dtype), (0, 1), value=1.0)[:, :, None]
         if causal:
             sums, state = _causal_sums(query, key, value, state)
         else:
@@ -139,38 +174,17 @@ def _causal_sums(
     query: Float[Tensor, "B K G T E"],
     key: Float[Tensor, "B K 1 T E"],
     value: Float[Tensor, "B K 1 T V"],
-    state: Float[Tensor, "B K 1 E V"] | None,
-) -> tuple[Float[Tensor, "B K G T V"], Float[Tensor, "B K 1 E V"]]:
+    state: State | None,
+) -> tuple[Float[Tensor, "B K G T V"], State]:
     """For every query the sum of (query . key) value up to its position; and the state after the last one."""
     n_steps = query.size(3)
     size = min(n_steps, CHUNK)
     query, key, value = (F.pad(x, (0, 0, 0, -n_steps % size)).unflatten(3, (-1, size)) for x in (query, key, value))
-    own = key.mT @ value  # of every chunk
-    first = torch.zeros_like(own[:, :, :, 0]) if state is None else state
-    states = torch.cat((first[:, :, :, None], own), dim=3).cumsum(3)
+    of_chunks = key.mT @ value
+    first = torch.zeros_like(of_chunks[:, :, :, 0]) if state is None else state
+    states = torch.cat((first[:, :, :, None], of_chunks), dim=3).cumsum(3)
     sums = (query @ key.mT).tril() @ value + query @ states[:, :, :, :-1]
     return sums.flatten(3, 4)[:, :, :, :n_steps], states[:, :, :, -1]
-
-
-def _visible(
-    n_queries: int,
-    n_keys: int,
-    key_lengths: Int[Tensor, " B"] | None,
-    causal: bool,
-    window: int | None,
-    device: torch.device,
-) -> Bool[Tensor, "..."] | None:
-    """True where a query may look, in a shape that broadcasts to (B, H, T, S); None if every query sees every key."""
-    visible, here = None, n_keys - n_queries  # query t is at the position of key t + here
-    if causal or window is not None:
-        visible = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
-        if window is not None:
-            visible = visible.triu(here - window + 1)
-        visible = visible.tril(here if causal or window is None else here + window - 1)
-    if key_lengths is not None:
-        real = (torch.arange(n_keys, device=device) < key_lengths[:, None])[:, None, None]
-        visible = real if visible is None else visible & real
-    return visible
 
 
 class HeadNorm(nn.RMSNorm):
@@ -200,8 +214,8 @@ class SelfAttention(nn.Module):
         self.d_head, self.causal, self.window = config.d_head, causal, config.window
         self.linear = config.attention == "linear"
         self.dropout = config.attention_dropout
-        self.heads = [config.n_heads, config.kv_heads, config.kv_heads]
-        widths = {name: n * self.d_head for name, n in zip("qkv", self.heads, strict=True)}
+        self.n_heads = [config.n_heads, config.kv_heads, config.kv_heads]
+        widths = {name: n * self.d_head for name, n in zip("qkv", self.n_heads, strict=True)}
         self.qkv = FusedLinear(config.d_model, widths, bias=config.attention_bias)
         self.norm = QueryKeyNorm(config) if config.qk_norm else None
         self.output = nn.Linear(widths["q"], config.d_model, bias=config.bias)
@@ -218,12 +232,23 @@ class SelfAttention(nn.Module):
 
         Args:
             lengths: hides padding. A causal stack needs none, as padding lies to the right, in the future.
-            cache: holds the positions before `x`, or their sums, and those of `x` are added to it. Its keys are rotated.
+            cache: holds the positions before `x`, or their sums; those of `x` are added to it. Its keys are rotated.
             rotation: the angles of the positions of `x`, where positions are rotary.
+            taps: keeps the attention weights of the positions of `x` to one another.
+
+        Raises:
+            InputError: weights are to be kept, but the attention is linear, which forms none.
         """
-        query, key, value = self._project(x, rotation)
+        query, key, value = _split(self.qkv(x), self.d_head).split(self.n_heads, dim=1)
+        if self.norm is not None:
+            query, key = self.norm.query(query), self.norm.key(key)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
         if taps is not None and taps.self_attention is not None:
-            taps.self_attention.append(self._weights(query, key, lengths))
+            if self.linear:
+                raise InputError("attention weights are those of a softmax, but attention='linear' forms none")
+            visible = _visible(x.size(1), x.size(1), lengths, self.causal, self.window, x.device)
+            taps.self_attention.append(_weights(query, key, visible))
         if self.linear:
             state = None if cache is None else cache.state
             heads, state = attend_linearly(query, key, value, key_lengths=lengths, causal=self.causal, state=state)
@@ -236,28 +261,6 @@ class SelfAttention(nn.Module):
         heads = attend(query, key, value, key_lengths=lengths, causal=self.causal, window=self.window, dropout=dropout)
         return self.output(_join(heads))
 
-    def _project(
-        self, x: Float[Tensor, "N T D"], rotation: Float[Tensor, "2 T P"] | None
-    ) -> tuple[Float[Tensor, "N H T E"], Float[Tensor, "N K T E"], Float[Tensor, "N K T E"]]:
-        """Queries, keys and values, the first two normalized and rotated where the model does so."""
-        query, key, value = _split(self.qkv(x), self.d_head).split(self.heads, dim=1)
-        if self.norm is not None:
-            query, key = self.norm.query(query), self.norm.key(key)
-        if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
-        return query, key, value
-
-    def _weights(self, query: Tensor, key: Tensor, lengths: Tensor | None) -> Float[Tensor, "N H T T"]:
-        """The attention weights of new positions to one another.
-
-        Raises:
-            InputError: the attention is linear, which forms no weights.
-        """
-        if self.linear:
-            raise InputError("attention weights are those of a softmax, but attention='linear' forms none")
-        n = query.size(2)
-        return _weights(query, key, _visible(n, n, lengths, self.causal, self.window, query.device))
-
 
 class CrossAttention(nn.Module):
     """Multi-head attention of the decoder to the whole memory, without window and without rotary positions."""
@@ -265,31 +268,35 @@ class CrossAttention(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.d_head, self.dropout = config.d_head, config.attention_dropout
+        width = config.n_heads * self.d_head
         widths = dict.fromkeys("kv", config.kv_heads * self.d_head)
-        self.q = nn.Linear(config.d_model, config.n_heads * self.d_head, bias=config.attention_bias)
+        self.q = nn.Linear(config.d_model, width, bias=config.attention_bias)
         self.kv = FusedLinear(config.d_model, widths, bias=config.attention_bias)
         self.norm = QueryKeyNorm(config) if config.qk_norm else None
-        self.output = nn.Linear(config.n_heads * self.d_head, config.d_model, bias=config.bias)
+        self.output = nn.Linear(width, config.d_model, bias=config.bias)
 
-    def project(self, memory: Float[Tensor, "B S D"]) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S E"]]:
+    def project(self, memory: Float[Tensor, "B S D"]) -> tuple[Keys, Keys]:
         """Keys and values of the memory, computed once per sentence for all beams and steps.
 
         They are contiguous by head, as every step reads them.
         """
-        key, value = (_split(part, self.d_head).contiguous() for part in self.kv(memory).chunk(2, dim=-1))
+        key, value = (part.contiguous() for part in _split(self.kv(memory), self.d_head).chunk(2, dim=1))
         return key if self.norm is None else self.norm.key(key), value
 
     def forward(
         self,
         x: Float[Tensor, "N T D"],
-        key: Float[Tensor, "B K S E"],
-        value: Float[Tensor, "B K S E"],
+        key: Keys,
+        value: Keys,
         lengths: Int[Tensor, " B"] | None,
         taps: Taps | None = None,
     ) -> Float[Tensor, "N T D"]:
         """Attend to the projected memory. N = B * beams: the beams of a sentence fold into the query axis."""
         n_rows, n_steps, _ = x.shape
-        query = self._query(x, key.size(0))  # (B, H, beams * T, E)
+        query = self.q(x).view(key.size(0), -1, self.q.out_features)
+        query = _split(query, self.d_head)  # (B, H, beams * T, E)
+        if self.norm is not None:
+            query = self.norm.query(query)
         if taps is not None and taps.cross_attention is not None:
             visible = _visible(query.size(2), key.size(2), lengths, False, None, x.device)
             weights = _weights(query, key, visible).unflatten(2, (-1, n_steps))  # (B, H, beams, T, S)
@@ -298,25 +305,9 @@ class CrossAttention(nn.Module):
         heads = attend(query, key, value, key_lengths=lengths, dropout=dropout)
         return self.output(_join(heads).view(n_rows, n_steps, -1))
 
-    def _query(self, x: Tensor, n_sentences: int) -> Tensor:
-        query = self.q(x)
-        query = _split(query.view(n_sentences, -1, query.size(-1)), self.d_head)
-        return query if self.norm is None else self.norm.query(query)
-
-
-def _weights(
-    query: Float[Tensor, "N H T E"], key: Float[Tensor, "N K S E"], visible: Bool[Tensor, "..."] | None
-) -> Float[Tensor, "N H T S"]:
-    """softmax(Q K^T / sqrt(E)), zero where a query may not look."""
-    key = key.repeat_interleave(query.size(1) // key.size(1), dim=1)
-    scores = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)
-    if visible is None:
-        return scores.softmax(-1)
-    return scores.masked_fill(~visible, -torch.inf).softmax(-1).masked_fill(~visible, 0.0)  # zeros if it sees nothing
-
 
 def _split(x: Float[Tensor, "N T HE"], d_head: int) -> Float[Tensor, "N H T E"]:
-    return x.view(x.size(0), x.size(1), -1, d_head).transpose(1, 2)
+    return x.unflatten(-1, (-1, d_head)).transpose(1, 2)
 
 
 def _join(heads: Float[Tensor, "N H T E"]) -> Float[Tensor, "N T HE"]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from transduce.errors import InputError
@@ -142,14 +142,3 @@ class Positions(nn.Module):
     def rotation(self, start: int, stop: int) -> Float[Tensor, "2 T P"] | None:
         """The argument of `rotate` for the positions start ... stop - 1; None if positions are not rotary."""
         return self._rows(start, stop) if self.kind == "rotary" else None
-
-    def one(
-        self, x: Float[Tensor, "N 1 D"], position: Int[Tensor, " 1"]
-    ) -> tuple[Float[Tensor, "N 1 D"], Float[Tensor, "2 1 P"] | None]:
-        """`forward` and `rotation` of one position, below max_positions, whose number is on the device."""
-        if self.kind == "rotary":
-            return x, self.table.index_select(1, position)
-        if self.kind == "none":
-            return x, None
-        table = self.table if self.learned is None else self.learned
-        return x + table.index_select(0, position).to(x.dtype), None
