@@ -110,7 +110,7 @@ def test_a_slow_head_ends(server):
         while time.monotonic() < began + 30:
             slow.sendall(b"x")
             time.sleep(0.2)
-    assert connections.FIRST - 1 < time.monotonic() - began < connections.FIRST + 10
+    assert connections.HEAD_SECONDS - 1 < time.monotonic() - began < connections.HEAD_SECONDS + 10
 
 
 @marked
@@ -166,14 +166,14 @@ def test_the_log_has_so_many_lines_in_a_period(monkeypatch, caplog):
     caplog.handler.addFilter(rate)
     for i in range(1000):
         logging.getLogger("transduce").warning("line %d", i)
-    assert len(caplog.messages) == connections.RECORDS
-    clock[0] = connections.PERIOD + 1
+    assert len(caplog.messages) == connections.MAX_RECORDS
+    clock[0] = connections.LOG_PERIOD + 1
     logging.getLogger("transduce").warning("line %d", 1000)
-    assert caplog.messages[-1] == f"line 1000 ({1000 - connections.RECORDS} messages before it were left out)"
+    assert caplog.messages[-1] == f"line 1000 ({1000 - connections.MAX_RECORDS} messages before it were left out)"
     caplog.handler.removeFilter(rate)
 
 
 def test_connections_leave_descriptors_for_the_rest():
     limit = connection_limit()
     assert limit < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert limit <= connections.MOST
+    assert limit <= connections.MAX_CONNECTIONS

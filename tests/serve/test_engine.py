@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from transduce.serve.config import ServeConfig
-from transduce.serve.engine import END, Ask, Busy, Engine, Late, Pace
+from transduce.serve.engine import END, Busy, Engine, Late, Pace, Request
 
 
 class Upper:
@@ -61,20 +61,28 @@ def running(work: Upper, **config: Any) -> Iterator[Engine]:
         assert not engine.is_alive()
 
 
-async def outputs(engine: Engine, asks: list[Ask]) -> list[Any]:
-    """What every input gets: its pieces, or the exception."""
-    engine.submit(asks)
+async def outputs(engine: Engine, requests: list[Request]) -> list[Any]:
+    """Every input of one client's request, and its pieces, or the exception."""
+    engine.submit(requests)
 
-    async def all_of(ask: Ask) -> list[Any]:
-        return [piece async for piece in ask.pieces()]
+    async def all_of(request: Request) -> list[Any]:
+        pieces = list[Any]()
+        try:
+            while (piece := await request.next_piece()) is not END:
+                if isinstance(piece, Exception):
+                    raise piece
+                pieces.append(piece)
+        finally:
+            request.cancelled = True
+        return pieces
 
-    return await asyncio.gather(*map(all_of, asks), return_exceptions=True)
+    return await asyncio.gather(*map(all_of, requests), return_exceptions=True)
 
 
 def test_inputs_of_a_kind_are_worked_on_together():
     async def run(engine: Engine) -> list[Any]:
-        asks = [Ask(text, kind) for text, kind in zip("abcdefg", (1, 2, 1, 1, 2, 1, 1), strict=True)]
-        return await outputs(engine, asks)
+        requests = [Request(text, kind) for text, kind in zip("abcdefg", (1, 2, 1, 1, 2, 1, 1), strict=True)]
+        return await outputs(engine, requests)
 
     work = Upper()
     with running(work, batch=3, wait_ms=50.0) as engine:
@@ -84,9 +92,9 @@ def test_inputs_of_a_kind_are_worked_on_together():
 
 def test_what_comes_while_a_batch_waits_joins_it(monkeypatch):
     async def run(engine: Engine) -> None:
-        first = asyncio.create_task(outputs(engine, [Ask("a")]))
+        first = asyncio.create_task(outputs(engine, [Request("a")]))
         assert await asyncio.to_thread(waits.wait, 20)
-        await outputs(engine, [Ask("b")])
+        await outputs(engine, [Request("b")])
         await first
 
     work, waits = Upper(), threading.Event()
@@ -107,7 +115,7 @@ def test_an_input_at_fault_fails_alone():
 
 
 async def _asked(engine: Engine, texts: list[str], **how: Any) -> list[Any]:
-    return await outputs(engine, [Ask(text, **how) for text in texts])
+    return await outputs(engine, [Request(text, **how) for text in texts])
 
 
 def test_a_full_queue_refuses_and_forgets_nothing():
@@ -117,7 +125,7 @@ def test_a_full_queue_refuses_and_forgets_nothing():
         waiting = asyncio.create_task(_asked(engine, ["c", "d", "e"]))
         await asyncio.sleep(0)
         with pytest.raises(Busy, match="too many requests wait for this model; try again in 1 s"):
-            engine.submit([Ask("f"), Ask("g")])
+            engine.submit([Request("f"), Request("g")])
         last = asyncio.create_task(_asked(engine, ["h"]))
         await asyncio.sleep(0)
         work.gate.set()
@@ -161,9 +169,9 @@ def test_what_could_not_be_done_by_the_deadline_is_not_let_in(monkeypatch):
         work.began.clear()
         working = asyncio.create_task(_asked(engine, ["a"]))
         await asyncio.to_thread(work.began.wait, 20)
-        engine.submit([Ask("b")])
+        engine.submit([Request("b")])
         with pytest.raises(Busy):
-            engine.submit([Ask("c"), Ask("d"), Ask("e")])
+            engine.submit([Request("c"), Request("d"), Request("e")])
         work.gate.set()
         await working
 
@@ -192,12 +200,10 @@ def test_what_is_too_late_is_dropped_before_it_is_begun():
 
 def test_a_stream_holds_no_batch_up_and_ends_when_nobody_listens():
     async def run(engine: Engine) -> None:
-        stream = Ask("endless", alone=True)
-        engine.submit([stream])
-        pieces = stream.pieces()
-        assert await anext(pieces) == "ENDLESS"
+        pieces = engine.submit([Request("endless", stream=True)])
+        assert await anext(pieces) == (0, "ENDLESS")
         assert await _asked(engine, ["a"]) == [["A"]]
-        assert await anext(pieces) == "endless"
+        assert await anext(pieces) == (0, "endless")
         assert not work.left.is_set()
         await pieces.aclose()
         assert await asyncio.to_thread(work.left.wait, 20)
@@ -211,8 +217,8 @@ def test_a_stream_that_has_begun_goes_on_beyond_the_deadline():
     """It takes 0.25 s, with a piece every 0.05 s; and its second input waits longer than the deadline, but the stream goes on."""
 
     async def run(engine: Engine) -> list[Any]:
-        asks = [Ask("paused", alone=True), Ask("paused too", alone=True)]
-        return await outputs(engine, asks)
+        requests = [Request("paused", stream=True), Request("paused too", stream=True)]
+        return await outputs(engine, requests)
 
     with running(Upper(), deadline=0.15) as engine:
         first, second = asyncio.run(run(engine))
@@ -221,23 +227,20 @@ def test_a_stream_that_has_begun_goes_on_beyond_the_deadline():
 
 def test_pieces_that_are_there_are_read_however_late():
     async def run(engine: Engine) -> list[Any]:
-        ask = Ask("a")
-        engine.submit([ask])
+        pieces = engine.submit([Request("a")])
         await asyncio.sleep(0.3)
-        return [piece async for piece in ask.pieces()]
+        return [piece async for piece in pieces]
 
     with running(Upper(), deadline=0.1) as engine:
-        assert asyncio.run(run(engine)) == ["A"]
+        assert asyncio.run(run(engine)) == [(0, "A")]
 
 
 def test_a_stream_that_stands_still_ends():
     async def run(engine: Engine) -> None:
-        stream = Ask("endless", alone=True)
-        engine.submit([stream])
-        pieces = stream.pieces()
+        pieces = engine.submit([Request("endless", stream=True)])
         await anext(pieces)
         work.gate.clear()
-        engine.submit([Ask("a")])  # the thread waits with it at the gate
+        engine.submit([Request("a")])  # the thread waits with it at the gate
         with pytest.raises(Late):
             _ = [piece async for piece in pieces]
 
@@ -268,9 +271,9 @@ def test_a_request_of_many_streams_has_one_at_a_time():
     """Each takes six turns; were all of the large one worked on, the small one would wait for a free place."""
 
     async def run(engine: Engine) -> None:
-        large = asyncio.create_task(_asked(engine, ["endless"] * 10, alone=True))
+        large = asyncio.create_task(_asked(engine, ["endless"] * 10, stream=True))
         assert await asyncio.to_thread(work.began.wait, 20)
-        assert await _asked(engine, ["small"], alone=True) == [["SMALL"]]
+        assert await _asked(engine, ["small"], stream=True) == [["SMALL"]]
         large.cancel()
         with suppress(asyncio.CancelledError):
             await large

@@ -91,9 +91,9 @@ def test_an_ensemble_has_the_record_of_its_first_run_and_no_picture(runs, tmp_pa
 @pytest.mark.parametrize(
     ("fields", "status", "message"),
     [
-        ({"model": "../mt"}, 404, "a run must be one of /page/runs, but it is '../mt'; choose one of them"),
-        ({"model": "lm"}, 404, "lm does not translate; choose one of /page/runs that does"),
-        ({"line": "a" * 10_001}, 400, "a request may have 10000 characters, but it has 10001; send it in parts"),
+        ({"model": "../mt"}, 404, "to translate, this server has mt, but not '../mt'; see /v1/models"),
+        ({"model": "lm"}, 404, "to translate, this server has mt, but not 'lm'; see /v1/models"),
+        ({"line": "a" * 10_001}, 400, "a request may have 10000 characters, but it has 10001; ask for less"),
         ({"n_best": 11}, 400, "n_best must be less than or equal to 10, but it is 11; correct it"),
     ],
 )

@@ -50,16 +50,17 @@ def prompts(**fields: object) -> dict[str, object]:
         ("/translate", {"json": {**ASKED, "source": "fr"}}, 400,
          "this server translates en to de, but not fr to de; see /languages"),
         ("/translate", {"json": {**ASKED, "q": "a" * 6000 + "b" * 5000}}, 400,
-         "a request may have 10000 characters, but it has 11000; send it in parts"),
+         "a request may have 10000 characters, but it has 11000; ask for less"),
         ("/translate", {"json": {**ASKED, "q": ["a"] * 129}}, 400,
-         "a request may have 128 lines, but it has 129; send it in parts"),
+         "a request may have 128 lines, but it has 129; ask for less"),
         ("/translate", {"json": {**ASKED, "format": "html"}}, 400,
          "format must be text, but it is 'html'; send text without markup"),
         ("/translate", {"json": {"q": "a"}}, 400, "target is missing; send it"),
         ("/translate", {"content": b"[" * 5000, "headers": {"content-type": "application/json"}}, 400,
-         "the body must be JSON, but it cannot be read as such; correct it"),
+         "the body must be an object of JSON, but it cannot be read as such (Invalid JSON: recursion limit exceeded at line 1 "
+         "column 202); correct it"),
         ("/translate", {"json": [1]}, 400,
-         "the body must be an object of JSON, but it is something else; put it into {}"),
+         "the body must be an object of JSON, but it cannot be read as such (Input should be an object); correct it"),
         ("/translate", {"json": {**ASKED, "q": "a" * 200_000}}, 413,
          "a body may have 185536 bytes, but this one has more; send it in parts"),
         ("/inference", upload(b"no sound"), 400,
@@ -71,8 +72,8 @@ def prompts(**fields: object) -> dict[str, object]:
          "a language is known where the server reads one alone, but it reads []; send it as source"),
         ("/inference", {"data": {"file": "../../etc/passwd"}}, 400, "file must be a file, but it is "
          "'../../etc/passwd'; send it as curl -F file=@talk.wav does"),
-        ("/inference", upload(wav(), model="../mt"), 404, "asr transcribes here, but not '../mt'; see /v1/models"),
-        ("/v1/completions", prompts(model="mt"), 404, "lm goes on from prompts here, but not 'mt'; see /v1/models"),
+        ("/inference", upload(wav(), model="../mt"), 404, "to transcribe, this server has asr, but not '../mt'; see /v1/models"),
+        ("/v1/completions", prompts(model="mt"), 404, "to generate, this server has lm, but not 'mt'; see /v1/models"),
         ("/v1/completions", prompts(max_tokens=5000), 400,
          "a request may have 1024 max_tokens, but it has 5000; ask for less"),
         ("/v1/completions", prompts(prompt=["a"] * 10, n=20), 400,
@@ -130,7 +131,10 @@ def test_lone_surrogates_are_refused(http):
     raw = json.dumps({**ASKED, "q": "\ud800"}).encode()
     answer = http.post("/translate", content=raw, headers={"content-type": "application/json"})
     assert answer.status_code == 400
-    assert answer.json()["error"] == "the body must be JSON, but it cannot be read as such; correct it"
+    assert answer.json()["error"] == (
+        "the body must be an object of JSON, but it cannot be read as such (Invalid JSON: unexpected end of hex escape at "
+        "line 1 column 14); correct it"
+    )
 
 
 def malformed(rng: np.random.Generator) -> dict[str, object]:
@@ -192,10 +196,11 @@ class Held:
         assert self.gate.wait(60)
         yield from self.work(kind, payloads)
 
-    def submitting(self, asks: Sequence[Any]) -> None:
+    def submitting(self, requests: Sequence[Any]) -> Any:
         """Queue some, and say so."""
-        self.submit(asks)
+        outputs = self.submit(requests)
         self.submitted.release()
+        return outputs
 
 
 @contextmanager

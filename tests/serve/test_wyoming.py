@@ -15,7 +15,7 @@ from wyoming.info import Describe, Info
 from tests.runs import RATE, sound
 from tests.serve.conftest import served_of, serving
 from transduce.serve.config import ServeConfig
-from transduce.serve.wyoming import TALKS
+from transduce.serve.wyoming import MAX_CONVERSATIONS
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_what_is_said_is_transcribed(port, offline):
 
 
 def test_many_that_say_nothing_lock_nobody_out(port):
-    silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(3 * TALKS)]
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(3 * MAX_CONVERSATIONS)]
     assert Info.is_type(talk(port, Describe().event()).type)
     assert silent[0].recv(1) == b""  # it was closed
     for each in silent:
@@ -73,7 +73,7 @@ def test_the_server_says_what_it_has(port):
     ("events", "message"),
     [
         (said(np.zeros(3 * RATE, np.int16)), "sound may last 2 s, but the file lasts longer; send it in parts"),
-        ([Transcribe(name="mt").event(), AudioStop().event()], "asr transcribes here, but not 'mt'; see /v1/models"),
+        ([Transcribe(name="mt").event(), AudioStop().event()], "to transcribe, this server has asr, but not 'mt'; see /v1/models"),
         ([Event("audio-chunk", {"rate": 1})], "an event lacks 'width', or has it wrong; correct it"),
         (said(np.zeros(10, np.int8), width=1), "sound must be whole samples of 2 or 4 bytes, all in one format, but a chunk has "
          "2 bytes, rate 8000, width 1 and channels 1; send 16 bits at 16000 Hz"),

@@ -122,8 +122,9 @@ def load_served(
     """
     from transduce.device import dtype_of
     from transduce.run import load_run, on_disk
-    from transduce.serve.models import Served, check_served, languages_of, with_beam
+    from transduce.serve.models import Served, languages_of
     from transduce.tasks.load import load
+    from transduce.tasks.transcribe import Transcriber
     from transduce.tasks.translate import Translator
 
     found: list[Served] = []
@@ -133,8 +134,9 @@ def load_served(
         name = ",".join(os.path.basename(os.path.realpath(each)) for each in directories)
         if name in [each.name for each in found]:
             raise InputError(f"runs are asked for by their names, but two are called {name}; rename one directory")
-        task = check_served(load(directories, machine.device, dtype_of(machine.precision)), name)
-        with_beam(task, beam_size)
+        task = load(directories, machine.device, dtype_of(machine.precision))
+        if beam_size is not None and isinstance(task, Translator | Transcriber):
+            task.decoding = task.decoding.changed(beam_size=beam_size)
         pair = None
         if isinstance(task, Translator):
             pair = languages_of(load_run(directories[0]).experiment, given.pop(0) if given else "")

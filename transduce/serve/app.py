@@ -1,49 +1,35 @@
-"""The server as an ASGI application: its routes, its errors, its health."""
+"""The server as an ASGI application: its routes, errors, health and metrics."""
 
 import asyncio
 import re
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from time import monotonic
+from typing import Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from pydantic import BaseModel
-from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from transduce.errors import InputError
 from transduce.serve import audio, completions, libretranslate, page
-from transduce.serve.body import Access, CloseUnread, Leaving, Memory
 from transduce.serve.config import ServeConfig
-from transduce.serve.engine import Busy, Late
-from transduce.serve.errors import plain_error, told
+from transduce.serve.connections import CancelOnDisconnect
+from transduce.serve.errors import error_body, http_error
 from transduce.serve.models import Served
-
-DECODERS = 2
-"""Uploads that are decoded at a time, beside the threads of the models."""
-
-
-UPLOADS = 4
-"""The largest uploads that are read at a time; smaller ones are more."""
-
-
-class Health(BaseModel):
-    """Whether the server can answer."""
-
-    status: str
+from transduce.serve.state import ServerState, State, check_token
 
 
 def create_app(
-    served: Sequence[Served],
+    runs: Sequence[Served[Any]],
     config: ServeConfig | None = None,
     *,
     token: str = "",
@@ -51,129 +37,127 @@ def create_app(
     hosts: Sequence[str] = (),
     wyoming: socket.socket | None = None,
 ) -> FastAPI:
-    """The application that serves these runs; it starts their engines, and stops them at the end.
+    """The application that serves these runs; it starts and stops their engines.
 
     Args:
         token: what requests must show, if it is not empty.
-        cors: origins whose pages may ask.
-        hosts: the names by which the server is asked for; any, if empty.
-        wyoming: what listens for clients of the Wyoming protocol, if anything.
+        cors: origins whose pages may send requests.
+        hosts: names of the server that requests may have in their header Host; any, if empty.
+        wyoming: a listening socket for clients of the Wyoming protocol.
     """
-    config = config or ServeConfig()
+    state = ServerState(runs, config or ServeConfig(), token)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        for each in served:
-            each.engine.start()
-        async with _wyoming(served, config, wyoming) if wyoming else nullcontext():
+        for run in runs:
+            run.engine.start()
+        async with AsyncExitStack() as stack:
+            if wyoming:
+                from transduce.serve.wyoming import wyoming_port
+
+                await stack.enter_async_context(wyoming_port(state, wyoming))
             yield
-        for each in served:
-            each.engine.stop()
-        for each in served:
-            await asyncio.to_thread(each.engine.join)
+        for run in runs:
+            run.engine.stop()
+        for run in runs:
+            await asyncio.to_thread(run.engine.join)
+
+    def check_host(request: Request) -> None:
+        """Refuse pages that reach this machine by a name of their own (DNS rebinding)."""
+        host = request.headers.get("host", "")
+        if host and hosts and re.sub(r":\d*$", "", host).strip("[]").lower() not in hosts:
+            message = (
+                f"Host must be one of {', '.join(hosts)}, but it is {host[:80]!r}; with --token-file it may be any"
+            )
+            raise HTTPException(400, message)
 
     app = FastAPIOffline(  # /docs with its scripts, which FastAPI itself takes from elsewhere
         redoc_url=None,
         title="transduce",
         version=version("transduce"),
-        dependencies=[Depends(_check_host)],
+        dependencies=[Depends(check_host)],
         lifespan=lifespan,
-        description="Translation, speech to text, and text that goes on.",
+        description="Translation, speech to text, and text generation.",
     )
-    app.state.served, app.state.config, app.state.access = list(served), config, Access(token)
-    app.state.hosts, app.state.memory = hosts, Memory(UPLOADS * config.upload_bytes)
-    app.state.decoders = asyncio.Semaphore(DECODERS)
-    registry = _metrics(app, served)
-    app.add_middleware(Leaving)
-    app.add_middleware(CloseUnread)
+    app.state.server = state
+    _measure_engines(runs, state.metrics)
+    app.add_middleware(_MeasureRequests, registry=state.metrics)
+    app.add_middleware(CancelOnDisconnect)
     if cors:
         app.add_middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=["*"])
-    for kind in (AnyHTTPException, RequestValidationError, InputError, Busy, Late, Exception):
-        app.add_exception_handler(kind, _refused)
-    for router in (audio.router, audio.whisper, libretranslate.router, completions.router, page.router):
-        app.include_router(router)
-
-    @app.get("/health", tags=["server"])
-    async def health() -> Health:
-        """Whether the server is there; it answers at once, however much waits."""
-        return Health(status="ok")
-
-    @app.get("/metrics", tags=["server"], response_class=PlainTextResponse)
-    async def metrics(request: Request) -> Response:
-        """Counts and times, as Prometheus reads them."""
-        app.state.access.check(request)
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
+    for kind in (StarletteHTTPException, InputError, Exception):
+        app.add_exception_handler(kind, _answer_error)
+    for each in (router, audio.router, audio.whisper, libretranslate.router, completions.router, page.router):
+        app.include_router(each)
     return app
 
 
-def _wyoming(
-    served: Sequence[Served], config: ServeConfig, listening: socket.socket
-) -> AbstractAsyncContextManager[None]:
-    from transduce.serve.wyoming import wyoming_port
-
-    return wyoming_port(served, config, listening)
-
-
-def _check_host(request: Request) -> None:
-    """Refuse pages that reach this machine by a name of their own (DNS rebinding)."""
-    host, hosts = request.headers.get("host", ""), request.app.state.hosts
-    if host and hosts and re.sub(r":\d*$", "", host).strip("[]").lower() not in hosts:
-        raise HTTPException(
-            400, f"Host must be one of {', '.join(hosts)}, but it is {host[:80]!r}; with --token-file it may be any"
-        )
+async def _answer_error(request: Request, exception: Exception) -> Response:
+    error = http_error(exception)
+    if error.detail == HTTPStatus(error.status_code).phrase:  # a path or method without a route
+        allowed = (error.headers or {}).get("Allow")
+        methods = f" by {request.method}, but by {allowed}" if allowed else ""
+        error.detail = f"there is nothing at {request.url.path[:80]!r}{methods}; /docs describes what there is"
+    return JSONResponse(error_body(request.url.path, error), error.status_code, error.headers)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    status, message, headers = told(error)
-    if message == HTTPStatus(status).phrase:
-        ways = f" by {request.method}, but by {headers['Allow']}" if "Allow" in headers else ""
-        message = f"there is nothing at {request.url.path[:80]!r}{ways}; /docs describes what there is"
-    return JSONResponse(plain_error(request.url.path, status, message), status, headers)
+router = APIRouter(tags=["server"])
 
 
-class _Measured:
-    """Counts requests, and how long they take."""
-
-    def __init__(self, app: ASGIApp, requests: Counter, seconds: Histogram) -> None:
-        self.app, self.requests, self.seconds = app, requests, seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request; HEAD is GET, whose body is not sent."""
-        scope = {**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope
-        began, status = monotonic(), 499  # what nginx counts where a client has left before its answer
-
-        async def sent(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        try:
-            await self.app(scope, receive, sent)
-        finally:
-            if scope["type"] == "http":
-                path = getattr(scope.get("route"), "path", "other")
-                self.requests.labels(path, status).inc()
-                self.seconds.labels(path).observe(monotonic() - began)
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """Whether the server runs; it answers at once, however many requests wait."""
+    return {"status": "ok"}
 
 
-def _metrics(app: FastAPI, served: Sequence[Served]) -> CollectorRegistry:
-    """What is counted of this application."""
-    registry = CollectorRegistry()
-    requests = Counter("transduce_requests", "Requests answered.", ["path", "status"], registry=registry)
-    seconds = Histogram("transduce_request_seconds", "From a request to its answer.", ["path"], registry=registry)
+@router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(check_token)])
+async def metrics(state: State) -> Response:
+    """Counts and times for Prometheus."""
+    return Response(generate_latest(state.metrics), media_type=CONTENT_TYPE_LATEST)
+
+
+def _measure_engines(runs: Sequence[Served[Any]], registry: CollectorRegistry) -> None:
     waiting = Gauge(
         "transduce_waiting", "Texts that wait; a segment of sound counts as four.", ["model"], registry=registry
     )
     sizes = Histogram(
         "transduce_batch_inputs",
-        "Inputs worked on together.",
+        "Inputs computed together.",
         ["model"],
         registry=registry,
         buckets=[2**i for i in range(9)],
     )
-    for each in served:
-        waiting.labels(each.name).set_function(partial(getattr, each.engine, "waiting"))
-        each.engine.on_batch = sizes.labels(each.name).observe
-    app.add_middleware(_Measured, requests=requests, seconds=seconds)
-    return registry
+    for run in runs:
+        waiting.labels(run.name).set_function(partial(getattr, run.engine, "waiting"))
+        run.engine.on_batch = sizes.labels(run.name).observe
+
+
+class _MeasureRequests:
+    """Middleware that counts requests and their seconds, and answers HEAD as GET, whose body uvicorn leaves out."""
+
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
+        self.app = app
+        self.requests = Counter("transduce_requests", "Requests answered.", ["path", "status"], registry=registry)
+        self.seconds = Histogram(
+            "transduce_request_seconds", "From a request to its answer.", ["path"], registry=registry
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope.get("method") == "HEAD":
+            scope = {**scope, "method": "GET"}
+        began = monotonic()
+        status = 499  # nginx's status of a client that left before its answer
+
+        async def send_measured(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_measured)
+        finally:
+            if scope["type"] == "http":
+                path = getattr(scope.get("route"), "path", "other")
+                self.requests.labels(path, status).inc()
+                self.seconds.labels(path).observe(monotonic() - began)

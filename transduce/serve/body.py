@@ -1,244 +1,132 @@
-"""What comes with a request: read within bounds, checked, and told in the form that the client expects."""
+"""Bodies of requests: read within bounds of size and time, and checked by pydantic."""
 
-import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
-from hmac import compare_digest
-from time import monotonic
+from io import BytesIO
 from typing import Any, TypeVar
 
+import anyio
 from fastapi import HTTPException, Request
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import FormData, Headers
+from starlette.datastructures import UploadFile
 from starlette.formparsers import FormParser, MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from transduce.serve.engine import Late
+from transduce.serve.state import server_state
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
-@dataclass(frozen=True)
-class Access:
-    """What a request must show, if anything."""
-
-    token: str = ""
-
-    def check(self, request: Request, api_key: object = None) -> None:
-        """Raise HTTPException unless the token stands in the header, or as LibreTranslate's clients send it."""
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        shown = [given.strip() if scheme.lower() == "bearer" else "", api_key if isinstance(api_key, str) else ""]
-        if self.token and not any(compare_digest(each.encode(), self.token.encode()) for each in shown):
-            raise HTTPException(
-                401, "this server needs its token: send 'Authorization: Bearer TOKEN'", {"WWW-Authenticate": "Bearer"}
-            )
-
-
-def body(model: type[BodyT]) -> Callable[[Request], Awaitable[BodyT]]:
-    """What reads a body of text as this model; for Depends."""
-
-    async def read(request: Request) -> BodyT:
-        return await read_body(request, model, request.app.state.config.text_bytes)
-
-    return read
-
-
-async def read_body(request: Request, model: type[BodyT], n_bytes: int) -> BodyT:
-    """A body of so many bytes at most, JSON or a form, as this model.
-
-    Raises:
-        HTTPException: it is neither, too large, too slow, or lacks the token.
-        RequestValidationError: fields have wrong values.
-    """
-    if "api_key" not in model.model_fields:  # then the body cannot hold the token: a stranger's is not read
-        request.app.state.access.check(request)
-    if misplaced := sorted(model.model_fields.keys() & request.query_params.keys()):
-        raise HTTPException(400, f"fields stand in the body, but the address has {', '.join(misplaced)}; move them")
-    deadline = request.app.state.config.deadline
-    try:
-        plain = await asyncio.wait_for(_fields(request, n_bytes), deadline)
-    except (asyncio.TimeoutError, TimeoutError) as error:
-        raise HTTPException(408, f"an upload may take {deadline:g} s, but it is not here yet; try again") from error
-    except ClientDisconnect as error:
-        raise HTTPException(400, "the upload ended before its end; send it again") from error
-    request.app.state.access.check(request, plain.get("api_key"))
-    try:
-        return model.model_validate(plain)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors(include_context=False, include_url=False)) from error
-
-
-async def _chunks(request: Request, n_bytes: int) -> AsyncGenerator[bytes]:
-    """What a body consists of, as long as it is not too large; most clients read no answer before they have sent all."""
-    seen = 0
-    async for chunk in request.stream():
-        seen += len(chunk)
-        if seen <= n_bytes:
-            yield chunk
-        elif seen > 3 * n_bytes:
-            break
-    if seen > n_bytes:
-        raise HTTPException(413, f"a body may have {n_bytes} bytes, but this one has more; send it in parts")
-
-
-@dataclass(frozen=True)
-class Uploaded:
-    """A file of a form."""
-
-    name: str
-    content: bytes = field(repr=False)
-
-
 class _Multipart(MultiPartParser):
-    """One whose files stay in memory, which is bounded: a disk may be full."""
+    """A parser that holds files in memory, which is bounded: a disk may be full."""
 
     spool_max_size = 0
 
 
-async def _fields(request: Request, n_bytes: int) -> dict[str, Any]:
-    """The fields of a body; those of a form that come several times, or are called NAME[], are lists."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    chunks, parser = _chunks(request, n_bytes), FORMS.get(kind)
-    try:
-        if parser:
-            plain = await _form_fields(await parser(request.headers, chunks).parse())
-        elif kind == "application/json":
-            plain = json.loads(b"".join([chunk async for chunk in chunks]))
-        else:
-            raise HTTPException(
-                415, f"the body must be application/json or a form, but its Content-Type is {kind[:40]!r}; name it"
-            )
-        json.dumps(plain, ensure_ascii=False, default=str).encode()  # half a character cannot be answered
-    except (MultiPartException, ValueError, RecursionError) as error:
-        shape = "a form with one file and 100 fields at most" if parser else "JSON"
-        raise HTTPException(400, f"the body must be {shape}, but it cannot be read as such; correct it") from error
-    if not isinstance(plain, dict):
-        raise HTTPException(400, "the body must be an object of JSON, but it is something else; put it into {}")
-    return plain
-
-
-async def _form_fields(form: FormData) -> dict[str, Any]:
-    fields: dict[str, list[str | Uploaded]] = {}
-    for name, value in form.multi_items():
-        read = value if isinstance(value, str) else Uploaded(value.filename or "", await value.read())
-        fields.setdefault(name, []).append(read)
-    await form.close()
-    return {name: each if name.endswith("[]") or len(each) > 1 else each[0] for name, each in fields.items()}
-
-
-FORMS: dict[str, Callable[[Headers, AsyncGenerator[bytes]], FormParser | MultiPartParser]] = {
+FORMS: dict[str, Callable[..., FormParser | MultiPartParser]] = {
     "application/x-www-form-urlencoded": partial(FormParser, max_fields=100),
     "multipart/form-data": partial(_Multipart, max_files=1, max_fields=100),
 }
 
 
-def described(model: type[BaseModel], *kinds: str) -> dict[str, Any]:
-    """What OpenAPI says of a body that `body` reads, in these content types."""
+def body(model: type[BodyT]) -> Callable[[Request], Awaitable[BodyT]]:
+    """A dependency that reads a body of text as this model."""
+
+    async def read(request: Request) -> BodyT:
+        return await read_body(request, model, server_state(request).config.text_bytes)
+
+    return read
+
+
+def body_schema(model: type[BaseModel], *content_types: str) -> dict[str, Any]:
+    """The description of such a body in OpenAPI."""
     schema = model.model_json_schema()
-    return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}}
+    content = {content_type: {"schema": schema} for content_type in content_types}
+    return {"requestBody": {"required": True, "content": content}}
 
 
-class Memory:
-    """Bytes of uploads that are read and decoded at a time; others wait, and are not read."""
+async def read_body(request: Request, model: type[BodyT], n_bytes: int) -> BodyT:
+    """Read JSON or a form of at most so many bytes.
 
-    def __init__(self, n_bytes: int) -> None:
-        self.free = n_bytes
-
-    @asynccontextmanager
-    async def upload(self, request: Request, model: type[BodyT]) -> AsyncIterator[BodyT]:
-        """An upload, while there is room for it.
-
-        Raises:
-            Late: there is none before the deadline.
-        """
-        request.app.state.access.check(request)
-        n_bytes: int = request.app.state.config.upload_bytes
-        length = request.headers.get("content-length", "")
-        is_known = length.isdecimal() and "transfer-encoding" not in request.headers
-        wanted = min(n_bytes, int(length)) if is_known else n_bytes
-        until = monotonic() + request.app.state.config.deadline
-        while self.free < wanted:
-            if monotonic() > until:
-                raise Late
-            await asyncio.sleep(0.02)
-        self.free -= wanted
-        try:
-            yield await read_body(request, model, n_bytes)
-        finally:
-            self.free += wanted
-
-
-class CloseUnread:
-    """Closes a connection whose body was not read to its end before the answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        headers, more = dict(scope["headers"]), True
-        has_body = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
-
-        async def reading() -> Message:
-            nonlocal more
-            message = await receive()
-            more = message.get("more_body", False)
-            return message
-
-        async def closing(message: Message) -> None:
-            if message["type"] == "http.response.start" and more and has_body:
-                message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
-            await send(message)
-
-        await self.app(scope, reading, closing)
+    Raises:
+        HTTPException: it is neither, too large, too slow, has wrong fields or lacks the token.
+    """
+    state = server_state(request)
+    if "api_key" not in model.model_fields:  # else the body may hold the token, and is read first
+        await state.token.check(request)
+    if misplaced := sorted(model.model_fields.keys() & request.query_params.keys()):
+        names = ", ".join(misplaced)
+        raise HTTPException(400, f"fields stand in the body, but the address has {names}; move them")
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    chunks = _bounded(request, n_bytes)
+    try:
+        with anyio.fail_after(state.config.deadline):
+            if parser := FORMS.get(content_type):
+                checked = model.model_validate(await _form_fields(parser(request.headers, chunks)))
+            elif content_type == "application/json":
+                checked = model.model_validate_json(b"".join([chunk async for chunk in chunks]))
+            else:
+                message = f"the body must be application/json or a form, but its Content-Type is {content_type[:40]!r}"
+                raise HTTPException(415, f"{message}; name it")
+    except TimeoutError as error:
+        message = f"an upload may take {state.config.deadline:g} s, but it is not here yet; try again"
+        raise HTTPException(408, message) from error
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the upload ended before its end; send it again") from error
+    except ValidationError as error:
+        raise HTTPException(400, _wrong_field(error)) from error
+    except (MultiPartException, ValueError) as error:
+        message = "the body must be a form with one file and 100 fields at most, but it cannot be read as such"
+        raise HTTPException(400, f"{message}; correct it") from error
+    await state.token.check(request, getattr(checked, "api_key", None) or "")
+    return checked
 
 
-class Leaving:
-    """Ends the work for a client that leaves before its answer begins; a stream sees by itself that nobody reads it."""
+async def _form_fields(parser: FormParser | MultiPartParser) -> dict[str, Any]:
+    """The fields of a form; those that come several times, or are called NAME[], are lists."""
+    fields: dict[str, Any] = {}
+    form = await parser.parse()
+    for name, value in form.multi_items():
+        if isinstance(value, UploadFile):
+            value = UploadFile(BytesIO(await value.read()), filename=value.filename)
+        fields.setdefault(name, []).append(value)
+    await form.close()
+    return {name: each if name.endswith("[]") or len(each) > 1 else each[0] for name, each in fields.items()}
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        read, started = asyncio.Event(), False
+async def _bounded(request: Request, n_bytes: int) -> AsyncGenerator[bytes, None]:
+    """Yield the chunks of a body unless it is too large; most clients read no answer before they have sent all."""
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= n_bytes:
+            yield chunk
+        elif size > 3 * n_bytes:
+            break
+    if size > n_bytes:
+        raise HTTPException(413, f"a body may have {n_bytes} bytes, but this one has more; send it in parts")
 
-        async def reading() -> Message:
-            if read.is_set():
-                return await asyncio.shield(left)
-            message = await receive()
-            if not message.get("more_body", False):
-                read.set()
-            return message
 
-        async def leaving() -> Message:
-            await read.wait()
-            return await receive()
+def _wrong_field(errors: ValidationError) -> str:
+    """The rule for the first field that breaks one, and its value."""
+    error = errors.errors(include_context=False, include_url=False)[0]
+    kind = error["type"]
+    if not error["loc"]:
+        return f"the body must be an object of JSON, but it cannot be read as such ({error['msg']}); correct it"
+    name = error["loc"][0]
+    value = repr(error["input"])[:40]
+    if kind == "missing":
+        return f"{name} is missing; send it"
+    if kind.endswith("too_short"):
+        return f"{name} must not be empty, but it is {value}; send a text"
+    if kind == "value_error":
+        return f"{name} must be a file, but it is {value}; send it as curl -F {name}=@talk.wav does"
+    is_text = {"str", "list[str]"} & set(error["loc"])
+    rule = "a string or a list of strings" if is_text else error["msg"].removeprefix("Input should be ")
+    return f"{name} must be {rule}, but it is {value}; correct it"
 
-        async def sending(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
 
-        left = asyncio.ensure_future(leaving())
-        answer = asyncio.ensure_future(self.app(scope, reading, sending))
-        try:
-            await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
-            if started or answer.done():
-                await answer
-        finally:
-            left.cancel()
-            answer.cancel()
-            with suppress(asyncio.CancelledError, Exception):  # it was told above, if anybody is there to hear it
-                await answer
+def check_bound(n: int, bound: int, noun: str) -> None:
+    """Raise HTTPException if a request has more than it may."""
+    if n > bound:
+        raise HTTPException(400, f"a request may have {bound} {noun}, but it has {n}; ask for less")

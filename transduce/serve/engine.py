@@ -1,17 +1,21 @@
-"""One thread owns a model, and works on what has arrived in batches; streams go on beside them, a piece at a time."""
+"""An engine: the thread of one model, which computes queued requests in batches and streams beside them."""
 
 import asyncio
 import logging
 import math
 import threading
 from bisect import insort
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from operator import attrgetter
+from statistics import StatisticsError, fmean, linear_regression
 from time import monotonic
 from typing import Any
+
+import anyio
+from starlette.exceptions import HTTPException
 
 from transduce.errors import InputError
 from transduce.serve.config import ServeConfig
@@ -19,289 +23,306 @@ from transduce.serve.config import ServeConfig
 logger = logging.getLogger("transduce")
 
 END = object()
-"""What follows the last piece of an output."""
+"""Follows the last piece of an output."""
 
-STREAMS = 4
-"""Inputs that a model works on alone, each of another request and a piece at a time, in turn with the batch."""
+MAX_STREAMS = 4
+"""Streams that take turns with the batch, a piece each."""
 
-SHARE = 0.75
-"""Share of the queue that one request takes at most in the eyes of the others."""
+QUEUE_SHARE = 0.75
+"""Share of the queue that one client's inputs count as at most."""
 
-SURE = 0.7
-"""Share of the deadline by which what is let in should be done, at the pace of the last batches."""
+ADMIT_UNTIL = 0.7
+"""Share of the deadline by which an admitted request should be done, at the pace of the last batches."""
 
 Work = Callable[[Any, list[Any]], Generator[tuple[int, Any], None, None]]
-"""From the kind of some inputs, and the inputs, to pieces of output, each with the number of its input; END, or an
-exception, is the last."""
+"""Computes payloads of one kind: yields the number of a payload with a piece of its output; END or an exception is its
+last piece."""
 
 
-class Busy(Exception):
+class Busy(HTTPException):
     """The queue is full."""
 
     def __init__(self, retry_after: int) -> None:
-        super().__init__(f"too many requests wait for this model; try again in {retry_after} s")
-        self.retry_after = retry_after
-        """Seconds."""
+        message = f"too many requests wait for this model; try again in {retry_after} s"
+        super().__init__(429, message, {"Retry-After": str(retry_after)})
 
 
-class Late(Exception):
-    """There was no answer before the deadline, or it did not go on."""
+class Late(HTTPException):
+    """The first piece, or the next one, did not come before the deadline."""
+
+    def __init__(self) -> None:
+        message = "there was no answer before the deadline, so the request was dropped; try again"
+        super().__init__(503, message, {"Retry-After": "1"})
+
+
+class Deadline:
+    """The moment by which a client's inputs must get their next piece; each piece of any of them renews it."""
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self.seconds = seconds
+        self.arrived = monotonic()
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin anew."""
+        self.moment = monotonic() + self.seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds to the deadline."""
+        return self.moment - monotonic()
 
 
 @dataclass(eq=False)
-class Limit:
-    """Until when the inputs of one request must have their next piece: every piece of any of them moves it."""
+class Request:
+    """One input that waits for its output. Those of one kind are computed together, unless they are streams."""
 
-    seconds: float = math.inf
-    expires: float = math.inf
+    payload: Any
+    kind: Hashable = None
+    cost: int = field(default=1, kw_only=True)
+    """Its part of a batch, in texts."""
+    stream: bool = field(default=False, kw_only=True)
+    """Compute it beside the batches, as it takes long, or its pieces are sent as they come."""
+    deadline: Deadline = field(default_factory=Deadline, init=False)
+    """Shared by all inputs of a client's request."""
+    turn: float = field(default=0.0, init=False)
+    """Its place in the queue."""
+    cancelled: bool = field(default=False, init=False)
 
-    def renew(self) -> None:
-        """Wait anew."""
-        self.expires = monotonic() + self.seconds
-
-
-class Ask:
-    """One input, which waits for its output.
-
-    Inputs of the same kind are worked on together; one that is `alone` is not, as it takes long, or somebody waits for its
-    pieces.
-    """
-
-    def __init__(self, payload: Any, kind: Hashable = None, *, cost: int = 1, alone: bool = False) -> None:
-        self.payload, self.kind, self.cost, self.alone = payload, kind, cost, alone
-        self.arrived, self.limit, self.gone = monotonic(), Limit(), False
-        self.turn = 0.0
-        """Where it stands in the queue."""
-        self._loop, self._pieces = asyncio.get_running_loop(), asyncio.Queue[Any]()
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pieces = asyncio.Queue[Any]()
 
     def put(self, piece: Any) -> None:
-        """Hand over a piece of the output, its END or an exception, from the model's thread."""
-        self.limit.renew()
-        with suppress(RuntimeError):  # nobody listens any more: the loop is closed
+        """Send a piece of the output, END or an exception from the thread of the model."""
+        self.deadline.renew()
+        with suppress(RuntimeError):  # the loop is closed: nobody reads
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
     @property
-    def useless(self) -> bool:
+    def expired(self) -> bool:
         """Whether nobody waits for the output any more."""
-        return self.gone or monotonic() > self.limit.expires
+        return self.cancelled or self.deadline.left < 0
 
-    async def pieces(self) -> AsyncIterator[Any]:
-        """The pieces of the output as they come. Whoever stops asking stops the work.
+    async def next_piece(self) -> Any:
+        """Wait for the next piece, END or exception.
 
         Raises:
-            Late: the deadline has passed before the first piece of the request, or once more after the last one.
-            InputError: the input is at fault.
+            Late: it does not come before the deadline.
         """
-        try:
-            while True:
-                piece = await self._next()
-                if isinstance(piece, Exception):
-                    raise piece
-                if piece is END:
-                    return
-                yield piece
-        finally:
-            self.gone = True
-
-    async def _next(self) -> Any:
         while self._pieces.empty():
-            if (left := self.limit.expires - monotonic()) <= 0:
+            if (left := self.deadline.left) <= 0:
                 raise Late
-            with suppress(asyncio.TimeoutError, TimeoutError):
-                return await asyncio.wait_for(self._pieces.get(), left)
+            with anyio.move_on_after(left):
+                return await self._pieces.get()
         return self._pieces.get_nowait()
 
 
-class _Job:
-    """Inputs that are worked on together."""
-
-    def __init__(self, asks: Sequence[Ask], work: Work) -> None:
-        self.asks, self.began = list(asks), monotonic()
-        self.alone = self.asks[0].alone
-        self._open = set(range(len(self.asks)))
-        self._results = work(self.asks[0].kind, [ask.payload for ask in self.asks])
-
-    def step(self) -> list[Ask] | None:
-        """Hand over one piece; at the end, the inputs that must be tried again one by one, for one of them is at fault."""
-        if all(self.asks[i].useless for i in self._open):
-            return []
-        try:
-            i, piece = next(self._results)
-        except StopIteration:
-            return []
-        except Exception as error:
-            asks = [self.asks[i] for i in sorted(self._open)]
-            if len(self.asks) > 1:
-                return asks
-            if not isinstance(error, InputError):
-                logger.exception("a request failed")
-            asks[0].put(error)
-            return []
-        self.asks[i].put(piece)
-        if piece is END or isinstance(piece, Exception):
-            self._open.discard(i)
-        return None
-
-    def close(self) -> None:
-        """Let go of what it was worked on with."""
-        self._results.close()
-
-
 class Pace:
-    """How long batches take by their size: a line through the last ones, of which older ones count less and less."""
+    """Seconds that batches take by their size: a line fitted to the last 16."""
 
     def __init__(self) -> None:
-        self._sums = [0.0] * 5
+        self._batches = deque[tuple[int, float]](maxlen=16)
 
     def add(self, n: int, seconds: float) -> None:
         """Learn from a batch of n texts."""
-        new = (1.0, n, seconds, n * n, n * seconds)
-        self._sums = [0.8 * old + more for old, more in zip(self._sums, new, strict=True)]
+        self._batches.append((n, seconds))
 
     def seconds(self, batches: int, n: int) -> float:
-        """Of so many batches with n texts in all; 0 where no batch is known yet.
+        """Estimate the seconds of so many batches with n texts in all; 0 before the first batch.
 
-        As long as all known batches have one size, larger ones are taken to be as fast: only a full queue proves otherwise.
+        While all batches had one size, larger ones are taken to be as fast: only a full queue
+        proves otherwise.
         """
-        weight, *sums = self._sums
-        if not weight:
+        if not self._batches:
             return 0.0
-        size, time, squares, products = (each / weight for each in sums)
-        spread = squares - size * size
-        slope = (products - size * time) / spread if spread > 1e-6 * squares else 0.0
-        slope = min(max(0.0, slope), time / size)
+        sizes, seconds = zip(*self._batches, strict=True)
+        size, time = fmean(sizes), fmean(seconds)
+        try:
+            slope = min(max(0.0, linear_regression(sizes, seconds).slope), time / size)
+        except StatisticsError:  # batches of one size
+            slope = 0.0
         return batches * (time - slope * size) + n * slope
 
 
 class Engine(threading.Thread):
-    """The thread of one model, and what waits for it."""
+    """The thread of one model, and its queue."""
 
     def __init__(self, name: str, work: Work, config: ServeConfig) -> None:
         super().__init__(name=f"transduce {name}", daemon=True)
-        self.work, self.config = work, config
+        self.work = work
+        self.config = config
         self.on_batch: Callable[[int], object] = lambda n: None
         """Called with the number of inputs of every batch."""
-        self._waiting: dict[bool, list[Ask]] = {False: [], True: []}
-        """Batches, and what is worked on alone: each by turns."""
+        self._queues: dict[bool, list[Request]] = {False: [], True: []}
+        """Inputs that wait, by `stream`."""
         self._turns = {False: 0.0, True: 0.0}
-        """How far each queue has come."""
-        self._jobs: list[_Job] = []
+        """The turn that each queue has come to."""
+        self._jobs: dict[Generator[None, None, None], Request] = {}
+        """Batches and streams that are being computed, each with its first input."""
         self._changed = threading.Condition()
         self._stopping = False
         self._pace = Pace()
 
     @property
     def waiting(self) -> int:
-        """The cost of what waits, in texts."""
+        """The cost of the inputs that wait, in texts."""
         return sum(self._costs().values())
 
-    def _costs(self) -> Counter[Limit]:
-        """The cost of what waits, by request."""
-        costs = Counter[Limit]()
-        for ask in [*self._waiting[False], *self._waiting[True]]:
-            if not ask.useless:
-                costs[ask.limit] += ask.cost
+    def _costs(self) -> Counter[Deadline]:
+        """The cost of the inputs that wait, by client's request."""
+        costs = Counter[Deadline]()
+        for request in [*self._queues[False], *self._queues[True]]:
+            if not request.expired:
+                costs[request.deadline] += request.cost
         return costs
 
     def check_room(self, cost: int = 1) -> None:
-        """Raise Busy if so much more cannot wait, or not be done by the deadline; where nothing waits, anything can.
+        """Raise Busy unless so much more fits into the queue and can be done by the deadline; an empty queue takes all.
 
-        Requests take turns, so a large one neither fills the queue for others nor is done before them.
+        Clients take turns, so a large request neither fills the queue for others nor is done before them.
         """
         if not (costs := self._costs()):
             return
-        config, room = self.config, self.config.queue * self.config.batch
-        taken = sum(min(each, SHARE * room) for each in costs.values())
+        config = self.config
+        capacity = config.queue * config.batch
+        taken = sum(min(each, QUEUE_SHARE * capacity) for each in costs.values())
         before = sum(min(each, cost) for each in costs.values())
         batches = math.ceil((before + cost) / config.batch)
-        done = self._pace.seconds(1 + batches, config.batch + before + cost)  # with the batch that is worked on
-        if taken + cost > room or done > SURE * config.deadline:
+        done = self._pace.seconds(1 + batches, config.batch + before + cost)  # with the batch that is being computed
+        if taken + cost > capacity or done > ADMIT_UNTIL * config.deadline:
             seconds = self._pace.seconds(math.ceil(before / config.batch), before)
             raise Busy(max(1, math.ceil(min(seconds, config.deadline))))
 
-    def submit(self, asks: Sequence[Ask]) -> None:
-        """Queue the inputs of one request, all or none.
+    def submit(self, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Any]]:
+        """Queue the inputs of one client's request, all or none.
+
+        Returns:
+            The number of each input with a piece of its output, one input after the other, as they
+            come; to close the iterator cancels the request.
 
         Raises:
             Busy: the queue is full.
+            Late: the deadline passed, in the iterator.
+            InputError: an input cannot be used, in the iterator.
         """
-        limit = Limit(self.config.deadline)
-        limit.renew()
+        deadline = Deadline(self.config.deadline)
         with self._changed:
-            self.check_room(sum(ask.cost for ask in asks))
+            self.check_room(sum(request.cost for request in requests))
             turns = dict(self._turns)  # start-time fair queueing (Goyal et al. 1996)
-            for ask in asks:
-                ask.limit, ask.turn = limit, turns[ask.alone]
-                turns[ask.alone] += ask.cost
-                insort(self._waiting[ask.alone], ask, key=attrgetter("turn"))
+            for request in requests:
+                request.deadline = deadline
+                request.turn = turns[request.stream]
+                turns[request.stream] += request.cost
+                insort(self._queues[request.stream], request, key=attrgetter("turn"))
             self._changed.notify()
+        return self._outputs(requests)
+
+    async def _outputs(self, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Any]]:
+        try:
+            for i, request in enumerate(requests):
+                while (piece := await request.next_piece()) is not END:
+                    if isinstance(piece, Exception):
+                        raise piece
+                    yield i, piece
+        finally:
+            for request in requests:
+                request.cancelled = True
+
+    async def outputs(self, requests: Sequence[Request]) -> list[list[Any]]:
+        """All pieces of every input."""
+        outputs: list[list[Any]] = [[] for _ in requests]
+        async for i, piece in self.submit(requests):
+            outputs[i].append(piece)
+        return outputs
 
     def stop(self) -> None:
-        """Do what waits, and end."""
+        """Compute the inputs that wait, and end."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
 
     def run(self) -> None:
-        """Work until `stop`."""
+        """Compute until `stop`."""
         while self._admit():
             for job in [*self._jobs]:
-                again = job.step()
-                if again is not None:
-                    self._jobs.remove(job)
-                    job.close()
-                    self._jobs += [_Job([ask], self.work) for ask in again]
-                    if not (job.alone or again):
-                        self._pace.add(sum(ask.cost for ask in job.asks), monotonic() - job.began)
+                if next(job, END) is END:
+                    del self._jobs[job]
+
+    def _compute(self, requests: list[Request]) -> Generator[None, None, None]:
+        """Hand over one piece a step. If one of several inputs cannot be used, each is computed by itself."""
+        began = monotonic()
+        pending = dict(enumerate(requests))
+        try:
+            with closing(self.work(requests[0].kind, [request.payload for request in requests])) as pieces:
+                for i, piece in pieces:
+                    requests[i].put(piece)
+                    if piece is END or isinstance(piece, Exception):
+                        del pending[i]
+                    yield
+                    if all(request.expired for request in pending.values()):
+                        break
+        except Exception as error:
+            if len(requests) > 1:
+                for request in pending.values():
+                    if not request.expired:
+                        yield from self._compute([request])
+                return
+            if not isinstance(error, InputError):
+                logger.exception("a request failed")
+            requests[0].put(error)
+        if not requests[0].stream:
+            self._pace.add(sum(request.cost for request in requests), monotonic() - began)
 
     def _admit(self) -> bool:
-        """Begin with what waits and has room, as soon as there is something to do; False at the end."""
+        """Wait for inputs, and begin those that fit beside the running jobs; False at the end."""
         with self._changed:
-            while not (self._jobs or any(self._waiting.values())):
+            while not (self._jobs or any(self._queues.values())):
                 if self._stopping:
                     return False
                 self._changed.wait()
-            if not self._jobs and self._waiting[False]:
+            if not self._jobs and self._queues[False]:
                 self._wait_for_more()
-            batch = self._batch() if all(job.alone for job in self._jobs) else []
-            streams = self._streams()
-        for asks in (batch, *([ask] for ask in streams)):
-            if asks := [ask for ask in asks if not ask.useless]:
-                self.on_batch(len(asks))
-                self._jobs.append(_Job(asks, self.work))
+            batch = self._take_batch() if all(first.stream for first in self._jobs.values()) else []
+            streams = self._take_streams()
+        for requests in (batch, *([stream] for stream in streams)):
+            if requests:
+                self.on_batch(len(requests))
+                self._jobs[self._compute(requests)] = requests[0]
         return True
 
     def _wait_for_more(self) -> None:
         """Let a batch that is not full wait a few milliseconds for others."""
-        until = self._waiting[False][0].arrived + self.config.wait_ms / 1000
+        until = self._queues[False][0].deadline.arrived + self.config.wait_ms / 1000
         while (left := until - monotonic()) > 0 and not self._stopping and self.waiting < self.config.batch:
             self._changed.wait(left)
 
-    def _batch(self) -> list[Ask]:
-        """The inputs that have waited longest and are of one kind, as many as a batch has."""
-        batch, others, cost = list[Ask](), list[Ask](), 0
-        for ask in self._waiting[False]:
-            if cost >= self.config.batch or (batch and ask.kind != batch[0].kind):
-                others.append(ask)
-            elif not ask.useless:
-                batch.append(ask)
-                cost += ask.cost
-        return self._take(False, batch, others)
+    def _take_batch(self) -> list[Request]:
+        """Take the inputs that have waited longest and are of one kind, as many as a batch has."""
 
-    def _streams(self) -> list[Ask]:
-        """The inputs to be worked on alone that have waited longest, one of each request."""
-        running = {ask.limit for job in self._jobs if job.alone for ask in job.asks}
-        streams, others = list[Ask](), list[Ask]()
-        for ask in self._waiting[True]:
-            if len(running) >= STREAMS or ask.limit in running:
-                others.append(ask)
-            elif not ask.useless:
-                streams.append(ask)
-                running.add(ask.limit)
-        return self._take(True, streams, others)
+        def fits(request: Request, batch: list[Request]) -> bool:
+            is_full = sum(each.cost for each in batch) >= self.config.batch
+            return not batch or (request.kind == batch[0].kind and not is_full)
 
-    def _take(self, alone: bool, asks: list[Ask], others: list[Ask]) -> list[Ask]:
-        """These out of a queue, which the others stay in."""
-        self._turns[alone] = asks[-1].turn if asks else self._turns[alone]
-        self._waiting[alone] = others
-        return asks
+        return self._take(False, fits)
+
+    def _take_streams(self) -> list[Request]:
+        """Take the streams that have waited longest, one of each client's request."""
+        running = [first for first in self._jobs.values() if first.stream]
+
+        def fits(request: Request, streams: list[Request]) -> bool:
+            beside = [*running, *streams]
+            return len(beside) < MAX_STREAMS and request.deadline not in [each.deadline for each in beside]
+
+        return self._take(True, fits)
+
+    def _take(self, stream: bool, fits: Callable[[Request, list[Request]], bool]) -> list[Request]:
+        """Take each input of a queue that fits beside those taken before it; expired ones are dropped."""
+        taken, others = list[Request](), list[Request]()
+        for request in self._queues[stream]:
+            if not request.expired:
+                (taken if fits(request, taken) else others).append(request)
+        if taken:
+            self._turns[stream] = taken[-1].turn
+        self._queues[stream] = others
+        return taken

@@ -1,59 +1,60 @@
 """The API of LibreTranslate: text from one language to another."""
 
 import re
+from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException
 from pydantic import BaseModel, Field
 
-from transduce.serve.body import body, described
-from transduce.serve.config import ServeConfig
-from transduce.serve.engine import Ask
+from transduce.serve.body import body, body_schema, check_bound
+from transduce.serve.engine import Request
 from transduce.serve.errors import PlainError, responses
-from transduce.serve.models import Best, Served
+from transduce.serve.models import Languages, Served, TranslationRequest
+from transduce.serve.state import ServerState, State, check_token
+from transduce.tasks.translate import Translator
 
 NAMES = dict(
-    pair.split(" ", 1)
-    for pair in [
-        "ar Arabic",
-        "bg Bulgarian",
-        "ca Catalan",
-        "cs Czech",
-        "da Danish",
-        "de German",
-        "el Greek",
-        "en English",
-        "eo Esperanto",
-        "es Spanish",
-        "et Estonian",
-        "fa Persian",
-        "fi Finnish",
-        "fr French",
-        "ga Irish",
-        "he Hebrew",
-        "hi Hindi",
-        "hu Hungarian",
-        "id Indonesian",
-        "it Italian",
-        "ja Japanese",
-        "ko Korean",
-        "lt Lithuanian",
-        "lv Latvian",
-        "nl Dutch",
-        "no Norwegian",
-        "pl Polish",
-        "pt Portuguese",
-        "ro Romanian",
-        "ru Russian",
-        "sk Slovak",
-        "sl Slovenian",
-        "sv Swedish",
-        "th Thai",
-        "tr Turkish",
-        "uk Ukrainian",
-        "vi Vietnamese",
-        "zh Chinese",
-    ]
+    line.split(" ", 1)
+    for line in """\
+ar Arabic
+bg Bulgarian
+ca Catalan
+cs Czech
+da Danish
+de German
+el Greek
+en English
+eo Esperanto
+es Spanish
+et Estonian
+fa Persian
+fi Finnish
+fr French
+ga Irish
+he Hebrew
+hi Hindi
+hu Hungarian
+id Indonesian
+it Italian
+ja Japanese
+ko Korean
+lt Lithuanian
+lv Latvian
+nl Dutch
+no Norwegian
+pl Polish
+pt Portuguese
+ro Romanian
+ru Russian
+sk Slovak
+sl Slovenian
+sv Swedish
+th Thai
+tr Turkish
+uk Ukrainian
+vi Vietnamese
+zh Chinese""".splitlines()
 )
 """Languages by their codes of ISO 639; any other is called by its code."""
 
@@ -62,138 +63,137 @@ LINE_END = re.compile("\r\n|[\r\n]")
 router = APIRouter(tags=["LibreTranslate"], responses=responses(PlainError))
 
 
-class Text(BaseModel):
-    """What is asked of a text."""
+class DetectionBody(BaseModel):
+    """A text whose language is unknown."""
 
     q: str = Field(min_length=1)
     api_key: str | None = None
 
 
-class Translate(Text):
-    """What is to be translated, and from what into what."""
+class TranslationBody(BaseModel):
+    """One or several texts, and the languages to translate from and into."""
 
-    q: str | list[str] = Field(min_length=1)  # type: ignore[assignment]
+    q: str | list[str] = Field(min_length=1)
     source: str = "auto"
     target: str
     format: str = "text"
     alternatives: int = Field(0, ge=0, le=20)
+    api_key: str | None = None
 
 
-class Detected(BaseModel):
+class Detection(BaseModel):
     """The language of a text; confidence from 0 to 100."""
 
-    confidence: float
     language: str
+    confidence: float = 100.0
 
 
 class Translation(BaseModel):
-    """The translation, or those of a list of texts."""
+    """The translation of a text, or those of a list of texts."""
 
     translatedText: str | list[str]
     alternatives: list[str] | list[list[str]] | None = None
-    detectedLanguage: Detected | list[Detected] | None = None
+    detectedLanguage: Detection | list[Detection] | None = None
 
 
 class Language(BaseModel):
-    """A language, and what it is translated into."""
+    """A language, and those it is translated into."""
 
     code: str
     name: str
     targets: list[str]
 
 
-def _pairs(request: Request) -> list[tuple[str, str, Served]]:
-    """From what into what, and by whom."""
-    return [(s.languages.source, s.languages.target, s) for s in request.app.state.served if s.languages]
+def _translators(state: ServerState) -> dict[Languages, Served[Translator]]:
+    """The runs that translate, the first one of each pair of languages."""
+    runs = dict[Languages, Served[Translator]]()
+    for run in state.runs:
+        if run.languages:
+            runs.setdefault(run.languages, run)
+    return runs
 
 
-def _only_source(request: Request, target: str = "") -> str:
-    """The language of a text whose language is not said.
+def _only_source(state: ServerState, target: str = "") -> str:
+    """The language of a text for which none is named.
 
     Raises:
-        HTTPException: there are several.
+        HTTPException: it could be one of several.
     """
-    found = sorted({source for source, into, _ in _pairs(request) if target in ("", into)})
-    if len(found) != 1:
-        raise HTTPException(
-            400, f"a language is known where the server reads one alone, but it reads {found}; send it as source"
-        )
-    return found[0]
+    sources = sorted({pair.source for pair in _translators(state) if target in ("", pair.target)})
+    if len(sources) != 1:
+        message = f"a language is known where the server reads one alone, but it reads {sources}; send it as source"
+        raise HTTPException(400, message)
+    return sources[0]
 
 
-@router.get("/languages", response_model=list[Language])
-async def languages(request: Request) -> list[Language]:
+@router.get("/languages", dependencies=[Depends(check_token)])
+async def languages(state: State) -> list[Language]:
     """The languages that the server translates."""
-    request.app.state.access.check(request)
-    pairs = _pairs(request)
-    codes = dict.fromkeys([*(source for source, _, _ in pairs), *(target for _, target, _ in pairs)])
-    return [
-        Language(code=code, name=_name(code), targets=list(dict.fromkeys(t for s, t, _ in pairs if s == code)))
-        for code in codes
-    ]
+    targets: dict[str, list[str]] = {pair.source: [] for pair in _translators(state)}
+    for pair in _translators(state):
+        targets[pair.source].append(pair.target)
+        targets.setdefault(pair.target, [])
+    return [Language(code=code, name=NAMES.get(code, code), targets=targets[code]) for code in targets]
 
 
-def _name(code: str) -> str:
-    return NAMES.get(code, code)
-
-
-@router.post("/detect", response_model=list[Detected], openapi_extra=described(Text, "application/json"))
-async def detect(request: Request, asked: Annotated[Text, Depends(body(Text))]) -> list[Detected]:
+@router.post("/detect", openapi_extra=body_schema(DetectionBody, "application/json"))
+async def detect(state: State, query: Annotated[DetectionBody, Depends(body(DetectionBody))]) -> list[Detection]:
     """The language of a text, where the server reads one language alone."""
-    return [Detected(confidence=100.0, language=_only_source(request))]
+    return [Detection(language=_only_source(state))]
 
 
 @router.post(
     "/translate",
-    response_model=Translation,
     response_model_exclude_none=True,
-    openapi_extra=described(Translate, "application/json", "application/x-www-form-urlencoded"),
+    openapi_extra=body_schema(TranslationBody, "application/json", "application/x-www-form-urlencoded"),
 )
-async def translate(request: Request, asked: Annotated[Translate, Depends(body(Translate))]) -> Translation:
+async def translate(state: State, query: Annotated[TranslationBody, Depends(body(TranslationBody))]) -> Translation:
     """Translate a text or a list of texts, line by line."""
-    config: ServeConfig = request.app.state.config
-    texts = [asked.q] if isinstance(asked.q, str) else asked.q
-    if (n := sum(map(len, texts))) > config.characters:
-        raise HTTPException(400, f"a request may have {config.characters} characters, but it has {n}; send it in parts")
-    if asked.format != "text":
-        raise HTTPException(400, f"format must be text, but it is {asked.format[:20]!r}; send text without markup")
-    source = _only_source(request, asked.target) if asked.source == "auto" else asked.source
-    served = next((s for a, b, s in _pairs(request) if (a, b) == (source, asked.target)), None)
-    if served is None:
-        told = ", ".join(f"{a} to {b}" for a, b, _ in _pairs(request)) or "nothing"
-        pair = f"{source[:20]} to {asked.target[:20]}"
-        raise HTTPException(400, f"this server translates {told}, but not {pair}; see /languages")
+    texts = [query.q] if isinstance(query.q, str) else query.q
+    check_bound(sum(map(len, texts)), state.config.characters, "characters")
+    if query.format != "text":
+        raise HTTPException(400, f"format must be text, but it is {query.format[:20]!r}; send text without markup")
+    source = _only_source(state, query.target) if query.source == "auto" else query.source
+    translators = _translators(state)
+    run = translators.get(Languages(source, query.target))
+    if run is None:
+        pairs = ", ".join(f"{pair.source} to {pair.target}" for pair in translators) or "nothing"
+        pair = f"{source[:20]} to {query.target[:20]}"
+        raise HTTPException(400, f"this server translates {pairs}, but not {pair}; see /languages")
     lines = [LINE_END.split(text) for text in texts]
-    flat = [line for each in lines for line in each]
-    if len(flat) > config.texts:
-        raise HTTPException(400, f"a request may have {config.texts} lines, but it has {len(flat)}; send it in parts")
-    n_best = 1 + asked.alternatives
-    found = iter(await served.outputs([Ask(line, Best(n_best), cost=n_best) for line in flat]))
-    each = [[[output.text for output in next(found)[0]] for _ in text] for text in lines]
-    ranked = [["\n".join(line[k] for line in text) for k in range(n_best)] for text in each]
-    one = isinstance(asked.q, str)
-    answer: dict[str, Any] = {"translatedText": ranked[0][0] if one else [text[0] for text in ranked]}
-    if asked.alternatives:
-        answer["alternatives"] = ranked[0][1:] if one else [text[1:] for text in ranked]
-    if asked.source == "auto":
-        detected = Detected(confidence=100.0, language=source)
-        answer["detectedLanguage"] = detected if one else [detected] * len(texts)
-    return Translation(**answer)
+    flat = [line for text in lines for line in text]
+    check_bound(len(flat), state.config.texts, "lines")
+    n_best = 1 + query.alternatives
+    request = TranslationRequest(n_best)
+    outputs = iter(await run.engine.outputs([Request(line, request, cost=n_best) for line in flat]))
+    ranked = list[list[str]]()
+    for text in lines:
+        columns = zip(*([output.text for output, _ in next(outputs)[0]] for _ in text), strict=True)
+        ranked.append(["\n".join(column) for column in columns])
+
+    def unwrap(values: list[Any]) -> Any:
+        return values if isinstance(query.q, list) else values[0]
+
+    detected = unwrap([Detection(language=source)] * len(texts))
+    return Translation(
+        translatedText=unwrap([text[0] for text in ranked]),
+        alternatives=unwrap([text[1:] for text in ranked]) if query.alternatives else None,
+        detectedLanguage=detected if query.source == "auto" else None,
+    )
 
 
-@router.get("/frontend/settings")
-async def settings(request: Request) -> dict[str, Any]:
-    """What LibreTranslate's pages want to know."""
-    request.app.state.access.check(request)
-    config, pairs = request.app.state.config, [(source, target) for source, target, _ in _pairs(request)]
-    source, target = ({"code": code, "name": _name(code)} for code in (pairs or [("", "")])[0])
+@router.get("/frontend/settings", dependencies=[Depends(check_token)])
+async def settings(state: State) -> dict[str, Any]:
+    """The settings of LibreTranslate's pages."""
+    pair = next(iter(_translators(state)), Languages("", ""))
+    needs_key = bool(state.token.token)
     return {
-        "charLimit": config.characters,
+        "charLimit": state.config.characters,
         "frontendTimeout": 500,
-        "apiKeys": bool(request.app.state.access.token),
-        "keyRequired": bool(request.app.state.access.token),
+        "apiKeys": needs_key,
+        "keyRequired": needs_key,
         "suggestions": False,
         "filesTranslation": False,
         "supportedFilesFormat": [],
-        "language": {"source": source, "target": target},
+        "language": {side: {"code": code, "name": NAMES.get(code, code)} for side, code in asdict(pair).items()},
     }

@@ -1,12 +1,13 @@
-"""The Wyoming protocol, by which Home Assistant and others ask over TCP for the text of what was said."""
+"""The Wyoming protocol, by which Home Assistant and others send sound over TCP and receive its text."""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib.metadata import version
-from typing import Any
 
+import anyio
 import numpy as np
 import torch
 from wyoming.asr import Transcribe, Transcript
@@ -16,147 +17,151 @@ from wyoming.event import Event, async_read_event, async_write_event
 from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info
 
 from transduce.errors import InputError
-from transduce.serve.audio import FIRST, Samples, check_seconds, chosen, transcribed
-from transduce.serve.config import ServeConfig
-from transduce.serve.errors import told
-from transduce.serve.models import Served
+from transduce.serve.audio import ANY_MODEL, Samples, check_seconds, find_transcriber, transcribe
+from transduce.serve.errors import http_error
+from transduce.serve.state import ServerState
 from transduce.tasks.transcribe import Transcriber
 
-TALKS = 16
+MAX_CONVERSATIONS = 16
 """Connections at a time: one more takes the place of the oldest that waits for no answer."""
 
-WIDTHS = {2: np.int16, 4: np.int32}
-"""Samples by their bytes."""
+SAMPLE_TYPES = {2: np.int16, 4: np.int32}
+"""By bytes of a sample."""
 
 
-class _Bounded(asyncio.StreamReader):
-    """What events are read from, none of whose parts is larger than an upload may be."""
+class _BoundedReader(asyncio.StreamReader):
+    """A reader of events whose parts are no larger than an upload may be."""
 
-    def __init__(self, reader: asyncio.StreamReader, n_bytes: int) -> None:
-        self._from, self._n_bytes = reader, n_bytes
-
-    async def readline(self) -> bytes:
-        """A line, which asyncio bounds."""
-        return await self._from.readline()
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__()
+        self.max_bytes = max_bytes
 
     async def readexactly(self, n: int) -> bytes:
-        """So many bytes."""
-        if n > self._n_bytes:
-            raise InputError(f"a part of an event may have {self._n_bytes} bytes, but it has {n}; send smaller chunks")
-        return await self._from.readexactly(n)
+        """So many bytes; ValueError, if there are too many, ends the conversation."""
+        if n > self.max_bytes:
+            raise ValueError(n)
+        return await super().readexactly(n)
 
 
-class _Talk:
-    """What one client has said so far."""
+class _Conversation:
+    """The sound that one client has sent so far."""
 
-    def __init__(self, served: Sequence[Served], config: ServeConfig) -> None:
-        self.served, self.config = served, config
-        self.name, self.chunks, self.n_bytes = "", list[AudioChunk](), 0
+    def __init__(self, state: ServerState) -> None:
+        self.state = state
+        self.model = ANY_MODEL
+        self.audio = bytearray()
+        self.form = (0, 0, 0)
+        """Rate, width and channels of the first chunk, which all have."""
 
     async def answer(self, event: Event) -> Event | None:
-        """What an event is answered with.
+        """The answer to an event, if it has one.
 
         Raises:
-            Exception: it cannot be; `told` knows why.
+            Exception: the event cannot be used.
         """
         if Describe.is_type(event.type):
-            return _info(self.served).event()
+            return _info(self.state).event()
         if Transcribe.is_type(event.type):
-            self.name = Transcribe.from_event(event).name or ""
+            self.model = Transcribe.from_event(event).name or ANY_MODEL
         elif AudioStart.is_type(event.type):
-            self.chunks, self.n_bytes = [], 0
+            self.audio.clear()
         elif AudioChunk.is_type(event.type):
             self._add(AudioChunk.from_event(event))
         elif AudioStop.is_type(event.type):
-            chunks, self.chunks, self.n_bytes = self.chunks, [], 0
-            return Transcript(await self._text(chunks)).event()
+            return Transcript(await self._text()).event()
         return None
 
     def _add(self, chunk: AudioChunk) -> None:
         form = (chunk.rate, chunk.width, chunk.channels)
-        before = [(each.rate, each.width, each.channels) for each in self.chunks[:1]] or [form]
-        if (
-            min(form) < 1
-            or chunk.width not in WIDTHS
-            or len(chunk.audio) % (chunk.width * chunk.channels)
-            or [form] != before
-        ):
+        if not self.audio:
+            self.form = form
+        is_whole = min(form) > 0 and len(chunk.audio) % (chunk.width * chunk.channels) == 0
+        if not is_whole or form != self.form or chunk.width not in SAMPLE_TYPES:
             raise InputError(
                 "sound must be whole samples of 2 or 4 bytes, all in one format, but a chunk has "
                 f"{len(chunk.audio)} bytes, rate {form[0]}, width {form[1]} and channels {form[2]}; send 16 bits at 16000 Hz"
             )
-        self.chunks.append(chunk)
-        self.n_bytes += len(chunk.audio)
-        check_seconds(self.n_bytes / (chunk.rate * chunk.width * chunk.channels), self.config)
-        if self.n_bytes > self.config.upload_mb * 1e6:
-            raise InputError(f"sound may have {self.config.upload_mb:g} MB, but it has more; send it in parts")
+        self.audio += chunk.audio
+        config = self.state.config
+        check_seconds(len(self.audio) / (chunk.rate * chunk.width * chunk.channels), config)
+        if len(self.audio) > config.upload_mb * 1e6:
+            raise InputError(f"sound may have {config.upload_mb:g} MB, but it has more; send it in parts")
 
-    async def _text(self, chunks: list[AudioChunk]) -> str:
-        served = chosen(self.served, self.name or FIRST)
-        if not chunks:
+    async def _text(self) -> str:
+        run = find_transcriber(self.state, self.model)
+        if not self.audio:
             return ""
-        first = chunks[0]
-        raw = b"".join(chunk.audio for chunk in chunks)
-        samples = np.frombuffer(raw, WIDTHS[first.width]).reshape(-1, first.channels)
+        rate, width, channels = self.form
+        samples = np.frombuffer(bytes(self.audio), SAMPLE_TYPES[width]).reshape(-1, channels)
+        self.audio.clear()
         waveform = torch.from_numpy(samples.mean(axis=1) / -float(np.iinfo(samples.dtype).min)).float()
-        return (await transcribed(served, Samples((waveform, first.rate)))).text
+        return (await transcribe(run, Samples((waveform, rate)))).text
 
 
-def _info(served: Sequence[Served]) -> Info:
-    """What there is."""
-    about: dict[str, Any] = {
-        "attribution": Attribution("transduce", ""),
-        "installed": True,
-        "version": version("transduce"),
-    }
-    models = [
-        AsrModel(name=each.name, description=each.name, languages=[], **about)
-        for each in served
-        if isinstance(each.task, Transcriber)
-    ]
-    return Info(asr=[AsrProgram(name="transduce", description="Speech to text", models=models, **about)])
+def _info(state: ServerState) -> Info:
+    """The runs that transcribe."""
+    author = Attribution("transduce", "")
+    names = [run.name for run in state.runs if isinstance(run.task, Transcriber)]
+    models = [AsrModel(name, author, True, name, version("transduce"), languages=[]) for name in names]
+    program = AsrProgram("transduce", author, True, "Speech to text", version("transduce"), models=models)
+    return Info(asr=[program])
 
 
 @asynccontextmanager
-async def wyoming_port(served: Sequence[Served], config: ServeConfig, listening: socket.socket) -> AsyncIterator[None]:
-    """Answer what comes there; at the end, what has been said whole is answered still."""
-    talks, busy = dict[asyncio.Task[None], None](), set[asyncio.Task[None]]()
+async def wyoming_port(state: ServerState, listening: socket.socket) -> AsyncIterator[None]:
+    """Answer the clients of a socket; at the end, questions that are complete are still answered."""
+    conversations = dict[asyncio.Task[None], None]()  # a set in the order of their beginning
+    busy = set[asyncio.Task[None]]()
+    max_bytes = round(state.config.upload_mb * 1e6)
 
-    async def refuse(message: str, status: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Say why, and hear a client out, which may read no answer before it has said all; but not for long."""
-        await async_write_event(Error(message, str(status)).event(), writer)
-        left = config.upload_mb * 1e6
-        while left > 0 and (raw := await asyncio.wait_for(reader.read(65_536), 1.0)):
-            left -= len(raw)
+    async def refuse(error: Exception, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send the error, and read on for a while, as a client may read no answer before it has sent all."""
+        refusal = http_error(error)
+        await async_write_event(Error(refusal.detail, str(refusal.status_code)).event(), writer)
+        n_bytes = 0
+        while n_bytes < max_bytes:
+            with anyio.fail_after(1.0):
+                chunk = await reader.read(65_536)
+            if not chunk:
+                break
+            n_bytes += len(chunk)
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task
-        talks[task] = None
-        task.add_done_callback(talks.pop)
-        if len(talks) > TALKS:
-            next(each for each in talks if each not in busy).cancel()
-        said, bounded = _Talk(served, config), _Bounded(reader, round(config.upload_mb * 1e6))
-        with suppress(asyncio.TimeoutError, TimeoutError, OSError, EOFError, asyncio.CancelledError):
+        conversations[task] = None
+        task.add_done_callback(conversations.pop)
+        if len(conversations) > MAX_CONVERSATIONS:
+            next(each for each in conversations if each not in busy).cancel()
+        conversation = _Conversation(state)
+        timeout = partial(anyio.fail_after, state.config.deadline)
+        with suppress(TimeoutError, OSError, EOFError, asyncio.CancelledError):
             try:
-                while event := await asyncio.wait_for(async_read_event(bounded), config.deadline):
+                while True:
+                    with timeout():
+                        event = await async_read_event(reader)
+                    if event is None:
+                        break
                     busy.add(task)
-                    if answer := await said.answer(event):
-                        await asyncio.wait_for(async_write_event(answer, writer), config.deadline)
+                    if answer := await conversation.answer(event):
+                        with timeout():
+                            await async_write_event(answer, writer)
                     busy.discard(task)
             except (AttributeError, KeyError, TypeError) as error:
-                await refuse(f"an event lacks {error}, or has it wrong; correct it", 400, reader, writer)
+                await refuse(InputError(f"an event lacks {error}, or has it wrong; correct it"), reader, writer)
             except Exception as error:
-                status, message, _ = told(error)
-                await refuse(message, status, reader, writer)
+                await refuse(error, reader, writer)
         busy.discard(task)
         writer.close()
 
-    server = await asyncio.start_server(talk, sock=listening)
+    def protocol() -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(_BoundedReader(max_bytes), converse)
+
+    server = await asyncio.get_running_loop().create_server(protocol, sock=listening)
     try:
         yield
     finally:
         server.close()
-        for task in talks.keys() - busy:
+        for task in conversations.keys() - busy:
             task.cancel()
-        await asyncio.gather(*talks, return_exceptions=True)
+        await asyncio.gather(*conversations, return_exceptions=True)
