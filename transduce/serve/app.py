@@ -22,7 +22,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transduce.errors import InputError
 from transduce.serve import audio, completions, libretranslate, page
 from transduce.serve.config import ServeConfig
-from transduce.serve.connections import CancelOnDisconnect
 from transduce.serve.errors import error_body, http_error
 from transduce.serve.models import Served
 from transduce.serve.state import ServerState, State, check_token
@@ -82,7 +81,6 @@ def create_app(
     app.state.server = state
     _measure_engines(runs, state.metrics)
     app.add_middleware(_MeasureRequests, registry=state.metrics)
-    app.add_middleware(CancelOnDisconnect)
     if cors:
         app.add_middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=["*"])
     for kind in (StarletteHTTPException, InputError, Exception):

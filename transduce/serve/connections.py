@@ -7,8 +7,6 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
@@ -46,7 +44,8 @@ def connection_limit() -> int:
 
 
 class Connection(H11Protocol):
-    """A connection that ends if its request is late, or if others need its place before its request is whole.
+    """A connection that ends if its request is late, or if others need its place before its request
+    is whole, and whose end cancels the work for an answer that has not begun.
 
     uvicorn bounds the bytes of a head, but not its time: any byte ends the timer of an idle connection.
     """
@@ -54,6 +53,9 @@ class Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:  # uvloop's is no asyncio.Transport
         """Start the timer; where places run out, close the connection that has waited longest."""
         super().connection_made(transport)
+        self.application = self.app
+        self.app = self._answer
+        self.answering: asyncio.Task[None] | None = None
         self.idle_since = monotonic()
         self.timeout_keep_alive_task = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
         if self.limit_concurrency and len(self.connections) >= 0.9 * self.limit_concurrency:
@@ -62,6 +64,24 @@ class Connection(H11Protocol):
                 each for each in connections if (each.idle or each.cycle.more_body) and not each.transport.is_closing()
             ]
             min(unready, key=lambda each: each.idle_since).transport.abort()
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Run the application, and close the connection if the body is not here before the answer."""
+
+        async def send_answer(message: Any) -> None:
+            if message["type"] == "http.response.start" and self.cycle.more_body:
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        self.answering = asyncio.current_task()
+        with suppress(asyncio.CancelledError):
+            await self.application(scope, receive, send_answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the work for a client that has left; a stream notices that by itself."""
+        super().connection_lost(exc)
+        if self.answering and not self.cycle.response_started:
+            self.answering.cancel()
 
     @property
     def idle(self) -> bool:
@@ -92,57 +112,6 @@ class Connection(H11Protocol):
         """Note since when the connection is idle."""
         self.idle_since = monotonic()
         super().on_response_complete()
-
-
-class CancelOnDisconnect:
-    """Middleware that cancels the work for a client that leaves before its answer begins.
-
-    A stream notices that by itself. A connection is closed if the body was not read before the answer.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
-        body_read = asyncio.Event()
-        started = False
-
-        async def disconnect() -> Message:
-            await body_read.wait()
-            return await receive()
-
-        async def receive_body() -> Message:
-            if body_read.is_set():
-                return await asyncio.shield(disconnected)
-            message = await receive()
-            if not message.get("more_body", False):
-                body_read.set()
-            return message
-
-        async def send_answer(message: Message) -> None:
-            nonlocal started
-            started = True
-            if message["type"] == "http.response.start" and has_body and not body_read.is_set():
-                message["headers"] = [*message["headers"], (b"connection", b"close")]
-            await send(message)
-
-        disconnected = asyncio.ensure_future(disconnect())
-        answer = asyncio.ensure_future(self.app(scope, receive_body, send_answer))
-        try:
-            await asyncio.wait({answer, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-            if started or answer.done():
-                await answer
-        finally:
-            disconnected.cancel()
-            answer.cancel()
-            with suppress(asyncio.CancelledError, Exception):  # raised above, if it was awaited there
-                await answer
 
 
 class LogRate(logging.Filter):
