@@ -154,10 +154,10 @@ class Engine(threading.Thread):
         self.config = config
         self.on_batch: Callable[[int], object] = lambda n: None
         """Called with the number of inputs of every batch."""
-        self._queues: dict[bool, list[Request]] = {False: [], True: []}
-        """Inputs that wait, by `stream`."""
+        self._queue: list[Request] = []
+        """Inputs that wait, in the order of their turns."""
         self._turns = {False: 0.0, True: 0.0}
-        """The turn that each queue has come to."""
+        """The turns that batches and streams have come to, by `stream`."""
         self._jobs: dict[Generator[None, None, None], Request] = {}
         """Batches and streams that are being computed, each with its first input."""
         self._changed = threading.Condition()
@@ -172,7 +172,7 @@ class Engine(threading.Thread):
     def _costs(self) -> Counter[Deadline]:
         """The cost of the inputs that wait, by client's request."""
         costs = Counter[Deadline]()
-        for request in [*self._queues[False], *self._queues[True]]:
+        for request in self._queue:
             if not request.expired:
                 costs[request.deadline] += request.cost
         return costs
@@ -214,7 +214,7 @@ class Engine(threading.Thread):
                 request.deadline = deadline
                 request.turn = turns[request.stream]
                 turns[request.stream] += request.cost
-                insort(self._queues[request.stream], request, key=attrgetter("turn"))
+                insort(self._queue, request, key=attrgetter("turn"))
             self._changed.notify()
         return self._outputs(requests)
 
@@ -277,52 +277,46 @@ class Engine(threading.Thread):
     def _admit(self) -> bool:
         """Wait for inputs, and begin those that fit beside the running jobs; False at the end."""
         with self._changed:
-            while not (self._jobs or any(self._queues.values())):
+            while not (self._jobs or self._queue):
                 if self._stopping:
                     return False
                 self._changed.wait()
-            if not self._jobs and self._queues[False]:
+            if not self._jobs:
                 self._wait_for_more()
-            batch = self._take_batch() if all(first.stream for first in self._jobs.values()) else []
-            streams = self._take_streams()
-        for requests in (batch, *([stream] for stream in streams)):
-            if requests:
-                self.on_batch(len(requests))
-                self._jobs[self._compute(requests)] = requests[0]
+            groups = self._take()
+        for requests in filter(None, groups):
+            self.on_batch(len(requests))
+            self._jobs[self._compute(requests)] = requests[0]
         return True
 
     def _wait_for_more(self) -> None:
         """Let a batch that is not full wait a few milliseconds for others."""
-        until = self._queues[False][0].deadline.arrived + self.config.wait_ms / 1000
+        moments = [request.deadline.arrived for request in self._queue if not request.stream]
+        until = min(moments, default=0.0) + self.config.wait_ms / 1000
         while (left := until - monotonic()) > 0 and not self._stopping and self.waiting < self.config.batch:
             self._changed.wait(left)
 
-    def _take_batch(self) -> list[Request]:
-        """Take the inputs that have waited longest and are of one kind, as many as a batch has."""
+    def _take(self) -> list[list[Request]]:
+        """Take the inputs whose turn it is: a batch of one kind, and streams, one of each client's request.
 
-        def fits(request: Request, batch: list[Request]) -> bool:
-            is_full = sum(each.cost for each in batch) >= self.config.batch
-            return not batch or (request.kind == batch[0].kind and not is_full)
-
-        return self._take(False, fits)
-
-    def _take_streams(self) -> list[Request]:
-        """Take the streams that have waited longest, one of each client's request."""
-        running = [first for first in self._jobs.values() if first.stream]
-
-        def fits(request: Request, streams: list[Request]) -> bool:
-            beside = [*running, *streams]
-            return len(beside) < MAX_STREAMS and request.deadline not in [each.deadline for each in beside]
-
-        return self._take(True, fits)
-
-    def _take(self, stream: bool, fits: Callable[[Request, list[Request]], bool]) -> list[Request]:
-        """Take each input of a queue that fits beside those taken before it; expired ones are dropped."""
-        taken, others = list[Request](), list[Request]()
-        for request in self._queues[stream]:
-            if not request.expired:
-                (taken if fits(request, taken) else others).append(request)
-        if taken:
-            self._turns[stream] = taken[-1].turn
-        self._queues[stream] = others
-        return taken
+        Expired inputs are dropped.
+        """
+        clients = {first.deadline for first in self._jobs.values() if first.stream}
+        batch_runs = len(clients) < len(self._jobs)
+        batch, others = list[Request](), list[Request]()
+        groups = [batch]
+        for request in self._queue:
+            is_full = batch and (request.kind != batch[0].kind or sum(each.cost for each in batch) >= self.config.batch)
+            if request.expired:
+                continue
+            if request.stream and request.deadline not in clients and len(clients) < MAX_STREAMS:
+                clients.add(request.deadline)
+                groups.append([request])
+            elif not (request.stream or batch_runs or is_full):
+                batch.append(request)
+            else:
+                others.append(request)
+                continue
+            self._turns[request.stream] = request.turn
+        self._queue = others
+        return groups
