@@ -122,10 +122,8 @@ class TranslationRequest:
 def _translate(translator: Translator, request: TranslationRequest, lines: list[str]) -> Pieces:
     """Yield the n best translations of every line in one piece: pairs of output and attention."""
     for i, outputs in translator.stream(lines, n_best=request.n_best):
-        yield (
-            i,
-            [(output, _attention(translator, lines[i], output) if request.attention else None) for output in outputs],
-        )
+        maps = [_attention(translator, lines[i], output) if request.attention else None for output in outputs]
+        yield i, [*zip(outputs, maps, strict=True)]
         yield i, END
 
 
@@ -204,19 +202,16 @@ def _generate(generator: TextGenerator, request: GenerationRequest, prompts: lis
         yield from ((0, piece) for piece in _until_stop(pieces, stops))
         yield 0, END
         return
-    everything = range(len(prompts))
-    for group in [[i] for i in everything] if config.temperature > 0 else [[*everything]]:
-        first = prompts[group[0]]
-        texts = generator.generate(
-            [prompts[i].text for i in group],
-            config,
-            first_prompt=first.number,
-            first_text=first.first_text,
-            stop=stops,
-        )
-        for i, outputs in zip(group, texts, strict=True):
+    i = 0
+    for group in [[prompt] for prompt in prompts] if config.temperature > 0 else [prompts]:
+        texts = [prompt.text for prompt in group]
+        first = group[0]
+        for outputs in generator.generate(
+            texts, config, first_prompt=first.number, first_text=first.first_text, stop=stops
+        ):
             yield i, outputs
             yield i, END
+            i += 1
 
 
 def _until_stop(pieces: Generator[str, None, Output], stops: Sequence[str]) -> Iterator[str | Ending]:
