@@ -174,7 +174,7 @@ def run(x: Experiment) -> dict[str, float]:
     )
     spoken = ex.in_languages(source, target, x.decoding)
     pairs, held_out = (
-        ex.text_pairs(
+        ex.TextPairs(
             side,
             *spoken,
             tokens_per_batch=x.tokens_per_batch,

@@ -148,7 +148,7 @@ def read_corpus(x: argparse.Namespace) -> Corpus:
         text = Folder(data=folder).read("train")
         both = train_tokenizer_pair(text.source, text.target, vocab_size=vocabulary(x), joint=True)
         pairs = TextPairs(text, *both, tokens_per_batch=budget)
-        return Corpus(pairs.source, pairs.target, budget)
+        return Corpus(*pairs.ids(0), budget)
     rng = np.random.default_rng(1)
     lengths = rng.integers(6, 31, 300 if x.tiny else 29000)
     sides = lengths, np.clip(lengths + rng.integers(-3, 4, len(lengths)), 6, 30)

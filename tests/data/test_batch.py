@@ -206,15 +206,16 @@ def text_pairs(**settings) -> TextPairs:
 
 def test_pairs_too_long_are_left_out_and_counted():
     everything = text_pairs(tokens_per_batch=64)
-    assert (len(everything.source), everything.n_long) == (90, 0)
+    source, target = everything.ids(0)
+    assert (len(source), everything.n_long) == (90, 0)
     limit = 9
-    fits = [max(len(s), len(t)) <= limit for s, t in zip(everything.source, everything.target, strict=True)]
+    fits = [max(len(s), len(t)) <= limit for s, t in zip(source, target, strict=True)]
     some = text_pairs(tokens_per_batch=64, max_length=limit)
     assert 0 < some.n_long == 90 - sum(fits) < 90
-    assert some.source == [s for s, fit in zip(everything.source, fits, strict=True) if fit]
-    assert some.text.target == [t for t, fit in zip(TEXT.target, fits, strict=True) if fit]
+    for side, whole in zip(some.ids(0), (source, target), strict=True):
+        assert [ids.tolist() for ids in side] == [ids.tolist() for ids, fit in zip(whole, fits, strict=True) if fit]
     assert re.findall(r"\d+", str(some))[-2:] == ["3", str(some.n_long)]
-    shortest = min(max(len(s), len(t)) for s, t in zip(everything.source, everything.target, strict=True))
+    shortest = min(max(len(s), len(t)) for s, t in zip(source, target, strict=True))
     with pytest.raises(ValueError) as caught:
         text_pairs(tokens_per_batch=64, max_length=1)
     assert str(caught.value) == (
@@ -225,7 +226,7 @@ def test_pairs_too_long_are_left_out_and_counted():
 
 def test_the_usual_length_is_exceeded_by_one_text_in_a_hundred():
     pairs = text_pairs(tokens_per_batch=64)
-    lengths = sorted(len(ids) - 1 for ids in pairs.source)
+    lengths = sorted(len(ids) - 1 for ids in pairs.ids(0)[0])
     n_longer = sum(length > pairs.usual_length for length in lengths)
     assert n_longer <= 0.02 * len(lengths) and pairs.usual_length >= lengths[int(0.97 * len(lengths))]
 

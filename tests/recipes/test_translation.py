@@ -20,8 +20,7 @@ from tests.recipes.small import loss_parts, metrics, translator as small
 from tests.runs import library_tokenizer
 from transduce.cli.main import main
 from transduce.config import to_dict
-from transduce.data.text.corpus import Files
-from transduce.data.text.directions import Directions
+from transduce.data.text.corpus import Directions, Files
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.experiment.command import choose
 from transduce.experiment.run import with_vocabularies
@@ -133,7 +132,7 @@ def test_lowercase_reads_without_capitals(translation_run, parallel_text, tmp_pa
 
 
 def test_a_corpus_that_memory_need_not_hold_is_read_in_pools(parallel_text, tmp_path, monkeypatch, untrained, capsys):
-    for name in ("stored_pairs", "corpus"):
+    for name in ("parallel_text", "pairs"):
         monkeypatch.setattr(f"transduce.data.text.{name}.POOL", 60)
     x = small(tmp_path / "run", parallel_text, cache=tmp_path / "cache", corpus=brief(parallel_text, "train"))
     untrained(run, x)

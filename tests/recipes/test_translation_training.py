@@ -22,7 +22,7 @@ def newest(directory):
 
 def test_a_corpus_that_memory_need_not_hold_trains_and_goes_on_the_same_way(parallel_text, tmp_path, monkeypatch):
     """Pools of sixty pairs; the power goes in the second one, and nobody reads the text again."""
-    for name in ("stored_pairs", "corpus"):
+    for name in ("parallel_text", "pairs"):
         monkeypatch.setattr(f"transduce.data.text.{name}.POOL", 60)
     straight, cut = (
         small(tmp_path / name, parallel_text, cache=tmp_path / "cache", tokens_per_batch=1024)

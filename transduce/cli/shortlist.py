@@ -32,7 +32,7 @@ def shortlist(
         lines: Read so many lines at most.
     """
     from transduce.config import at_least, within
-    from transduce.data.text.corpus import each_line_pair
+    from transduce.data.text.parallel_text import each_line_pair
     from transduce.run import load_run
     from transduce.tasks.shortlist import FILE, learn_shortlist, save_shortlist
 

@@ -27,8 +27,12 @@ if TYPE_CHECKING:
         SpeechPairs as SpeechPairs,
         make_feature_extractor as make_feature_extractor,
     )
-    from transduce.data.text.corpus import Files as Files, Folder as Folder, corpus_folder as corpus_folder
-    from transduce.data.text.directions import Directions as Directions
+    from transduce.data.text.corpus import (
+        Directions as Directions,
+        Files as Files,
+        Folder as Folder,
+        corpus_folder as corpus_folder,
+    )
     from transduce.data.text.language import (
         OneText as OneText,
         Shards as Shards,
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
         read_text as read_text,
     )
     from transduce.data.text.lines import read_lines as read_lines
-    from transduce.data.text.pairs import TextPairs as TextPairs, fingerprint as fingerprint
+    from transduce.data.text.pairs import TextPairs as TextPairs, fingerprint as fingerprint, text_pairs as text_pairs
     from transduce.data.text.parallel_text import ParallelText as ParallelText
     from transduce.data.text.pronunciations import (
         PronunciationTokenizer as PronunciationTokenizer,
@@ -50,7 +54,6 @@ if TYPE_CHECKING:
         train_tokenizer_pair as train_tokenizer_pair,
     )
     from transduce.data.text.shards import Stream as Stream
-    from transduce.data.text.stored_pairs import text_pairs as text_pairs
     from transduce.data.text.tokenizer_files import TokenizerKind as TokenizerKind, train_tokenizer as train_tokenizer
     from transduce.data.text.windows import (
         HeldOut as HeldOut,

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from transduce.data.text.directions import Directions
+from transduce.data.text.corpus import Directions
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 
 LANGUAGES = ("cs", "de", "en")

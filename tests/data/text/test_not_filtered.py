@@ -2,8 +2,7 @@
 
 import pytest
 
-from transduce.data.text.corpus import Files, Folder
-from transduce.data.text.directions import Directions
+from transduce.data.text.corpus import Directions, Files, Folder
 
 ENGLISH, GERMAN = ["One.", "", "Three.", "Four."], ["Eins.", "Zwei.", "", "Vier."]
 

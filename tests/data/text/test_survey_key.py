@@ -8,7 +8,7 @@ from transduce.data.text.corpus import Files
 
 def test_two_columns_of_one_file_share_nothing(tmp_path, monkeypatch):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("transduce.data.text.corpus.POOL", 2)
+    monkeypatch.setattr("transduce.data.text.parallel_text.POOL", 2)
     columns = {name: [f"{name} {i}" for i in range(5)] for name in ("en", "de", "fr")}
     parquet.write_table(arrow.table(columns), tmp_path / "all.parquet")
     found = {}

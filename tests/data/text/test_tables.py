@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from transduce.data.text import lines as tables
-from transduce.data.text.corpus import Files, PairFiles
-from transduce.data.text.parallel_text import ParallelText
+from transduce.data.text.corpus import Files
+from transduce.data.text.parallel_text import PairFiles, ParallelText
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

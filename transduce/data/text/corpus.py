@@ -1,129 +1,30 @@
-"""Parallel text from files. Their lines stay aligned, and nothing is left out silently."""
+"""Parallel corpora: a folder, files of any name, or a folder of several languages. Nothing is left out silently."""
 
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice, zip_longest
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from transduce.config import at_least
-from transduce.data.text.lines import check_row, each_cell_row, each_line, table_files
-from transduce.data.text.parallel_text import POOL, LargeText, ParallelText, has_text, survey
+from transduce.data.text.base_tokenizer import tag_of
+from transduce.data.text.lines import table_files
+from transduce.data.text.parallel_text import LargeText, PairFiles, ParallelText
 from transduce.errors import InputError
 
 CACHE = Path("runs/text")
-"""Where large corpora are prepared unless something else is said."""
+"""The default folder of what is computed from large corpora."""
 
 Split = Literal["train", "valid", "test"]
-
-
-@dataclass(frozen=True)
-class PairFiles:
-    """Sentence pairs in files: in two, whose lines i translate each other, or in a TSV of source, tab, target.
-
-    With `columns`, of source and target, they are Parquet or Arrow files, one after the other.
-    """
-
-    paths: tuple[Path, ...]
-    columns: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return " and ".join(map(str, self.paths))
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        """The pairs one after the other, those with a blank side too.
-
-        Raises:
-            InputError: the line counts differ, a line of a TSV has no tab or more than one, or a column is missing.
-        """
-        if self.columns:
-            return ((s, t) for path in self.paths for s, t in each_cell_row(path, self.columns))
-        return each_line_pair(*self.paths) if len(self.paths) == 2 else each_row_pair(*self.paths)
-
-    def read(self) -> ParallelText:
-        """All pairs that one can learn from: those with text on both sides.
-
-        Raises:
-            InputError: as above, or no pair is left.
-        """
-        return _without_blanks(self, str(self))
-
-    def read_whole(self) -> ParallelText:
-        """All pairs, as validation and test need them, so that line n of an output belongs to line n of the files.
-
-        Raises:
-            InputError: as for `read`.
-        """
-        pairs = list(self)
-        _without_blanks(pairs, str(self))
-        return ParallelText([source for source, _ in pairs], [target for _, target in pairs])
-
-    def read_or_survey(self, cache: Path) -> ParallelText | LargeText:
-        """All pairs at once where they are no more than POOL, which is what memory surely takes."""
-        beginning = list(islice(self, POOL + 1))
-        return survey(self, cache) if len(beginning) > POOL else _without_blanks(beginning, str(self))
-
-
-def each_line_pair(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """Line i of one file and line i of the other.
-
-    Raises:
-        InputError: their line counts differ.
-    """
-    sides = each_line(source), each_line(target)
-    for n, (s, t) in enumerate(zip_longest(*sides)):
-        if s is None or t is None:
-            more = n + 1 + sum(1 for _ in sides[s is None])
-            counts = (n, more) if s is None else (more, n)
-            raise InputError(
-                f"parallel files must have the same number of lines, "
-                f"but {source} has {counts[0]} and {target} has {counts[1]}"
-            )
-        yield s, t
-
-
-def each_row_pair(path: Path) -> Iterator[tuple[str, str]]:
-    """The lines of a file, each a source sentence, a tab and its target sentence.
-
-    Raises:
-        InputError: a line has no tab or more than one.
-    """
-    for number, line in enumerate(each_line(path), start=1):
-        row = line.split("\t")
-        check_row(row, ("source", "target"), str(path), number)
-        yield row[0], row[1]
-
-
-def _without_blanks(pairs: Iterable[tuple[str, str]], name: str) -> ParallelText:
-    source, target = list[str](), list[str]()
-    n = 0
-    for n, pair in enumerate(pairs, start=1):  # noqa: B007
-        if has_text(pair):
-            source.append(pair[0])
-            target.append(pair[1])
-    if not source:
-        raise InputError(f"a corpus needs a pair with text on both sides, but {name}: {n} lines, none such")
-    return ParallelText(source, target, n - len(source))
 
 
 def corpus_folder(name: str) -> Path | None:
     """The folder `name` inside the one that the environment variable TRANSDUCE_DATA names; None if it is not set."""
     root = os.environ.get("TRANSDUCE_DATA")
     return Path(root) / name if root else None
-
-
-class Corpus:
-    """What every parallel corpus has."""
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """What is one token wherever it stands, such as the tags of languages."""
-        return ()
-
-    def test_groups(self) -> list[str]:
-        """Of every test pair, the group whose score is told by itself; none if there is one score for all."""
-        return []
 
 
 def find_text(folder: Path | None, name: str) -> Path | None:
@@ -137,20 +38,68 @@ def find_text(folder: Path | None, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def text_in(folder: Path | None, name: str) -> Path:
-    """The same of a file that must be there.
+def pair_files(folder: Path | None, split: str, languages: tuple[str, str]) -> PairFiles:
+    """SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz of two languages.
 
     Raises:
-        InputError: no folder is named, or it lacks the file.
+        InputError: no folder is named, or it lacks a file.
     """
-    path = find_text(folder, name)
-    if path is None:
-        assert folder is not None
-        there = "no such folder"
-        if folder.is_dir():
-            there = "it holds " + (", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing")
-        raise InputError(f"the folder {folder} must hold {name} or {name}.gz, but {there}")
-    return path
+    paths = []
+    for name in (f"{split}.{language}" for language in languages):
+        path = find_text(folder, name)
+        if path is None:
+            assert folder is not None
+            content = "no such folder"
+            if folder.is_dir():
+                names = sorted(path.name for path in folder.iterdir())
+                content = f"it holds {', '.join(names[:8]) or 'nothing'}"
+            raise InputError(f"the folder {folder} must hold {name} or {name}.gz, but {content}")
+        paths.append(path)
+    return PairFiles(tuple(paths))
+
+
+class Corpus:
+    """A corpus of one direction."""
+
+    symbols: tuple[str, ...] = ()
+    """Words that are one token wherever they stand, such as the tags of languages."""
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there is a test split."""
+        return True
+
+    def files(self, split: Split) -> PairFiles:
+        """The files of one split."""
+        raise NotImplementedError
+
+    def read(self, split: Split) -> ParallelText:
+        """One split; of the training text, the pairs with text on both sides.
+
+        Raises:
+            InputError: files are not named, or missing.
+        """
+        files = self.files(split)
+        return files.read() if split == "train" else files.read_whole()
+
+    def splits(
+        self, seed: int, cache: Path = CACHE
+    ) -> tuple[ParallelText | LargeText, ParallelText, ParallelText | None]:
+        """Training, validation and test text.
+
+        Args:
+            seed: decides which pairs are held out, where pairs are.
+            cache: a folder for what is computed from a large training text.
+
+        Raises:
+            InputError: as for `read`.
+        """
+        test = self.read("test") if self.has_test else None
+        return self.files("train").read_or_survey(cache), self.read("valid"), test
+
+    def test_groups(self) -> list[str]:
+        """The group of every test pair, whose score is reported by itself; empty if there is one score for all."""
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,25 +119,8 @@ class Folder(Corpus):
     test: str = "test"
     """Test files, which only the finished model sees."""
 
-    def read(self, split: Split) -> ParallelText:
-        """One split; of the training text, the pairs with text on both sides.
-
-        Raises:
-            InputError: no folder is named, or it lacks the files.
-        """
-        files = self._files(split)
-        return files.read() if split == "train" else files.read_whole()
-
-    def splits(
-        self, seed: int, cache: Path = CACHE
-    ) -> tuple[ParallelText | LargeText, ParallelText, ParallelText | None]:
-        """Training, validation and test text; the seed decides nothing here."""
-        return self._files("train").read_or_survey(cache), self.read("valid"), self.read("test")
-
-    def _files(self, split: Split) -> PairFiles:
-        name = getattr(self, split)
-        source, target = (text_in(self.data, f"{name}.{language}") for language in (self.source, self.target))
-        return PairFiles((source, target))
+    def files(self, split: Split) -> PairFiles:
+        return pair_files(self.data, getattr(self, split), (self.source, self.target))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,25 +132,25 @@ class Files(Corpus):
     train_target: Path | None = None
     """Its translation, line by line."""
     train_tsv: Path | None = None
-    """In place of both: source, tab, target."""
+    """Tab-separated pairs of source and target, instead of the two files."""
     valid_source: Path | None = None
     """Validation text, which tells how good a checkpoint is."""
     valid_target: Path | None = None
     """Its translation."""
     valid_tsv: Path | None = None
-    """In place of both."""
+    """Tab-separated pairs, instead of the two files."""
     test_source: Path | None = None
     """Test text, which only the finished model sees; it may be left out."""
     test_target: Path | None = None
     """Its translation."""
     test_tsv: Path | None = None
-    """In place of both."""
+    """Tab-separated pairs, instead of the two files."""
     train_table: Path | None = None
-    """In place of both: a Parquet or Arrow file, or a folder of them (pip install '.[arrow]' in a clone)."""
+    """A Parquet or Arrow file, or a folder of them, instead of the two files (pip install '.[arrow]' in a clone)."""
     valid_table: Path | None = None
-    """In place of both."""
+    """A Parquet or Arrow file, or a folder of them, instead of the two files."""
     test_table: Path | None = None
-    """In place of both."""
+    """A Parquet or Arrow file, or a folder of them, instead of the two files."""
     source_column: str = "source"
     """The column of tables that goes in; translation.en is the field en of the column translation."""
     target_column: str = "target"
@@ -229,43 +161,34 @@ class Files(Corpus):
     def __post_init__(self) -> None:
         at_least(0, hold_out=self.hold_out)
 
+    @property
+    def has_test(self) -> bool:
+        return any(self._named("test").values())
+
     def splits(
         self, seed: int, cache: Path = CACHE
     ) -> tuple[ParallelText | LargeText, ParallelText, ParallelText | None]:
-        """Training, validation and test text; the test is never touched.
-
-        Args:
-            cache: a folder for what is made of a large training text.
+        """See Corpus.
 
         Raises:
             InputError: as for `read`; or validation has files and is held out as well.
         """
-        files, test = self._files("train"), self.read("test")
-        assert files is not None
-        train = files.read_or_survey(cache)
         if not self.hold_out:
-            valid = self.read("valid")
-            assert valid is not None
-            return train, valid, test
-        if self.valid_source or self.valid_target or self.valid_tsv or self.valid_table:
+            return super().splits(seed, cache)
+        if any(self._named("valid").values()):
             raise InputError(
                 f"validation has files or is held out, but hold_out={self.hold_out} and files are named; leave one out"
             )
-        return *train.hold_out(self.hold_out, seed), test
+        train, valid = self.files("train").read_or_survey(cache).hold_out(self.hold_out, seed)
+        return train, valid, self.read("test") if self.has_test else None
 
-    def read(self, split: Split) -> ParallelText | None:
-        """One split, of the training text the pairs with text on both sides; None if there is no test split.
+    def files(self, split: Split) -> PairFiles:
+        """The files of one split.
 
         Raises:
-            InputError: a side is missing, or files and TSV are both given.
+            InputError: a side is missing, or files and TSV are both named.
         """
-        files = self._files(split)
-        if files is None:
-            return None
-        return files.read() if split == "train" else files.read_whole()
-
-    def _files(self, split: Split) -> PairFiles | None:
-        named = {part: getattr(self, f"{split}_{part}") for part in ("source", "target", "tsv", "table")}
+        named = self._named(split)
         match {part: path for part, path in named.items() if path}:
             case {"source": source, "target": target, **more} if not more:
                 return PairFiles((source, target))
@@ -273,11 +196,114 @@ class Files(Corpus):
                 return PairFiles((tsv,))
             case {"table": table, **more} if not more:
                 return PairFiles(table_files(table), (self.source_column, self.target_column))
-            case given if split == "test" and not given:
-                return None
         way_out = ", or --hold-out 500" if split == "valid" and not any(named.values()) else ""
-        *some, last = (f"{split}_{part}={path}" for part, path in named.items())
+        *first, last = (f"{split}_{part}={path}" for part, path in named.items())
         raise InputError(
-            f"the {split} text is two files, a TSV or a table: give --{split}-source and --{split}-target, or --{split}-tsv, "
-            f"or --{split}-table{way_out}, but {', '.join(some)} and {last}"
+            f"the {split} text is two files, a TSV or a table: give --{split}-source and --{split}-target, "
+            f"or --{split}-tsv, or --{split}-table{way_out}, but {', '.join(first)} and {last}"
         )
+
+    def _named(self, split: Split) -> dict[str, Path | None]:
+        return {part: getattr(self, f"{split}_{part}") for part in ("source", "target", "tsv", "table")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directions:
+    """Parallel text of several languages in one folder; every source begins with a tag of the language to write, <2de>.
+
+    Files are SPLIT.LANGUAGE, whose lines i mean the same in all languages, or, where two languages have text of their
+    own, SPLIT.SOURCE-TARGET.LANGUAGE; plain or .gz. All text is kept in memory.
+
+    Source: Johnson et al. (2017), Google's multilingual neural machine translation system, for the tags; Arivazhagan et
+    al. (2019), Massively multilingual neural machine translation in the wild, section 4.2, for the temperature.
+    """
+
+    data: Path | None = None
+    """The folder."""
+    languages: tuple[str, ...] = ()
+    """The endings of the files, such as en de fr."""
+    directions: tuple[str, ...] = ()
+    """Directions to train and validate, such as en-de de-en; if none is named, from each language to each other one."""
+    test_directions: tuple[str, ...] = ()
+    """Directions to test, if they are others: translation between two languages whose pairs were never trained on is
+    called zero-shot."""
+    train: str = "train"
+    """The name of the training files without their ending."""
+    valid: str = "val"
+    """The name of the validation files."""
+    test: str = "test"
+    """The name of the test files, which only the finished model sees."""
+    temperature: float = 1.0
+    """A direction of n pairs is drawn in proportion to n^(1 / temperature): 1, every pair once an epoch; 5, small
+    corpora more often than that."""
+    valid_pairs: int = 100
+    """Validation takes so many pairs of every direction, evenly spread over the file."""
+
+    def __post_init__(self) -> None:
+        at_least(1, temperature=self.temperature, valid_pairs=self.valid_pairs)
+        for name in (*self.directions, *self.test_directions):
+            if name not in self.pairs:
+                raise InputError(
+                    f"a direction is two of the languages ({', '.join(self.languages) or 'none'}) with - between them, "
+                    f"but there is {name!r}; name others with --languages"
+                )
+        n = len({*self.languages})
+        if n < 2:
+            raise InputError(f"directions need two languages or more, but there are {n}; try --languages en de")
+
+    @property
+    def pairs(self) -> dict[str, tuple[str, str]]:
+        """Source and target language by the name of the direction: from each language to each other one."""
+        languages = dict.fromkeys(self.languages)
+        return {f"{source}-{target}": (source, target) for source, target in permutations(languages, 2)}
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The tags, one token each."""
+        return tuple(map(tag_of, self.languages))
+
+    def splits(self, seed: int, cache: Path = CACHE) -> tuple[ParallelText, ParallelText, ParallelText]:
+        """Training, validation and test text, every source with its tag.
+
+        Raises:
+            InputError: no folder is named, or it lacks a file.
+        """
+        train = [text for _, text in self.read("train")]
+        most = max(map(len, train))
+        rng = np.random.default_rng(seed)
+        drawn = []
+        for pairs in map(list, train):
+            times, rest = divmod(round(most * (len(pairs) / most) ** (1 / self.temperature)), len(pairs))
+            again = sorted(rng.permutation(len(pairs))[:rest].tolist())
+            drawn += [*pairs * times, *(pairs[i] for i in again)]
+        valid = []
+        for _, text in self.read("valid"):
+            n = min(self.valid_pairs, len(text))
+            pairs = list(text)
+            valid += [pairs[i * len(pairs) // n] for i in range(n)]
+        test = [pair for _, text in self.read("test") for pair in text]
+        n_blank = sum(text.n_blank for text in train)
+        return ParallelText.of(drawn, n_blank), ParallelText.of(valid), ParallelText.of(test)
+
+    def test_groups(self) -> list[str]:
+        """The direction of every test pair."""
+        return [name for name, text in self.read("test") for _ in range(len(text))]
+
+    def read(self, split: Split) -> Iterator[tuple[str, ParallelText]]:
+        """The directions of a split, one after the other, with the text of each.
+
+        Raises:
+            InputError: no folder is named, or it lacks a file.
+        """
+        directions = self.test_directions if split == "test" else ()
+        for name in directions or self.directions or self.pairs:
+            source, target = self.pairs[name]
+            files = self._files(getattr(self, split), source, target)
+            text = files.read() if split == "train" else files.read_whole()
+            tag = tag_of(target)
+            yield name, replace(text, source=[f"{tag} {line}" if line.strip() else line for line in text.source])
+
+    def _files(self, split: str, source: str, target: str) -> PairFiles:
+        own = (f"{split}.{source}-{target}", f"{split}.{target}-{source}")
+        name = next((name for name in own if find_text(self.data, f"{name}.{source}")), split)
+        return pair_files(self.data, name, (source, target))

@@ -1,32 +1,51 @@
-"""Parallel text as training data: encoded, filtered by length, and in other batches in every epoch."""
+"""Parallel text as training data: encoded once, filtered by length, and in other batches in every epoch."""
 
-from abc import ABC, abstractmethod
+import hashlib
+import io
+import json
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from io import BufferedIOBase
+from itertools import chain, pairwise
 
 import numpy as np
+from jaxtyping import Bool, Int, Integer
 
 from transduce.data.batch import Epoch, Row, pair_epoch
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import lines_fingerprint
-from transduce.data.text.parallel_text import LargeText, ParallelText
+from transduce.data.text.parallel_text import BLOCK, POOL, LargeText, ParallelText, blocks
+from transduce.data.text.shards import smallest_type
 from transduce.errors import InputError
+from transduce.files import write_file, writing_whole
+from transduce.progress import Bar
 
-TextT = TypeVar("TextT")
+FEWER = 32
+"""Divides the size of a pool where there is BPE-dropout, as segmenting anew takes longer than reading."""
+
+Text = ParallelText | LargeText
 
 
-class Pairs(ABC, Generic[TextT]):
+class TextPairs:
     """Training data for the trainer: the batches of `epoch(n)` are a function of (seed, n).
 
+    The ids lie end to end in one array, which is in memory, or a file that is mapped into memory where the text is a
+    `LargeText`. Then an epoch is a pool of about POOL pairs from all over the text: epoch n is pool n % n_pools of pass
+    n // n_pools, so that a resumed run need not go through what came before. The pairs of a pool are a function of
+    (seed, pass), and in a pass every pair is in one pool. In memory, the text is one pool.
+
     Args:
-        max_length: pairs with more tokens on a side, EOS included, are left out.
-        tokens_per_batch: a bound on rows times the longest row, on either side of a batch.
+        tokens_per_batch: bound on rows times the longest row, on either side of a batch.
+        max_length: pairs with more tokens on a side, EOS included, are left out; `n_long` counts them.
         bpe_dropout: the probability of skipping a merge, which gives another segmentation in every epoch.
+
+    Raises:
+        InputError: no pair is left, or a tokenizer lacks an id that ends, or on the target side begins, a text.
     """
 
     def __init__(
         self,
-        text: TextT,
+        text: Text,
         source_tokenizer: Tokenizer,
         target_tokenizer: Tokenizer,
         *,
@@ -35,96 +54,171 @@ class Pairs(ABC, Generic[TextT]):
         bpe_dropout: float = 0.0,
         seed: int = 0,
     ) -> None:
-        self.source_tokenizer, self.target_tokenizer = source_tokenizer, target_tokenizer
-        self.tokens_per_batch, self.max_length, self.bpe_dropout, self.seed = (
-            tokens_per_batch,
-            max_length,
-            bpe_dropout,
-            seed,
-        )
+        self.text = text
+        self.source_tokenizer = source_tokenizer
+        self.target_tokenizer = target_tokenizer
+        self.tokens_per_batch = tokens_per_batch
+        self.bpe_dropout = bpe_dropout
+        self.seed = seed
         (self.bos_id,) = target_tokenizer.required("bos_id")
-        self.take(text)
-
-    @abstractmethod
-    def take(self, text: TextT) -> None:
-        """Read the text, once."""
-
-    @property
-    @abstractmethod
-    def usual_length(self) -> int:
-        """The tokens, without EOS, that 99 % of the source texts do not exceed: of longer ones little is learned."""
-
-    @abstractmethod
-    def plain(self, n: int) -> tuple[Sequence[Row], Sequence[Row]]:
-        """The ids of both sides in epoch n, each row ending in EOS, without dropout."""
-
-    def epoch(self, n: int) -> Epoch:
-        """The batches of epoch n."""
-        source, target = self.ids(n)
-        size, seed = self.tokens_per_batch, self.seed
-        return pair_epoch(source, target, tokens_per_batch=size, seed=seed, epoch=n, bos=self.bos_id)
-
-    def ids(self, n: int) -> tuple[Sequence[Row], Sequence[Row]]:
-        """The ids of both sides in epoch n; with BPE-dropout they differ between epochs."""
-        source, target = self.plain(n)
-        if not self.bpe_dropout:
-            return source, target
-        return (
-            self.source_tokenizer.with_dropout(source, dropout=self.bpe_dropout, seed=self._seed(n, 0)),
-            self.target_tokenizer.with_dropout(target, dropout=self.bpe_dropout, seed=self._seed(n, 1)),
-        )
-
-    def _seed(self, epoch: int, side: int) -> int:
-        return (self.seed * 1_000_003 + 2 * epoch + side) % (1 << 32)
-
-
-class TextPairs(Pairs[ParallelText]):
-    """Pairs in memory. Every pair is encoded once, and an epoch has all of them.
-
-    `n_long` pairs are left out, as one side has more than max_length tokens, EOS included; `text`, `source` and
-    `target` are what is left. For the other arguments see `Pairs`.
-
-    Raises:
-        InputError: no pair is left, or a tokenizer has nothing that ends, or on the target side begins, a text.
-    """
-
-    def take(self, text: ParallelText) -> None:
-        source_tokenizer, target_tokenizer, max_length = self.source_tokenizer, self.target_tokenizer, self.max_length
-        source = source_tokenizer.with_eos(source_tokenizer.encode(text.source))
-        target = target_tokenizer.with_eos(target_tokenizer.encode(text.target))
-        kept = [i for i in range(len(text)) if max(len(source[i]), len(target[i])) <= max_length]
-        if not kept:
-            shortest = min(max(len(s), len(t)) for s, t in zip(source, target, strict=True))
-            raise all_too_long(max_length, len(text), shortest)
-        self.text = text.select(kept)
-        self.source, self.target = [source[i] for i in kept], [target[i] for i in kept]
-        self.n_long = len(text) - len(kept)
+        self._ids, self._offsets = encode_pairs(text, source_tokenizer, target_tokenizer)
+        lengths = np.diff(self._offsets).reshape(-1, 2)
+        longest = lengths.max(axis=1)
+        self._short: Bool[np.ndarray, " n"] = longest <= max_length
+        self.n_pairs = int(self._short.sum())
+        self.n_long = len(longest) - self.n_pairs
+        if not self.n_pairs:
+            raise InputError(
+                f"max_length must leave something to train on, but max_length={max_length} and the shortest of "
+                f"{self.n_long} pairs has {longest.min()} tokens"
+            )
+        n_source, n_target = lengths[self._short].T
+        self.n_target = int(n_target.sum())
+        self.usual_length = int(np.percentile(n_source, 99)) - 1
+        """Tokens, without EOS, that 99 % of the source texts do not exceed."""
+        pool = self.n_pairs if isinstance(text, ParallelText) else POOL // (FEWER if bpe_dropout else 1)
+        self.n_pools = -(-self.n_pairs // pool)
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._next: tuple[int, Future[Epoch]] | None = None
 
     def __str__(self) -> str:
-        first = self.epoch(0)
-        n_target = sum(map(len, self.target))
+        if self.n_pools > 1:
+            batches = f"in {self.n_pools} pools, each of which is an epoch"
+        else:
+            first = self.epoch(0)
+            batches = (
+                f"{len(first)} batches of at most {self.tokens_per_batch} positions a side, "
+                f"{first.padding_share:.1%} padding"
+            )
         return (
-            f"{len(self.source):,} pairs, {n_target:,} target tokens, {len(first)} batches of at most "
-            f"{self.tokens_per_batch} positions a side, {first.padding_share:.1%} padding; "
+            f"{self.n_pairs:,} pairs, {self.n_target:,} target tokens, {batches}; "
             f"left out: {self.text.n_blank} blank, {self.n_long} too long"
         )
 
-    @property
-    def usual_length(self) -> int:
-        return int(np.percentile([len(row) for row in self.source], 99)) - 1
+    def epoch(self, n: int) -> Epoch:
+        """The batches of epoch n; where there are pools, a thread reads the next one meanwhile."""
+        if self.n_pools == 1:
+            return self._epoch(n)
+        epoch = self._next[1].result() if self._next and self._next[0] == n else self._epoch(n)
+        self._next = n + 1, self._thread.submit(self._epoch, n + 1)
+        return epoch
 
-    def plain(self, n: int) -> tuple[Sequence[Row], Sequence[Row]]:
-        return self.source, self.target
+    def _epoch(self, n: int) -> Epoch:
+        source, target = self.ids(n)
+        size = self.tokens_per_batch
+        return pair_epoch(source, target, tokens_per_batch=size, seed=self.seed, epoch=n, bos=self.bos_id)
+
+    def ids(self, n: int) -> tuple[Sequence[Row], Sequence[Row]]:
+        """The ids of both sides in epoch n, in the order of the text, each row ending in EOS."""
+        n_pass, pool = divmod(n, self.n_pools)
+        n_pairs = len(self._short)
+        start, stop = (n_pairs * i // self.n_pools for i in (pool, pool + 1))
+        members = np.sort(permuted(np.arange(start, stop), n_pairs, (self.seed, n_pass)))
+        rows = self._rows(members[self._short[members]])
+        source, target = rows[::2], rows[1::2]
+        if not self.bpe_dropout:
+            return source, target
+        seed = self.seed * 1_000_003 + 2 * n
+        return (
+            self.source_tokenizer.with_dropout(source, dropout=self.bpe_dropout, seed=seed % (1 << 32)),
+            self.target_tokenizer.with_dropout(target, dropout=self.bpe_dropout, seed=(seed + 1) % (1 << 32)),
+        )
+
+    def _rows(self, pairs: Int[np.ndarray, " n"]) -> list[Integer[np.ndarray, " _"]]:
+        """Source, target, source, ... of these pairs, as views of one copy."""
+        starts = self._offsets[2 * pairs]
+        middles = self._offsets[2 * pairs + 1]
+        sizes = self._offsets[2 * pairs + 2] - starts
+        ends = np.cumsum(sizes)
+        begins = ends - sizes
+        ids = self._ids[np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - begins, sizes)]
+        borders = [0, *np.stack([begins + middles - starts, ends], axis=1).ravel().tolist()]
+        return [ids[start:stop] for start, stop in pairwise(borders)]
 
 
-def all_too_long(max_length: int, n: int, shortest: int) -> InputError:
-    """What to raise where no pair is left."""
-    return InputError(
-        f"max_length must leave something to train on, but max_length={max_length} and the shortest of {n} pairs has "
-        f"{shortest} tokens"
-    )
+text_pairs = TextPairs
+"""The name of version 0.2, for recipes written with it."""
 
 
-def fingerprint(*texts: ParallelText | LargeText) -> str:
+def encode_pairs(
+    text: Text, source: Tokenizer, target: Tokenizer
+) -> tuple[Integer[np.ndarray, " _"], Int[np.ndarray, " _"]]:
+    """The ids of a text, and their offsets: row 2i is the source of pair i, row 2i + 1 its target, each with EOS.
+
+    Offsets are where each row begins, and the end of the last one. Of a large text both are files in its folder, which
+    are made once: their names are a hash of the tokenizers, of the languages that these are set to, and of what
+    validation holds out. The file of offsets is written last, so that there is none where the ids are not whole.
+
+    Raises:
+        InputError: all of the text is held out, or the files do not belong together.
+    """
+    kind = smallest_type(max(source.vocab_size, target.vocab_size))
+    if isinstance(text, ParallelText):
+        memory = io.BytesIO()
+        offsets = _encode(text, source, target, kind, memory)
+        return np.frombuffer(memory.getvalue(), kind), offsets
+    languages = [side.with_eos(side.encode(["A"])) for side in (source, target)]  # a tag is no part of a model
+    key = source.model + target.model + json.dumps([sorted(text.held_out), languages]).encode()
+    path = text.folder / f"{hashlib.sha256(key).hexdigest()[:16]}.ids"
+    end = path.with_suffix(".offsets")
+    if not (path.is_file() and end.is_file()):
+        with writing_whole(path) as file:
+            offsets = _encode(text, source, target, kind, file)
+        write_file(end, offsets.tobytes())
+    offsets = np.fromfile(end, "<i8")
+    if not len(offsets) % 2 or offsets[-1] * kind.itemsize != path.stat().st_size:
+        raise InputError(f"{end} must end with the number of ids in {path.name}, but does not; remove both")
+    return np.memmap(path, kind, mode="r"), offsets
+
+
+def _encode(
+    text: Text, source: Tokenizer, target: Tokenizer, kind: np.dtype, file: BufferedIOBase
+) -> Int[np.ndarray, " _"]:
+    """Write the ids of a text to a file, and return their offsets."""
+    offsets = [np.zeros(1, dtype="<i8")]
+    in_memory = isinstance(text, ParallelText)
+    n = len(text) if isinstance(text, ParallelText) else text.n_pairs
+    with Bar(desc="tokenizing", total=n, unit="pair", unit_scale=True, disable=in_memory) as bar:
+        for block in blocks(text, BLOCK):
+            sides = zip(*block, strict=True)
+            encoded = (
+                tokenizer.with_eos(tokenizer.encode(side))
+                for tokenizer, side in zip((source, target), sides, strict=True)
+            )
+            rows = [*chain.from_iterable(zip(*encoded, strict=True))]
+            ends = offsets[-1][-1] + np.cumsum([len(row) for row in rows])
+            file.write(np.fromiter(chain.from_iterable(rows), kind).tobytes())
+            offsets.append(ends)
+            bar.update(len(block))
+    if len(offsets) == 1:
+        raise InputError("a training needs pairs besides those held out, but there are none; hold out fewer")
+    return np.concatenate(offsets)
+
+
+def permuted(indices: Int[np.ndarray, " m"], n: int, seed: tuple[int, ...]) -> Int[np.ndarray, " m"]:
+    """The images of these indices in a pseudorandom permutation of 0 ... n - 1; no table of all n is made.
+
+    A Feistel network permutes the numbers of as many bits as n has, or one more, and is repeated for images beyond n.
+
+    Source: Black and Rogaway (2002), Ciphers with arbitrary finite domains, "cycle-walking".
+    """
+    half = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = np.random.default_rng(seed).integers(1 << 63, size=8, dtype=np.uint64)
+    images = indices.astype(np.uint64)
+    beyond = np.ones(len(images), dtype=bool)
+    while beyond.any():
+        left = images[beyond] >> half
+        right = images[beyond] & mask
+        for key in keys:
+            mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)  # multiplicative hashing: the upper bits are mixed
+            mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+            left, right = right, left ^ (mixed >> np.uint64(32) & mask)
+        images[beyond] = left << half | right
+        beyond = images >= n
+    return images.astype(np.int64)
+
+
+def fingerprint(*texts: Text) -> str:
     """SHA-256 of the sentences, which does not depend on where the files are."""
     return lines_fingerprint(line for text in texts for line in text.lines())

@@ -1,7 +1,6 @@
 """Parallel text that memory need not hold: every pair once in a pass, with its own translation, in a known order."""
 
 import gzip
-import json
 import math
 import re
 from collections import Counter
@@ -9,12 +8,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from transduce.data.text import parallel_text as parallel, prepare as prepare_module, stored_pairs as stored_module
+from transduce.data.text import pairs as pairs_module, parallel_text as parallel
 from transduce.data.text.corpus import Files
-from transduce.data.text.pairs import TextPairs, fingerprint
+from transduce.data.text.pairs import TextPairs, fingerprint, permuted
 from transduce.data.text.parallel_text import LargeText, ParallelText
 from transduce.data.text.sentencepiece_bpe import train_tokenizer_pair
-from transduce.data.text.stored_pairs import StoredPairs, scattered, text_pairs
 
 N = 205  # with text on both sides
 SOURCE = [f"{'a b ' * (i % 5)}number {i}" for i in range(N)]
@@ -23,14 +21,17 @@ TARGET = [f"{'c ' * (i % 7)}Nummer {i}" for i in range(N)]
 
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch):
-    """Four pools, three shards, and a sample of a third."""
-    for name, value in (("POOL", 60), ("SAMPLE", 70), ("BLOCK", 64)):
-        monkeypatch.setattr(parallel, name, value)
-    monkeypatch.setattr("transduce.data.text.corpus.POOL", 60)
-    monkeypatch.setattr(stored_module, "POOL", 60)
-    monkeypatch.setattr(stored_module, "FEWER", 2)
-    monkeypatch.setattr(prepare_module, "SHARD", 90)
-    monkeypatch.setattr(prepare_module, "BLOCK", 64)
+    """Four pools, blocks that do not divide the text, and a sample of a third."""
+    for module, name, value in (
+        *(
+            (module, name, value)
+            for module in (parallel, pairs_module)
+            for name, value in (("POOL", 60), ("BLOCK", 64))
+        ),
+        (parallel, "SAMPLE", 70),
+        (pairs_module, "FEWER", 2),
+    ):
+        monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture
@@ -47,10 +48,10 @@ def files(tmp_path) -> Files:
 BOTH = train_tokenizer_pair(SOURCE, TARGET, vocab_size=330, joint=False)
 
 
-def stored(files: Files, cache, **settings) -> StoredPairs:
-    found = text_pairs(files.splits(0, cache)[0], *BOTH, **{"tokens_per_batch": 120, **settings})
-    assert isinstance(found, StoredPairs)
-    return found
+def stored(files: Files, cache, **settings) -> TextPairs:
+    text = files.splits(0, cache)[0]
+    assert isinstance(text, LargeText)
+    return TextPairs(text, *BOTH, **{"tokens_per_batch": 120, **settings})
 
 
 def decoded(batch) -> list[tuple[str, str]]:
@@ -91,10 +92,11 @@ def test_what_is_left_out_is_what_is_left_out_in_memory(files, tmp_path):
     large = stored(files, tmp_path / "cache", max_length=8)
     whole = TextPairs(ParallelText(SOURCE, TARGET, 2), *BOTH, tokens_per_batch=120, max_length=8)
     assert 0 < large.n_long == whole.n_long
-    assert large.text.n_blank == 2 and large.n_target == sum(map(len, whole.target))
+    in_memory = whole.ids(0)
+    assert large.text.n_blank == 2 and large.n_target == sum(map(len, in_memory[1]))
     assert abs(large.usual_length - whole.usual_length) <= 1
     rows = [(s.tolist(), t.tolist()) for n in range(large.n_pools) for s, t in zip(*large.ids(n), strict=True)]
-    assert sorted(rows) == sorted(zip(whole.source, whole.target, strict=True))
+    assert sorted(rows) == sorted((s.tolist(), t.tolist()) for s, t in zip(*in_memory, strict=True))
     n_short = N - whole.n_long
     assert large.n_pools == math.ceil(n_short / 60) > 1
     assert str(large) == (
@@ -117,39 +119,45 @@ def test_a_text_of_one_pool_stays_in_memory(tmp_path, n, kind):
 
 
 def test_what_was_made_once_is_not_made_again(files, tmp_path, monkeypatch):
-    """Neither is the text read nor encoded, unless it changes; a kill costs the shard it was in."""
+    """Neither is the text read nor encoded, unless it changes; where a kill left no offsets, it is encoded again."""
     calls = []
-    encoded = prepare_module.encoded
-    monkeypatch.setattr(
-        prepare_module, "encoded", lambda block, *both: calls.append(len(block)) or encoded(block, *both)
-    )
+    encode = pairs_module._encode
+    monkeypatch.setattr(pairs_module, "_encode", lambda text, *rest: calls.append(text) or encode(text, *rest))
     cache = tmp_path / "cache"
     first = [batch.target_out.tolist() for batch in stored(files, cache).epoch(1)]
-    assert sum(calls) == N
-    (shards,) = cache.glob("*/*/shards.json")
-    assert [json.loads((shards.parent / f"0000{i}.json").read_text())["count"] for i in range(3)]
-    shards.unlink()  # killed in the second of three shards
-    (shards.parent / "00001.json").unlink()
     assert [batch.target_out.tolist() for batch in stored(files, cache).epoch(1)] == first
-    assert sum(calls) == N + 90
+    assert len(calls) == 1
+    (offsets,) = cache.glob("*/*.offsets")
+    offsets.unlink()
+    assert [batch.target_out.tolist() for batch in stored(files, cache).epoch(1)] == first
+    assert len(calls) == 2
     monkeypatch.setattr(parallel, "_survey", lambda *_: pytest.fail("the text was read again"))
     stored(files, cache)
-    assert sum(calls) == N + 90
+    assert len(calls) == 2
     files.train_source.write_text(files.train_source.read_text() + "\n")
     with pytest.raises(pytest.fail.Exception):
         stored(files, cache)
 
 
-def test_offsets_of_another_shard_are_refused(files, tmp_path):
+def test_the_files_of_a_large_text_are_those_of_its_ids_in_memory(files, tmp_path):
     stored(files, tmp_path / "cache")
-    path = next((tmp_path / "cache").glob("*/*/00000.offsets"))
-    count = int(np.fromfile(path, "<i8")[-1])
+    (path,) = (tmp_path / "cache").glob("*/*.ids")
+    rows = [[*tokenizer.encode([text])[0], tokenizer.eos_id] for pair in zip(SOURCE, TARGET, strict=True)
+            for tokenizer, text in zip(BOTH, pair, strict=True)]  # fmt: skip
+    assert np.fromfile(path, "<u2").tolist() == [i for row in rows for i in row]
+    offsets = np.fromfile(path.with_suffix(".offsets"), "<i8")
+    assert offsets.tolist() == [0, *np.cumsum([len(row) for row in rows]).tolist()]
+
+
+def test_offsets_of_other_ids_are_refused(files, tmp_path):
+    stored(files, tmp_path / "cache")
+    (path,) = (tmp_path / "cache").glob("*/*.offsets")
     for damaged in (path.read_bytes()[:-8], b""):
         path.write_bytes(damaged)
         with pytest.raises(ValueError) as error:
             stored(files, tmp_path / "cache")
         assert str(error.value) == (
-            f"{path} must end with {count}, the number of ids of its shard, but does not; remove {path.parent}"
+            f"{path} must end with the number of ids in {path.stem}.ids, but does not; remove both"
         )
 
 
@@ -196,12 +204,12 @@ def test_the_fingerprint_is_of_the_text_alone(files, tmp_path):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 256, 1000])
-def test_scattered_indices_are_a_permutation(n):
-    whole = scattered(np.arange(n), n, (3, 1))
+def test_permuted_indices_are_a_permutation(n):
+    whole = permuted(np.arange(n), n, (3, 1))
     assert sorted(whole.tolist()) == list(range(n))
-    assert scattered(np.arange(n // 2, n), n, (3, 1)).tolist() == whole[n // 2 :].tolist()
+    assert permuted(np.arange(n // 2, n), n, (3, 1)).tolist() == whole[n // 2 :].tolist()
     if n > 100:
-        assert whole.tolist() != scattered(np.arange(n), n, (3, 2)).tolist()
+        assert whole.tolist() != permuted(np.arange(n), n, (3, 2)).tolist()
         # of a random permutation, correlation of index and place has deviation 1 / sqrt(n - 1)
         assert abs(np.corrcoef(whole, np.arange(n))[0, 1]) < 4 / np.sqrt(n - 1)
         assert abs(np.corrcoef(whole[1:], whole[:-1])[0, 1]) < 4 / np.sqrt(n - 2)
