@@ -73,12 +73,12 @@ def test_merges_are_learnt(tokenizer):
 
 
 def test_dropout_is_a_function_of_the_seed(tokenizer):
-    first = tokenizer.encode_with_dropout(TEXT, dropout=0.3, seed=5)
-    other = tokenizer.encode_with_dropout(TEXT, dropout=0.3, seed=6)
-    tokenizer.encode_with_dropout(TEXT[:7], dropout=0.9, seed=1)
+    first = tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=5)
+    other = tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=6)
+    tokenizer.with_dropout(tokenizer.encode(TEXT[:7]), dropout=0.9, seed=1)
     tokenizer.encode(TEXT)
-    assert tokenizer.encode_with_dropout(TEXT, dropout=0.3, seed=5) == first
-    assert SentencePieceTokenizer(tokenizer.model).encode_with_dropout(TEXT, dropout=0.3, seed=5) == first
+    assert tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=5) == first
+    assert SentencePieceTokenizer(tokenizer.model).with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=5) == first
     assert sum(a != b for a, b in zip(first, other, strict=True)) > len(TEXT) / 2
 
 
@@ -90,21 +90,21 @@ def test_dropout_is_the_same_in_another_process(tokenizer, tmp_path):
     program = (
         "import json, runpy, sys; text = json.load(open(sys.argv[3])); "
         "tokenizer = runpy.run_path(sys.argv[1])['SentencePieceTokenizer'].load(sys.argv[2]); "
-        "print(tokenizer.encode_with_dropout(text, dropout=0.3, seed=5))"
+        "print(tokenizer.with_dropout(tokenizer.encode(text), dropout=0.3, seed=5))"
     )
     paths = (transduce.data.text.sentencepiece_bpe.__file__, tmp_path / "a.model", tmp_path / "text.json")
     said = subprocess.run([sys.executable, "-c", program, *paths], check=True, capture_output=True, text=True).stdout
-    assert json.loads(said) == tokenizer.encode_with_dropout(TEXT, dropout=0.3, seed=5)
+    assert json.loads(said) == tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.3, seed=5)
 
 
 def test_dropout_changes_the_segmentation_not_the_text(tokenizer):
     plain = tokenizer.encode(TEXT)
-    sampled = tokenizer.encode_with_dropout(TEXT, dropout=0.5, seed=1)
+    sampled = tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.5, seed=1)
     assert tokenizer.decode(sampled) == TEXT
     assert sum(map(len, sampled)) > 1.3 * sum(map(len, plain))
     assert not {PAD, UNK, BOS, EOS} & {i for row in sampled for i in row}
-    assert tokenizer.encode_with_dropout(TEXT, dropout=0.0, seed=1) == plain
-    every = tokenizer.encode_with_dropout(["the cat"], dropout=1.0, seed=1)
+    assert tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.0, seed=1) == plain
+    every = tokenizer.with_dropout(tokenizer.encode(["the cat"]), dropout=1.0, seed=1)
     assert tokenizer.tokens(every[0]) == list("▁the▁cat")  # no merge at all
 
 
@@ -112,7 +112,7 @@ def test_dropout_never_reaches_encode(tokenizer):
     """Validation encodes with `encode`, whatever was sampled before."""
     fresh = SentencePieceTokenizer(tokenizer.model).encode(TEXT)
     for seed in range(3):
-        tokenizer.encode_with_dropout(TEXT, dropout=0.5, seed=seed)
+        tokenizer.with_dropout(tokenizer.encode(TEXT), dropout=0.5, seed=seed)
         assert tokenizer.encode(TEXT) == fresh
 
 

@@ -114,7 +114,7 @@ def test_dropout_leaves_what_is_unknown_as_it_is():
     """A model without bytes for what it has no piece of."""
     tokenizer = SentencePieceTokenizer.adapt(foreign(model_type="bpe"))
     for seed in range(5):
-        (ids,) = tokenizer.encode_with_dropout(["the Xcat"], dropout=0.5, seed=seed)
+        (ids,) = tokenizer.with_dropout(tokenizer.encode(["the Xcat"]), dropout=0.5, seed=seed)
         assert ids.count(1) == 1 and "".join(tokenizer.tokens(ids)).replace("<unk>", "X") == "▁the▁Xcat"
 
 
@@ -143,7 +143,7 @@ def test_a_symbol_is_one_token_wherever_it_stands(kind, later):
 def test_a_symbol_stays_whole_under_dropout():
     tokenizer = train_tokenizer("sentencepiece", TEXT, vocab_size=300, symbols=SYMBOLS)
     for seed in range(5):
-        (ids,) = tokenizer.encode_with_dropout(["<2de> the<2fr>cat"], dropout=0.9, seed=seed)
+        (ids,) = tokenizer.with_dropout(tokenizer.encode(["<2de> the<2fr>cat"]), dropout=0.9, seed=seed)
         tokens = tokenizer.tokens(ids)
         assert tokens.count("<2de>") == tokens.count("<2fr>") == 1 and tokenizer.decode([ids]) == ["<2de> the<2fr>cat"]
 

@@ -11,21 +11,21 @@ from typing import SupportsIndex, TypeVar
 
 from transduce.errors import InputError
 
-AnyKind = TypeVar("AnyKind", bound="Tokenizer")
+AnyTokenizer = TypeVar("AnyTokenizer", bound="Tokenizer")
 END = "<|endoftext|>"
-"""The token that stands between the texts of GPT-2's training data."""
+"""The token between the texts of GPT-2's training data."""
 LARGEST = "[0, 10000000]"
-"""The sizes that a vocabulary may be asked for; beyond, the libraries fail, or take all memory."""
+"""Sizes of a vocabulary to train; beyond, the libraries fail, or take all memory."""
 SPECIAL = {
     "pad_id": ("<pad>", "[PAD]", "<|pad|>"),
     "bos_id": ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "[CLS]", END),
     "eos_id": ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "[SEP]", END, "<|im_end|>", "<|eot_id|>"),
 }
-"""What special tokens are called in vocabularies that do not say which one is which."""
+"""Names of special tokens in vocabularies that do not say which one is which."""
 BYTE = re.compile("<0x([0-9A-F]{2})>")
-"""How vocabularies with byte fallback call a byte."""
+"""The name of a byte in vocabularies with byte fallback."""
 TAG = re.compile(r"<2([^<>\s]+)>")
-"""What a source begins with where a model of many languages shall write in one of them: <2de>."""
+"""The tag in front of a source of a multilingual model, for the language to translate into: <2de>."""
 logger = logging.getLogger("transduce")
 
 
@@ -37,12 +37,33 @@ def tag_of(language: str) -> str:
 class Tokenizer(ABC):
     """Text to ids and back: SentencePiece, a tokenizer of the library `tokenizers` or single characters."""
 
+    vocab_size: int
+    """Number of tokens, special ones included."""
+    bos_id: int | None = None
+    """The id that begins every text; None where nothing marks a beginning."""
+    eos_id: int | None = None
+    """The id that ends every text; None where nothing marks an end. Equal to bos_id, it stands between texts."""
+    pad_id: int | None = None
+    """The id of padding, which is the blank of CTC, too; None where there is none."""
+    unk_id: int | None = None
+    """The id of an unknown token; None where every text has tokens."""
+    opening: tuple[int, ...] = ()
+    """Ids behind bos_id at the beginning of every text, such as the tag of its language."""
+    lacks_language = False
+    """Whether texts have the tag of a language, but none was chosen (`with_language`)."""
+    tagged_languages: tuple[str, ...] = ()
+    """The languages of the tags in front of sources, of a model that was trained on such sources."""
+    timestamp_begin_id: int | None = None
+    """The first of the tokens of time, that of 0 seconds, if there are any, as in Whisper."""
+    no_speech_id: int | None = None
+    """The token that a model writes where nobody speaks, if there is one, as in Whisper."""
+
     def __init__(self, model: bytes) -> None:
         self.model = model
-        """The whole tokenizer, as its file holds it."""
+        """The content of the tokenizer's file."""
 
     @classmethod
-    def load(cls: type[AnyKind], path: Path | str) -> AnyKind:
+    def load(cls: type[AnyTokenizer], path: Path | str) -> AnyTokenizer:
         """Read a file that `save` wrote.
 
         Raises:
@@ -54,82 +75,36 @@ class Tokenizer(ABC):
             raise InputError(f"{path} holds no tokenizer of this kind: {error}") from error
 
     def save(self, path: Path | str) -> None:
-        """Write the whole tokenizer to one file."""
+        """Write the tokenizer to one file."""
         Path(path).write_bytes(self.model)
 
     @property
-    @abstractmethod
-    def vocab_size(self) -> int:
-        """Number of tokens, special ones included."""
-
-    @property
-    def bos_id(self) -> int | None:
-        """What every text begins with; None where nothing marks a beginning."""
-        return None
-
-    @property
-    def eos_id(self) -> int | None:
-        """What every text ends with; None where nothing marks an end. Equal to bos_id, it stands between texts."""
-        return None
-
-    @property
-    def pad_id(self) -> int | None:
-        """What stands for nothing in a text, such as the blank of CTC; None where there is no such token."""
-        return None
-
-    @property
-    def unk_id(self) -> int | None:
-        """What stands for all that has no token; None where everything has one."""
-        return None
-
-    @property
-    def opening(self) -> tuple[int, ...]:
-        """What every text begins with behind bos_id: the tag of its language, say."""
-        return ()
-
-    @property
-    def lacks_language(self) -> bool:
-        """Whether texts have the tag of a language, but none was chosen (`with_language`)."""
-        return False
-
-    @property
-    def tagged_languages(self) -> tuple[str, ...]:
-        """The languages that a tag in front of a source asks for, of a model that was trained on such sources."""
-        return ()
-
-    @property
-    def timestamp_begin_id(self) -> int | None:
-        """The first of the tokens of time, that of 0 seconds, where there are any, as in Whisper."""
-        return None
-
-    @property
-    def no_speech_id(self) -> int | None:
-        """What a model writes where nobody speaks, if there is such a token, as in Whisper."""
-        return None
-
-    @property
     def suppressed(self) -> tuple[int, ...]:
-        """Ids that no text holds and no model may produce."""
-        found = dict.fromkeys((self.pad_id, self.unk_id, self.bos_id))
-        return tuple(i for i in found if i is not None and i != self.eos_id)
+        """Ids that no text has and no model may produce."""
+        ids = dict.fromkeys((self.pad_id, self.unk_id, self.bos_id))
+        return tuple(i for i in ids if i is not None and i != self.eos_id)
 
     @cached_property
     def surfaces(self) -> list[bytes]:
-        """What each token adds to a text behind others, in UTF-8: nothing for special tokens, parts of characters for bytes."""
-        special, ids = {*self.suppressed, self.eos_id}, range(self.vocab_size)
+        """The bytes that each token adds to a text behind others, in UTF-8: nothing for special tokens."""
+        special = {*self.suppressed, self.eos_id}
+        ids = range(self.vocab_size)
         anchor = next((i for i, text in enumerate(self.decode([[i] for i in ids])) if text and i not in special), 0)
         before, *texts = self.decode([[anchor], *([anchor, i] for i in ids)])
-        found = [b"" if i in special else text[len(before) :].encode() for i, text in enumerate(texts)]
         return [
-            bytes.fromhex(byte[1]) if (byte := BYTE.fullmatch(name)) else surface
-            for name, surface in zip(self.tokens(ids), found, strict=True)
+            bytes.fromhex(byte[1])
+            if (byte := BYTE.fullmatch(name))
+            else b""
+            if i in special
+            else text[len(before) :].encode()
+            for i, name, text in zip(ids, self.tokens(ids), texts, strict=True)
         ]
 
     def spelled(self, text: str) -> bytes:
         """The text as its tokens write it behind others: normalized, and with the space that may stand before a word.
 
         Raises:
-            InputError: not all of it has a token.
+            InputError: a part of it has no token.
         """
         (ids,) = self.encode([text])
         if self.unk_id is not None and self.unk_id in ids:
@@ -137,20 +112,20 @@ class Tokenizer(ABC):
         return b"".join(self.surfaces[i] for i in ids)
 
     def required(self, *names: str) -> tuple[int, ...]:
-        """The special ids of these names, such as "bos_id" and "eos_id", where a model cannot do without them.
+        """The special ids of these names, such as "bos_id" and "eos_id", of a model that cannot do without them.
 
         Raises:
             InputError: there is no such token.
         """
-        found = {name: getattr(self, name) for name in names}
-        if lacking := [name for name, i in found.items() if i is None]:
-            tokens = " and ".join(f"{name} ({', '.join(SPECIAL[name])})" for name in lacking)
+        ids = [getattr(self, name) for name in names]
+        if missing := [name for name, i in zip(names, ids, strict=True) if i is None]:
+            tokens = " and ".join(f"{name} ({', '.join(SPECIAL[name])})" for name in missing)
             raise InputError(
-                f"a model that turns one sequence into another needs a special token for each of {', '.join(names)}, but "
-                f"this {type(self).__name__} has none for {tokens}; add what is missing with --symbols "
-                f"'{' '.join(SPECIAL[name][0] for name in lacking)}', or name another tokenizer with --tokenizer FILE"
+                f"a model that turns one sequence into another needs a special token for each of {', '.join(names)}, "
+                f"but this {type(self).__name__} has none for {tokens}; add what is missing with --symbols "
+                f"'{' '.join(SPECIAL[name][0] for name in missing)}', or name another tokenizer with --tokenizer FILE"
             )
-        return tuple(found.values())
+        return tuple(ids)
 
     def with_eos(self, rows: Iterable[Sequence[int]]) -> list[list[int]]:
         """These lists of ids, each with `opening` before and eos_id behind it.
@@ -161,27 +136,27 @@ class Tokenizer(ABC):
         (eos,) = self.required("eos_id")
         return [[*self.opening, *row, eos] for row in rows]
 
-    def with_language(self: AnyKind, language: str) -> AnyKind:
+    def with_language(self: AnyTokenizer, language: str) -> AnyTokenizer:
         """The same tokenizer for texts of this language, of a model that marks languages.
 
         Raises:
             InputError: it knows no such language.
         """
         raise InputError(
-            f"a language is chosen in an imported model of many languages, but this has a {type(self).__name__}; leave out "
-            f"{language!r}"
+            "a language is chosen in an imported model of many languages, but this has a "
+            f"{type(self).__name__}; leave out {language!r}"
         )
 
-    def with_tag(self: AnyKind, language: str) -> AnyKind:
-        """The same tokenizer for sources that shall be written in this language, which begin with its tag.
+    def with_tag(self: AnyTokenizer, language: str) -> AnyTokenizer:
+        """The same tokenizer for sources that begin with the tag of this language, to translate into it.
 
         Raises:
             InputError: there is no such tag.
         """
-        there = ", ".join(self.tagged_languages) or "none"
-        raise InputError(f"a language must be one that the model writes ({there}), but it is {language!r}")
+        languages = ", ".join(self.tagged_languages) or "none"
+        raise InputError(f"a language must be one that the model writes ({languages}), but it is {language!r}")
 
-    def with_symbols(self: AnyKind, symbols: Sequence[str]) -> AnyKind:
+    def with_symbols(self: AnyTokenizer, symbols: Sequence[str]) -> AnyTokenizer:
         """The same tokenizer, in which each of these symbols, such as <2de>, is one token wherever a text has it.
 
         The ids of all other tokens stay as they are; a symbol that is no token yet gets one behind them.
@@ -190,17 +165,15 @@ class Tokenizer(ABC):
             InputError: this kind of tokenizer has no symbols, or one of them marks something else.
         """
         raise InputError(
-            f"symbols are tokens of SentencePiece or of the library tokenizers, but this is a {type(self).__name__}; leave them out "
-            "or take another tokenizer (--tokenizer byte_bpe)"
+            f"symbols are tokens of SentencePiece or of the library tokenizers, but this is a {type(self).__name__}; "
+            "leave them out or take another tokenizer (--tokenizer byte_bpe)"
         )
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids without bos_id and eos_id, a list per text."""
 
-    def with_dropout(
-        self, plain_rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int
-    ) -> list[list[int]]:
+    def with_dropout(self, rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int) -> list[list[int]]:
         """Encoded texts as if each merge of BPE was skipped with probability `dropout`: other ones for every seed.
 
         Raises:
@@ -216,18 +189,12 @@ class Tokenizer(ABC):
         """The text of each list of ids, without bos_id and eos_id."""
 
     def beginnings(self, ids: Sequence[int]) -> list[str]:
-        """What there is of a text after each of its tokens: words, the last of which may not be whole."""
+        """The text up to each of these tokens; its last word may be incomplete."""
         return self.decode([ids[:n] for n in range(1, len(ids) + 1)])
 
     @abstractmethod
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The tokens one by one, readable, for pictures and reports."""
-
-
-def say_if_smaller(found: int, asked: int) -> None:
-    """Say in one line that a text has not enough pieces for the vocabulary that was asked for."""
-    if found < asked:
-        logger.warning("the vocabulary has %s tokens instead of %s: the text has no more", f"{found:,}", f"{asked:,}")
 
 
 class CharTokenizer(Tokenizer):
@@ -247,6 +214,7 @@ class CharTokenizer(Tokenizer):
             raise InputError(f'characters must come as JSON {{"characters": "..."}}, but: {error!r:.200}') from error
         if not isinstance(characters, str) or not characters or len(set(characters)) < len(characters):
             raise InputError(f"characters must be a string in which each stands once, but it is {characters!r:.60}")
+        self.vocab_size = len(characters)
         self._characters = characters
         self._ids = {character: i for i, character in enumerate(characters)}
 
@@ -260,15 +228,11 @@ class CharTokenizer(Tokenizer):
         characters = "".join(sorted(set().union(*texts)))
         return cls(json.dumps({"characters": characters}).encode())
 
-    @property
-    def vocab_size(self) -> int:
-        return len(self._characters)
-
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """An id per character.
 
         Raises:
-            InputError: a character that is not in the vocabulary.
+            InputError: a character is not in the vocabulary.
         """
         try:
             return [[self._ids[character] for character in text] for text in texts]
@@ -280,7 +244,15 @@ class CharTokenizer(Tokenizer):
             ) from error
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return ["".join(self._characters[i] for i in row) for row in ids]
+        return ["".join(self.tokens(row)) for row in ids]
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         return [self._characters[i] for i in ids]
+
+
+def warn_if_smaller(size: int, requested: int) -> None:
+    """Warn that a text has too few distinct pieces for a vocabulary of the requested size."""
+    if size < requested:
+        logger.warning(
+            "the vocabulary has %s tokens instead of %s: the text has no more", f"{size:,}", f"{requested:,}"
+        )

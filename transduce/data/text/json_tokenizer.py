@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tokenizers import (
     AddedToken,
@@ -16,12 +17,12 @@ from tokenizers import (
 )
 
 from transduce.config import within
-from transduce.data.text.base_tokenizer import END, LARGEST, SPECIAL, Tokenizer, say_if_smaller
+from transduce.data.text.base_tokenizer import END, LARGEST, SPECIAL, Tokenizer, warn_if_smaller
 from transduce.errors import InputError
 
-_PLAIN = {*range(33, 127), *range(161, 173), *range(174, 256)}
-_OTHER = [byte for byte in range(256) if byte not in _PLAIN]
-LETTERS = "".join(chr(byte if byte in _PLAIN else 256 + _OTHER.index(byte)) for byte in range(256))
+_PRINTED = {*range(33, 127), *range(161, 173), *range(174, 256)}
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
+LETTERS = "".join(chr(byte if byte in _PRINTED else 256 + _OTHERS.index(byte)) for byte in range(256))
 """The letter that stands for each byte in byte-level BPE: itself if it can be printed, else one from U+0100 on."""
 
 
@@ -43,20 +44,26 @@ class JSONTokenizer(Tokenizer):
             self._tokenizer = LibraryTokenizer.from_str(model.decode())
         except Exception as error:  # the library raises nothing narrower
             raise InputError(f"tokenizer.json must be one of the library tokenizers, but: {error}") from error
-        self._tokenizer.no_padding()  # some files were saved while it was on, and that is not the text's own
+        self._tokenizer.no_padding()  # some files were saved while it was on; it does not belong to texts
         self._tokenizer.no_truncation()
-        self._size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may have gaps
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may have gaps
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token.content: i for i, token in added.items() if token.special}
         plain = json.loads(model)
-        core, self._byte_level = plain["model"], '"ByteLevel"' in json.dumps(plain["decoder"])
-        self._unk_id = core.get("unk_id", self._tokenizer.token_to_id(core.get("unk_token") or ""))
+        core = plain["model"]
+        self._byte_level = '"ByteLevel"' in json.dumps(plain["decoder"])
+        self.pad_id, bos_id, self.eos_id = (
+            next((self._special[name] for name in SPECIAL[role] if name in self._special), None)
+            for role in ("pad_id", "bos_id", "eos_id")
+        )
+        self.bos_id = self.pad_id if bos_id is None else bos_id
+        self.unk_id = core.get("unk_id", self.id_of(core.get("unk_token") or ""))
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int, symbols: Sequence[str] = ()) -> "JSONTokenizer":
         """Learn byte-level BPE, merges of bytes; END is id 0, and symbols have the last ids.
 
-        A small text may have fewer merges than asked for, which is said.
+        A small text may have fewer merges than requested, with a warning.
 
         Raises:
             InputError: vocab_size is beyond LARGEST, or leaves no room for END, the 256 bytes and the symbols.
@@ -65,20 +72,20 @@ class JSONTokenizer(Tokenizer):
         within(LARGEST, vocab_size=vocab_size)
         least = 257 + len(symbols)
         if vocab_size < least:
-            what = "END, all bytes and the symbols" if symbols else "END and all bytes"
-            raise InputError(f"vocab_size must be at least {least}, for {what}, but vocab_size={vocab_size}")
+            parts = "END, all bytes and the symbols" if symbols else "END and all bytes"
+            raise InputError(f"vocab_size must be at least {least}, for {parts}, but vocab_size={vocab_size}")
         tokenizer = _byte_level(models.BPE())
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size - len(symbols),
             special_tokens=[END],
-            initial_alphabet=alphabet,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)
         trained = cls(tokenizer.to_str().encode())
-        trained = trained.with_symbols(symbols) if symbols else trained
-        say_if_smaller(trained.vocab_size, vocab_size)
+        if symbols:
+            trained = trained.with_symbols(symbols)
+        warn_if_smaller(trained.vocab_size, vocab_size)
         return trained
 
     def with_symbols(self, symbols: Sequence[str]) -> "JSONTokenizer":
@@ -126,29 +133,9 @@ class JSONTokenizer(Tokenizer):
         """Whether this is byte-level BPE, as GPT-2 has it."""
         return isinstance(self._tokenizer.model, models.BPE) and self._byte_level
 
-    @property
-    def vocab_size(self) -> int:
-        return self._size
-
-    def _named(self, role: str) -> int | None:
-        return next((self._special[name] for name in SPECIAL[role] if name in self._special), None)
-
-    @property
-    def pad_id(self) -> int | None:
-        return self._named("pad_id")
-
-    @property
-    def unk_id(self) -> int | None:
-        return self._unk_id
-
-    @property
-    def bos_id(self) -> int | None:
-        found = self._named("bos_id")
-        return self.pad_id if found is None else found
-
-    @property
-    def eos_id(self) -> int | None:
-        return self._named("eos_id")
+    def id_of(self, token: str) -> int | None:
+        """The id of a token; None if there is no such token."""
+        return self._tokenizer.token_to_id(token)
 
     @cached_property
     def surfaces(self) -> list[bytes]:
@@ -163,14 +150,15 @@ class JSONTokenizer(Tokenizer):
         """Ids, a list per text; where a text has a special token such as END written out, that is the token.
 
         Raises:
-            InputError: a text has what is no token, and the vocabulary has none for what is unknown.
+            InputError: a part of a text is no token, and the vocabulary has no unknown token.
         """
         try:
-            return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         except Exception as error:  # the library raises nothing narrower
             raise InputError(
                 f"a text must be made of tokens, but this vocabulary cannot spell one: {error}; name another tokenizer"
             ) from error
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Text of each list of ids, without special tokens; U+FFFD where bytes are no UTF-8."""
@@ -189,32 +177,32 @@ def _byte_level(model: models.BPE) -> LibraryTokenizer:
 
 
 def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
-    """Add what files beside vocab.json and merges.txt name: more tokens, special ones, and what begins texts.
+    """Add the tokens of files beside vocab.json and merges.txt: more tokens, special ones, and the beginning of texts.
 
     Raises:
         InputError: a token has another id than the next one.
     """
-    files = ("added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
-    from transduce.files import read_json  # which imports torch, that --help does without
+    from transduce.files import read_json  # it loads torch, for which --help does not wait
 
-    added, *settings = (read_json(directory / name) if (directory / name).is_file() else {} for name in files)
-    named = {
+    def read(name: str) -> dict[str, Any]:
+        return read_json(directory / name) if (directory / name).is_file() else {}
+
+    settings = {
         name: value["content"] if isinstance(value, dict) else value
-        for each in settings
-        for name, value in each.items()
+        for name, value in (read("special_tokens_map.json") | read("tokenizer_config.json")).items()
     }
-    special = {value for name, value in named.items() if name.endswith("_token") and isinstance(value, str)}
-    special |= {*map(str, named.get("additional_special_tokens", []))}
-    for name, i in sorted(added.items(), key=lambda item: item[1]):
+    special = {value for name, value in settings.items() if name.endswith("_token") and isinstance(value, str)}
+    special |= {*map(str, settings.get("additional_special_tokens", []))}
+    for name, i in sorted(read("added_tokens.json").items(), key=lambda item: item[1]):
         tokenizer.add_tokens([AddedToken(name, normalized=False, special=name in special)])
         if tokenizer.token_to_id(name) != i:
             raise InputError(
-                f"added_tokens.json must number tokens behind those of vocab.json, but in {directory} {name!r} has {i!r}"
+                "added_tokens.json must number tokens behind those of vocab.json, but in "
+                f"{directory} {name!r} has {i!r}"
             )
-    known = [
-        AddedToken(name, normalized=False, special=True) for name in special if tokenizer.token_to_id(name) is not None
-    ]
-    tokenizer.add_special_tokens([token for token in known if token.content != END])
-    if named.get("add_bos_token") is True and (start := tokenizer.token_to_id(str(named.get("bos_token")))) is not None:
-        bos = named["bos_token"]
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, start)])
+    known = [name for name in special if name != END and tokenizer.token_to_id(name) is not None]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in known])
+    bos = settings.get("bos_token")
+    if settings.get("add_bos_token") is True and (start := tokenizer.token_to_id(str(bos))) is not None:
+        template = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, start)])
+        tokenizer.post_processor = template

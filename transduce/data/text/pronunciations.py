@@ -1,4 +1,4 @@
-"""Words by their phones: a pronouncing dictionary says how words sound, and texts which of the words that sound alike is meant."""
+"""Words by their phones: a pronouncing dictionary has the sounds of words, and counts tell words that sound alike apart."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 
 from rapidfuzz.distance import Levenshtein
@@ -19,21 +19,21 @@ from transduce.errors import InputError
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>", "▁")
 """The first tokens. The last of them stands between words, <unk> for a word that the dictionary lacks."""
 PAD, UNK, BOS, EOS, SPACE = range(len(SPECIAL))
-OTHER = re.compile(r".*\(\d+\)")
-"""How a dictionary writes a word when it is there again, with another pronunciation."""
+ALTERNATIVE = re.compile(r".*\(\d+\)")
+"""The second, third, ... pronunciation of a word in a dictionary."""
 MARKS = '.,;:!?"()[]…“”„«»¿¡'  # around words; an apostrophe belongs to one
 
 PRIOR = 10.0
-"""How many counts the words that follow another one share, whether they were there or not: the more, the less pairs decide."""
+"""Counts that the successors of a word share, whether they were seen or not: the more, the less pairs decide."""
 
 Phones = tuple[str, ...]
 
 
 def read_dictionary(path: Path, *, keep_stress: bool = False) -> dict[str, str]:
-    """Phones, with spaces between them, by word in lower case, of a pronouncing dictionary's file; .gz is unpacked.
+    """Phones, with spaces between them, by word in lower case, of a pronouncing dictionary's file, plain or .gz.
 
-    A line is a word and its phones, as the CMU Pronouncing Dictionary has them: `hello HH AH0 L OW1`. Lines that begin with
-    ;;; and what follows a # are comments. Of several pronunciations, hello and hello(2), the first is taken.
+    A line is a word and its phones, as in the CMU Pronouncing Dictionary: `hello HH AH0 L OW1`. Lines that begin with
+    ;;; and the rest of a line from # on are comments. Of several pronunciations, hello and hello(2), the first is taken.
 
     Args:
         keep_stress: AH0 and AH1 are two phones; by default they are one, AH.
@@ -43,18 +43,19 @@ def read_dictionary(path: Path, *, keep_stress: bool = False) -> dict[str, str]:
     """
     if not path.is_file():
         raise InputError(f"a pronouncing dictionary must be a file, but {path} is none; name another one")
-    found = dict[str, str]()
+    pronunciations: dict[str, str] = {}
     for number, line in enumerate(read_lines(path), start=1):
         if line.startswith(";;;") or not (cells := line.split("#")[0].split()):
             continue
         word, *phones = cells
         if not phones:
             raise InputError(f"a line must be a word and its phones, but {path}, line {number}, is {line!r}; add them")
-        if not OTHER.fullmatch(word):
-            found.setdefault(word.lower(), " ".join(p if keep_stress else p.rstrip("012") for p in phones))
-    if not found:
+        if not ALTERNATIVE.fullmatch(word):
+            phones = phones if keep_stress else [phone.rstrip("012") for phone in phones]
+            pronunciations.setdefault(word.lower(), " ".join(phones))
+    if not pronunciations:
         raise InputError(f"a dictionary must have words and their phones, but {path} has none; name another file")
-    return found
+    return pronunciations
 
 
 def bare(word: str) -> str:
@@ -65,14 +66,14 @@ def bare(word: str) -> str:
 class PronunciationTokenizer(Tokenizer):
     """Words to phones, a token each, with a token between words; and phones to the words that sound so.
 
-    Words are what stands between white space in the texts of the training, as it stands there. Of words that sound alike
-    the likeliest are written, by how often each follows each in those texts. Phones that are no word become the one that sounds
-    most like them. A word without a pronunciation is <unk>, and never comes out.
+    Words are separated by white space in the training texts, and written as they stand there. Of words that sound alike
+    the most probable are written, by how often each follows each in those texts. Phones that are no word become the one
+    that sounds most like them. A word without a pronunciation is <unk>, and never comes out.
 
     The JSON has a pronunciation for every word, and counts of words and of pairs of words. Others may be added to it.
 
-    Source: Miao et al. (2015), EESEN: End-to-end speech recognition using deep RNN models and WFST-based decoding, for CTC
-    over phones and a lexicon in the search.
+    Source: Miao et al. (2015), EESEN: End-to-end speech recognition using deep RNN models and WFST-based decoding, for
+    CTC over phones and a lexicon in the search.
     """
 
     pad_id, unk_id, bos_id, eos_id = PAD, UNK, BOS, EOS
@@ -93,18 +94,20 @@ class PronunciationTokenizer(Tokenizer):
             }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(
-                'pronunciations must come as JSON {"pronunciations": {"hello": "HH AH L OW"}, "counts": {"hello": 1}, "pairs": '
-                f"{{}}}}, but: {error!r:.200}"
+                'pronunciations must come as JSON {"pronunciations": {"hello": "HH AH L OW"}, "counts": {"hello": 1}, '
+                f'"pairs": {{}}}}, but: {error!r:.200}'
             ) from error
         if not all(self._phones.values()):
             silent = next(word for word, phones in self._phones.items() if not phones)
             raise InputError(f"a word must have phones, but {silent!r} has none; add them or leave the word out")
         self._tokens = [*SPECIAL, *sorted({phone for phones in self._phones.values() for phone in phones})]
+        self.vocab_size = len(self._tokens)
         self._ids = {token: i for i, token in enumerate(self._tokens)}
+        self._n_words = sum(self._counts.values())
         self._words = defaultdict[Phones, list[str]](list)
         for word, phones in self._phones.items():
             self._words[phones].append(word)
-        self._nearest = lru_cache(maxsize=65536)(self._sounding_like)
+        self._similar = lru_cache(maxsize=65536)(self._sounding_like)
 
     @classmethod
     def train(cls, texts: Iterable[str], dictionary: dict[str, str]) -> "PronunciationTokenizer":
@@ -116,56 +119,48 @@ class PronunciationTokenizer(Tokenizer):
         Raises:
             InputError: it has none of them.
         """
-        counts, pairs = Counter[str](), defaultdict[str, Counter[str]](Counter)
+        counts: Counter[str] = Counter()
+        pairs: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for text in texts:
             words = text.split()
             counts.update(words)
             for first, second in pairwise(("", *words, "")):
                 pairs[first][second] += 1
-        said = {word: dictionary[bare(word)] for word in sorted(counts) if bare(word) in dictionary}
-        if not said:
+        phones = {word: dictionary[bare(word)] for word in sorted(counts) if bare(word) in dictionary}
+        if not phones:
             raise InputError(
-                f"a pronouncing dictionary must have words of the training, but of its {len(counts):,} words it has none; "
-                "name one of this language"
+                f"a pronouncing dictionary must have words of the training, but of its {len(counts):,} words it has "
+                "none; name one of this language"
             )
-        times = Counter(said.values())
-        alike = {word for word, phones in said.items() if times[phones] > 1}
-        kept = {
-            first: {second: n for second, n in sorted(after.items()) if first in alike or second in alike}
-            for first, after in sorted(pairs.items())
+        times = Counter(phones.values())
+        homophones = {word for word, each in phones.items() if times[each] > 1}
+        plain: dict[str, dict] = {
+            "pronunciations": phones,
+            "counts": {word: counts[word] for word in phones},
+            "pairs": {},
         }
-        plain = {
-            "pronunciations": said,
-            "counts": {word: counts[word] for word in said},
-            "pairs": {first: after for first, after in kept.items() if after},
-        }
+        for first, after in sorted(pairs.items()):
+            seconds = {second: n for second, n in sorted(after.items()) if homophones & {first, second}}
+            if seconds:
+                plain["pairs"][first] = seconds
         return cls(json.dumps(plain, ensure_ascii=False).encode())
 
-    @property
-    def vocab_size(self) -> int:
-        return len(self._tokens)
-
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self._encode(text) for text in texts]
-
-    def _encode(self, text: str) -> list[int]:
-        row: list[int] = []
-        for word in text.split():
-            row += [SPACE] * bool(row) + [self._ids[phone] for phone in self._phones.get(word, ("<unk>",))]
-        return row
+        rows = []
+        for text in texts:
+            row: list[int] = []
+            for word in text.split():
+                row += [SPACE] * bool(row) + [self._ids[phone] for phone in self._phones.get(word, ("<unk>",))]
+            rows.append(row)
+        return rows
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return [" ".join(self._likeliest([self._nearest(phones) for phones in self._split(row)])) for row in ids]
-
-    def _split(self, ids: Sequence[int]) -> list[Phones]:
-        """The phones of each word."""
-        found: list[list[str]] = [[]]
-        for i in ids:
-            if i == SPACE:
-                found.append([])
-            elif i > SPACE:
-                found[-1].append(self._tokens[i])
-        return [tuple(phones) for phones in found if phones]
+        texts = []
+        for row in ids:
+            runs = groupby((i for i in row if i >= SPACE), SPACE.__eq__)
+            words = [tuple(self.tokens([*run])) for is_space, run in runs if not is_space]
+            texts.append(" ".join(self._most_probable([*map(self._similar, words)])))
+        return texts
 
     def _sounding_like(self, phones: Phones) -> list[str]:
         """The words that sound so, or that are the fewest phones away."""
@@ -173,8 +168,8 @@ class PronunciationTokenizer(Tokenizer):
             phones, _, _ = extractOne(phones, self._words.keys(), scorer=Levenshtein.distance)
         return self._words[phones]
 
-    def _likeliest(self, choices: Sequence[Sequence[str]]) -> list[str]:
-        """One word of each choice: the likeliest sequence, by pairs of words (Viterbi 1967)."""
+    def _most_probable(self, choices: Sequence[Sequence[str]]) -> list[str]:
+        """One word of each choice: the most probable sequence, by pairs of words (Viterbi 1967)."""
         best: dict[str, tuple[float, list[str]]] = {"": (0.0, [])}
         for words in (*choices, ("",)):
             best = {
@@ -187,20 +182,16 @@ class PronunciationTokenizer(Tokenizer):
         return path[:-1]
 
     def _log_prob(self, word: str, before: str) -> float:
-        """Of this word behind another one, which has PRIOR more counts than it had; all words share them, as they are frequent.
+        """The log-probability of this word behind another one: all words share PRIOR more counts, by their frequency.
 
         Source: MacKay and Peto (1995), A hierarchical Dirichlet language model.
         """
-        alone = PRIOR * (self._counts.get(word, 0) + 1) / (self._total + 1)
-        return math.log((self._pairs.get((before, word), 0) + alone) / (self._counts.get(before, 0) + PRIOR))
-
-    @cached_property
-    def _total(self) -> int:
-        return sum(self._counts.values())
+        prior = PRIOR * (self._counts.get(word, 0) + 1) / (self._n_words + 1)
+        return math.log((self._pairs.get((before, word), 0) + prior) / (self._counts.get(before, 0) + PRIOR))
 
     @cached_property
     def surfaces(self) -> list[bytes]:
-        """What each token adds to what is said: <HH>, or a space between words."""
+        """<HH> for a phone, and a space between words."""
         return [b""] * SPACE + [b" "] + [f"<{phone}>".encode() for phone in self._tokens[len(SPECIAL) :]]
 
     def beginnings(self, ids: Sequence[int]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any, Literal, SupportsIndex
 import sentencepiece
 
 from transduce.config import within
-from transduce.data.text.base_tokenizer import LARGEST, TAG, Tokenizer, say_if_smaller, tag_of
+from transduce.data.text.base_tokenizer import LARGEST, TAG, Tokenizer, tag_of, warn_if_smaller
 from transduce.errors import InputError
 
 PAD, UNK, BOS, EOS = range(4)
@@ -28,16 +28,15 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 BPE = 2
 """The type of a model that was learned by merging."""
 
-
 Normalization = Literal["identity", "nmt_nfkc"]
-"""identity keeps every character but tabs and what else ends a line, which become spaces; nmt_nfkc is SentencePiece's rule
-for Unicode NFKC, which writes ² as 2, and a full-width comma as a comma."""
+"""identity keeps every character but tabs and others that end a line, which become spaces; nmt_nfkc is SentencePiece's
+rule for Unicode NFKC, which writes ² as 2, and a full-width comma as a comma."""
 
 BREAKS = "\t\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
 """Characters that would make one line several."""
 
 SIGMA = re.compile(r"[^\s<>]*Σ[^\s<>]*")
-"""Words with a capital sigma, whose small letter depends on its place in the word; symbols such as <2el> are left alone."""
+"""Words with a capital sigma, whose small letter depends on its place in the word; symbols such as <2el> stay."""
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -62,12 +61,12 @@ class SentencePieceTokenizer(Tokenizer):
             raise InputError(
                 f"a SentencePiece model is a protocol buffer, but these {len(model)} bytes are none"
             ) from error
+        self.vocab_size = self._processor.get_piece_size()
         self._ids = {self._processor.id_to_piece(i): i for i in range(self.vocab_size)}
         """The id of every piece; a merge learned earlier has the smaller id."""
-        self._opening: tuple[int, ...] = ()
         self.lowercase = self._processor.decode(self._processor.encode("A")) == "a"
         """Whether a text comes back without capitals."""
-        ids = [getattr(self._processor, f"{name}_id")() for name in SPECIAL]
+        ids = _special_ids(self._processor)
         if ids != [PAD, UNK, BOS, EOS]:
             raise InputError(f"pad, unk, bos and eos must have the ids 0, 1, 2, 3, but this model gives them {ids}")
 
@@ -81,64 +80,35 @@ class SentencePieceTokenizer(Tokenizer):
         lowercase: bool = False,
         normalization: Normalization = "identity",
     ) -> "SentencePieceTokenizer":
-        """Learn BPE from raw sentences, with byte fallback. A small corpus may give a smaller vocabulary, which is said.
+        """Learn BPE from raw sentences, with byte fallback. A small corpus may give a smaller vocabulary, with a warning.
 
         Args:
-            symbols: what is one piece wherever it stands, such as <2de>.
+            symbols: words that are one piece wherever they stand, such as <2de>.
             lowercase: a text, but for symbols, comes back without capitals, as `str.lower` writes it.
-            normalization: what becomes of characters; runs of spaces are one space in any case.
+            normalization: how characters are changed; runs of spaces are one space in any case.
 
         Raises:
-            InputError: vocab_size is beyond LARGEST, or leaves no room for the 4 special pieces, 256 bytes, the symbols and the characters;
-                or a symbol marks something else.
+            InputError: vocab_size is beyond LARGEST, or leaves no room for the 4 special pieces, 256 bytes, the symbols
+                and the characters; or a symbol marks something else.
         """
         _check_symbols(symbols, dict.fromkeys(PIECES, CONTROL))
         within(LARGEST, vocab_size=vocab_size)
-        model = io.BytesIO()
-        sentences = (t for t in texts if t.strip())
-        if lowercase:
-            sentences = (_lower_sigma(t) for t in sentences)
-        rules: dict[str, Any] = {"normalization_rule_name": "nmt_nfkc_cf" if lowercase else "nmt_nfkc"}
-        try:
-            with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
-                if normalization == "identity":
-                    rules = {"normalization_rule_tsv": file.name}
-                    file.write(_rules(lowercase))
-                    file.flush()
-                sentencepiece.SentencePieceTrainer.train(
-                    sentence_iterator=sentences,
-                    model_writer=model,
-                    model_type="bpe",
-                    vocab_size=max(vocab_size, 260 + len(symbols)),  # below that, its error does not say how many
-                    hard_vocab_limit=False,
-                    **rules,
-                    byte_fallback=True,
-                    character_coverage=0.9999,
-                    max_sentence_length=1 << 20,
-                    pad_id=PAD,
-                    unk_id=UNK,
-                    bos_id=BOS,
-                    eos_id=EOS,
-                    user_defined_symbols=list(symbols),
-                    num_threads=1,
-                    minloglevel=2,
-                )
-        except RuntimeError as error:
-            if least := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
-                what = f"special pieces, {'symbols, ' * bool(symbols)}bytes and the characters of the text"
-                raise InputError(
-                    f"vocab_size must be at least {least[1]}, for {what}, but vocab_size={vocab_size}"
-                ) from error
-            raise InputError(f"SentencePiece cannot learn from this text: {error}; look for a wrong file") from error
-        proto = _parse(model.getvalue())
-        proto.normalizer_spec.normalization_rule_tsv = ""  # the rules are in the model; the file is gone
+        sentences = (_lower_sigma(text) if lowercase else text for text in texts if text.strip())
+        with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
+            rules = {"normalization_rule_name": "nmt_nfkc_cf" if lowercase else "nmt_nfkc"}
+            if normalization == "identity":
+                file.write(_rules(lowercase))
+                file.flush()
+                rules = {"normalization_rule_tsv": file.name}
+            proto = _parse(_learn(sentences, vocab_size, symbols, rules))
+        proto.normalizer_spec.normalization_rule_tsv = ""  # the rules are in the model; the file is removed
         tokenizer = cls(proto.SerializeToString())
-        say_if_smaller(tokenizer.vocab_size, vocab_size)
+        warn_if_smaller(tokenizer.vocab_size, vocab_size)
         return tokenizer
 
     @classmethod
     def adapt(cls, model: bytes) -> "SentencePieceTokenizer":
-        """A SentencePiece model of any origin: padding, unknown, begin and end become 0 to 3, added where it lacks them.
+        """A SentencePiece model of any origin: padding, unknown, begin and end get the ids 0 to 3, and are added if missing.
 
         All other pieces keep their order, and a text its segmentation.
 
@@ -146,55 +116,71 @@ class SentencePieceTokenizer(Tokenizer):
             InputError: this is no SentencePiece model.
         """
         try:
-            processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+            ids = _special_ids(sentencepiece.SentencePieceProcessor(model_proto=model))
         except RuntimeError as error:
             raise InputError(f"this is no SentencePiece model: {error}") from error
         proto = _parse(model)
         if not proto.pieces:
             raise InputError("this is no SentencePiece model: it has no pieces")
-        ids = [getattr(processor, f"{name}_id")() for name in SPECIAL]
         if ids == [PAD, UNK, BOS, EOS]:
             return cls(model)
-        kept = [piece for i, piece in enumerate(proto.pieces) if i not in ids and piece.piece not in PIECES]
+        others = [piece for i, piece in enumerate(proto.pieces) if i not in ids and piece.piece not in PIECES]
         del proto.pieces[:]
         for i, (name, piece) in enumerate(zip(SPECIAL, PIECES, strict=True)):
             proto.pieces.add(piece=piece, score=0.0, type=UNKNOWN if i == UNK else CONTROL)
             setattr(proto.trainer_spec, f"{name}_id", i)
             setattr(proto.trainer_spec, f"{name}_piece", piece)
-        proto.pieces.extend(kept)
+        proto.pieces.extend(others)
         proto.trainer_spec.vocab_size = len(proto.pieces)
         return cls(proto.SerializeToString())
 
     def with_symbols(self, symbols: Sequence[str]) -> "SentencePieceTokenizer":
         proto = _parse(self.model)
-        there = {piece.piece: piece for piece in proto.pieces}
-        _check_symbols(symbols, {name: piece.type for name, piece in there.items()})
+        pieces = {piece.piece: piece for piece in proto.pieces}
+        _check_symbols(symbols, {name: piece.type for name, piece in pieces.items()})
         for symbol in symbols:
-            if symbol in there:
-                there[symbol].type = USER_DEFINED
+            if symbol in pieces:
+                pieces[symbol].type = USER_DEFINED
             else:
                 proto.pieces.add(piece=symbol, score=0.0, type=USER_DEFINED)
         proto.trainer_spec.vocab_size = len(proto.pieces)
         return SentencePieceTokenizer(proto.SerializeToString())
 
     @cached_property
-    def tagged_languages(self) -> tuple[str, ...]:
+    def tagged_languages(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(tag[1] for tag in map(TAG.fullmatch, self._ids) if tag)
 
     def with_tag(self, language: str) -> "SentencePieceTokenizer":
         if language not in self.tagged_languages:
             return super().with_tag(language)
-        there = copy(self)
-        (there._opening,) = map(tuple, self.encode([tag_of(language)]))
-        return there
+        tagged = copy(self)
+        tagged.opening = tuple(self.encode([tag_of(language)])[0])
+        return tagged
 
-    @property
-    def opening(self) -> tuple[int, ...]:
-        return self._opening
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._processor.encode([*(map(_lower_sigma, texts) if self.lowercase else texts)])
+
+    def with_dropout(self, rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int) -> list[list[int]]:
+        """See Tokenizer. SentencePiece's own sampling is not used: it differs between processes whatever the seed.
+
+        Source: Provilkov et al. (2020), BPE-dropout, algorithm 1.
+        """
+        rng = random.Random(seed)
+        segmented = []
+        for row in rows:
+            ids: list[int] = []
+            for is_atomic, run in groupby(map(int, row), self._atomic.__contains__):
+                if is_atomic:  # a symbol, or bytes of a character without a piece
+                    ids += run
+                    continue
+                for word in "".join(self.tokens([*run])).replace("▁", " ▁").split(" "):
+                    ids += (self._ids[piece] for piece in self._merge(word, dropout, rng))
+            segmented.append(ids)
+        return segmented
 
     @cached_property
-    def _whole(self) -> set[int]:
-        """The ids of what merges with nothing: bytes, symbols, and what is unknown.
+    def _atomic(self) -> set[int]:
+        """The ids of pieces that merge with nothing: bytes, symbols, and the unknown piece.
 
         Raises:
             InputError: the pieces were not learned by merging.
@@ -207,53 +193,18 @@ class SentencePieceTokenizer(Tokenizer):
             )
         return {i for i, piece in enumerate(proto.pieces) if piece.type != NORMAL}
 
-    @property
-    def vocab_size(self) -> int:
-        return self._processor.get_piece_size()
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._processor.encode([*map(_lower_sigma, texts)] if self.lowercase else list(texts))
-
-    def encode_with_dropout(self, texts: Sequence[str], *, dropout: float, seed: int) -> list[list[int]]:
-        """`encode` that skips each merge with probability `dropout`: another segmentation for every seed.
-
-        Without dropout the segmentation is SentencePiece's. Its own sampling is not used, as it differs from process to
-        process whatever the seed.
-
-        Source: Provilkov et al. (2020), BPE-dropout, algorithm 1.
-        """
-        return self.with_dropout(self.encode(texts), dropout=dropout, seed=seed)
-
-    def with_dropout(
-        self, plain_rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int
-    ) -> list[list[int]]:
-        """`encode_with_dropout` of texts that are encoded already."""
-        rng = random.Random(seed)
-        rows = []
-        for plain in plain_rows:
-            row: list[int] = []
-            for is_whole, run in groupby(map(int, plain), self._whole.__contains__):
-                if is_whole:  # a symbol, or bytes of a character without a piece
-                    row += run
-                    continue
-                text = "".join(self._processor.id_to_piece(i) for i in run)
-                for word in text.replace("▁", " ▁").split(" "):
-                    row += (self._ids[piece] for piece in self._merge(word, dropout, rng))
-            rows.append(row)
-        return rows
-
     def _merge(self, word: str, dropout: float, rng: random.Random) -> list[str]:
         """The pieces of a word: again and again, merge the pair that was learned first among those not dropped."""
         pieces = list(word)
         while True:
-            open_merges = [
+            merges = [
                 (rank, i)
                 for i, (left, right) in enumerate(pairwise(pieces))
                 if (rank := self._ids.get(left + right)) is not None and rng.random() >= dropout
             ]
-            if not open_merges:
+            if not merges:
                 return pieces
-            i = min(open_merges)[1]
+            i = min(merges)[1]
             pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
@@ -274,14 +225,21 @@ def train_tokenizer_pair(
     normalization: Normalization = "identity",
 ) -> tuple[SentencePieceTokenizer, SentencePieceTokenizer]:
     """Trained tokenizers of both sides; if `joint`, one tokenizer of both texts, twice."""
-    options: dict[str, Any] = {"vocab_size": vocab_size, "symbols": symbols, "lowercase": lowercase}
-    options["normalization"] = normalization
-    first = SentencePieceTokenizer.train([*source, *target] if joint else source, **options)
-    return first, first if joint else SentencePieceTokenizer.train(target, **options)
+    first, *second = (
+        SentencePieceTokenizer.train(
+            texts, vocab_size=vocab_size, symbols=symbols, lowercase=lowercase, normalization=normalization
+        )
+        for texts in ([[*source, *target]] if joint else [source, target])
+    )
+    return first, second[0] if second else first
 
 
 tokenizers = train_tokenizer_pair
 """The name of version 0.2, for recipes written with it."""
+
+
+def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> list[int]:
+    return [getattr(processor, f"{name}_id")() for name in SPECIAL]
 
 
 def _lower_sigma(text: str) -> str:
@@ -290,16 +248,51 @@ def _lower_sigma(text: str) -> str:
 
 
 def _rules(lowercase: bool) -> str:
-    """A line for every character that changes: its code points and those of what it becomes, as SentencePiece reads it."""
+    """A line for every character that changes: its code points and the new ones, in SentencePiece's format."""
     changed = dict.fromkeys(BREAKS, " ")
     if lowercase:
         changed |= {c: c.lower() for c in map(chr, range(sys.maxunicode + 1)) if c.lower() != c}
     return "".join(f"{ord(old):X}\t{' '.join(f'{ord(c):X}' for c in new)}\n" for old, new in changed.items())
 
 
+def _learn(sentences: Iterable[str], vocab_size: int, symbols: Sequence[str], rules: dict[str, Any]) -> bytes:
+    """A new SentencePiece model.
+
+    Raises:
+        InputError: see `SentencePieceTokenizer.train`.
+    """
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=max(vocab_size, 260 + len(symbols)),  # below, its error does not give the least size
+            hard_vocab_limit=False,
+            byte_fallback=True,
+            character_coverage=0.9999,
+            max_sentence_length=1 << 20,
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            user_defined_symbols=list(symbols),
+            num_threads=1,
+            minloglevel=2,
+            **rules,
+        )
+    except RuntimeError as error:
+        least = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
+        if least is None:
+            raise InputError(f"SentencePiece cannot learn from this text: {error}; look for a wrong file") from error
+        parts = f"special pieces, {'symbols, ' * bool(symbols)}bytes and the characters of the text"
+        raise InputError(f"vocab_size must be at least {least[1]}, for {parts}, but vocab_size={vocab_size}") from error
+    return model.getvalue()
+
+
 def _parse(model: bytes) -> Any:
-    """The pieces of a SentencePiece model and how they were learned, as its file format has them."""
-    from sentencepiece import sentencepiece_model_pb2  # slow to load, so only what changes a model does
+    """The protocol buffer of a SentencePiece model: its pieces, and how they were learned."""
+    from sentencepiece import sentencepiece_model_pb2  # slow to load, and needed only to change a model
 
     module: Any = sentencepiece_model_pb2
     return module.ModelProto.FromString(model)

@@ -1,4 +1,4 @@
-"""Which kinds of tokenizers there are, and what their files are called."""
+"""The kinds of tokenizers, and their files."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ KINDS: dict[TokenizerKind, type[Tokenizer]] = {
     "byte_bpe": JSONTokenizer,
     "sentencepiece": SentencePieceTokenizer,
 }
-"""The class of what is trained as each kind."""
+"""The class of each kind that can be trained."""
 FILES: dict[str, type[Tokenizer]] = {
     "characters.json": CharTokenizer,
     "tokenizer.json": JSONTokenizer,
@@ -35,7 +35,7 @@ def train_tokenizer(
     """A new tokenizer; vocab_size does not apply to characters.
 
     Args:
-        symbols: what is one token wherever it stands, such as <2de>.
+        symbols: words that are one token wherever they stand, such as <2de>.
 
     Raises:
         InputError: vocab_size leaves no room, or there are symbols for characters.
@@ -53,9 +53,11 @@ def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
     """Whether an id stands for the same token in both, whatever their files are."""
     if one.model == other.model:
         return True
-    ids = range(one.vocab_size)
-    special = [(each.vocab_size, each.bos_id, each.eos_id, each.pad_id, each.unk_id) for each in (one, other)]
-    return special[0] == special[1] and one.tokens(ids) == other.tokens(ids)
+    first, second = (
+        (each.bos_id, each.eos_id, each.pad_id, each.unk_id, each.tokens(range(each.vocab_size)))
+        for each in (one, other)
+    )
+    return first == second
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -71,31 +73,33 @@ def load_tokenizer(path: Path) -> Tokenizer:
             return kind.load(path / name)
     if (path / "vocab.json").is_file():
         return JSONTokenizer.load(path)
-    found = "is neither" if path.is_dir() else "does not exist"
-    raise InputError(f"a tokenizer is one of {', '.join(FILES)}, or a folder with one, but {path} {found}")
+    reason = "is neither" if path.is_dir() else "does not exist"
+    raise InputError(f"a tokenizer is one of {', '.join(FILES)}, or a folder with one, but {path} {reason}")
 
 
 def _read(path: Path) -> Tokenizer:
-    """What the first bytes of a file say it is."""
+    """The tokenizer of a file, whose first bytes or keys tell its kind."""
     model = path.read_bytes()
     try:
         if not model.lstrip().startswith(b"{"):
             return SentencePieceTokenizer.adapt(model)
         plain = json.loads(model)
-        if "special" in plain:
-            return ImportedTokenizer(model)
-        if "pronunciations" in plain:
-            return PronunciationTokenizer(model)
-        return CharTokenizer(model) if "characters" in plain else JSONTokenizer(model)
+        kinds: dict[str, type[Tokenizer]] = {
+            "special": ImportedTokenizer,
+            "pronunciations": PronunciationTokenizer,
+            "characters": CharTokenizer,
+        }
+        kind = next((kind for key, kind in kinds.items() if key in plain), JSONTokenizer)
+        return kind(model)
     except (ValueError, RecursionError) as error:
         raise InputError(
-            "a tokenizer file is a SentencePiece model, or JSON of the library tokenizers, of characters or of pronunciations, but "
-            f"{path}: {error}"
+            "a tokenizer file is a SentencePiece model, or JSON of the library tokenizers, of characters or of "
+            f"pronunciations, but {path}: {error}"
         ) from error
 
 
 def side_files(side: str) -> dict[str, type[Tokenizer]]:
-    """`FILES` where a run has one for each side, of tokenizers that both sides may have: source.json, source.model."""
+    """`FILES` of a run with a tokenizer for each side: source.json, source.model."""
     return {name.replace("tokenizer", side): kind for name, kind in FILES.items() if name.startswith("tokenizer")}
 
 
@@ -107,7 +111,7 @@ def tokenizer_file(tokenizer: Tokenizer, files: dict[str, type[Tokenizer]] = FIL
 
 def write_tokenizers(directory: Path, source: Tokenizer | None, target: Tokenizer | None, *, alone: bool) -> None:
     """Write the files of a run's tokenizers: one, where both sides share it, or where there is a decoder `alone`."""
-    from transduce.files import write_file  # slow to load, as it reads weights too
+    from transduce.files import write_file  # it loads torch, for which --help does not wait
 
     if alone or source is target:
         sides = [(FILES, target)]
