@@ -41,7 +41,7 @@ def test_a_card_has_the_hubs_header_and_says_of_every_kind_of_run_what_describe_
     plain["experiment"] |= {"corpus": corpus, "data": "0123abcd", "decoding": {"split_length": 17, "max_seconds": 9.5}}
     plain["experiment"]["decoding"] |= {"words": "known"}
     (run / "config.json").write_text(json.dumps(plain))
-    score = {"search": "greedy", "score": "BLEU 4.50 [3.25, 5.75] sig"}
+    score = {"search": "greedy", "measure": "bleu", "value": 4.5, "score": "BLEU 4.50 [3.25, 5.75] sig"}
     (run / "test.json").write_text(json.dumps([score]))
     (run / "metrics.jsonl").write_text('{"kind": "valid", "update": 10, "bleu": 3.25}\n')
     card = write_card(run).read_text()

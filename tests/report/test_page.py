@@ -63,7 +63,12 @@ def filled(run):
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
     scores = [
-        {"search": search, "score": f"{name} {value} [1.00, 99.00] bs:1000|case:mixed|version:{EVIL}"}
+        {
+            "search": search,
+            "measure": name.lower(),
+            "value": float(value),
+            "score": f"{name} {value} [1.00, 99.00] bs:1000|case:mixed|version:{EVIL}",
+        }
         for search, name, value in (
             ("greedy", "WER", "12.50"),
             ("greedy", "CER", "3.25"),

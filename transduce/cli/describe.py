@@ -27,7 +27,7 @@ def describe(run: Positional[Run], *, all: Annotated[bool, arg(help_behavior_hin
     weights = weights_path(run)
     tensors = read_weights(weights)
     told = [
-        *scores(run),
+        *(f"{label}: {score}" for label, score in scores(run)),
         f"{run}: {sum(t.numel() for t in tensors.values()):,} parameters in {weights.relative_to(run)}",
         *facts(kept),
         f"computed on CPUs: C++, where there is a compiler{by_layers(kept.model)}",

@@ -1,4 +1,4 @@
-"""The record of a training that a run directory keeps: learning curve, samples, scores; as far as it has them."""
+"""The record of a training in its run directory: learning curves, samples, scores; as far as it has them."""
 
 import json
 from contextlib import suppress
@@ -6,17 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transduce.errors import InputError
 from transduce.files import read_json_lines, regular
 from transduce.plot import KINDS, MOST_POINTS, NAMES, Points, curves, spread
 from transduce.run import METRICS, SAMPLES
 
-LOOKS = 12
-"""Validations whose samples are told, in equal steps."""
+N_VALIDATIONS = 12
+"""Validations whose samples are in a record, evenly spaced."""
+
+
+LARGEST = 1e300
+"""Values below this are numbers in JSON and in browsers."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What a metric was in the course of a training."""
+    """The values of a metric in the course of a training."""
 
     name: str
     label: str
@@ -26,7 +31,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Sample:
-    """A held-out example, and what the model made of it by and by."""
+    """A held-out example, and the model's outputs for it."""
 
     source: str
     reference: str
@@ -39,13 +44,13 @@ class HeldOut:
     """A score on held-out data."""
 
     data: str
-    """What the data is: test, or validation."""
+    """The data: test, or validation."""
     search: str
     """How the outputs were searched, such as beam5; "" where nothing was."""
     measure: str
     value: float
     low: float | None = None
-    """Where an interval that holds the value begins, if it is known."""
+    """The lower end of the 95 % interval, if it is known."""
     high: float | None = None
     signature: str = ""
 
@@ -60,45 +65,59 @@ class Record:
 
 
 def record(directory: Path) -> Record:
-    """The record in this run directory; what is not there, or not as a recipe writes it, is left out."""
-    return Record(_curves(directory / METRICS), samples(directory / SAMPLES, LOOKS), _scores(directory))
-
-
-def _curves(path: Path) -> list[Curve]:
-    with suppress(OSError, KeyError):  # of lines that somebody else wrote
-        return [
-            Curve(name, NAMES.get(name, name), *(spread(parts.get(label, []), MOST_POINTS) for label in KINDS))
-            for name, parts in curves(read_json_lines(path)).items()
+    """The record in this run directory, without what is missing, or not as a recipe writes it."""
+    by_metric: list[Curve] = []
+    scores: list[HeldOut] = []
+    with suppress(OSError, KeyError):
+        by_metric = [
+            Curve(name, NAMES.get(name, name), *(spread(lines.get(k, []), MOST_POINTS) for k in KINDS))
+            for name, lines in curves(read_json_lines(directory / METRICS)).items()
         ]
-    return []
+    for path in score_files(directory):
+        with suppress(OSError, InputError):
+            scores += read_scores(path)
+    return Record(by_metric, read_samples(directory / SAMPLES, N_VALIDATIONS), scores)
 
 
-def _number(value: Any) -> float | None:
-    """A number that JSON has and browsers read; None of all else."""
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
-
-
-def samples(folder: Path, most: int) -> list[Sample]:
-    """The examples of a run's folder of samples, as they came out at so many validations at most."""
-    found: dict[tuple[str, str], list[tuple[int, str]]] = {}
+def read_samples(folder: Path, n_validations: int) -> list[Sample]:
+    """The examples of a folder of samples, with the outputs of at most this many validations."""
+    samples: dict[tuple[str, str], list[tuple[int, str]]] = {}
     paths = [path for path in folder.glob("*.tsv") if path.stem.isdecimal() and path.is_file()]
-    for path in spread(sorted(paths, key=lambda path: int(path.stem)), most):
+    for path in spread(sorted(paths, key=lambda path: int(path.stem)), n_validations):
         for line in path.read_text("utf-8", errors="replace").split("\n"):
-            if len(parts := line.split("\t")) == 3:
-                found.setdefault((parts[0], parts[1]), []).append((int(path.stem), parts[2]))
-    return [Sample(*pair, outputs) for pair, outputs in found.items()]
+            if len(cells := line.split("\t")) == 3:
+                source, reference, output = cells
+                samples.setdefault((source, reference), []).append((int(path.stem), output))
+    return [Sample(*pair, outputs) for pair, outputs in samples.items()]
 
 
-def _scores(directory: Path) -> list[HeldOut]:
-    found: list[HeldOut] = []
-    for name in ("test", "validation"):
-        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-            plain = json.loads(regular(directory / f"{name}.json").read_text("utf-8"))
-            if isinstance(plain, dict):
-                plain = [{"search": "", "measure": key, "value": value, "score": ""} for key, value in plain.items()]
-            for each in plain:
+def score_files(directory: Path) -> list[Path]:
+    """The files of a run with scores on held-out data."""
+    return [path for path in (directory / "test.json", directory / "validation.json") if path.exists()]
+
+
+def read_scores(path: Path) -> list[HeldOut]:
+    """The scores in a file that a recipe wrote, without values that are not finite.
+
+    Raises:
+        InputError: it is not as a recipe writes it.
+    """
+    try:
+        plain = json.loads(regular(path).read_bytes())
+        if isinstance(plain, dict):
+            plain = [{"search": "", "measure": name, "value": plain[name], "score": ""} for name in plain]
+        scores = []
+        for each in plain:
+            if abs(each["value"]) < LARGEST:
                 search, measure, signature = (str(each[key]) for key in ("search", "measure", "score"))
-                value, low, high = (_number(each.get(key)) for key in ("value", "low", "high"))
-                if value is not None:
-                    found.append(HeldOut(name, search, measure, value, low, high, signature))
-    return found
+                low, high = (_finite(each.get(key)) for key in ("low", "high"))
+                scores.append(HeldOut(path.stem, search, measure, float(each["value"]), low, high, signature))
+        return scores
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise InputError(
+            f"{path} is not as a recipe writes it ({error!r:.80}); the recipe again makes it anew"
+        ) from error
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else None
