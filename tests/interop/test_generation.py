@@ -14,18 +14,25 @@ from tests.interop.test_gpt2 import PROMPTS
 from tests.interop.test_marian import changed
 from transduce.cli.main import main
 from transduce.interop import marian
-from transduce.interop.generation import DRAWN, IDS, NEUTRAL, REPRESENTED, WITHOUT_EFFECT, read_generation
+from transduce.interop.generation import DRAWN, NEUTRAL, WITHOUT_EFFECT, Generation, read_generation
+from transduce.interop.settings import LlamaSettings
 
 pytestmark = pytest.mark.usefixtures("transformers")
 
-KNOWN = {*REPRESENTED, *IDS, *NEUTRAL, *DRAWN, *WITHOUT_EFFECT}
-ODD = {"condition_on_prev_tokens": True, "early_stopping": "never", "return_timestamps": True, "token_healing": True}
+KNOWN = {*vars(Generation()), *NEUTRAL, *DRAWN, *WITHOUT_EFFECT}
+ODD = {"condition_on_prev_tokens": True, "return_timestamps": True, "token_healing": True}
 """Values that say something, of settings of which the number 3 does not."""
 
 
-def told(directory: Path, **settings: object) -> dict[str, Any]:
+SIZES = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"), 8)
+SETTINGS = LlamaSettings(model_type="llama", **SIZES)
+CONFIG = {"eos_token_id": 2, "num_beams": 7, "min_length": None, "hidden_size": 8}
+
+
+def read(directory: Path, **settings: object) -> Generation:
+    (directory / "config.json").write_text(json.dumps(CONFIG))
     (directory / "generation_config.json").write_text(json.dumps(settings))
-    return read_generation(directory, {"eos_token_id": 2, "num_beams": 7, "min_length": 3})
+    return read_generation(directory, SETTINGS, Generation)
 
 
 def test_every_setting_of_transformers_is_known(tmp_path):
@@ -33,28 +40,26 @@ def test_every_setting_of_transformers_is_known(tmp_path):
 
     names = {*vars(GenerationConfig())}
     assert {name for name in names if not name.startswith("_")} <= KNOWN
-    assert told(tmp_path, **GenerationConfig._get_default_generation_params())["num_beams"] == 1
-    assert told(tmp_path, **dict.fromkeys(names)) == dict.fromkeys(IDS) | {"eos_token_id": 2}
+    nothing = Generation(eos_token_id=(2,))
+    assert read(tmp_path, **GenerationConfig._get_default_generation_params()).num_beams == 1
+    assert read(tmp_path, **dict.fromkeys(names)) == nothing
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL | DRAWN))
 def test_what_has_no_equal_is_refused_by_its_name(tmp_path, name):
     for value in (NEUTRAL | DRAWN)[name]:
-        told(tmp_path, do_sample=True, **{name: value})
+        read(tmp_path, do_sample=True, **{name: value})
     with pytest.raises(ValueError, match=f"^{name} must be .*; change it in generation_config.json$"):
-        told(tmp_path, do_sample=True, **{name: ODD.get(name, 3)})
+        read(tmp_path, do_sample=True, **{name: ODD.get(name, 3)})
     if name in DRAWN:  # it counts where tokens are drawn
-        told(tmp_path, **{name: 3})
+        read(tmp_path, **{name: 3})
 
 
 def test_what_nothing_knows_is_named_and_config_json_is_read_where_there_is_no_other(tmp_path, caplog):
-    assert told(tmp_path, chat_format="x", _from_model_config=True) == {
-        **dict.fromkeys(IDS), "eos_token_id": 2, "chat_format": "x", "_from_model_config": True
-    }  # fmt: skip
+    assert read(tmp_path, chat_format="x", _from_model_config=True) == Generation(eos_token_id=(2,))
     assert caplog.messages == [f"{tmp_path}/generation_config.json has chat_format, which nothing here knows: not read"]
     (tmp_path / "generation_config.json").unlink()
-    theirs = {"eos_token_id": 2, "num_beams": 7, "d_model": 8}
-    assert read_generation(tmp_path, theirs) == dict.fromkeys(IDS) | {"eos_token_id": 2, "num_beams": 7}
+    assert read_generation(tmp_path, SETTINGS, Generation) == Generation(eos_token_id=(2,), num_beams=7)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,8 @@ def test_what_nothing_knows_is_named_and_config_json_is_read_where_there_is_no_o
         ({"suppress_tokens": [0]}, "suppress_tokens must be without eos_token_id, but in {} it is [0]"),
         ({"eos_token_id": [0, 3]}, "eos_token_id must be one id, that of config.json, but in {} it is [0, 3]"),
         ({"forced_eos_token_id": 3}, "forced_eos_token_id must be eos_token_id, but in {} it is 3"),
-        ({"eos_token_id": 3}, "eos_token_id must be one id, that of config.json, but in {} it is 3"),
+        ({"eos_token_id": 3}, "eos_token_id must be one id, that of config.json, but in {} it is [3]"),
+        ({"early_stopping": "never"}, "it must be true or false, but it is 'never' @ $.early_stopping"),
         (
             {"decoder_start_token_id": 9},
             "decoder_start_token_id must be pad_token_id or eos_token_id, but in {} it is 9",
@@ -172,7 +178,7 @@ def test_a_decoder_alone_goes_on_as_its_file_says(tmp_path, capsys):
         ({"num_beams": 2}, "num_beams must be 1, but in {} it is 2"),
         ({"max_length": 20}, "max_length must be at least 64, for it counts the prompt, but in {} it is 20"),
         ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size must be 0, but in {} it is 2"),
-        ({"stop_strings": ["x"]}, "stop_strings must be null, but in {} it is ['x']"),
+        ({"stop_strings": ["x"]}, 'stop_strings must be null, but in {} it is ["x"]'),
         ({"do_sample": True, "min_p": 0.1}, "min_p must be 0, but in {} it is 0.1"),
     ],
 )

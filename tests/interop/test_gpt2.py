@@ -342,7 +342,7 @@ def test_a_list_of_padding_ids_is_refused(tmp_path, capsys):
     pieces(tmp_path)
     changed(tmp_path, pad_token_id=[1])
     assert main(["import", str(tmp_path), str(tmp_path / "run")]) == 2
-    assert "pad_token_id must be a whole number or null, but" in capsys.readouterr().err
+    assert "it must be a whole number, but it is [1] @ $.pad_token_id" in capsys.readouterr().err
 
 
 def test_the_command_line_names_what_is_wrong(run, tmp_path, capsys):
@@ -358,7 +358,7 @@ def test_the_command_line_names_what_is_wrong(run, tmp_path, capsys):
     assert f"eos_token_id, but in {theirs} they are 0 and 7\n" in capsys.readouterr().err
     changed(theirs, eos_token_id=[0, 1])
     assert main(["import", "gpt2", str(theirs), str(new)]) == 2
-    assert f"eos_token_id, but in {theirs} they are 0 and [0, 1]\n" in capsys.readouterr().err
+    assert f"eos_token_id, but in {theirs} they are 0 and 0, 1\n" in capsys.readouterr().err
     for command in (["import", "gpt2", str(theirs), str(run[1])], ["export", str(run[1]), str(theirs), "--to", "gpt2"]):
         assert main(command) == 2
         taken = command[-1] if command[0] == "import" else command[2]

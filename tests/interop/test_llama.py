@@ -277,6 +277,6 @@ def test_what_ends_texts_may_have_any_name_but_must_be_said(tmp_path, capsys):
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "other")]) == 2
     assert capsys.readouterr().err == (
         "transduce: texts must begin with one token at most and end with one, but in "
-        f"{tmp_path / 'theirs'} they begin with [290, 292] and end with 293; name what ends them in config.json (eos_token_id)\n"
+        f"{tmp_path / 'theirs'} they begin with [290, 292] and end with [293]; name what ends them in config.json (eos_token_id)\n"
     )
     assert not (tmp_path / "other").exists()

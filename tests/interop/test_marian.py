@@ -84,11 +84,11 @@ def without(path: Path, piece: str) -> None:
     [
         (
             lambda d: changed(d / "generation_config.json", do_sample=True),
-            "do_sample must be False, but in {} it is True; change it in generation_config.json",
+            "do_sample must be false, but in {} it is true; change it in generation_config.json",
         ),
         (
             lambda d: changed(d / "generation_config.json", early_stopping="never"),
-            "but in {} it is 'never'",
+            "it must be true or false, but it is 'never' @ $.early_stopping",
         ),
         (
             lambda d: changed(d / "generation_config.json", num_beams=2, repetition_penalty=1.5),

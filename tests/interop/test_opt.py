@@ -96,7 +96,7 @@ def test_prompts_begin_with_the_end_and_go_on_as_in_generate(tmp_path, kind):
         ("OPT", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm must be False, but in {} it is True"),
         ("OPT", {"word_embed_proj_dim": 10}, "model.decoder.project_in.weight is missing"),
         ("OPT", {"activation_function": "tanh"}, "but in {} it is 'tanh'"),
-        ("OPT", {"hidden_size": "24"}, "hidden_size must be a whole number, but in {} it is '24'"),
+        ("OPT", {"hidden_size": "24"}, "it must be a whole number, but it is '24' @ $.hidden_size"),
         ("XGLM", {"pad_token_id": 5}, "pad_token_id must be 0 or 1, but in {} it is 5"),
     ],
 )

@@ -24,16 +24,16 @@ def import_run(
     """
     from transduce.config import from_dict
     from transduce.files import save_weights
-    from transduce.interop.families import importer
+    from transduce.interop.families import FAMILIES, model_type_of
     from transduce.run import WEIGHTS, Run, save_run
     from transduce.tasks.config import GenerationConfig, SearchConfig
 
     if len(words) not in (2, 3):
         raise InputError(f"import takes [KIND] HF_DIRECTORY RUN, but got {' '.join(words) or 'nothing'}")
     directory, run = map(Path, words[-2:])
-    kind, read = importer(directory, words[0] if len(words) == 3 else None)
+    kind = model_type_of(directory, words[0] if len(words) == 3 else None)
     check_new(run)
-    model, source, target, decoding, features = read(directory)
+    model, source, target, decoding, features = FAMILIES[kind](directory)
     experiment = {"imported": kind} | ({"decoding": decoding} if decoding else {})
     how = GenerationConfig if model.config.encoder is None else SearchConfig
     from_dict(how, decoding, f"what {directory} says of searching")

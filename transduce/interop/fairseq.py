@@ -3,22 +3,21 @@
 import json
 import re
 from base64 import b64encode
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 from transduce.interop.encoder_decoder import read_model
-from transduce.interop.generation import one_end, read_decoding, read_generation, refusal
+from transduce.interop.generation import Generation, read_decoding, read_generation, require_settings
 from transduce.interop.pretrained import (
     TOKENIZER,
     Imported,
     read_optional,
     read_table,
 )
-
-KINDS = ("m2m_100", "bart", "mbart", "pegasus", "blenderbot")
 
 LANGUAGE = re.compile("[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")
 """What tags of languages look like in NLLB and mBART: eng_Latn, en_XX."""
@@ -40,71 +39,89 @@ def import_run(directory: Path) -> Imported:
             safetensors; or a file of the tokenizer is missing or does not fit the model.
     Source: Fan et al. (2021), M2M-100; NLLB team (2022); Lewis et al. (2020), BART; Liu et al. (2020), mBART.
     """
-    model, theirs = read_model(directory, *KINDS)
-    said = one_end(directory, read_generation(directory, theirs), theirs)
-    forced, settings = said.get("forced_bos_token_id"), read_optional(directory / TOKENIZER)
-    source, target = _tokenizers(directory, theirs | said | {"forced_bos_token_id": forced}, settings)
+    model, settings = read_model(directory)
+    generation = read_generation(directory, settings, Generation)
+    source, target = _tokenizers(directory, generation, settings.vocab_size)
     n_forced = 1 if target.opens_by_language else len(target.opening)
-    return Imported(model, source, target, read_decoding(directory, said, theirs["vocab_size"], n_forced=n_forced))
+    return Imported(model, source, target, read_decoding(directory, generation, settings.vocab_size, n_forced=n_forced))
 
 
-def _tokenizers(
-    directory: Path, theirs: dict[str, Any], settings: dict[str, Any]
-) -> tuple[ImportedTokenizer, ImportedTokenizer]:
-    """Those of source and target, with the languages that the files name, if any."""
-    size, forced = theirs["vocab_size"], theirs.get("forced_bos_token_id")
-    special = {"bos": theirs["decoder_start_token_id"], "eos": theirs["eos_token_id"], "pad": theirs["pad_token_id"]}
-    parts, added = dict[str, Any](size=size), dict[str, Any]()
+class Vocabulary(NamedTuple):
+    """What the files say of the tokens of both sides."""
+
+    cutter: dict[str, Any]
+    """What cuts texts, as ImportedTokenizer has it."""
+    unk_id: int | None
+    special_ids: set[int]
+    languages: dict[str, int]
+    """The ids of tags of languages."""
+    opening: list[int]
+    """What stands before every text of the source."""
+    closing: list[int]
+    """What stands behind its end."""
+
+
+def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) -> Vocabulary:
     if (directory / "tokenizer.json").is_file():
         tokenizer = JSONTokenizer.load(directory / "tokenizer.json")
         plain = _without_ids_from(size, json.loads(tokenizer.model))
         added = {token["content"]: token["id"] for token in plain["added_tokens"]}
-        cutter: dict[str, Any] = {"tokenizer": plain}
         languages = {token: i for token, i in added.items() if LANGUAGE.fullmatch(token)}
-        unknown, (opening, closing) = (
-            added.get("<unk>", tokenizer.unk_id),
-            _around(plain.get("post_processor") or {}, special["eos"]),
-        )
-    elif (directory / "sentencepiece.bpe.model").is_file() and (directory / "vocab.json").is_file():
-        pieces = read_table(directory / "vocab.json", size)
-        unknown, first = pieces.index("<unk>"), 1 + max(i for i, piece in enumerate(pieces) if piece)
-        names = M2M100[settings.get("language_codes", "m2m100")].split()
-        languages = {name: first + i for i, name in enumerate(names) if first + i < size}
-        cutter = {"sentencepiece": b64encode((directory / "sentencepiece.bpe.model").read_bytes()).decode()}
-        cutter["pieces"], opening, closing = pieces, [], []
-    else:
+        unk_id = added.get("<unk>", tokenizer.unk_id)
+        around = _around(plain.get("post_processor") or {}, end)
+        return Vocabulary({"tokenizer": plain}, unk_id, {*added.values()}, languages, *around)
+    spm = directory / "sentencepiece.bpe.model"
+    if not spm.is_file() or not (directory / "vocab.json").is_file():
         raise InputError(
-            f"a tokenizer is tokenizer.json, or sentencepiece.bpe.model and vocab.json, but {directory} has neither; write it "
-            "with transformers: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
+            f"a tokenizer is tokenizer.json, or sentencepiece.bpe.model and vocab.json, but {directory} has neither; "
+            "write it with transformers: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
         )
-    marks = {0, special["eos"], special["pad"], *languages.values(), *added.values()}
-    for name in ("forced_bos_token_id", "decoder_start_token_id"):  # a text shows what is none
-        if theirs.get(name) is not None and theirs[name] not in marks:
-            raise refusal(directory, name, "a special token", theirs[name])
-    parts |= {"special": special | {"unk": unknown}, "languages": languages}
-    tags, by_id = {*languages.values()}, {i: name for name, i in languages.items()}
+    pieces = read_table(directory / "vocab.json", size)
+    first = 1 + max(i for i, piece in enumerate(pieces) if piece)
+    names = M2M100[language_codes].split()
+    languages = {name: first + i for i, name in enumerate(names) if first + i < size}
+    cutter = {"sentencepiece": b64encode(spm.read_bytes()).decode(), "pieces": pieces}
+    return Vocabulary(cutter, pieces.index("<unk>"), {*languages.values()}, languages, [], [])
+
+
+def _tokenizers(directory: Path, generation: Generation, size: int) -> tuple[ImportedTokenizer, ImportedTokenizer]:
+    """Those of source and target, with the languages that the files name, if any."""
+    settings = read_optional(directory / TOKENIZER)
     kind = str(settings.get("tokenizer_class"))
-    behind = bool(tags & {*closing})
+    forced = generation.forced_bos_token_id
+    vocabulary = _read_vocabulary(directory, size, generation.end_id, settings.get("language_codes", "m2m100"))
+    marks = {None, 0, generation.end_id, generation.pad_token_id, *vocabulary.special_ids}
+    require_settings(  # a text shows what is none
+        directory,
+        generation,
+        ("forced_bos_token_id", "a special token", forced in marks),
+        ("decoder_start_token_id", "a special token", generation.decoder_start_token_id in marks),
+    )
+    tags = {i: name for name, i in vocabulary.languages.items()}
+    behind = any(i in tags for i in vocabulary.closing)
     if kind.startswith("NllbTokenizer"):  # which makes its own of what tokenizer.json says
         behind = bool(settings.get("legacy_behaviour"))
-    source = ImportedTokenizer.of(
-        cutter,
-        opening=[i for i in opening if i not in tags],
-        closing=[i for i in closing if i not in tags],
+    make = partial(
+        ImportedTokenizer.of,
+        vocabulary.cutter,
+        size=size,
+        special=generation.special_ids(unk=vocabulary.unk_id),
+        languages=vocabulary.languages,
+    )
+    source = make(
+        opening=[i for i in vocabulary.opening if i not in tags],
+        closing=[i for i in vocabulary.closing if i not in tags],
         place="closing" if behind else "opening",
-        **parts,
     )
-    begun_by_tag = forced is None and kind.startswith("MBartTokenizer")
-    target = ImportedTokenizer.of(
-        cutter,
+    target = make(
         opening=[] if forced is None or forced in tags else [forced],
-        place="bos" if begun_by_tag else "opening",
-        **parts,
+        place="bos" if forced is None and kind.startswith("MBartTokenizer") else "opening",
     )
-    reads, writes = str(settings.get("src_lang")), str(by_id.get(forced, settings.get("tgt_lang")))
+    source_language = settings.get("src_lang")
+    target_language = settings.get("tgt_lang") if forced is None else tags.get(forced, settings.get("tgt_lang"))
     return (
-        source.with_language(reads) if reads in languages else source,
-        target.with_language(writes) if writes in languages else target,
+        source.with_language(source_language) if source_language in vocabulary.languages else source,
+        target.with_language(target_language) if target_language in vocabulary.languages else target,
     )
 
 
@@ -127,15 +144,18 @@ def _around(post_processor: dict[str, Any], eos_id: int) -> tuple[list[int], lis
     """The ids that a tokenizer.json puts before every text, and behind its end."""
     if "cls" in post_processor:  # as RoBERTa and BART have it
         return [post_processor["cls"][1]], []
-    before, behind = list[int](), list[int]()
-    ids, found = post_processor.get("special_tokens", {}), before
+    ids = post_processor.get("special_tokens", {})
+    before: list[int] = []
+    behind: list[int] = []
+    side = before
     for part in post_processor.get("single", []):
         if "Sequence" in part:
-            found = behind
+            side = behind
         else:
-            found += ids[part["SpecialToken"]["id"]]["ids"]
+            side += ids[part["SpecialToken"]["id"]]["ids"]
     if eos_id not in behind:
         raise InputError(
-            f"texts must end with eos_token_id={eos_id}, but the post_processor of tokenizer.json puts {behind} behind them"
+            f"texts must end with eos_token_id={eos_id}, but the post_processor of tokenizer.json puts {behind} behind "
+            "them"
         )
     return before, [i for i in behind if i != eos_id]

@@ -1,42 +1,49 @@
-"""Which models of transformers can be read, by the model_type in their config.json; torch is not needed to know it."""
+"""Which models of transformers can be read, by the model_type in their config.json."""
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from transduce.errors import InputError
+from transduce.files import read_json
+from transduce.interop import fairseq, gpt2, llama, marian, opt, speech
+from transduce.interop.config_json import CONFIG, one_of
+from transduce.interop.pretrained import Imported
 
-if TYPE_CHECKING:
-    from transduce.interop.pretrained import Imported
-
-FAMILIES = {
-    "gpt2": "gpt2",
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "olmo"), "llama"),
-    **dict.fromkeys(("opt", "xglm"), "opt"),
-    "marian": "marian",
-    **dict.fromkeys(("m2m_100", "bart", "mbart", "pegasus", "blenderbot"), "fairseq"),
-    **{"whisper": "speech", "speech_to_text": "speech"},
+FAMILIES: dict[str, Callable[[Path], Imported]] = {
+    "gpt2": gpt2.import_run,
+    "llama": llama.import_run,
+    "qwen2": llama.import_run,
+    "qwen3": llama.import_run,
+    "mistral": llama.import_run,
+    "gemma": llama.import_run,
+    "phi3": llama.import_run,
+    "olmo": llama.import_run,
+    "opt": opt.import_run,
+    "xglm": opt.import_run,
+    "marian": marian.import_run,
+    "m2m_100": fairseq.import_run,
+    "bart": fairseq.import_run,
+    "mbart": fairseq.import_run,
+    "pegasus": fairseq.import_run,
+    "blenderbot": fairseq.import_run,
+    "whisper": speech.import_run,
+    "speech_to_text": speech.import_run,
 }
-"""By model_type, the module beside this one whose `import_run(directory)` gives what a run directory holds."""
+"""By model_type, the function that reads a directory as save_pretrained writes it."""
 
 
-def importer(directory: Path, kind: str | None = None) -> "tuple[str, Callable[[Path], Imported]]":
-    """The model_type of a directory as save_pretrained writes it, and the function that reads it.
+def model_type_of(directory: Path, kind: str | None = None) -> str:
+    """The model_type in config.json.
 
     Args:
-        kind: what it must be; None: whatever its config.json says.
+        kind: what it must be; None: any that can be read.
 
     Raises:
         InputError: there is no config.json, or its model_type is another one or one that cannot be read.
     """
-    from transduce.files import read_json
-    from transduce.interop.settings import CONFIG
-
-    found = read_json(directory / CONFIG).get("model_type")
+    model_type = read_json(directory / CONFIG).get("model_type")
     allowed = [kind] if kind in FAMILIES else [*FAMILIES]
-    if kind not in (None, found) or found not in allowed:
-        rule, value = f"model_type must be {' or '.join(map(repr, allowed))}", f"in {directory} it is {found!r}"
-        asked = f", and {kind!r} was asked for" if kind not in (None, *allowed) else ""
-        raise InputError(f"{rule}, but {value}{asked}")
-    return found, import_module(f"transduce.interop.{FAMILIES[found]}").import_run
+    if model_type not in allowed or kind not in (None, model_type):
+        requested = "" if kind in (None, *FAMILIES) else f", and {kind!r} was asked for"
+        raise InputError(f"model_type must be {one_of(allowed)}, but in {directory} it is {model_type!r}{requested}")
+    return model_type

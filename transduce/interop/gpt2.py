@@ -5,14 +5,14 @@ the output projection, which is tie="output" here.
 """
 
 from pathlib import Path
-from typing import Any
 
 from torch import zeros
 
-from transduce.config import from_dict, to_dict
+from transduce.config import from_dict, shown, to_dict
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
-from transduce.interop.generation import read_generation, read_sampling
+from transduce.interop.config_json import CONFIG, our_fields, parse_settings, read_settings, their_settings
+from transduce.interop.generation import Generation, read_generation, read_sampling
 from transduce.interop.names import GPT2, named_weights
 from transduce.interop.pretrained import (
     Imported,
@@ -21,7 +21,7 @@ from transduce.interop.pretrained import (
     write_json_tokenizer,
     write_model,
 )
-from transduce.interop.settings import CONFIG, DEFAULTS, our_fields, read_settings, their_settings
+from transduce.interop.settings import GPT2Settings
 from transduce.interop.weights import fill_transformer, read_tensors
 from transduce.model.config import TransformerConfig
 from transduce.model.presets import gpt2
@@ -36,7 +36,7 @@ def import_gpt2(directory: Path) -> Transformer:
             weights.
     Source: Radford et al. (2019); file format of transformers' save_pretrained.
     """
-    config = _our_config(read_settings(directory, "gpt2"), directory)
+    config = _our_config(read_settings(directory, GPT2Settings), directory)
     return fill_transformer(config, GPT2, read_tensors(directory, "transformer."), directory)
 
 
@@ -47,15 +47,14 @@ def import_run(directory: Path) -> Imported:
         InputError: as `import_gpt2`; or there is no tokenizer, or it ends texts with another id.
     """
     model = import_gpt2(directory)
-    theirs = read_settings(directory, "gpt2")
+    settings = read_settings(directory, GPT2Settings)
     tokenizer = JSONTokenizer.load(directory)
-    end = theirs["eos_token_id"]
-    if end not in (tokenizer.eos_id, [tokenizer.eos_id]):
+    if {*settings.eos_token_id} != {tokenizer.eos_id} - {None}:
         raise InputError(
             f"the tokenizer's <|endoftext|> must be config.json's eos_token_id, but in {directory} "
-            f"they are {tokenizer.eos_id} and {end}"
+            f"they are {tokenizer.eos_id} and {shown(settings.eos_token_id)}"
         )
-    decoding = read_sampling(directory, read_generation(directory, theirs), model.config)
+    decoding = read_sampling(directory, read_generation(directory, settings, Generation), model.config)
     return Imported(model, None, tokenizer, decoding)
 
 
@@ -72,7 +71,7 @@ def export_gpt2(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer
     end = tokenizer.eos_id if tokenizer else None
     theirs = their_settings(config, "gpt2", "GPT2LMHeadModel")
     theirs |= {"embd_pdrop": config.dropout, "bos_token_id": end, "eos_token_id": end}
-    check_same(_our_config(DEFAULTS["gpt2"] | theirs, directory), config, {"bias"}, "GPT-2")
+    check_same(_our_config(parse_settings(GPT2Settings, theirs, directory), directory), config, {"bias"}, "GPT-2")
     weights = named_weights(model, GPT2)
     if config.tie != "none":
         del weights["lm_head.weight"]
@@ -87,7 +86,7 @@ def export_gpt2(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer
         write_json_tokenizer(directory, tokenizer, "GPT2Tokenizer", config.max_positions, special)
 
 
-def _our_config(theirs: dict[str, Any], directory: Path) -> TransformerConfig:
+def _our_config(settings: GPT2Settings, directory: Path) -> TransformerConfig:
     """Translate the settings of config.json."""
-    ours = to_dict(gpt2()) | our_fields(theirs) | {"d_ff": theirs["n_inner"] or 4 * theirs["n_embd"]}
+    ours = to_dict(gpt2()) | our_fields(settings) | {"d_ff": settings.n_inner or 4 * settings.n_embd}
     return from_dict(TransformerConfig, ours, str(directory / CONFIG))

@@ -13,7 +13,15 @@ from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
-from transduce.interop.generation import read_generation, read_sampling
+from transduce.interop.config_json import (
+    CONFIG,
+    our_fields,
+    parse_settings,
+    read_settings,
+    require_value,
+    their_settings,
+)
+from transduce.interop.generation import Generation, read_generation, read_sampling
 from transduce.interop.names import LLAMA, PHI3, named_weights
 from transduce.interop.pretrained import (
     TOKENIZER,
@@ -24,20 +32,28 @@ from transduce.interop.pretrained import (
     write_json_tokenizer,
     write_model,
 )
-from transduce.interop.settings import CONFIG, DEFAULTS, our_fields, read_settings, their_settings
+from transduce.interop.settings import (
+    GemmaSettings,
+    LlamaLikeSettings,
+    LlamaSettings,
+    MistralSettings,
+    OlmoSettings,
+    Phi3Settings,
+    Qwen2Settings,
+    Qwen3Settings,
+    Settings,
+)
 from transduce.interop.weights import fill_transformer, read_tensors
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
 
-KINDS = ("llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "olmo")
-
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "mistral": "MistralForCausalLM",
+KINDS: dict[str, type[LlamaLikeSettings]] = {
+    "llama": LlamaSettings,
+    "qwen2": Qwen2Settings,
+    "qwen3": Qwen3Settings,
+    "mistral": MistralSettings,
 }
-"""By model_type, the classes whose models are written."""
+"""The models that are written."""
 
 BANDS = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 """The settings of rotary_bands."""
@@ -53,13 +69,12 @@ def import_llama(directory: Path) -> Transformer:
     Mistral 7B; Gemma team (2024), Gemma; Abdin et al. (2024), Phi-3; Groeneveld et al. (2024), OLMo; file format of
     transformers' save_pretrained.
     """
-    theirs = read_settings(directory, *KINDS)
-    kind = theirs["model_type"]
-    config = _our_config(theirs, directory)
-    weights = read_tensors(directory)
-    optional = r"norm\.weight" if kind == "olmo" else "$^"  # its norms have no weights
-    model = fill_transformer(config, PHI3 if kind == "phi3" else LLAMA, weights, directory, optional=optional)
-    if kind == "gemma":  # which stores what is added to 1
+    settings = read_settings(directory, LlamaLikeSettings)
+    names = PHI3 if isinstance(settings, Phi3Settings) else LLAMA
+    optional = r"norm\.weight" if isinstance(settings, OlmoSettings) else "$^"  # its norms have no weights
+    config = _our_config(settings, directory)
+    model = fill_transformer(config, names, read_tensors(directory), directory, optional=optional)
+    if isinstance(settings, GemmaSettings):  # which stores what is added to 1
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name.endswith("norm.weight"):
@@ -74,7 +89,7 @@ def import_run(directory: Path) -> Imported:
         InputError: as `import_llama`; or there is no tokenizer, or nothing ends texts.
     """
     model = import_llama(directory)
-    return with_tokenizer(model, directory, read_settings(directory, *KINDS))
+    return with_tokenizer(model, directory, read_settings(directory, LlamaLikeSettings))
 
 
 def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None) -> None:
@@ -90,7 +105,8 @@ def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenize
     theirs = _their_config(config, tokenizer)
     kind = theirs["model_type"]
     free = {"scale_embeddings", "qkv_bias", "head_width", "n_kv_heads"}
-    check_same(_our_config(DEFAULTS[kind] | theirs, directory), config, free, kind.capitalize())
+    stored = parse_settings(KINDS[kind], theirs, directory)
+    check_same(_our_config(stored, directory), config, free, kind.capitalize())
     weights = named_weights(model, LLAMA)
     if config.scale_embeddings:
         weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] * config.d_model**0.5
@@ -102,34 +118,34 @@ def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenize
         write_json_tokenizer(directory, tokenizer, "PreTrainedTokenizerFast", config.max_positions, special)
 
 
-def _our_config(theirs: dict[str, Any], directory: Path) -> TransformerConfig:
-    """Translate the settings that config.json of this kind has; others, which transformers ignores, are left out."""
-    kind = theirs["model_type"]
-    theirs = {name: theirs[name] for name in ("model_type", *DEFAULTS[kind])}
-    ours = our_fields(theirs) | {
+def _our_config(settings: LlamaLikeSettings, directory: Path) -> TransformerConfig:
+    """Translate the settings of config.json."""
+    if not isinstance(settings, LlamaSettings):
+        require_value(settings, "attention_bias", [False], directory)
+    ours = our_fields(settings) | {
         "norm": "rms",
         "norm_position": "pre",
         "gated": True,
         "positions": "rotary",
-        "dropout": theirs.get("resid_pdrop", 0.0),
-        "scale_embeddings": kind == "gemma",
-        "bias": theirs.get("mlp_bias", False),
-        "qkv_bias": True if kind == "qwen2" else None,
-        "qk_norm": kind == "qwen3",
-        "window": _window(theirs, directory),
-        **_rotation(theirs, directory),
+        "dropout": settings.resid_pdrop if isinstance(settings, Phi3Settings) else 0.0,
+        "scale_embeddings": isinstance(settings, GemmaSettings),
+        "bias": isinstance(settings, LlamaSettings) and settings.mlp_bias,
+        "qkv_bias": True if settings.model_type == "qwen2" else None,
+        "qk_norm": isinstance(settings, Qwen3Settings),
+        "window": _window(settings, directory),
+        **_rotation(settings, directory),
     }
-    if kind == "gemma" and theirs["hidden_act"] == "gelu":  # its files mean the approximation
+    if isinstance(settings, GemmaSettings) and settings.hidden_act == "gelu":  # its files mean the approximation
         ours["activation"] = "gelu_tanh"
-    if kind == "olmo":
+    if isinstance(settings, OlmoSettings):
         ours |= {"norm": "layer", "norm_eps": 1e-5}
     return from_dict(TransformerConfig, ours, str(directory / CONFIG))
 
 
-def _rotation(theirs: dict[str, Any], directory: Path) -> dict[str, Any]:
+def _rotation(settings: LlamaLikeSettings, directory: Path) -> dict[str, Any]:
     """How positions rotate; older files have rope_theta beside rope_scaling, newer ones rope_parameters."""
-    rope = theirs["rope_parameters"] or theirs["rope_scaling"] or {}
-    ours = {"rotary_theta": rope.get("rope_theta", theirs["rope_theta"])}
+    rope = settings.rope_parameters or settings.rope_scaling or {}
+    ours = {"rotary_theta": rope.get("rope_theta", settings.rope_theta)}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise InputError(
@@ -142,18 +158,20 @@ def _rotation(theirs: dict[str, Any], directory: Path) -> dict[str, Any]:
     return ours
 
 
-def _window(theirs: dict[str, Any], directory: Path) -> int | None:
-    """How far every layer sees.
+def _window(settings: LlamaLikeSettings, directory: Path) -> int | None:
+    """How far every layer sees; None: all positions.
 
     Raises:
         InputError: some layers see further than others.
     """
-    size = theirs.get("sliding_window") if theirs.get("use_sliding_window", True) else None
-    first, last = theirs.get("max_window_layers", 0), max(0, theirs["num_hidden_layers"] - 1)
-    kinds = theirs.get("layer_types") or [
-        "sliding_attention" if size and i >= first else "full_attention" for i in (0, last)
+    if not isinstance(settings, Qwen2Settings):
+        return settings.sliding_window if isinstance(settings, MistralSettings | Phi3Settings) else None
+    size = settings.sliding_window if settings.use_sliding_window else None
+    ends = (0, max(0, settings.num_hidden_layers - 1))
+    kinds = settings.layer_types or [
+        "sliding_attention" if size and i >= settings.max_window_layers else "full_attention" for i in ends
     ]
-    if len(set(kinds)) != 1 or kinds[0] not in ("full_attention", "sliding_attention"):
+    if len({*kinds}) != 1 or kinds[0] not in ("full_attention", "sliding_attention"):
         raise InputError(f"all layers must see equally far, but in {directory} layer_types are {', '.join(kinds)}")
     return size if kinds[0] == "sliding_attention" else None
 
@@ -167,7 +185,7 @@ def _their_config(config: TransformerConfig, tokenizer: JSONTokenizer | None) ->
         kind = "qwen2"
     elif config.window is not None and not config.bias:
         kind = "mistral"
-    theirs = their_settings(config, kind, ARCHITECTURES[kind]) | {
+    theirs = their_settings(config, kind, f"{kind.capitalize()}ForCausalLM") | {
         "rope_theta": config.rotary_theta,
         "rope_scaling": None,
         "tie_word_embeddings": config.tie != "none" and not config.scale_embeddings,
@@ -188,36 +206,35 @@ def _their_config(config: TransformerConfig, tokenizer: JSONTokenizer | None) ->
     return theirs
 
 
-def with_tokenizer(model: Transformer, directory: Path, theirs: dict[str, Any]) -> Imported:
-    """A language model with its tokenizer and how prompts go on; `theirs` are the settings of config.json."""
-    said = read_generation(directory, theirs)
-    tokenizer = text_tokenizer(directory, said["eos_token_id"], model.config.vocab_size)
-    return Imported(model, None, tokenizer, read_sampling(directory, said, model.config))
+def with_tokenizer(model: Transformer, directory: Path, settings: Settings) -> Imported:
+    """A language model with its tokenizer and how prompts go on; `settings` are those of config.json."""
+    generation = read_generation(directory, settings, Generation)
+    tokenizer = text_tokenizer(directory, generation.eos_token_id, model.config.vocab_size)
+    return Imported(model, None, tokenizer, read_sampling(directory, generation, model.config))
 
 
-def text_tokenizer(directory: Path, ends: int | list[int] | None, size: int) -> Tokenizer:
+def text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> Tokenizer:
     """The tokenizer.json, in which nothing but what begins and ends this model's texts is special by its name.
 
-    A vocabulary of a family names more tokens so than one model uses: those of chats, say, which no text shows. Where the
-    names do not say what begins and ends texts, the tokenizer has the ids beside it.
+    A vocabulary of a family names more tokens so than one model uses: those of chats, say, which no text shows. Where
+    the names do not say what begins and ends texts, the tokenizer has the ids beside it.
 
     Args:
         ends: what ends texts; of several, the one that tokenizer_config.json names, else the first.
-        size: of the model's vocabulary.
 
     Raises:
         InputError: nothing ends texts, or several tokens begin them.
     """
     tokenizer = JSONTokenizer.load(directory)
-    library, plain = LibraryTokenizer.from_str(tokenizer.model.decode()), json.loads(tokenizer.model)
-    begins, end = library.encode("").ids, ends
-    if isinstance(ends, list):
-        told = read_optional(directory / TOKENIZER).get("eos_token")
-        named = library.token_to_id(str(told["content"] if isinstance(told, dict) else told))
-        end = named if named in ends else next(iter(ends), None)
+    library = LibraryTokenizer.from_str(tokenizer.model.decode())
+    plain = json.loads(tokenizer.model)
+    begins = library.encode("").ids
+    eos_token = read_optional(directory / TOKENIZER).get("eos_token")
+    named = library.token_to_id(str(eos_token["content"] if isinstance(eos_token, dict) else eos_token))
+    end = named if named in ends else next(iter(ends), None)
     if tokenizer.eos_id != end:
-        kept = (*begins, end, tokenizer.pad_id)
-        hidden = [token for token in plain["added_tokens"] if token["special"] and token["id"] not in kept]
+        special = (*begins, end, tokenizer.pad_id)
+        hidden = [token for token in plain["added_tokens"] if token["special"] and token["id"] not in special]
         for token in hidden:
             token["special"] = False
         if hidden and plain["decoder"]:
@@ -227,10 +244,10 @@ def text_tokenizer(directory: Path, ends: int | list[int] | None, size: int) -> 
         tokenizer = JSONTokenizer(json.dumps(plain, ensure_ascii=False).encode())
     if tokenizer.eos_id == end and tokenizer.bos_id in (begins or (None, end)) and begins != [end]:
         return tokenizer
-    if not isinstance(end, int) or len(begins) > 1:
+    if end is None or len(begins) > 1:
         raise InputError(
             f"texts must begin with one token at most and end with one, but in {directory} they begin with {begins} and "
-            f"end with {ends}; name what ends them in {CONFIG} (eos_token_id)"
+            f"end with {[*ends]}; name what ends them in {CONFIG} (eos_token_id)"
         )
-    special = {"bos": (begins or [end])[0], "eos": end, "pad": end, "unk": end}
-    return ImportedTokenizer.of({"tokenizer": plain}, size=size, special=special, opening=begins)
+    ids = {"bos": (begins or [end])[0], "eos": end, "pad": end, "unk": end}
+    return ImportedTokenizer.of({"tokenizer": plain}, size=vocab_size, special=ids, opening=begins)

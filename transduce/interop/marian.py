@@ -6,8 +6,9 @@ from typing import NamedTuple
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.files import regular
 from transduce.interop.encoder_decoder import read_model
-from transduce.interop.generation import one_end, read_decoding, read_generation, refusal
+from transduce.interop.generation import Generation, read_decoding, read_generation, require_settings
 from transduce.interop.pretrained import TOKENIZER, Imported, read_optional, read_table
+from transduce.interop.settings import MarianSettings
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 
@@ -30,8 +31,9 @@ def import_marian(directory: Path) -> Marian:
             weights.
     Source: Junczys-Dowmunt et al. (2018), Marian; file format of transformers' save_pretrained.
     """
-    model, theirs = read_model(directory, "marian")
-    return Marian(model, theirs["decoder_start_token_id"], theirs["eos_token_id"], theirs["pad_token_id"])
+    model, settings = read_model(directory, MarianSettings)
+    assert settings.decoder_start_token_id is not None
+    return Marian(model, settings.decoder_start_token_id, settings.eos_token_id[0], settings.pad_token_id)
 
 
 def import_run(directory: Path) -> Imported:
@@ -40,21 +42,27 @@ def import_run(directory: Path) -> Imported:
     Raises:
         InputError: as `import_marian`; or a file of the tokenizer is missing or does not fit the model.
     """
-    model, theirs = read_model(directory, "marian")
-    said = one_end(directory, read_generation(directory, theirs), theirs)
-    if (forced := said.get("forced_bos_token_id")) is not None:
-        raise refusal(directory, "forced_bos_token_id", "null", forced)
-    if (start := said["decoder_start_token_id"]) not in (said["pad_token_id"], said["eos_token_id"]):
-        raise refusal(directory, "decoder_start_token_id", "pad_token_id or eos_token_id", start)
+    model, settings = read_model(directory, MarianSettings)
+    generation = read_generation(directory, settings, Generation)
+    require_settings(
+        directory,
+        generation,
+        ("forced_bos_token_id", "null", generation.forced_bos_token_id is None),
+        (
+            "decoder_start_token_id",
+            "pad_token_id or eos_token_id",
+            generation.decoder_start_token_id in (generation.pad_token_id, generation.end_id),
+        ),
+    )
     separate = read_optional(directory / TOKENIZER).get("separate_vocabs") is True
     sides, config = [], model.config
     for side, stack in (("source", config.encoder), ("target", config.decoder)):
         assert stack is not None and isinstance(stack.input, Tokens)
         name = "target_vocab.json" if separate and side == "target" else "vocab.json"
         pieces = read_table(directory / name, stack.input.vocab_size)
-        ids = {"bos": start, "eos": said["eos_token_id"], "pad": said["pad_token_id"]}
-        ids["unk"] = pieces.index("<unk>")
-        sides.append(ImportedTokenizer.of_pieces(regular(directory / f"{side}.spm").read_bytes(), pieces, special=ids))
+        special = generation.special_ids(unk=pieces.index("<unk>"))
+        spm = regular(directory / f"{side}.spm").read_bytes()
+        sides.append(ImportedTokenizer.of_pieces(spm, pieces, special=special))
     source, target = sides
-    decoding = read_decoding(directory, said, config.vocab_size)
+    decoding = read_decoding(directory, generation, config.vocab_size)
     return Imported(model, target if source.model == target.model else source, target, decoding)

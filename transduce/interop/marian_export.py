@@ -12,10 +12,10 @@ from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
-from transduce.interop.generation import GENERATION, settings_of
+from transduce.interop.config_json import their_settings
+from transduce.interop.generation import GENERATION, generation_settings
 from transduce.interop.names import ENCODER_DECODER, named_weights
 from transduce.interop.pretrained import TOKENIZER, check_carried, write_model, write_settings
-from transduce.interop.settings import their_settings
 from transduce.interop.weights import reorder_residual, residual_order
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
@@ -65,7 +65,7 @@ def export_marian(
     _write_tokenizers(directory, source, target, model.config.max_positions)
     ids = {"decoder_start_token_id": target.bos_id, "eos_token_id": target.eos_id, "pad_token_id": target.pad_id}
     ids["max_length"] = model.config.max_positions
-    write_settings(directory / GENERATION, ids | settings_of(decoding or {}, target.suppressed))
+    write_settings(directory / GENERATION, ids | generation_settings(decoding or {}, target.suppressed))
     return True
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.tokenizer_files import write_tokenizers
 from transduce.errors import InputError, require
+from transduce.interop.config_json import CONFIG
 from transduce.interop.pretrained import write_settings
-from transduce.interop.settings import CONFIG
 from transduce.model.cache import Cache, LayerCache
 from transduce.model.config import Tokens
 from transduce.model.layers import Layer

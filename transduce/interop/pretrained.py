@@ -15,7 +15,7 @@ from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json, write_file
-from transduce.interop.settings import CONFIG
+from transduce.interop.config_json import CONFIG
 from transduce.interop.weights import WEIGHTS
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer

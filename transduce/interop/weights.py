@@ -15,8 +15,8 @@ from torch import Tensor
 
 from transduce.errors import InputError
 from transduce.files import copy_weights, read_json, read_weights, regular
+from transduce.interop.config_json import CONFIG
 from transduce.interop.names import Names, named_weights
-from transduce.interop.settings import CONFIG
 from transduce.model.config import Sinusoids, TransformerConfig
 from transduce.model.fill import blank_transformer
 from transduce.model.positions import sinusoidal

@@ -1,0 +1,185 @@
+"""config.json in and out: settings of transformers are fields of a TransformerConfig under other names.
+
+config.json leaves out settings that have their defaults, and anybody may have written it. So it is read in one place.
+"""
+
+from collections.abc import Collection
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transduce.config import from_dict
+from transduce.errors import InputError
+from transduce.files import read_json
+from transduce.interop.settings import SETTINGS, Settings
+from transduce.model.config import Activation, TransformerConfig
+
+CONFIG = "config.json"
+
+AnyDataclass = TypeVar("AnyDataclass")
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Our name of each activation that transformers and a Transformer here both have, by the name in transformers."""
+
+FIELDS = {
+    "n_embd": "d_model",
+    "hidden_size": "d_model",
+    "d_model": "d_model",
+    "n_layer": "n_layers",
+    "num_hidden_layers": "n_layers",
+    "num_layers": "n_layers",
+    "decoder_layers": "n_layers",
+    "n_head": "n_heads",
+    "num_attention_heads": "n_heads",
+    "attention_heads": "n_heads",
+    "encoder_attention_heads": "n_heads",
+    "decoder_attention_heads": "n_heads",
+    "n_inner": "d_ff",
+    "intermediate_size": "d_ff",
+    "ffn_dim": "d_ff",
+    "encoder_ffn_dim": "d_ff",
+    "decoder_ffn_dim": "d_ff",
+    "n_positions": "max_positions",
+    "max_position_embeddings": "max_positions",
+    "resid_pdrop": "dropout",
+    "dropout": "dropout",
+    "attn_pdrop": "attention_dropout",
+    "attention_dropout": "attention_dropout",
+    "layer_norm_epsilon": "norm_eps",
+    "rms_norm_eps": "norm_eps",
+    "activation_function": "activation",
+    "hidden_act": "activation",
+    "scale_embedding": "scale_embeddings",
+    "num_key_value_heads": "n_kv_heads",
+    "head_dim": "head_width",
+}
+"""Our field of each setting that means the same in every model that has it."""
+
+FIXED: dict[str, Collection[Any]] = {
+    "activation_function": ACTIVATIONS,
+    "hidden_act": ACTIVATIONS,
+    "scale_attn_weights": [True],
+    "scale_attn_by_inverse_layer_idx": [False],
+    "reorder_and_upcast_attn": [False],
+    "add_cross_attention": [False],
+    "use_bidirectional_attention": [None, False],
+    "clip_qkv": [None],
+    "_remove_final_layer_norm": [False],
+}
+"""The values of settings that a Transformer here can have."""
+
+IN_TRAINING = "; they matter in training alone, so make them equal in config.json"
+EQUAL = {
+    ("embd_pdrop", "resid_pdrop"): IN_TRAINING,
+    ("attention_bias", "mlp_bias"): "; a Transformer here has biases in all linear maps or in those to queries, keys "
+    "and values",
+    ("encoder_attention_heads", "decoder_attention_heads"): "",
+    ("encoder_ffn_dim", "decoder_ffn_dim"): "",
+}
+"""Settings that must be equal, for a Transformer here has one field for both, and the way out."""
+
+
+def read_settings(directory: Path, kind: type[AnySettings]) -> AnySettings:
+    """Read config.json.
+
+    Args:
+        kind: The settings of the model_type that it must have, or of several, which are subclasses.
+
+    Raises:
+        InputError: the directory holds another kind of model, a setting has another type, or it would silently give
+            other numbers here.
+    """
+    plain = read_json(directory / CONFIG)
+    model_type = plain.get("model_type")
+    known = [name for name, each in SETTINGS.items() if issubclass(each, kind)]
+    if model_type not in known:
+        raise InputError(f"model_type must be {one_of(known)}, but in {directory} it is {model_type!r}")
+    settings = parse_settings(SETTINGS[model_type], plain, directory)
+    assert isinstance(settings, kind)
+    for name, allowed in FIXED.items():
+        if hasattr(settings, name):
+            require_value(settings, name, allowed, directory)
+    for (one, other), way_out in EQUAL.items():
+        if hasattr(settings, one) and hasattr(settings, other):
+            require_equal(settings, one, other, directory, way_out)
+    return settings
+
+
+def parse_settings(kind: type[AnySettings], plain: dict[str, Any], directory: Path) -> AnySettings:
+    """The settings that config.json in this directory holds; see `known_fields`."""
+    return known_fields(kind, plain | as_ids(plain), directory / CONFIG)
+
+
+def as_ids(plain: dict[str, Any]) -> dict[str, Any]:
+    """The eos_token_id of a file, which may be an id, a list of them or null, as a list."""
+    if "eos_token_id" not in plain:
+        return {}
+    ends = plain["eos_token_id"]
+    return {"eos_token_id": ends if isinstance(ends, list | tuple) else [] if ends is None else [ends]}
+
+
+def known_fields(kind: type[AnyDataclass], plain: dict[str, Any], path: Path) -> AnyDataclass:
+    """The dataclass of what a file says, whose other settings are ignored.
+
+    Raises:
+        InputError: a setting is missing or has another type.
+    """
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return from_dict(kind, {name: value for name, value in plain.items() if name in names}, str(path))
+
+
+def one_of(values: Collection[Any]) -> str:
+    """The rule that a value is one of these."""
+    return " or ".join(map(repr, values))
+
+
+def require_value(settings: object, name: str, allowed: Collection[Any], directory: Path) -> None:
+    """Raise InputError unless a setting has one of the allowed values."""
+    if (value := getattr(settings, name)) not in allowed:
+        raise InputError(f"{name} must be {one_of(allowed)}, but in {directory} it is {value!r}")
+
+
+def require_equal(settings: object, one: str, other: str, directory: Path, way_out: str = "") -> None:
+    """Raise InputError unless two settings, for which a Transformer here has a single field, are equal."""
+    values = getattr(settings, one), getattr(settings, other)
+    if values[0] != values[1]:
+        raise InputError(f"{one} must equal {other}, but in {directory} they are {values[0]} and {values[1]}{way_out}")
+
+
+def our_fields(settings: Settings) -> dict[str, Any]:
+    """Translate settings into fields of TransformerConfig, as far as all models have them alike."""
+    ours = {FIELDS[name]: value for name, value in vars(settings).items() if name in FIELDS}
+    n_layers = ours.pop("n_layers")
+    return ours | {
+        "decoder": {"input": {"vocab_size": settings.vocab_size}, "n_layers": n_layers},
+        "activation": ACTIVATIONS[ours["activation"]],
+        "tie": "output" if settings.tie_word_embeddings else "none",
+    }
+
+
+def their_settings(config: TransformerConfig, model_type: str, architecture: str) -> dict[str, Any]:
+    """Translate fields of TransformerConfig into settings, the other way of `our_fields`."""
+    assert config.decoder is not None
+    activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}  # of two names, the first one counts
+    ours = vars(config) | {
+        "n_layers": config.decoder.n_layers,
+        "n_kv_heads": config.kv_heads,
+        "head_width": config.d_head,
+        "activation": activations[config.activation],
+    }
+    names = [field.name for field in fields(SETTINGS[model_type]) if field.name in FIELDS]
+    return {
+        "model_type": model_type,
+        "architectures": [architecture],
+        "vocab_size": config.vocab_size,
+        "tie_word_embeddings": config.tie != "none",
+        **{name: ours[FIELDS[name]] for name in names},
+    }
