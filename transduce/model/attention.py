@@ -93,7 +93,7 @@ def _weights(query: Queries, key: Keys, visible: Visible | None) -> Float[Tensor
     """softmax(Q K^T / sqrt(E)); a query that sees nothing has zeros, as from PyTorch's kernels."""
     if query.size(1) > key.size(1):
         key = key.repeat_interleave(query.size(1) // key.size(1), dim=1)
-    scores = query * query.size(-1) ** -0.5 @ key.mT
+    scores = query * query.size(-1) ** -0.5 @ key.transpose(-1, -2)  # which ONNX knows, unlike mT
     if visible is None:
         return scores.softmax(-1)
     return scores.masked_fill(~visible, -torch.inf).softmax(-1).masked_fill(~visible, 0.0)
