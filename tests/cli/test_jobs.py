@@ -1,5 +1,6 @@
 """Large files: in chunks by several processes, or in parts by several machines; the lines are those of one process."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -19,13 +20,12 @@ from tests.language_runs import TEXT, language_run
 from tests.runs import ENGLISH, LITTLE, random_run, random_speech_run, record, sentences
 from transduce.cli import workers
 from transduce.cli.common import Lines, Machine, checked_lines
-from transduce.cli.jobs import Division, Job, _default_workers, _spans, carry_out
+from transduce.cli.jobs import Division, Job, _default_workers, carry_out, cut
 from transduce.cli.main import main
 from transduce.cli.parts import Share, share_of_environment
 from transduce.cli.translate import Translation
 from transduce.device import default_device
 from transduce.errors import InputError
-from transduce.files import held
 
 LINES = [ENGLISH[0], "", *ENGLISH[1:6], ENGLISH[2].upper(), "Print", ENGLISH[3] * 3, "Anna"]
 CPU = ["--device", "cpu"]
@@ -145,22 +145,22 @@ def test_the_same_command_goes_on_from_what_is_done(folder, small, tmp_path, mon
         assert run(*command) == 130
     kept = tmp_path / "out.unfinished"
     assert capsys.readouterr().err.endswith(
-        f"4 of 6 chunks are done, in {kept}; the same command goes on from there\n"
+        f"8 of 12 inputs are done, in {kept}; the same command goes on from there\n"
         "transduce: stopped; every line written so far is whole\n"
     )
-    assert (tmp_path / "out").read_text() == "before\n" and len(list(kept.glob("chunk*"))) == 4
-    (first := min(kept.glob("chunk*"))).write_bytes(first.read_bytes()[:-5])  # a disk that lies
-    shutil.copytree(kept, tmp_path / "copy")
+    assert (tmp_path / "out").read_text() == "before\n" and len(kept.read_bytes().splitlines()) == 1 + 4
+    kept.write_bytes(kept.read_bytes()[:-5])  # torn by a crash
+    shutil.copy(kept, tmp_path / "copy")
     with monkeypatch.context() as patch:
         begun = stopped(patch, 100)
         assert run(*command) == 1
     assert len(begun) == 3 and not kept.exists()
     err = capsys.readouterr().err
-    assert f"going on with 3 of 6 chunks done, in {kept}\n" in err and "1 of 12 lines could not be translated" in err
+    assert f"going on with 6 of 12 inputs done, in {kept}\n" in err and "1 of 12 lines could not be translated" in err
     whole = (tmp_path / "out").read_text()
     assert run(*COMMANDS["translate"]) == 1 and capsys.readouterr().out == whole
     for n_begun, options in ((3, ["--batch-tokens", "64"]), (6, ["--alpha", "0"])):
-        shutil.copytree(tmp_path / "copy", kept)
+        shutil.copy(tmp_path / "copy", kept)
         with monkeypatch.context() as patch:
             begun = stopped(patch, 100)
             assert run(*command, *options) == 1
@@ -238,25 +238,6 @@ def test_memory_does_not_grow_with_the_input(folder, tmp_path, monkeypatch, caps
     assert peaks[2] < peaks[1] + 100_000
 
 
-def test_inputs_that_change_while_they_are_read_are_refused(folder, tmp_path, monkeypatch, capsys):
-    (path := tmp_path / "in").write_text("a\nb\n")
-
-    class Changing(Echo):
-        def load(self):
-            path.write_text("a\nc\n")
-            return super().load()
-
-    job = Changing(run=folder / "text", machine=Machine(device="cpu"))
-    monkeypatch.setattr(Echo, "CHUNK", 1)
-    with pytest.raises(InputError) as refused:
-        carry_out(job, Lines(path), Division(output=tmp_path / "out", workers=1), [path])
-    assert str(refused.value) == (
-        "inputs must stay as they are while they are read, but some of the lines from 2 on have changed; "
-        "run the same command again"
-    )
-    assert not (tmp_path / "out").exists()
-
-
 def test_what_can_be_read_once_is_kept_in_a_file(tmp_path):
     os.mkfifo(pipe := tmp_path / "pipe")
     (usual := tmp_path / "usual").write_text("b\n")
@@ -303,12 +284,14 @@ def test_many_warnings_of_one_kind_are_counted(folder, tmp_path, monkeypatch, ca
 
 def test_another_process_that_makes_the_same_output_is_refused(folder, small, tmp_path, capsys):
     command = [*COMMANDS["translate"], "--output", tmp_path / "out"]
-    (kept := tmp_path / "out.unfinished").mkdir()
-    with held(kept, "", ""):
+    kept = tmp_path / "out.unfinished"
+    with kept.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
         assert run(*command) == 2
-    err = capsys.readouterr().err
-    assert f"an output is made by one process at a time, but {kept} is held by process {os.getpid()} on " in err
-    assert err.endswith("; wait for it or stop it, or name another --output\n")
+    assert capsys.readouterr().err == (
+        f"transduce: an output is made by one process at a time, but another one writes {kept}; wait for it or stop it, "
+        "or name another --output\n"
+    )
     assert run(*command) == 1 and (tmp_path / "out").exists() and not kept.exists()
 
 
@@ -371,15 +354,15 @@ def test_merge_refuses_what_is_not_whole_or_not_one_job(folder, small, tmp_path,
     )
     second.unlink()
     shutil.copy(first, second)
-    assert (
-        refusal()
-        == f"the file of part 1 of 3 must be named {first.name}, but it is {second}; name it so, or remove it\n"
-    )
+    assert refusal().startswith(f"merge needs all 3 parts of {out}, but these are missing: 2, 3; ")
     second.write_text("Mach den alten Brief auf.\n")
-    assert refusal() == f"{second} must begin as a part does, but it does not; remove it, and make it again\n"
+    assert refusal() == (
+        f"{second} must begin as what this command has written, but it does not; move it, or name another --output\n"
+    )
     second.write_bytes(first.read_bytes()[:-1])
-    n = int(json.loads(first.read_bytes().split(b"\n")[0])["bytes"])
-    assert refusal() == f"{second} must have {n} bytes of rows, but it has {n - 1}; fetch it or make it again\n"
+    assert refusal() == (
+        f"{second} must have the rows of 4 inputs, but it has those of 2; fetch it again, or run the same command for it\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -437,7 +420,8 @@ def test_shares_and_chunks_have_every_input_once_and_in_order():
         assert [k for a, b in spans for k in range(a, b)] == list(range(size))
         assert max(b - a for a, b in spans) - min(b - a for a, b in spans) <= 1
         costs = [(7 * k) % 5 for k in range(size)]
-        spans = _spans(costs, n)
+        chunks = list(cut(range(size), costs.__getitem__, n))
+        spans = [(start, start + len(items)) for start, items in chunks]
         assert [k for a, b in spans for k in range(a, b)] == list(range(size)) and spans
         assert all(sum(costs[a : b - 1]) < n <= sum(costs[a:b]) for a, b in spans[:-1])
 

@@ -1,5 +1,6 @@
 """An output replaces no input, no work of others, and is whole or not there."""
 
+import fcntl
 import io
 import os
 import sys
@@ -11,7 +12,6 @@ from tests.language_runs import language_run
 from tests.runs import ENGLISH, LITTLE, random_run
 from transduce.cli import workers
 from transduce.cli.main import main
-from transduce.files import held
 
 LINES = ENGLISH[:6]
 TEXT = "".join(line + "\n" for line in LINES)
@@ -78,7 +78,7 @@ def test_lines_of_standard_input_become_a_whole_file_and_go_on_after_a_stop(
     sys.stdin.buffer.seek(0)
     capsys.readouterr()
     assert call("translate", run, "--output", out, "--workers", 1, *OPTIONS) == 0
-    assert "going on with 2 of 3 chunks done" in capsys.readouterr().err
+    assert "going on with 4 of 6 inputs done" in capsys.readouterr().err
     assert call("translate", run, standard_input, *OPTIONS) == 0
     assert out.read_text() == capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.en", "out"]
@@ -100,24 +100,24 @@ def test_an_output_that_is_an_input_is_refused(run, letters, tmp_path, standard_
     assert standard_input.read_text() == TEXT
 
 
-def test_a_folder_or_link_of_somebody_else_stays(run, tmp_path, standard_input, two_a_chunk, refused):
-    out, folder = tmp_path / "out", tmp_path / "out.unfinished"
-    folder.mkdir()
-    (folder / "thesis.txt").write_text("years of work")
-    assert "out.unfinished is a folder with thesis.txt" in refused("translate", run, "--output", out, *OPTIONS)
-    assert (folder / "thesis.txt").read_text() == "years of work"
-    folder.rename(tmp_path / "elsewhere")
-    folder.symlink_to(tmp_path / "elsewhere")
-    assert "out.unfinished is a link" in refused("translate", run, "--output", out, *OPTIONS)
-    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["thesis.txt"]
-    folder.unlink()
-    folder.write_text("a file")
-    assert "out.unfinished is no folder" in refused("translate", run, "--output", out, *OPTIONS)
+def test_a_file_folder_or_link_of_somebody_else_stays(run, tmp_path, standard_input, two_a_chunk, refused):
+    out, path, thesis = tmp_path / "out", tmp_path / "out.unfinished", tmp_path / "thesis.txt"
+    for place in (path, thesis):
+        place.write_text("years of work")
+        assert "out.unfinished must begin as what this command has written" in refused(
+            "translate", run, "--output", out, *OPTIONS
+        )
+        assert path.read_text() == "years of work"
+        path.unlink()
+        path.symlink_to(thesis)
+    path.unlink()
+    path.mkdir()
+    assert "directory" in refused("translate", run, "--output", out, *OPTIONS)
 
 
 def test_of_two_at_once_the_second_is_refused(run, tmp_path, standard_input, refused):
-    (tmp_path / "out.unfinished").mkdir()
-    with held(tmp_path / "out.unfinished", "", ""):
+    with (tmp_path / "out.unfinished").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
         assert "one process at a time" in refused("translate", run, "--output", tmp_path / "out", *OPTIONS)
     assert not (tmp_path / "out").exists()
 

@@ -28,7 +28,7 @@ from transduce.cli.common import (
 )
 from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Division, Job, carry_out
-from transduce.cli.output import writing
+from transduce.cli.output import open_output
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.text.lines import lines_fingerprint
 from transduce.errors import InputError
@@ -104,7 +104,7 @@ def generate(
     if not prompt and not files:
         prompts, size = each_of(STDIN), 1 if sys.stdin.isatty() else size
     prompts = _encodable(generator, prompts)
-    with writing(output, unit="text", total=None, quiet=True, inputs=files) as (out, _):
+    with open_output(output, files) as out:
         whole = format == "json" and not stream
         texts = _texts(generator, prompts, config, size, stream=stream)
         objects = _objects(generator, prompts, config, size, token_scores=token_scores)

@@ -1,46 +1,45 @@
-"""What the commands that decode large files share: an input in chunks, done by one process or several, or a part of it."""
+"""Commands that decode large files: an input in chunks, done by one process or several, or a part of it."""
 
 import logging
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from tqdm import tqdm
 from tyro.conf import arg
 
 from transduce.cli.common import Count, Machine, OptionalFile, each_run
-from transduce.cli.output import check_output, first_few, is_plain, writing
+from transduce.cli.output import check_output, first_few, is_plain, open_output, progress_bar
 from transduce.cli.parts import (
-    Head,
+    Header,
+    Journal,
     Share,
-    is_done,
-    join,
+    open_journal,
     parse_share,
-    read_part,
-    remove_chunks,
-    remove_folder,
     run_fingerprint,
     share_of_environment,
-    take_folder,
-    write_part,
+    write_rows,
 )
 from transduce.cli.workers import Chunk, Rows, Work, results
-from transduce.config import at_least, differences, to_dict
+from transduce.config import at_least, to_dict
 from transduce.data.text.lines import lines_fingerprint
 from transduce.errors import InputError
 
 logger = logging.getLogger("transduce")
 
+ItemT = TypeVar("ItemT")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job(ABC):
-    """What is done with every input of a list. It is sent to the workers, so it is plain data, and holds no model."""
+    """What is done with every input of a list: plain data that is sent to workers, without a model."""
 
     run: Path
     machine: Machine
@@ -54,14 +53,14 @@ class Job(ABC):
 
     @abstractmethod
     def load(self) -> Work:
-        """Load the model; what comes back turns a chunk of inputs into rows."""
+        """Load the model; the result turns a chunk of inputs into rows."""
 
     def name(self, item: Any) -> str:
-        """What an input is."""
+        """The identity of an input."""
         return str(item)
 
     def state(self, item: Any) -> str:
-        """What may change of one input while its name stays."""
+        """What may change of an input while its name stays."""
         return ""
 
     def cost(self, item: Any) -> int:
@@ -73,24 +72,21 @@ class Job(ABC):
         return rows
 
     def key(self, items: Iterable[Any], n: int) -> dict[str, Any]:
-        """All that decides what comes out of n inputs: the settings, a hash of the run, a hash of their names."""
-        plain = to_dict(self)
-        del plain["machine"]["device"]
-        plain.get("decoding", {}).pop("batch_tokens", None)  # it changes speed and memory, never the output
-        names = lines_fingerprint(ascii(self.name(item)) for item in items)
-        own = {
+        """All that decides the output of n inputs: the settings, hashes of the run and of their names."""
+        key = to_dict(self)
+        del key["machine"]["device"]
+        key.get("decoding", {}).pop("batch_tokens", None)  # it changes speed and memory, never the output
+        key |= {
             "kind": type(self).__name__,
             "run": "+".join(map(run_fingerprint, each_run(self.run))),
             "n_inputs": n,
-            "inputs": names,
+            "inputs": lines_fingerprint(ascii(self.name(item)) for item in items),
         }
-        if self.lm is not None:
-            own["lm"] = run_fingerprint(self.lm)
-        return {**plain, **own}
+        return key if self.lm is None else key | {"lm": run_fingerprint(self.lm)}
 
-    def head(self, key: dict[str, Any], share: Share, items: Iterable[Any]) -> Head:
-        """What the file of a part with these inputs says of itself."""
-        return Head(key, share, lines_fingerprint(ascii((self.name(item), self.state(item))) for item in items))
+    def fingerprint(self, items: Iterable[Any]) -> str:
+        """Hash inputs in their state."""
+        return lines_fingerprint(ascii((self.name(item), self.state(item))) for item in items)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,47 +119,65 @@ class Division:
 def carry_out(job: Job, items: Iterable[Any], division: Division, inputs: Sequence[Path] = ()) -> None:
     """Do a job on all inputs, or on this process's part of them.
 
-    Rows go to standard output in the order of the input, as soon as they are there. A file is written once it is whole:
-    until then, every chunk is a file of its own in a folder beside it, and the same job goes on from there.
+    Rows go to standard output in the order of the input, as soon as they are there. A file appears once
+    it is whole: until then a journal beside it has the chunks that are done, and the same command goes on
+    from there.
 
     Args:
-        items: read several times from the beginning, so that memory holds one chunk of what is read from files.
+        items: read several times from the beginning, so that memory holds a few chunks of them.
         inputs: the files that the items are of, none of which the output may replace.
 
     Raises:
         SystemExit: with 1, at the end, if some inputs could not be used.
     """
     at_least(1, workers=division.workers)
-    share, output = division.share(), division.output
+    share = division.share()
+    output = division.output
     check_output(output, inputs)
     n = sum(1 for _ in items)
     start, stop = share.span(n) if share else (0, n)
     cost = sum(map(job.cost, islice(items, start, stop)))
     limit = max(1, min(job.CHUNK, -(-cost // (division.workers or 1))))
-    spans = _spans(map(job.cost, islice(items, start, stop)), limit, start)
-    n_workers = min(division.workers or _default_workers(job, len(spans)), len(spans))
+    n_chunks = max(1, -(-cost // limit))
+    n_workers = min(division.workers or _default_workers(job, n_chunks), n_chunks)
     if output is None or not is_plain(output):
-        return stream(job, _chunks(items, spans), output, n_workers=n_workers, total=n)
-    key = job.key(items, n)
-    head = job.head(key, share, islice(items, start, stop)) if share else None
-    output = share.file(output) if share else output
+        return stream(job, cut(items, job.cost, limit), output, n_workers=n_workers, total=n)
     output = output.resolve() if output.is_symlink() else output
-    if head and output.exists():
-        found = read_part(output)
-        if changed := differences(found.head.job, key):
-            raise InputError(
-                f"a part must belong to one job with the others, but {output} was made with other settings: "
-                f"{'; '.join(changed)}; name another --output, or remove it"
-            )
-        if found.head == head:
-            print(f"transduce: {output} is finished", file=sys.stderr)
-            return _end(job, len(found.errors), stop - start)
-    if share:
-        print(
-            f"transduce: part {share.number} of {share.total}, inputs {start + 1} to {stop}: {output}", file=sys.stderr
-        )
-    heads = [job.head(key, Share(i, len(spans)), some) for i, (_, some) in enumerate(_chunks(items, spans), start=1)]
-    _end(job, _keep(job, items, spans, heads, output, head, n_workers), stop - start)
+    path = share.file(output) if share else output.with_name(f"{output.name}.unfinished")
+    header = Header(job.key(items, n), share or Share(1, 1))
+    with open_journal(path, header, is_part=share is not None) as journal:
+        done = journal.resume(islice(iter(items), start, stop), job.fingerprint)
+        if not (journal.n_chunks and done == stop - start):
+            if share:
+                part = f"part {share.number} of {share.total}, inputs {start + 1} to {stop}"
+                print(f"transduce: {part}: {path}", file=sys.stderr)
+            rest = cut(islice(items, start + done, stop), job.cost, limit, start + done)
+            _append(job, rest, journal, done=done, total=stop - start, n_workers=n_workers)
+        elif share:
+            print(f"transduce: {path} is finished", file=sys.stderr)
+        if not share:
+            write_rows(output, job.written(journal.texts()))
+            path.unlink()
+    _end(job, journal.n_errors, stop - start)
+
+
+def _append(job: Job, chunks: Iterable[Chunk], journal: Journal, *, done: int, total: int, n_workers: int) -> None:
+    """Do the chunks that a journal lacks."""
+    if done:
+        print(f"transduce: going on with {done} of {total} inputs done, in {journal.path}", file=sys.stderr)
+    try:
+        with (
+            progress_bar(unit=job.UNIT, total=total) as bar,
+            closing(_results(job, chunks, bar, n_workers)) as finished,
+        ):
+            bar.update(done)
+            for items, rows in finished:
+                journal.append(len(items), job.fingerprint(items), rows)
+                done += len(items)
+    except KeyboardInterrupt:
+        place = f"in {journal.path}; the same command goes on from there"
+        print(f"transduce: {done} of {total} inputs are done, {place}", file=sys.stderr)
+        raise
 
 
 def stream(
@@ -175,128 +189,63 @@ def stream(
     total: int | None = None,
     quiet: bool = False,
 ) -> None:
-    """Do a job chunk by chunk, and write the rows in the order of the input.
+    """Do a job chunk by chunk, and write the rows in the order of the input as they come.
 
     Raises:
         SystemExit: with 1, at the end, if some inputs could not be used.
     """
-    n_bad = n = 0
+    n = 0
+    n_bad = 0
 
-    def counted() -> Iterator[Chunk]:
-        nonlocal n
-        for chunk in chunks:
-            n += len(chunk[1])
-            yield chunk
+    def texts() -> Iterator[str]:
+        nonlocal n, n_bad
+        for items, rows in done:
+            n += len(items)
+            n_bad += len(rows.errors)
+            yield rows.text
 
-    def rows() -> Iterator[str]:
-        nonlocal n_bad
-        waiting, following = dict[int, str](), 0
-        with closing(_done(job, counted(), bar, n_workers)) as found:
-            for number, each in found:
-                n_bad += len(each.errors)
-                waiting[number] = each.text
-                while following in waiting:
-                    yield waiting.pop(following)
-                    following += 1
-
-    with writing(output, unit=job.UNIT, total=total, quiet=quiet) as (out, bar):
-        for each in job.written(rows()):
+    with (
+        open_output(output) as out,
+        progress_bar(unit=job.UNIT, total=total, quiet=quiet) as bar,
+        closing(_results(job, chunks, bar, n_workers)) as done,
+    ):
+        for text in job.written(texts()):
             bar.clear()
-            out.write(each)
+            out.write(text)
             out.flush()
     _end(job, n_bad, n)
 
 
-def _chunks(items: Iterable[Any], spans: Sequence[tuple[int, int]]) -> Iterator[Chunk]:
-    """The inputs of spans, each of which begins where the one before ends."""
-    rest = islice(items, spans[0][0], None)
-    for start, stop in spans:
-        yield start, list(islice(rest, stop - start))
-
-
-def _undone(job: Job, chunks: Iterable[Chunk], heads: Sequence[Head], todo: Sequence[int]) -> Iterator[Chunk]:
-    """The chunks of these numbers.
-
-    Raises:
-        InputError: one of them is not what it was when its head was made.
-    """
-    for i, (start, items) in enumerate(chunks):
-        if i in todo:
-            if job.head(heads[i].job, heads[i].share, items) != heads[i]:
-                raise InputError(
-                    f"inputs must stay as they are while they are read, but some of the {job.UNIT}s from {start + 1} on "
-                    "have changed; run the same command again"
-                )
-            yield start, items
-
-
-def _keep(
-    job: Job,
-    items: Iterable[Any],
-    spans: Sequence[tuple[int, int]],
-    heads: Sequence[Head],
-    output: Path,
-    head: Head | None,
-    n_workers: int,
-) -> int:
-    """Make every chunk that is not there yet a file, and in the end all of them the output; how many errors there were."""
-    from transduce.files import held
-
-    folder = output.with_name(f"{output.name}.unfinished")
-    take_folder(folder)
-    with held(folder, "an output is made by one process at a time", "name another --output"):
-        paths = [each.share.file(folder / "chunk") for each in heads]
-        todo = [i for i, path in enumerate(paths) if not is_done(path, heads[i])]
-        chunks = _undone(job, _chunks(items, spans), heads, todo)
-        done = len(paths) - len(todo)
-        if done:
-            print(f"transduce: going on with {done} of {len(paths)} chunks done, in {folder}", file=sys.stderr)
-        try:
-            with writing(None, unit=job.UNIT, total=spans[-1][1] - spans[0][0]) as (_, bar):
-                bar.update(bar.total - sum(spans[i][1] - spans[i][0] for i in todo))
-                with closing(_done(job, chunks, bar, min(n_workers, len(todo)))) as found:
-                    for number, rows in found:
-                        write_part(paths[todo[number]], heads[todo[number]], rows.errors, rows.text)
-                        done += 1
-            parts = [replace(read_part(path), head=each) for path, each in zip(paths, heads, strict=True)]
-            join(output, parts, head)
-        except KeyboardInterrupt:
-            told = f"{done} of {len(paths)} chunks are done, in {folder}; the same command goes on from there"
-            print(f"transduce: {told}", file=sys.stderr)
-            raise
-        finally:
-            if not done:
-                remove_chunks(folder)
-        remove_chunks(folder)
-    remove_folder(folder)
-    return sum(len(part.errors) for part in parts)
-
-
-def _done(
+def _results(
     job: Job, chunks: Iterable[Chunk], bar: "tqdm[None]", n_workers: int
-) -> Generator[tuple[int, Rows], None, None]:
-    """`results`, with a bar, and errors on stderr; of errors and warnings of one kind, the first few."""
+) -> Generator[tuple[list[Any], Rows], None, None]:
+    """The inputs and rows of every chunk; a bar moves, and of errors and warnings of one kind stderr has the first few."""
     from torch import get_num_threads
 
-    def progress(n_done: int, n_more: int = 0) -> None:
+    waiting = deque[list[Any]]()
+
+    def remembered() -> Iterator[Chunk]:
+        for start, items in chunks:
+            waiting.append(items)
+            yield start, items
+
+    def progress(n_done: int, n_more: int) -> None:
         if bar.total is not None:
             bar.total += n_more
         bar.update(n_done)
 
-    if n_workers == 0:
-        return
     n_threads = max(1, get_num_threads() // n_workers)
     with (
         first_few() as is_shown,
-        closing(results(job.load, chunks, progress, n_workers=n_workers, n_threads=n_threads)) as found,
+        closing(results(job.load, remembered(), progress, n_workers=n_workers, n_threads=n_threads)) as done,
     ):
         warnings = lambda record: is_shown(record.getMessage())
         logger.addFilter(warnings)
         try:
-            for number, rows in found:
+            for rows in done:
                 for error in filter(is_shown, rows.errors):
                     tqdm.write(f"transduce: {error}", file=sys.stderr)
-                yield number, rows
+                yield waiting.popleft(), rows
         finally:
             logger.removeFilter(warnings)
 
@@ -307,15 +256,25 @@ def _end(job: Job, n_bad: int, n: int) -> None:
         sys.exit(1)
 
 
-def _spans(costs: Iterable[int], limit: int, start: int = 0) -> list[tuple[int, int]]:
-    """Neighbours that reach the limit together, as indices from and to before; at least one span, which may be empty."""
-    spans, cost, stop = list[tuple[int, int]](), 0, start
-    for stop, each in enumerate(costs, start=start + 1):
-        cost += each
-        if cost >= limit:
-            spans.append((start, stop))
-            start, cost = stop, 0
-    return [*spans, (start, stop)] if start < stop or not spans else spans
+def cut(items: Iterable[ItemT], cost: Callable[[ItemT], int], limit: int, start: int = 0) -> Iterator[Chunk]:
+    """Cut inputs into chunks that reach a cost; at least one chunk, which may be empty.
+
+    Args:
+        start: the number of inputs before the first one.
+    """
+    chunk: list[ItemT] = []
+    total = 0
+    n_chunks = 0
+    for item in items:
+        chunk.append(item)
+        total += cost(item)
+        if total >= limit:
+            yield start, chunk
+            n_chunks += 1
+            start += len(chunk)
+            chunk, total = [], 0
+    if chunk or not n_chunks:
+        yield start, chunk
 
 
 def _default_workers(job: Job, n_chunks: int) -> int:

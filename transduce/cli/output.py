@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import BinaryIO, TextIO, cast
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -24,11 +24,13 @@ VARIES = re.compile(r"(['\"]).*?\1|\S*[./]\S+|\d+")
 
 @contextmanager
 def first_few() -> Iterator[Callable[[str], bool]]:
-    """What decides whether a message is shown: the first few of one kind are; in the end stderr says how many more came.
+    """Decide which messages are shown: the first few of one kind; in the end stderr counts the others.
 
     The same message again is neither shown nor counted.
     """
-    counts, last, shown = Counter[str](), dict[str, str](), set[str]()
+    counts = Counter[str]()
+    last: dict[str, str] = {}
+    shown: set[str] = set()
 
     def is_shown(message: str) -> bool:
         if message in shown:
@@ -47,53 +49,50 @@ def first_few() -> Iterator[Callable[[str], bool]]:
 
 
 @contextmanager
-def writing(
-    output: Path | None, *, unit: str, total: int | None, quiet: bool = False, inputs: Sequence[Path] = ()
-) -> Iterator[tuple[TextIO, "tqdm[None]"]]:
-    """The file to write to, standard output for None, and a bar on stderr if that is a terminal and not `quiet`.
+def progress_bar(*, unit: str, total: int | None, quiet: bool = False) -> Iterator["tqdm[None]"]:
+    """A bar on stderr, if that is a terminal and not `quiet`; warnings are written around it.
 
-    A file is there once it is whole; what an error or Ctrl-C leaves of it is FILE.partial. Where bar and output are the
-    same terminal, `bar.clear()` before lines are written lets them begin at its left edge.
+    Where output goes to the same terminal, `bar.clear()` before a line lets it begin at the left edge.
+    """
+    hidden = quiet or not sys.stderr.isatty()
+    with logging_redirect_tqdm(), tqdm(total=total, unit=unit, disable=hidden, dynamic_ncols=True) as bar:
+        yield bar
+
+
+@contextmanager
+def open_output(output: Path | None, inputs: Sequence[Path] = ()) -> Iterator[TextIO]:
+    """Open the file to write to, standard output for None.
+
+    A usual file appears once it is whole; an error or Ctrl-C leaves FILE.partial, which stderr names.
 
     Raises:
         InputError: the file is one of the inputs.
     """
-    with ExitStack() as stack:
-        out: TextIO = sys.stdout
-        if output is not None and is_plain(output):
-            check_output(output, inputs)
-            raw = stack.enter_context(_saying_what_is_left(output.resolve()))
-            out = stack.enter_context(_as_text(raw))
-        elif output is not None:
-            out = stack.enter_context(output.open("w", encoding="utf-8", newline="\n"))
-        stack.enter_context(logging_redirect_tqdm())
-        hidden = quiet or not sys.stderr.isatty()
-        yield out, stack.enter_context(tqdm(total=total, unit=unit, disable=hidden, dynamic_ncols=True))
+    if output is None:
+        yield sys.stdout
+    elif not is_plain(output):
+        with output.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+    else:
+        check_output(output, inputs)
+        with _whole_file(output.resolve()) as file:
+            yield file
 
 
 @contextmanager
-def _saying_what_is_left(path: Path) -> Iterator[Any]:
-    """`writing_whole`, and a line on stderr where an error leaves a part of the file."""
+def _whole_file(path: Path) -> Iterator[TextIO]:
     from transduce.files import PARTIAL, writing_whole
 
     try:
-        with writing_whole(path, keep=True) as file:
-            yield file
+        with writing_whole(path, keep=True) as raw, ExitStack() as stack:
+            text = io.TextIOWrapper(cast(BinaryIO, raw), encoding="utf-8", newline="\n")
+            stack.callback(text.detach)  # `raw` stays open
+            stack.callback(text.flush)
+            yield text
     except BaseException:
         if (part := path.with_name(path.name + PARTIAL)).exists():
             print(f"transduce: what is written so far is in {part}", file=sys.stderr)
         raise
-
-
-@contextmanager
-def _as_text(raw: Any) -> Iterator[TextIO]:
-    """A binary file as one of text, which stays open."""
-    text = io.TextIOWrapper(raw, encoding="utf-8", newline="\n")
-    try:
-        yield text
-    finally:
-        text.flush()
-        text.detach()
 
 
 def is_plain(output: Path) -> bool:
@@ -102,7 +101,7 @@ def is_plain(output: Path) -> bool:
 
 
 def check_output(output: Path | None, inputs: Sequence[Path]) -> None:
-    """Check that an output, if it is a usual file, has a folder and is none of the inputs, standard input among them.
+    """Check that an output, if it is a usual file, has a folder and is no input, standard input among them.
 
     Raises:
         InputError: it has none, or it is one.
@@ -112,16 +111,17 @@ def check_output(output: Path | None, inputs: Sequence[Path]) -> None:
     if output is None or not is_plain(output):
         return
     try:
-        folder, there = output.resolve().parent, output.stat() if output.exists() else None
+        folder = output.resolve().parent
+        status = output.stat() if output.exists() else None
     except (OSError, RuntimeError) as error:  # a loop of links
         raise InputError(f"an output must be a file, but {output} cannot be one: {error}") from error
     if not folder.is_dir():
         raise InputError(f"an output's folder must exist, but {folder} does not; make it, or name another --output")
-    if there is None:
+    if status is None:
         return
     read = {str(path): path.stat() for path in inputs if os.path.exists(path)}
     with suppress(OSError, ValueError, AttributeError):  # no standard input, or one that is no file
         read["standard input"] = os.fstat(sys.stdin.fileno())
-    for name, status in read.items():
-        if os.path.samestat(status, there):
+    for name, input_status in read.items():
+        if os.path.samestat(input_status, status):
             raise InputError(f"an output must not replace what is read, but {output} is {name}; name another --output")

@@ -1,20 +1,23 @@
-"""Parts of an output as files, each of which says which work it is a part of, and `transduce merge`."""
+"""Journals of large outputs, from which the same command goes on, and `transduce merge` of their parts."""
 
+import fcntl
 import json
+import os
 import re
-import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from io import BufferedIOBase
+from io import BufferedIOBase, BufferedRandom
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from tyro.conf import Positional, arg
 
 from transduce.cli.output import check_output, first_few
+from transduce.cli.workers import Rows
 from transduce.config import differences, environment_count
 from transduce.errors import InputError
 
@@ -30,7 +33,7 @@ class Share:
     total: int
 
     def span(self, n: int) -> tuple[int, int]:
-        """The inputs that belong to it, of n: from one index to before another."""
+        """Its inputs, of n: the index of the first and that behind the last."""
         return n * (self.number - 1) // self.total, n * self.number // self.total
 
     def file(self, output: Path) -> Path:
@@ -39,10 +42,10 @@ class Share:
 
 
 def parse_share(text: str) -> Share:
-    """The share that "3/8" names.
+    """Read a share such as "3/8".
 
     Raises:
-        InputError: it names none.
+        InputError: it is none.
     """
     first, _, second = text.partition("/")
     if first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
@@ -51,23 +54,25 @@ def parse_share(text: str) -> Share:
 
 
 def share_of_environment(environment: Mapping[str, str]) -> Share | None:
-    """The share of this task of a SLURM array, of this process of torchrun, or of both; None if there is neither.
+    """The share of this task of a SLURM array, of this process of torchrun, or of both; else None.
 
     Raises:
         InputError: the tasks of the array are not numbered in even steps.
     """
-    index, total, names = 0, 1, environment.keys()
-    if not (set(SLURM) <= names or set(TORCHRUN) <= names):
-        return None
-    if set(SLURM) <= names:
+    index = 0
+    total = 1
+    if set(SLURM) <= environment.keys():
         task, first, total = (environment_count(environment, name) for name in SLURM)
-        index, rest = divmod(task - first, environment_count(environment, "SLURM_ARRAY_TASK_STEP", "1", least=1))
+        step = environment_count(environment, "SLURM_ARRAY_TASK_STEP", "1", least=1)
+        index, rest = divmod(task - first, step)
         if rest or not 0 <= index < total:
             raise InputError(
-                f"the tasks of an array must be numbered in even steps, as --array=1-{total} does, but task {task} is one "
-                f"of {total} from {first} up; name the part: --part I/N"
+                f"the tasks of an array must be numbered in even steps, as --array=1-{total} does, but task {task} is "
+                f"one of {total} from {first} up; name the part: --part I/N"
             )
-    if set(TORCHRUN) <= names:
+    elif not set(TORCHRUN) <= environment.keys():
+        return None
+    if set(TORCHRUN) <= environment.keys():
         rank, ranks = (environment_count(environment, name) for name in TORCHRUN)
         if rank >= ranks:
             raise InputError(
@@ -78,134 +83,144 @@ def share_of_environment(environment: Mapping[str, str]) -> Share | None:
 
 
 @dataclass(frozen=True)
-class Head:
-    """What the first line of a part's file says, as JSON; its rows follow."""
+class Header:
+    """The first line of a journal, as JSON."""
 
     job: dict[str, Any]
-    """What all parts have in common: the command, its settings, hashes of the run and of the whole input."""
+    """What all parts have in common: settings, hashes of the run and of the whole input."""
     share: Share
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The inputs of this part."""
+        return self.share.span(int(self.job["n_inputs"]))
+
+
+class Entry(NamedTuple):
+    """A line of a journal, as JSON: a chunk that is done."""
+
+    n_inputs: int
     inputs: str
-    """A hash of the inputs of this part."""
+    """A hash of its inputs."""
+    errors: list[str]
+    text: str
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part's file that was found whole."""
-
-    path: Path
-    head: Head
-    errors: tuple[str, ...]
-    """What could not be used."""
-    n_bytes: int
-    """Length of its rows."""
-
-    def copy_rows(self, file: BufferedIOBase) -> None:
-        """Write its rows to an open binary file."""
-        with self.path.open("rb") as opened:
-            opened.readline()
-            shutil.copyfileobj(opened, file)
-
-    def rows(self) -> str:
-        """All of its rows."""
-        return self.path.read_bytes().split(b"\n", 1)[1].decode()
-
-
-def read_part(path: Path) -> Part:
-    """What a part's file says of itself.
+def read_header(file: BufferedIOBase, path: Path) -> Header:
+    """Read the first line of a journal.
 
     Raises:
-        InputError: it is none, or it was cut.
+        InputError: it is none.
     """
-    with path.open("rb") as file:
-        first = file.readline()
     try:
-        plain = json.loads(first)
-        head = Head(dict(plain["job"]), Share(*map(int, plain["part"])), str(plain["inputs"]))
-        part = Part(path, head, tuple(map(str, plain["errors"])), int(plain["bytes"]))
-        int(head.job["n_inputs"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise InputError(f"{path} must begin as a part does, but it does not; remove it, and make it again") from error
-    if (found := path.stat().st_size - len(first)) != part.n_bytes:
+        plain = json.loads(file.readline())
+        header = Header(dict(plain["job"]), Share(*map(int, plain["part"])))
+        assert header.span
+    except (ValueError, KeyError, TypeError, OverflowError, ArithmeticError, RecursionError) as error:
         raise InputError(
-            f"{path} must have {part.n_bytes} bytes of rows, but it has {found}; fetch it or make it again"
-        )
-    return part
+            f"{path} must begin as what this command has written, but it does not; move it, or name another --output"
+        ) from error
+    return header
 
 
-def write_part(path: Path, head: Head, errors: Sequence[str], rows: str) -> None:
-    """Write a part's file, whole or not at all."""
-    from transduce.files import write_file
-
-    raw = rows.encode()
-    write_file(path, _first_line(head, errors, len(raw)) + raw)
-
-
-def _first_line(head: Head, errors: Sequence[str], n_bytes: int) -> bytes:
-    share = [head.share.number, head.share.total]
-    plain = {"job": head.job, "part": share, "inputs": head.inputs, "errors": list(errors), "bytes": n_bytes}
-    return json.dumps(plain).encode() + b"\n"
+def read_entries(file: BufferedIOBase) -> Iterator[Entry]:
+    """Read the chunks behind the header, up to a line that a crash has torn."""
+    while (line := file.readline()).endswith(b"\n"):
+        try:
+            entry = Entry(*json.loads(line))
+        except (ValueError, TypeError):
+            return
+        yield entry
 
 
-CHUNK_FILE = re.compile(r"chunk\.part-\d+-of-\d+|\.chunk\..+\.tmp|\.lock(\.holder)?|\.\.lock\.holder\..+\.tmp")
-"""The names of what stands in FILE.unfinished."""
+class Journal:
+    """Chunks that are done, in the order of the input: an open file; see `open_journal`."""
+
+    def __init__(self, path: Path, file: BufferedRandom) -> None:
+        self.path = path
+        self.file = file
+        self.n_chunks = 0
+        self.n_errors = 0
+
+    def write(self, plain: object) -> None:
+        """Write a line, and wait for the disk."""
+        self.file.write(json.dumps(plain).encode() + b"\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def resume(self, items: Iterator[Any], fingerprint: Callable[[list[Any]], str]) -> int:
+        """Count the inputs that are done; chunks from the first one on whose inputs have changed are dropped."""
+        n = 0
+        end = self.file.tell()
+        for entry in read_entries(self.file):
+            if fingerprint(list(islice(items, entry.n_inputs))) != entry.inputs:
+                break
+            n += entry.n_inputs
+            self.n_chunks += 1
+            self.n_errors += len(entry.errors)
+            end = self.file.tell()
+        self.file.truncate(end)
+        return n
+
+    def append(self, n_inputs: int, inputs: str, rows: Rows) -> None:
+        """Write a chunk."""
+        self.n_chunks += 1
+        self.n_errors += len(rows.errors)
+        self.write(Entry(n_inputs, inputs, list(rows.errors), rows.text))
+
+    def texts(self) -> Iterator[str]:
+        """The rows of all chunks."""
+        self.file.seek(0)
+        self.file.readline()
+        return (entry.text for entry in read_entries(self.file))
 
 
-def take_folder(folder: Path) -> None:
-    """Make the folder of chunks, or take it if it has chunks alone.
+@contextmanager
+def open_journal(path: Path, header: Header, *, is_part: bool) -> Iterator[Journal]:
+    """Open or begin the journal of a job, which no other process writes meanwhile; without chunks it is removed.
+
+    A journal of another job begins anew, unless it is a part.
 
     Raises:
-        InputError: something else has that name.
+        InputError: its name is taken by another file, another process writes it, or it is a part of
+            another job.
     """
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        found = "a link" if folder.is_symlink() else "no folder"
-    else:
-        folder.mkdir(exist_ok=True)
-        strange = sorted(path.name for path in folder.iterdir() if not CHUNK_FILE.fullmatch(path.name))
-        if not strange:
-            return
-        found = f"a folder with {strange[0]}"
-    raise InputError(f"chunks need a folder of their own, but {folder} is {found}; move it, or name another --output")
+    with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"an output is made by one process at a time, but another one writes {path}; "
+                "wait for it or stop it, or name another --output"
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        file.seek(0)
+        is_new = not path.stat().st_size
+        changed = [] if is_new else differences(read_header(file, path).job, header.job)
+        if changed and is_part:
+            raise InputError(
+                f"a part must belong to one job with the others, but {path} was made with other settings: "
+                f"{'; '.join(changed)}; name another --output, or remove it"
+            )
+        journal = Journal(path, file)
+        if is_new or changed:
+            file.truncate(0)
+            journal.write({"job": header.job, "part": [header.share.number, header.share.total]})
+        try:
+            yield journal
+        finally:
+            if not journal.n_chunks:
+                path.unlink()
 
 
-def remove_chunks(folder: Path) -> None:
-    """Remove the files of chunks."""
-    for path in folder.iterdir():
-        if path.name.startswith(("chunk.", ".chunk.")) and CHUNK_FILE.fullmatch(path.name):
-            path.unlink()
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove the folder and its lock; what somebody else has put there in the meantime stays."""
-    for path in folder.iterdir():
-        if CHUNK_FILE.fullmatch(path.name):
-            path.unlink()
-    with suppress(OSError):
-        folder.rmdir()
-
-
-def is_done(path: Path, head: Head) -> bool:
-    """Whether a part's file is there, whole, and says of itself what it should."""
-    with suppress(ValueError, OSError):
-        return read_part(path).head == head
-    return False
-
-
-def join(output: Path, parts: Sequence[Part], head: Head | None = None) -> None:
-    """Write the rows of parts as one file, whole or not at all; with a head, as a part of something larger."""
+def write_rows(output: Path, texts: Iterable[str]) -> None:
+    """Write rows as one file, whole or not at all."""
     from transduce.files import writing_whole
 
     with writing_whole(output) as file:
-        if head is None and "figures" in parts[0].head.job:
-            from transduce.tasks.perplexity import Perplexity
-
-            nats = (float(row) for part in parts for row in part.rows().split())
-            file.write(f"{Perplexity(**parts[0].head.job['figures']).of(nats)}\n".encode())
-            return
-        if head is not None:
-            errors = [error for part in parts for error in part.errors]
-            file.write(_first_line(head, errors, sum(part.n_bytes for part in parts)))
-        for part in parts:
-            part.copy_rows(file)
+        for text in texts:
+            file.write(text.encode())
 
 
 def merge(output: Positional[Annotated[Path, arg(metavar="OUTPUT", help="As --output of the parts was.")]]) -> None:
@@ -214,73 +229,94 @@ def merge(output: Positional[Annotated[Path, arg(metavar="OUTPUT", help="As --ou
     The parts stay; the exit code is 1 if some of the input could not be used.
     """
     check_output(output, ())
-    parts = _all_parts(output)
-    join(output, parts)
-    errors = [error for part in parts for error in part.errors]
-    n = parts[0].head.job["n_inputs"]
-    print(f"{output}: {len(parts)} parts, {n} inputs", file=sys.stderr)
+    parts = _parts(output)
+    errors: list[str] = []
+
+    def texts() -> Iterator[str]:
+        for _, path in parts:
+            with path.open("rb") as file:
+                read_header(file, path)
+                for entry in read_entries(file):
+                    errors.extend(entry.errors)
+                    yield entry.text
+
+    job = parts[0][0].job
+    if "figures" in job:
+        from transduce.tasks.perplexity import Perplexity
+
+        write_rows(output, [f"{Perplexity(**job['figures']).of(map(float, ''.join(texts()).split()))}\n"])
+    else:
+        write_rows(output, texts())
+    print(f"{output}: {len(parts)} parts, {job['n_inputs']} inputs", file=sys.stderr)
     if errors:
         with first_few() as is_shown:
             for error in filter(is_shown, errors):
                 print(f"transduce: {error}", file=sys.stderr)
-        print(f"transduce: {len(errors)} of {n} inputs could not be used", file=sys.stderr)
+        print(f"transduce: {len(errors)} of {job['n_inputs']} inputs could not be used", file=sys.stderr)
         sys.exit(1)
 
 
-def _all_parts(output: Path) -> list[Part]:
+def _parts(output: Path) -> list[tuple[Header, Path]]:
     """The parts of an output, in order.
 
     Raises:
-        InputError: one is missing, or they do not belong together.
+        InputError: one is missing or unfinished, or they do not belong together.
     """
     named = re.compile(re.escape(output.name) + r"\.part-\d+-of-\d+")
-    paths = [path for path in output.parent.iterdir() if named.fullmatch(path.name)]
-    found = sorted(map(read_part, paths), key=lambda part: part.head.share.number)
-    if not found:
+    paths = sorted(path for path in output.parent.iterdir() if named.fullmatch(path.name))
+    if not paths:
         raise InputError(
             f"merge joins files such as {Share(1, 4).file(output).name}, but there is none in {output.parent}; "
             "name what --output named"
         )
-    first = found[0]
-    for part in found:
-        share = part.head.share
-        if part.path != share.file(output):
-            raise InputError(
-                f"the file of part {share.number} of {share.total} must be named {share.file(output).name}, but it is "
-                f"{part.path}; name it so, or remove it"
-            )
-        changed = differences(first.head.job, part.head.job)
-        if share.total != first.head.share.total:
-            changed.insert(0, f"parts: {first.head.share.total} -> {share.total}")
+    headers = [(_finished(path), path) for path in paths]
+    first = headers[0][0]
+    for header, path in headers:
+        changed = differences({"parts": first.share.total, **first.job}, {"parts": header.share.total, **header.job})
         if changed:
             raise InputError(
-                f"parts must belong to one job, but {part.path} and {first.path} do not: "
+                f"parts must belong to one job, but {path} and {paths[0]} do not: "
                 f"{'; '.join(changed)}; remove those that are of no use"
             )
-    there = {part.head.share.number for part in found}
-    missing = [number for number in range(1, first.head.share.total + 1) if number not in there]
+    parts = {header.share.number: (header, path) for header, path in headers}
+    missing = [number for number in range(1, first.share.total + 1) if number not in parts]
     if missing:
-        which = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
+        numbers = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
         raise InputError(
-            f"merge needs all {first.head.share.total} parts of {output}, but these are missing: {which}; "
+            f"merge needs all {first.share.total} parts of {output}, but these are missing: {numbers}; "
             "run the same command for them (--part I/N)"
         )
-    return found
+    return [parts[number] for number in sorted(parts)]
 
 
-def run_fingerprint(directory: Path) -> str:
-    """SHA-256 of what a run decodes with: configuration, tokenizers, statistics, weights; or of a file of n-grams."""
+def _finished(path: Path) -> Header:
+    """The header of a part that is finished.
+
+    Raises:
+        InputError: it is none, or not finished.
+    """
+    with path.open("rb") as file:
+        header = read_header(file, path)
+        n = sum(entry.n_inputs for entry in read_entries(file))
+    start, stop = header.span
+    if n != stop - start:
+        raise InputError(
+            f"{path} must have the rows of {stop - start} inputs, but it has those of {n}; "
+            "fetch it again, or run the same command for it"
+        )
+    return header
+
+
+def run_fingerprint(path: Path) -> str:
+    """Hash (SHA-256) what a run decodes with: configuration, tokenizers, statistics, weights; or a file of n-grams."""
     from transduce.data.text.tokenizer_files import FILES, side_files
     from transduce.run import CONFIG, STATISTICS, weights_path
 
     digest = sha256()
-    weights = directory if directory.is_file() else weights_path(directory)
-    for path in [
-        directory / name for name in (CONFIG, STATISTICS, *FILES, *side_files("source"), *side_files("target"))
-    ]:
-        if path.is_file():
-            digest.update(path.name.encode() + sha256(path.read_bytes()).digest())
-    with weights.open("rb") as file:
+    for name in (CONFIG, STATISTICS, *FILES, *side_files("source"), *side_files("target")):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            digest.update(name.encode() + sha256((path / name).read_bytes()).digest())
+    with (path if path.is_file() else weights_path(path)).open("rb") as file:
         while block := file.read(1 << 24):
             digest.update(block)
     return digest.hexdigest()

@@ -6,7 +6,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from transduce.cli.common import STDIN, OptionalFile, Run, checked_lines
-from transduce.cli.output import writing
+from transduce.cli.output import open_output, progress_bar
 from transduce.errors import InputError
 
 
@@ -33,7 +33,7 @@ def tokenize(
     if tokenizer is None:
         raise InputError(f"tokens need a tokenizer, but {run} has none for its {'source' if source else 'target'}")
     lines = checked_lines(*files or [STDIN])
-    with writing(output, unit="line", total=None, inputs=files) as (out, bar):
+    with open_output(output, files) as out, progress_bar(unit="line", total=None) as bar:
         for line in lines:
             out.write(" ".join(tokenizer.tokens(tokenizer.encode([line])[0])) + "\n")
             bar.update()

@@ -1,17 +1,21 @@
-"""Chunks of work, done here or by several processes, each of which loads its model once."""
+"""Chunks of work, done by this process or by several, each of which loads its model once."""
 
 import logging
 import os
 import signal
+import sys
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from functools import cache
+from itertools import islice
+from logging.handlers import BufferingHandler
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
 from typing import Any
-
-from transduce.errors import InputError
 
 logger = logging.getLogger("transduce")
 
@@ -21,7 +25,7 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class Rows:
-    """What came out of a chunk: whole lines, and what could not be used."""
+    """The output of a chunk: whole lines, and errors of inputs that could not be used."""
 
     text: str
     errors: tuple[str, ...] = ()
@@ -35,73 +39,54 @@ Work = Callable[[int, list[Any], Progress], Rows]
 
 def results(
     load: Callable[[], Work], chunks: Iterable[Chunk], progress: Progress, *, n_workers: int, n_threads: int
-) -> Generator[tuple[int, Rows], None, None]:
-    """The number of a chunk, counted from 0, and its rows, in the order in which they are done.
+) -> Generator[Rows, None, None]:
+    """Yield the rows of every chunk, in order.
 
-    One worker is this process; more are processes of their own, which end when the generator is closed or fails.
+    One worker is this process; more are processes of their own, which end when the generator is
+    closed or fails.
 
     Args:
-        load: makes what does the work. It, and what goes in and out, can be sent to another process.
+        load: makes what does the work. It, inputs and rows can be sent to another process.
         n_threads: of every process, if there are several.
 
     Raises:
-        InputError, OSError: as `load` or the work raised it; ChildProcessError if a process was ended from outside.
+        InputError, OSError: as `load` or the work raised it; ChildProcessError if a process was ended
+            from outside.
     """
-    numbered = enumerate(chunks)
     if n_workers == 1:
         work = load()
-        yield from ((number, work(*chunk, progress)) for number, chunk in numbered)
+        yield from (work(start, items, progress) for start, items in chunks)
         return
-    context, processes, busy = get_context("spawn"), dict[Connection, BaseProcess](), dict[Connection, int]()
-
-    def give(worker: Connection) -> None:
-        for number, chunk in numbered:
-            busy[worker] = number
-            worker.send(chunk)
-            return
-
-    try:
-        with _as_children_need_it(n_threads):
-            for _ in range(n_workers):
-                ours, theirs = context.Pipe()
-                processes[ours] = context.Process(target=_serve, args=(theirs, load), daemon=True)
-                processes[ours].start()
-                theirs.close()  # so that our end tells when the process is gone
+    chunks = iter(chunks)
+    others = active_children()
+    with ProcessPoolExecutor(n_workers, get_context("spawn"), _start_worker, (load,)) as pool:
         try:
-            for worker in processes:
-                give(worker)
-            while busy:
-                for ready in [worker for worker in wait(list(busy)) if isinstance(worker, Connection)]:
-                    kind, said = ready.recv()
-                    if kind == "rows":
-                        yield busy.pop(ready), said
-                        give(ready)
-                    elif kind == "progress":
-                        progress(*said)
-                    elif kind == "warning":
-                        logger.warning("%s", said)
-                    else:
-                        raise said
-        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-            gone = wait([process.sentinel for process in processes.values()], timeout=5)
-            ended = [process for process in processes.values() if process.sentinel in gone]
-            for process in ended:
-                process.join()
+            first = list(islice(chunks, 2 * n_workers))
+            with _worker_environment(n_threads):
+                pending = deque(pool.submit(_work, chunk) for chunk in first)
+            while pending:
+                rows, steps, warnings = pending.popleft().result()
+                for warning in warnings:
+                    logger.warning("%s", warning)
+                progress(*steps)
+                yield rows
+                pending.extend(pool.submit(_work, chunk) for chunk in islice(chunks, 1))
+        except BrokenProcessPool as error:
             raise ChildProcessError(
-                f"workers must live until all is done, but one ended with exit code {', '.join(str(p.exitcode) for p in ended)}; "
-                "-9 is mostly a lack of memory: name fewer --workers, and run it again"
+                "workers must live until all is done, but one was killed, mostly for lack of memory; "
+                "name fewer --workers, and run it again"
             ) from error
-    finally:
-        for process in processes.values():
-            if process.pid is not None:
-                process.terminate()
-                process.join()
+        finally:
+            for process in active_children():
+                if process not in others:
+                    process.terminate()
 
 
 @contextmanager
-def _as_children_need_it(n_threads: int) -> Iterator[None]:
-    """What children inherit: so many threads, and no ear for Ctrl-C, which a terminal sends to all of a group."""
-    before, handler = os.environ.get("OMP_NUM_THREADS"), signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _worker_environment(n_threads: int) -> Iterator[None]:
+    """The environment that worker processes inherit: OMP_NUM_THREADS, and SIGINT ignored."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group
     os.environ["OMP_NUM_THREADS"] = str(n_threads)
     try:
         yield
@@ -113,27 +98,28 @@ def _as_children_need_it(n_threads: int) -> Iterator[None]:
             os.environ["OMP_NUM_THREADS"] = before
 
 
-class _Relay(logging.Handler):
-    """Warnings go to the process that prints."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(logging.WARNING)
-        self.connection = connection
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.connection.send(("warning", record.getMessage()))
+_load: Callable[[], Work]
+_warnings = BufferingHandler(sys.maxsize)
 
 
-def _serve(connection: Connection, load: Callable[[], Work]) -> None:
-    """What a process does until the other end of the connection is closed."""
-    logging.basicConfig(handlers=[_Relay(connection)])
-    try:
-        work = load()
-        while True:
-            start, items = connection.recv()
-            rows = work(start, items, lambda *done: connection.send(("progress", done)))
-            connection.send(("rows", rows))
-    except (EOFError, BrokenPipeError, ConnectionResetError):  # nobody is there any more
-        return
-    except (InputError, OSError) as error:
-        connection.send(("error", error))
+def _start_worker(load: Callable[[], Work]) -> None:
+    global _load
+    _load = cache(load)
+    logging.basicConfig(handlers=[_warnings])
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _work(chunk: Chunk) -> tuple[Rows, tuple[int, int], list[str]]:
+    """The rows of a chunk, its progress, and the warnings that came with it."""
+    steps: list[tuple[int, int]] = []
+    rows = _load()(*chunk, lambda *step: steps.append(step))
+    warnings = [record.getMessage() for record in _warnings.buffer]
+    _warnings.flush()  # empties the buffer
+    return rows, (sum(n for n, _ in steps), sum(n for _, n in steps)), warnings
