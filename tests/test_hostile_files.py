@@ -162,7 +162,7 @@ def test_numbers_that_whispers_normalization_fails_on_are_named():
 def test_a_part_that_is_none_is_refused(tmp_path, capsys, head):
     (tmp_path / "out.part-00001-of-00001").write_bytes(head.encode("latin-1") + b"\n")
     assert main(["merge", str(tmp_path / "out")]) == 2
-    assert "must begin as a part does" in capsys.readouterr().err
+    assert "must begin as what this command has written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("output", ["/", ".", "", "loop"])
