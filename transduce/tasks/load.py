@@ -19,7 +19,7 @@ from transduce.engine.select import engine_for
 from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
-from transduce.run import CONFIG, Run, load_model, load_run, on_disk
+from transduce.run import CONFIG, Run, load_run, on_disk, read_model
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
@@ -59,22 +59,21 @@ def load(
             for it.
     """
     first, *rest = paths(directory)
-    found = _load(first, device, dtype)
-    others = [_load(each, device, dtype) for each in rest]
+    task = _load(first, device, dtype)
+    others = [_load(path, device, dtype) for path in rest]
     for path, other in zip(rest, others, strict=True):
-        _check_together(first, found, path, other)
-    if others:
-        if isinstance(found, FillMask):
-            raise InputError(f"an ensemble writes text, but {first} fills masks; name one run")
-        found.engines = tuple(each.engine for each in (found, *others))
+        _check_together(first, task, path, other)
+    if others and isinstance(task, FillMask):
+        raise InputError(f"an ensemble writes text, but {first} fills masks; name one run")
+    task.engines = tuple(each.engine for each in (task, *others))
     if lm is not None:
-        if not isinstance(found, Translator | Transcriber):
-            _, does, way_out = KINDS[type(found)]
+        if not isinstance(task, Translator | Transcriber):
+            _, does, way_out = KINDS[type(task)]
             raise InputError(
-                f"a language model stands beside what translates or transcribes, but {first} {does}; {way_out}"
+                f"a language model stands beside a run that translates or transcribes, but {first} {does}; {way_out}"
             )
-        found.lm = load_lm(Path(lm), first, found, device, torch.float32 if dtype == torch.int8 else dtype)
-    return found
+        task.lm = load_lm(Path(lm), first, task, device, torch.float32 if dtype == torch.int8 else dtype)
+    return task
 
 
 def load_lm(
@@ -118,10 +117,10 @@ def paths(directory: Directories) -> list[Path]:
     Raises:
         InputError: there is none.
     """
-    found = [on_disk(each) for each in ([directory] if isinstance(directory, Path | str) else directory)]
-    if not found:
+    runs = [on_disk(each) for each in ([directory] if isinstance(directory, Path | str) else directory)]
+    if not runs:
         raise InputError("load takes a run directory, or several as an ensemble, but got none")
-    return found
+    return runs
 
 
 def _check_together(first: Path, one: object, path: Path, other: object) -> None:
@@ -161,10 +160,11 @@ def _load(
     if run.target_tokenizer is None:
         raise InputError(f"text needs a tokenizer to come out, but {directory} has none")
     int8 = dtype == torch.int8
-    model = load_model(directory, device).to(torch.float32 if int8 else dtype)
-    heard, written = run.experiment.get("ctc_column"), run.experiment.get("corpus", {}).get("target_column")
+    model = read_model(directory, run.model, device).to(torch.float32 if int8 else dtype)
+    ctc_column = run.experiment.get("ctc_column")
+    target_column = run.experiment.get("corpus", {}).get("target_column")
     untrained = run.experiment.get("ctc_weight") == 0
-    if untrained or (heard and heard != written):  # the CTC head is of no use to a decoder of another text
+    if untrained or (ctc_column and ctc_column != target_column):  # the CTC head is of no use to a decoder of another text
         model.ctc, model.config = None, replace(model.config, ctc=False, ctc_layers=())
     task = _task(directory, run, model)
     task.engines = (engine_for(model.eval().requires_grad_(False), int8=int8),)
@@ -246,11 +246,11 @@ def load_as(
     Raises:
         InputError: something else was trained there.
     """
-    found = load(directory, device, dtype, lm=lm)
-    if not isinstance(found, kind):
-        _, does, way_out = KINDS[type(found)]
+    task = load(directory, device, dtype, lm=lm)
+    if not isinstance(task, kind):
+        _, does, way_out = KINDS[type(task)]
         raise InputError(f"{KINDS[kind][0]}, but {paths(directory)[0]} {does}; {way_out}")
-    return found
+    return task
 
 
 def load_translator(
