@@ -1,16 +1,14 @@
 """N-gram models: against the rule of backoff written out over a dictionary, row by row."""
 
-import base64
 import math
 import random
 import re
-import zlib
 
 import pytest
 import torch
 
 from tests.decode.language import BOS, EOS
-from transduce.decode.ngram import KenLM, NGrams, NGramScorer
+from transduce.decode.ngram import NGrams, NGramScorer
 
 TOKENS = ["<pad>", "<s>", "</s>", "<unk>", "a", "▁b", "c"]
 
@@ -38,17 +36,6 @@ ngram 3=2
 
 \\end\\
 """
-
-
-BINARY = zlib.decompress(
-    base64.b85decode(
-        b"c-qU&O)OBz$yLZGDJihh*U!#KO-##7%}LQq&d=3P&QD2INXswEO)OC;OD!tS%+FIW<zhg9274f}pAks>2Lg}?BUFYNOdhajf{KAK"
-        b"D^!jJN;4su1QRQ$Q`~FWR>~lloqhR|xHvmk&i9YC#SgNlt2JLM6%*Qm&~act$N>ocu|u<F&fEv%ojr4A-`O)haK5pzF<3p!&a||&"
-        b"{j+9D?q_B|1uP8ML1tRoJ5yuhuZL#NjFboR6|&OOK7l;7EG=zWys>eyKTIVDjB)AAnIEpk#)sLF&9N!X%eG^%DYj!sWU$c(QjexJ"
-        b"CNTg2w|-BU"
-    )
-)
-"""ARPA by KenLM's own build_binary (trie)."""
 
 
 def model(text: str, tokens: list[str] = TOKENS) -> NGrams:
@@ -85,17 +72,9 @@ def random_arpa(seed: int) -> str:
     return "\\data\\\n" + "\n".join(lines) + "\n\\end\\\n"
 
 
-@pytest.fixture
-def binary(tmp_path) -> KenLM:
-    pytest.importorskip("kenlm")
-    (tmp_path / "lm.klm").write_bytes(BINARY)
-    return KenLM(tmp_path / "lm.klm", TOKENS, bos_id=BOS, eos_id=EOS, device="cpu")
-
-
-@pytest.mark.parametrize("text", [ARPA, *map(random_arpa, range(4)), None], ids=["by hand", *"0123", "kenlm"])
-def test_every_next_token_has_the_probability_of_the_rule(text, request):
-    ngrams = model(text) if text else request.getfixturevalue("binary")
-    text = text or ARPA
+@pytest.mark.parametrize("text", [ARPA, *map(random_arpa, range(4))], ids=["by hand", *"0123"])
+def test_every_next_token_has_the_probability_of_the_rule(text):
+    ngrams = model(text)
     rng, scorer, grams = random.Random(1), NGramScorer(ngrams, 3), plain(text)
     known = {word for gram in grams for word in gram}
     pasts = [("<s>",)] * 3
@@ -131,23 +110,3 @@ def test_every_next_token_has_the_probability_of_the_rule(text, request):
 def test_what_is_no_model_is_refused(text, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         model(text)
-
-
-def test_a_binary_that_kenlm_cannot_read_is_refused(binary, tmp_path, monkeypatch):
-    marks = {"bos_id": BOS, "eos_id": EOS, "device": "cpu"}
-    (tmp_path / "cut.klm").write_bytes(BINARY[:200])
-    message = (
-        "a binary of KenLM must be whole and of a version that kenlm reads, but this one is not; make it again with "
-        "build_binary, or name the ARPA file that it was made of"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        KenLM(tmp_path / "cut.klm", TOKENS, **marks)
-    with pytest.raises(ValueError, match=r"but it has none of them; make its text with transduce tokenize RUN$"):
-        KenLM(tmp_path / "lm.klm", ["<pad>", "<s>", "</s>", "x"], **marks)
-    monkeypatch.setattr("transduce.errors.find_spec", lambda name: None)
-    message = (
-        "a binary of KenLM needs the library kenlm, but it is not installed; in a clone of transduce: pip install "
-        "'.[kenlm]', or name the ARPA file that it was made of"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        KenLM(tmp_path / "lm.klm", TOKENS, **marks)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import transduce as td
-from tests.decode.test_ngram import ARPA, BINARY, by_rule, plain
+from tests.decode.test_ngram import by_rule, plain
 from tests.kernels import needs_cpp
 from tests.language_runs import language_model
 from tests.runs import ENGLISH, GERMAN, record, sentences
@@ -127,21 +127,6 @@ def test_the_command_line_takes_a_language_model(task, request, tmp_path, capsys
         assert f"--lm and --lm-weight go together, but {told};" in capsys.readouterr().err
 
 
-def test_a_binary_of_kenlm_gives_what_its_arpa_file_gives(text, tmp_path):
-    pytest.importorskip("kenlm")
-    (tmp_path / "lm.arpa").write_text(ARPA)
-    (tmp_path / "lm").write_bytes(BINARY)  # known by what is in it
-    found = []
-    for name in ("lm.arpa", "lm"):
-        outputs = td.load_translator(text, **DOUBLE, lm=tmp_path / name).translate(ENGLISH[:3], SHORT, lm_weight=WEIGHT)
-        found.append([(o.tokens, pytest.approx(o.score, abs=1e-5)) for (o,) in outputs])
-    assert found[0] == found[1]
-    assert [tokens for tokens, _ in found[0]] != [o.tokens for (o,) in td.load(text).translate(ENGLISH[:3], SHORT)]
-    (tmp_path / "lm").write_bytes(BINARY[:200])
-    with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path / 'lm'))}: a binary of KenLM must be whole "):
-        td.load(text, lm=tmp_path / "lm")
-
-
 def test_a_kept_output_belongs_to_its_language_model(text, tmp_path, capsys):
     first, second = (language_model_of(text, tmp_path / name) for name in ("first", "second"))
     config = (second / "config.json").read_text()
@@ -170,7 +155,7 @@ def test_a_language_model_that_does_not_fit_is_refused(text, letters_run, tmp_pa
     for run, lm, message in (
         (text, letters, f"a language model must have the tokens of the run that it stands beside, but {letters} has others than "
          f"{text}; train it with --tokenizer and the target's tokenizer file of that run"),
-        (letters, letters, f"a language model stands beside what translates or transcribes, but {letters} is a language model; use "
+        (letters, letters, f"a language model stands beside a run that translates or transcribes, but {letters} is a language model; use "
          "transduce generate"),
         (text, tmp_path / "none", f"a language model is a run directory or a file of n-grams, but {tmp_path / 'none'} does not exist; "
          "check the path"),

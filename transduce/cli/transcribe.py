@@ -95,8 +95,7 @@ def transcribe(
         format: text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment, none for a
             file that cannot be used. json: an object per file and line. srt, vtt: subtitles of one file.
         lm: A language model beside the run: for words and phrases that its training lacked. Another run, of the same
-            tokenizer, or an ARPA file of n-grams whose words are its tokens, as transduce tokenize writes them;
-            KenLM's binary of one is there at once, but searches more slowly (pip install '.[kenlm]' in a clone).
+            tokenizer, or an ARPA file of n-grams whose words are its tokens, as transduce tokenize writes them.
         prefix: FILEs, and - too, are lists of SOUND<TAB>PREFIX, and the text of a sound begins with its prefix, where
             somebody has written its beginning; its last word may go on, unless a space ends it.
         require: FILEs are lists of SOUND<TAB>PHRASE<TAB>PHRASE ..., behind a PREFIX if there is one, and the text of a sound,

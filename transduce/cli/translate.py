@@ -82,8 +82,7 @@ def translate(
         token_scores: Put the log-probability of every token, and a confidence of every word, into json, to see where the
             model was unsure.
         lm: A language model beside the run: for words and phrases that its training lacked. Another run, of the same
-            target tokenizer, or an ARPA file of n-grams whose words are its tokens, as transduce tokenize writes them;
-            KenLM's binary of one is there at once, but searches more slowly (pip install '.[kenlm]' in a clone).
+            target tokenizer, or an ARPA file of n-grams whose words are its tokens, as transduce tokenize writes them.
         interactive: Ask for a line, translate it at once, and ask again; Ctrl-D ends.
         prefix: Lines are SOURCE<TAB>PREFIX, and a translation begins with its prefix, where somebody has written its
             beginning; its last word may go on, unless a space ends it.

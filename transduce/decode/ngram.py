@@ -1,23 +1,18 @@
-"""N-gram models with backoff, from ARPA files or KenLM's binaries: the log-probability of every next token of every row."""
+"""N-gram models with backoff, from ARPA files: the log-probability of every next token of every row."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.errors import InputError, require
+from transduce.errors import InputError
 
 MISSING = -100.0
 """Log 10 of the probability of what has no word, where the model has no <unk>; it is KenLM's."""
-
-
-BINARY = b"mmap lm http://kheafield.com/code"
-"""How KenLM's binaries begin."""
 
 
 @dataclass(frozen=True)
@@ -118,58 +113,6 @@ class NGrams:
         return node
 
 
-class KenLM:
-    """The same of a binary file of the library kenlm, which maps it into memory: a large model is there at once.
-
-    It is asked for one word after the other, so a step takes some fifty times as long as that of `NGrams`.
-
-    Args:
-        path: what KenLM's build_binary made.
-        tokens, bos_id, eos_id, device: see `NGrams`.
-
-    Raises:
-        InputError: kenlm is not installed, or cannot read the file, or its words are other ones.
-    Source: Heafield (2011), KenLM: faster and smaller language model queries.
-    """
-
-    def __init__(
-        self, path: Path, tokens: Sequence[str], *, bos_id: int, eos_id: int, device: torch.device | str
-    ) -> None:
-        require("kenlm", "a binary of KenLM", "kenlm", ", or name the ARPA file that it was made of")
-        import kenlm
-
-        try:
-            self.model = kenlm.Model(str(path))
-        except OSError as error:
-            raise InputError(
-                "a binary of KenLM must be whole and of a version that kenlm reads, but this one is not; make it again with "
-                "build_binary, or name the ARPA file that it was made of"
-            ) from error
-        self.order, self.bos_id, self.device, self.new_state = self.model.order, bos_id, device, kenlm.State
-        self.words = list(tokens)
-        self.words[bos_id], self.words[eos_id] = "<s>", "</s>"
-        known = any(word in self.model for i, word in enumerate(self.words) if i not in (bos_id, eos_id))
-        _check_words(known, "none of them")
-
-    def log_probs(self, past: Int[Tensor, "N L"]) -> Float[Tensor, "N V"]:
-        """Of every next token, after these; BOS is one of them where they begin a text."""
-        score, rows = self.model.BaseScore, []
-        for ids in past.tolist():
-            state, following = self.new_state(), self.new_state()
-            self.model.NullContextWrite(state)
-            for i in ids:
-                score(state, self.words[i], following)
-                state, following = following, state
-            rows.append([score(state, word, following) for word in self.words])
-        return torch.tensor(rows, device=self.device) * math.log(10)
-
-
-def is_binary(path: Path) -> bool:
-    """Whether a file is a binary of KenLM."""
-    with path.open("rb") as file:
-        return file.read(len(BINARY)) == BINARY
-
-
 def _check_words(known: bool, found: str) -> None:
     """Raise InputError, with what was found, unless a model knows a word."""
     if not known:
@@ -221,7 +164,7 @@ class NGramScorer:
 
     additive = True
 
-    def __init__(self, ngrams: NGrams | KenLM, n_sentences: int) -> None:
+    def __init__(self, ngrams: NGrams, n_sentences: int) -> None:
         self.ngrams, self.n_sentences = ngrams, n_sentences
         self.past: Int[Tensor, "N L"] = torch.empty(n_sentences, 0, dtype=torch.long, device=ngrams.device)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -14,7 +14,7 @@ from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import each_line
 from transduce.data.text.tokenizer_files import same_tokens
 from transduce.decode.joint import combined
-from transduce.decode.ngram import KenLM, NGrams, NGramScorer, is_binary
+from transduce.decode.ngram import NGrams, NGramScorer
 from transduce.engine.select import engine_for
 from transduce.errors import InputError
 from transduce.model.config import Tokens
@@ -48,7 +48,7 @@ def load(
     the log-probabilities that their models give it. They must read and write the same tokens.
 
     A language model may stand beside what translates or transcribes (shallow fusion), where `lm_weight` is not 0: a run
-    with the same target tokenizer, or n-grams of its tokens, in an ARPA file or a binary of KenLM.
+    with the same target tokenizer, or n-grams of its tokens in an ARPA file.
 
     The weights are converted to `dtype`: bfloat16 is faster, and its outputs differ a little; int8, on CPUs, rounds
     large matrices to 8 bits (see transduce/engine/weights.py), but those of a language model beside stay float32. They
@@ -79,7 +79,7 @@ def load(
 def load_lm(
     path: Path, run: Path, beside: Translator | Transcriber, device: torch.device | str, dtype: torch.dtype
 ) -> LanguageModel:
-    """The language model of a run directory, or of n-grams in an ARPA file or a binary of KenLM, that stands beside another run.
+    """The language model of a run directory, or of n-grams in an ARPA file, that stands beside another run.
 
     Raises:
         InputError: it is neither, or it has other tokens.
@@ -93,11 +93,7 @@ def load_lm(
     if path.is_file():
         try:
             tokens = tokenizer.tokens(range(tokenizer.vocab_size))
-            marks: dict[str, Any] = {"bos_id": bos, "eos_id": eos, "device": target_device}
-            binary = is_binary(path)
-            ngrams: NGrams | KenLM = (
-                KenLM(path, tokens, **marks) if binary else NGrams(each_line(path), tokens, **marks)
-            )
+            ngrams = NGrams(each_line(path), tokens, bos_id=bos, eos_id=eos, device=target_device)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
         return LanguageModel(partial(NGramScorer, ngrams))
@@ -164,7 +160,8 @@ def _load(
     ctc_column = run.experiment.get("ctc_column")
     target_column = run.experiment.get("corpus", {}).get("target_column")
     untrained = run.experiment.get("ctc_weight") == 0
-    if untrained or (ctc_column and ctc_column != target_column):  # the CTC head is of no use to a decoder of another text
+    of_another_text = ctc_column and ctc_column != target_column  # of no use to the decoder
+    if untrained or of_another_text:
         model.ctc, model.config = None, replace(model.config, ctc=False, ctc_layers=())
     task = _task(directory, run, model)
     task.engines = (engine_for(model.eval().requires_grad_(False), int8=int8),)
