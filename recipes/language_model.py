@@ -197,7 +197,7 @@ def run(x: Experiment) -> dict[str, float]:
     # Training
     if not ex.train(
         x,
-        ex.CrossEntropy(model, **ex.token_losses(x, model, target_tokenizer=tokenizer)),
+        ex.CrossEntropy(model, ex.token_losses(x, model, target_tokenizer=tokenizer)),
         data=windows,
         validate=ex.language_validator(td.Generator(model, tokenizer), language.valid, held_out, x.generation),
         target_tokenizer=tokenizer,

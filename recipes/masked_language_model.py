@@ -153,7 +153,7 @@ def run(x: Experiment) -> dict[str, float]:
     # Training
     if not ex.train(
         x,
-        ex.CrossEntropy(model, **ex.token_losses(x, model, tokenizer, tokenizer)),
+        ex.CrossEntropy(model, ex.token_losses(x, model, tokenizer, tokenizer)),
         data=ex.MaskedWindows(windows=windows, masking=x.masking, tokenizer=tokenizer),
         validate=ex.masked_language_validator(td.FillMask(model, tokenizer), valid, by=x.validate_by),
         source_tokenizer=tokenizer,

@@ -244,12 +244,12 @@ def run(x: Experiment) -> dict[str, float]:
     recordings, valid, test = x.corpus.read(x.training.seed)
     if translating and x.ctc_column is None and x.ctc_weight and all("text" in r.columns for r in recordings + valid):
         x = replace(x, ctc_column="text")
-    heard_column = "" if x.ctc_column == x.corpus.target_column else x.ctc_column or ""
-    if heard_column or not x.ctc_weight:  # the head learns another text, or nothing: of no use to what decodes
+    ctc_column = "" if x.ctc_column == x.corpus.target_column else x.ctc_column or ""
+    if ctc_column or not x.ctc_weight:  # the head learns another text, or nothing: of no use to what decodes
         model = replace(x.model, ctc_conditioning=False, ctc_layers=x.model.ctc_layers if x.ctc_weight else ())
         x = replace(x, decoding=replace(x.decoding, ctc_weight=0.0, no_speech_threshold=0.0), model=model)
-    if x.interctc_column and (heard_column or not x.model.ctc_layers):
-        told = f"ctc_column={x.ctc_column}" if heard_column else "model.ctc_layers=()"
+    if x.interctc_column and (ctc_column or not x.model.ctc_layers):
+        told = f"ctc_column={x.ctc_column}" if ctc_column else "model.ctc_layers=()"
         raise td.InputError(
             f"interctc_column is what CTC in the middle of the encoder learns, with the text at its end, but {told}; leave "
             "one of them out"
@@ -257,16 +257,16 @@ def run(x: Experiment) -> dict[str, float]:
     needs = ("bos_id", "eos_id", *["pad_id"] * bool(x.ctc_weight))  # padding is CTC's blank
     begun_by = None if x.pronunciations else x.start_from  # which may have spelled otherwise
     _, tokenizer = ex.saved_tokenizers(run, begun_by, x.tokenizer or (), x.symbols, needs=needs) or (None, None)
-    heard = ex.cells(recordings, heard_column) if heard_column else []
+    transcripts = ex.cells(recordings, ctc_column) if ctc_column else []
     labels = ex.label_symbols(ex.cells(recordings, x.interctc_column)) if x.interctc_column else []
     if tokenizer is None and x.pronunciations:
         tokenizer = ex.PronunciationTokenizer.train([r.text for r in recordings], ex.read_dictionary(x.pronunciations))
     tokenizer = tokenizer or ex.SentencePieceTokenizer.train(
-        [*(r.text for r in recordings), *heard],
+        [*(r.text for r in recordings), *transcripts],
         vocab_size=x.vocab_size + len(labels),
         symbols=[*x.symbols.split(), *labels],
     )
-    if labels:  # they are heard, and never written
+    if labels:  # CTC learns them, and the decoder never writes them
         silent = (
             *x.decoding.suppress,
             *(tokenizer.tokens(range(tokenizer.vocab_size)).index(label) for label in labels),
@@ -287,7 +287,7 @@ def run(x: Experiment) -> dict[str, float]:
             max_seconds=x.max_seconds,
             workers=x.workers,
             seed=x.training.seed,
-            heard_column=x.interctc_column or heard_column,
+            ctc_column=x.interctc_column or ctc_column,
             labels=x.interctc_column is not None,
             **more,
         )
@@ -317,12 +317,12 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Training
     losses = ex.token_losses(x, model, target_tokenizer=spoken, feature_extractor=reader.feature_extractor)
-    objective = ex.CrossEntropy(model, **losses)
     if x.ctc_weight:
         (blank,) = tokenizer.required("pad_id")
-        losses |= {"ctc_weight": x.ctc_weight, "interctc_weight": x.interctc_weight, "blank_id": blank}
-        losses |= {"heard_inside": x.interctc_column is not None, "ctc_consistency": x.ctc_consistency}
-        objective = ex.HybridCTC(model, **losses)
+        losses = replace(losses, ctc_weight=x.ctc_weight, interctc_weight=x.interctc_weight, blank_id=blank)
+        inside = x.interctc_column is not None
+        losses = replace(losses, ctc_targets_inside=inside, ctc_consistency=x.ctc_consistency)
+    objective = (ex.HybridCTC if x.ctc_weight else ex.CrossEntropy)(model, losses)
     words = sorted({word for r in recordings for word in r.text.split()})
     transcriber = td.Transcriber(model, spoken, reader.feature_extractor, lexicon=words)
     if not ex.train(
@@ -335,7 +335,7 @@ def run(x: Experiment) -> dict[str, float]:
         target_tokenizer=spoken,
         feature_extractor=reader.feature_extractor,
         lexicon=words,
-        fingerprint=ex.recordings_fingerprint(recordings, valid, column=x.interctc_column or heard_column),
+        fingerprint=ex.recordings_fingerprint(recordings, valid, column=x.interctc_column or ctc_column),
     ):  # of several processes, the first one goes on
         return {}
 

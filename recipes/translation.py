@@ -194,7 +194,7 @@ def run(x: Experiment) -> dict[str, float]:
     # Training
     if not ex.train(
         x,
-        ex.CrossEntropy(model, **ex.token_losses(x, model, source, target)),
+        ex.CrossEntropy(model, ex.token_losses(x, model, source, target)),
         data=pairs,
         validate=ex.translation_validator(
             td.Translator(model, *spoken), valid, held_out.epoch(0), by=x.validate_by, tokenize=x.tokenize

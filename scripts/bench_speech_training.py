@@ -35,6 +35,7 @@ from transduce.data.speech.pairs import FrameReader, SpeechPairs
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.model.positions import sinusoidal
 from transduce.model.presets import conformer_tiny
+from transduce.train.config import LossConfig
 from transduce.train.objectives import HybridCTC
 
 SOUND = Path(__file__).parent.parent / "recipes" / "data" / "commands" / "sound"
@@ -108,7 +109,7 @@ def system(name: str, epoch: Callable[[int], Epoch], x: argparse.Namespace) -> P
     check_sizes(ours, plain)
     if name == PLAIN:
         return Plain(plain.to(x.device), epoch, x)
-    objective = HybridCTC(ours.to(x.device), ctc_weight=CTC, label_smoothing=SMOOTHING)
+    objective = HybridCTC(ours.to(x.device), LossConfig(ctc_weight=CTC, label_smoothing=SMOOTHING))
     return Ours(objective, epoch, x, precision=name.split()[1])
 
 

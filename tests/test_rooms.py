@@ -106,13 +106,13 @@ def test_the_rule_can_be_broken(tmp_path):
     """The reader of imports sees them all: at the top, in a function, as a name from a package."""
     path = tmp_path / "a.py"
     path.write_text(
-        "import transduce.train.loss as x\nfrom transduce.model import attention\n"
+        "import transduce.train.losses as x\nfrom transduce.model import attention\n"
         "def f():\n    from transduce.decode.beam import beam_search\n"
         "try:\n    a()\nexcept OSError:\n    import b\nelse:\n    import c\nfinally:\n    import d\n"
         "match 1:\n    case 1:\n        import e\n"
     )
     assert imports(path) == {
-        "transduce.train.loss", "transduce.model", "transduce.model.attention", "transduce.decode.beam", *"bcde",
+        "transduce.train.losses", "transduce.model", "transduce.model.attention", "transduce.decode.beam", *"bcde",
     }  # fmt: skip
     assert not may("data", "model") and may("data", "data") and may("data", "files")
     assert not may("tasks", "train") and not may("files", "model")

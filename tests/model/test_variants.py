@@ -24,6 +24,7 @@ from transduce.model.positions import Positions, rotary, rotate
 from transduce.model.presets import gpt2, gpt2_large, gpt2_medium, gpt2_xl
 from transduce.model.transformer import Transformer
 from transduce.taps import Taps
+from transduce.train.config import LossConfig
 from transduce.train.objectives import CrossEntropy, HybridCTC
 
 TOKENS = StackConfig(input=Tokens(vocab_size=29), n_layers=2)
@@ -187,8 +188,8 @@ class Rows:
     target_out: torch.Tensor
     target_lengths: torch.Tensor
     host_lengths: None = None
-    heard: None = None
-    heard_lengths: None = None
+    ctc_targets: None = None
+    ctc_target_lengths: None = None
     second_source: None = None
 
     @property
@@ -209,7 +210,7 @@ def test_the_balance_reaches_the_loss_in_training_only(ctc, rng):
     """Per token, so 12 times; four layers' losses, two of them over the source."""
     config = replace(TRANSLATION, **EXPERTS, ctc=ctc, balance_weight=0.25)
     model, batch = Transformer(config), rows(rng)
-    objective = HybridCTC(model, ctc_weight=0.3) if ctc else CrossEntropy(model)
+    objective = HybridCTC(model, LossConfig(ctc_weight=0.3)) if ctc else CrossEntropy(model)
     found: list[torch.Tensor] = []
     hooks = [
         m.router.register_forward_hook(lambda *a: found.append(a[2])) for m in model.modules() if hasattr(m, "router")

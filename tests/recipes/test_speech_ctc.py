@@ -132,7 +132,13 @@ def test_ctc_may_learn_what_is_said_under_a_decoder_that_translates(recordings, 
     trainer = untrained(lambda x: scores.update(run(x)), x)
     assert {"bleu.greedy", "chrf.greedy"} <= set(scores) and not any(".ctc" in name for name in scores)
     batch, tokenizer = trainer.data.epoch(0)[0], td.load(x.run).tokenizer
-    rows = zip(batch.heard, batch.heard_lengths.tolist(), batch.target_out, batch.target_lengths.tolist(), strict=True)
+    rows = zip(
+        batch.ctc_targets,
+        batch.ctc_target_lengths.tolist(),
+        batch.target_out,
+        batch.target_lengths.tolist(),
+        strict=True,
+    )
     for heard, n, written, m in rows:
         words = dict(
             zip(*(tokenizer.decode([row.tolist()])[0].split() for row in (heard[:n], written[: m - 1])), strict=True)

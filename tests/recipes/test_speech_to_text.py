@@ -104,7 +104,7 @@ def test_json_of_the_library_tokenizers_in_place_of_sentencepiece(recordings, tm
     x = small(tmp_path / "run", recordings, tokenizer=tmp_path / "my.json")
     x = replace(x, corpus=replace(x.corpus, test=None))
     trainer = untrained(run, x)
-    assert (x.run / "target.json").is_file() and trainer.objective.blank_id == pad
+    assert (x.run / "target.json").is_file() and trainer.objective.losses.blank_id == pad
     batches = trainer.data.epoch(0)
     rows = [
         row[:n].tolist()

@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.seeds.gpt import GPT, names
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.train.loss import projected_cross_entropy
+from transduce.train.losses import projected_cross_entropy
 
 LAYERS, WIDTH, CONTEXT, VOCABULARY = 3, 28, 23, 47
 

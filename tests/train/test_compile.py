@@ -17,6 +17,7 @@ from tests.train import toy
 from transduce.data.text.windows import Stream, TokenWindows
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
+from transduce.train.config import LossConfig
 from transduce.train.objectives import CrossEntropy, HybridCTC, Objective
 from transduce.train.state import Validation
 
@@ -86,7 +87,7 @@ def speech() -> dict[str, Any]:
     """The same with CTC beside cross-entropy."""
     torch.manual_seed(0)
     model = Transformer(replace(toy.model().config, ctc=True))
-    return {**translation(), "objective": HybridCTC(model, ctc_weight=0.3)}
+    return {**translation(), "objective": HybridCTC(model, LossConfig(ctc_weight=0.3))}
 
 
 def layers() -> dict[str, Any]:

@@ -16,9 +16,9 @@ from transduce.experiment.validation import held_out_loss
 from transduce.files import read_json_lines
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.train.consistency import divergence, projected_consistency, two_views
-from transduce.train.ctc import ctc_loss
-from transduce.train.objectives import CrossEntropy, HybridCTC
+from transduce.train.config import LossConfig
+from transduce.train.losses import ctc_consistency, ctc_loss, projected_consistency
+from transduce.train.objectives import CrossEntropy, HybridCTC, two_views
 
 
 def training(config: TransformerConfig, rng: torch.Generator) -> Transformer:
@@ -53,64 +53,80 @@ def check_gradients(model: Transformer, got: Tensor, want: Tensor) -> None:
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
-# The divergence of logits
+# The divergence of what two views give
 
 
-def test_it_is_the_sum_over_the_vocabulary_written_out(rng):
+def test_it_is_the_sum_over_positions_and_the_vocabulary_written_out(rng):
     first, second = (torch.randn(2, 3, 7, generator=rng, dtype=torch.float64) for _ in range(2))
-    found = divergence(first, second)
+    want = [0.0, 0.0]
     for row in range(2):
         for t in range(3):
             p, q = (
                 [math.exp(x) / sum(map(math.exp, logits[row, t].tolist())) for x in logits[row, t].tolist()]
                 for logits in (first, second)
             )
-            want = sum(a * math.log(a / b) + b * math.log(b / a) for a, b in zip(p, q, strict=True))
-            assert found[row, t].item() == pytest.approx(want, rel=1e-12)
-    torch.testing.assert_close(divergence(first, second, constant_target=True), found, rtol=0, atol=0)
+            want[row] += sum(a * math.log(a / b) + b * math.log(b / a) for a, b in zip(p, q, strict=True))
+            if row == 0 and t == 1:
+                short = want[0]
+    assert ctc_consistency(first, second).item() == pytest.approx(sum(want), rel=1e-12)
+    lengths = torch.tensor([2, 3])
+    assert ctc_consistency(first, second, lengths).item() == pytest.approx(short + want[1], rel=1e-12)
 
 
-def test_the_gradient_is_the_slope(rng):
-    first, second = (torch.randn(4, 5, generator=rng, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    assert torch.autograd.gradcheck(divergence, (first, second))
+def test_the_gradient_of_both_views_is_the_slope(rng):
+    states = torch.randn(2, 4, 3, generator=rng, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, 3, generator=rng, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(5, (2, 2), generator=rng).repeat(2, 1)
+
+    def loss(states: Tensor, weight: Tensor) -> Tensor:
+        return projected_consistency(states.reshape(4, 2, 3), weight, targets, n_targets=8, alpha=0.7)[0]
+
+    assert torch.autograd.gradcheck(loss, (states, weight))
 
 
-def test_with_constant_targets_each_view_moves_towards_the_other(rng):
+def test_each_view_of_ctc_moves_towards_the_other(rng):
     """The slope of KL(q || softmax(x)) is p - q where q is constant."""
-    first, second = (torch.randn(4, 5, generator=rng, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    found = torch.autograd.grad(divergence(first, second, constant_target=True).sum(), (first, second))
+    first, second = (torch.randn(2, 4, 5, generator=rng, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    found = torch.autograd.grad(ctc_consistency(first, second), (first, second))
     p, q = first.detach().softmax(-1), second.detach().softmax(-1)
     torch.testing.assert_close(found[0], p - q, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(found[1], q - p, rtol=1e-12, atol=1e-14)
 
 
 def test_half_precision_logits_are_compared_in_float32(rng):
-    first, second = (torch.randn(4, 5, generator=rng).bfloat16() for _ in range(2))
+    first, second = (torch.randn(2, 4, 5, generator=rng).bfloat16() for _ in range(2))
     with torch.autocast("cpu", torch.bfloat16):
-        found = divergence(first, second)
-    assert found.dtype == torch.float32 and torch.equal(found, divergence(first.float(), second.float()))
+        found = ctc_consistency(first, second)
+    assert found.dtype == torch.float32 and torch.equal(found, ctc_consistency(first.float(), second.float()))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("n", [1, 4, 11])
 def test_chunks_make_no_difference(rng, monkeypatch, n, smoothing):
     """Neither to the sums nor to any gradient; and rows of the table beyond the classes are no classes."""
-    monkeypatch.setattr("transduce.train.consistency.CHUNK", {"cpu": 4})
+    monkeypatch.setattr("transduce.train.losses.CHUNK", {"cpu": 4})
     states = torch.randn(2, n, 3, generator=rng, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(6, 3, generator=rng, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(5, (n,), generator=rng)
     padded = F.pad(states, (0, 0, 1, 1), value=GARBAGE)
-    told = {"n_targets": 2 * n, "alpha": 0.7, "n_classes": 5, "label_smoothing": smoothing}
-    got, apart = projected_consistency(padded, weight, F.pad(targets, (1, 1), value=IGNORE).expand(2, -1), **told)
+    got, entropy, apart = projected_consistency(
+        padded,
+        weight,
+        F.pad(targets, (1, 1), value=IGNORE).expand(2, -1),
+        n_targets=2 * n,
+        alpha=0.7,
+        n_classes=5,
+        label_smoothing=smoothing,
+    )
     first, second = states @ weight[:5].T
-    want = both_ways(first, second, constant=False)
-    torch.testing.assert_close(apart, want.detach(), rtol=1e-12, atol=0)
-    assert not apart.requires_grad
-    for logits in (first, second):
-        want = want + F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum") / 0.7
-    torch.testing.assert_close(got, 0.7 * want, rtol=1e-12, atol=0)
+    divergence = both_ways(first, second, constant=False)
+    both = [F.cross_entropy(x, targets, label_smoothing=smoothing, reduction="sum") for x in (first, second)]
+    want = sum(both) + 0.7 * divergence
+    torch.testing.assert_close(apart, divergence.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(entropy, sum(both).detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
     given = (states, weight)
-    for ours, theirs in zip(torch.autograd.grad(got, given), torch.autograd.grad(0.7 * want, given), strict=True):
+    for ours, theirs in zip(torch.autograd.grad(got, given), torch.autograd.grad(want, given), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
@@ -129,7 +145,7 @@ def test_the_loss_is_the_mean_of_two_passes_and_alpha_times_the_mean_divergence(
     targets = examples.target_out.flatten()
     entropy = sum(F.cross_entropy(v, targets, label_smoothing=smoothing, reduction="sum") for v in views) / 2
     apart = both_ways(*(v[targets != IGNORE] for v in views), constant=False) / 2
-    got, parts = CrossEntropy(model, label_smoothing=smoothing, consistency=alpha)(examples)
+    got, parts = CrossEntropy(model, LossConfig(label_smoothing=smoothing, consistency=alpha))(examples)
     assert list(parts) == ["cross_entropy", "consistency"] and not any(part.requires_grad for part in parts.values())
     torch.testing.assert_close(parts["cross_entropy"], entropy.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(parts["consistency"], apart.detach(), rtol=1e-12, atol=0)
@@ -153,7 +169,7 @@ def test_ctc_has_a_weight_of_its_own(rng, alpha, ctc_alpha):
     apart = both_ways(*(v[targets != IGNORE] for v in outputs), constant=False) / 2
     ctc_apart = both_ways(*heads, constant=True) / 2
     want = (1 - weight) * (entropy + alpha * apart) + weight * (ctc + ctc_alpha * ctc_apart)
-    got, parts = HybridCTC(model, ctc_weight=weight, consistency=alpha, ctc_consistency=ctc_alpha)(examples)
+    got, parts = HybridCTC(model, LossConfig(ctc_weight=weight, consistency=alpha, ctc_consistency=ctc_alpha))(examples)
     named = {"cross_entropy": entropy, "ctc": ctc}
     named |= {"consistency": apart} if alpha else {}
     named |= {"ctc_consistency": ctc_apart} if ctc_alpha else {}
@@ -164,15 +180,15 @@ def test_ctc_has_a_weight_of_its_own(rng, alpha, ctc_alpha):
     check_gradients(model, got, want)
 
 
-def test_what_is_heard_goes_with_both_views(rng):
+def test_ctc_targets_go_with_both_views(rng):
     model, examples = training(CONFIG, rng), speech(rng)
-    heard, lengths = torch.tensor([[9, 9, 2], [4, 6, 2], [5, 2, 0]]), torch.tensor([3, 3, 2])
-    both = replace(examples, heard=heard, heard_lengths=lengths).to(torch.device("cpu"))
+    labels, lengths = torch.tensor([[9, 9, 2], [4, 6, 2], [5, 2, 0]]), torch.tensor([3, 3, 2])
+    both = replace(examples, ctc_targets=labels, ctc_target_lengths=lengths).to(torch.device("cpu"))
     ctc = 0.0
     for source in (examples.source, examples.second_source):
         logits = model.ctc_logits(model.encode(source, examples.source_lengths).states)
-        ctc += ctc_loss(logits, torch.tensor([11, 4, 7]), heard, lengths) / 2
-    found = HybridCTC(model, ctc_weight=0.3, ctc_consistency=0.2)(both)
+        ctc += ctc_loss(logits, torch.tensor([11, 4, 7]), labels, lengths) / 2
+    found = HybridCTC(model, LossConfig(ctc_weight=0.3, ctc_consistency=0.2))(both)
     torch.testing.assert_close(found.parts["ctc"], ctc.detach(), rtol=1e-12, atol=0)
 
 
@@ -181,8 +197,8 @@ def test_views_that_are_alike_leave_the_plain_loss(rng, n_experts):
     """Without dropout and other masks, also with the balance of experts, and with its gradients."""
     model = training(replace(CONFIG, n_experts=n_experts), rng)
     examples, weights = batch(rng), {"ctc_weight": 0.3, "label_smoothing": 0.1}
-    want = HybridCTC(model, **weights)(examples)
-    got = HybridCTC(model, **weights, consistency=3.0, ctc_consistency=0.5)(examples)
+    want = HybridCTC(model, LossConfig(**weights))(examples)
+    got = HybridCTC(model, LossConfig(**weights, consistency=3.0, ctc_consistency=0.5))(examples)
     assert max(got.parts["consistency"], got.parts["ctc_consistency"]) < 1e-20  # rows of one product round differently
     for name, part in want.parts.items():
         torch.testing.assert_close(got.parts[name], part, rtol=1e-12, atol=0)
@@ -194,7 +210,7 @@ def test_the_views_differ_in_dropout(rng):
     """One pass over all rows twice: nothing but dropout tells the halves apart."""
     config = replace(toy.model(dropout=0.4).config, attention_dropout=0.2)
     model, examples = training(config, rng), toy.Backwards(n=9).epoch(0)[0]
-    objective = CrossEntropy(model, consistency=1.0)
+    objective = CrossEntropy(model, LossConfig(consistency=1.0))
     torch.manual_seed(5)
     got = objective(examples)
     torch.manual_seed(5)
@@ -227,7 +243,7 @@ def test_a_language_model_and_an_encoder_alone_are_compared_at_their_targets(rng
         config = TransformerConfig(**halves, d_model=12, n_heads=2, d_ff=17, dropout=0.3)
         model = training(config, rng)
         torch.manual_seed(5)
-        got = CrossEntropy(model, consistency=1.0)(examples)
+        got = CrossEntropy(model, LossConfig(consistency=1.0))(examples)
         torch.manual_seed(5)
         both = two_views(examples)
         given = {"source": both.source, "source_lengths": both.source_lengths} if model.encoder else {}
@@ -240,7 +256,7 @@ def test_a_language_model_and_an_encoder_alone_are_compared_at_their_targets(rng
 
 def test_neither_padding_nor_neighbours_have_a_say(rng):
     model, examples = training(CONFIG, rng), speech(rng)
-    objective = HybridCTC(model, ctc_weight=0.3, consistency=0.7, ctc_consistency=0.2)
+    objective = HybridCTC(model, LossConfig(ctc_weight=0.3, consistency=0.7, ctc_consistency=0.2))
     want = objective(examples)
     beyond = (torch.arange(21) >= examples.source_lengths[:, None])[:, :, None]
     garbage = {
@@ -264,8 +280,8 @@ def test_neither_padding_nor_neighbours_have_a_say(rng):
 
 def test_a_validation_has_one_pass(rng):
     model, examples = training(replace(CONFIG, dropout=0.3), rng), speech(rng)
-    objective = HybridCTC(model, ctc_weight=0.3, consistency=0.7, ctc_consistency=0.2).eval()
-    plain = HybridCTC(model, ctc_weight=0.3).eval()
+    objective = HybridCTC(model, LossConfig(ctc_weight=0.3, consistency=0.7, ctc_consistency=0.2)).eval()
+    plain = HybridCTC(model, LossConfig(ctc_weight=0.3)).eval()
     assert objective(examples).parts.keys() == {"cross_entropy", "ctc"}
     assert torch.equal(objective(examples).total, plain(examples).total)
     entropy = objective(examples).parts["cross_entropy"].item()
@@ -275,7 +291,7 @@ def test_a_validation_has_one_pass(rng):
 def test_under_autocast_the_loss_is_close_to_that_of_float32(rng):
     model, examples = Transformer(CONFIG).train(), batch(rng, torch.float32)
     examples = replace(examples, second_source=torch.randn(examples.source.shape, generator=rng))
-    objective = HybridCTC(model, ctc_weight=0.3, consistency=5.0, ctc_consistency=5.0)
+    objective = HybridCTC(model, LossConfig(ctc_weight=0.3, consistency=5.0, ctc_consistency=5.0))
     want = objective(examples)
     with torch.autocast("cpu", torch.bfloat16):
         got = objective(examples)
@@ -290,7 +306,7 @@ def test_under_autocast_the_loss_is_close_to_that_of_float32(rng):
 @pytest.mark.parametrize("value", [-0.1, math.inf])
 def test_a_weight_that_is_none_is_refused(rng, name, value):
     with pytest.raises(ValueError, match=f"{name}={value}"):
-        HybridCTC(random_model(CONFIG, rng), ctc_weight=0.3, **{name: value})
+        HybridCTC(random_model(CONFIG, rng), LossConfig(ctc_weight=0.3, **{name: value}))
 
 
 # Trainings
@@ -302,7 +318,7 @@ def test_it_is_logged_and_more_of_it_makes_predictions_depend_less_on_dropout(tm
     monkeypatch.setattr("transduce.train.log.EVERY", 10)
     last = {}
     for alpha in (1e-9, 3.0):
-        objective = CrossEntropy(toy.model(dropout=0.3), consistency=alpha)
+        objective = CrossEntropy(toy.model(dropout=0.3), LossConfig(consistency=alpha))
         toy.trainer(tmp_path / str(alpha), objective=objective, config=toy.config(max_updates=40)).run()
         lines = read_json_lines(tmp_path / str(alpha) / "metrics.jsonl")
         last[alpha] = [line for line in lines if line["kind"] == "train"][-1]

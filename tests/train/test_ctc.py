@@ -15,7 +15,8 @@ from transduce.data.text.sentencepiece_bpe import BOS, EOS, PAD
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.taps import Taps
-from transduce.train.ctc import ctc_loss
+from transduce.train.config import LossConfig
+from transduce.train.losses import ctc_loss
 from transduce.train.objectives import HybridCTC
 
 V = 11
@@ -153,7 +154,7 @@ def test_value_and_gradients_are_those_of_torchs_two_losses(rng, weight, smoothi
         reduction="sum",
     )
     want = (1 - weight) * entropy + weight * ctc
-    got, parts = HybridCTC(model, label_smoothing=smoothing, ctc_weight=weight)(examples)
+    got, parts = HybridCTC(model, LossConfig(label_smoothing=smoothing, ctc_weight=weight))(examples)
     assert parts.keys() == {"cross_entropy", "ctc"} and not any(part.requires_grad for part in parts.values())
     torch.testing.assert_close(parts["cross_entropy"], entropy.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(parts["ctc"], ctc.detach(), rtol=1e-12, atol=0)
@@ -163,9 +164,9 @@ def test_value_and_gradients_are_those_of_torchs_two_losses(rng, weight, smoothi
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
-def test_ctc_learns_what_is_heard_where_that_is_another_text(rng):
+def test_ctc_learns_a_text_of_its_own_where_the_batch_has_one(rng):
     model, examples = random_model(CONFIG, rng), batch(rng)
-    heard, lengths = pad([[9, 9, EOS], [4, 6, EOS], [5, EOS]], 0)
+    labels, lengths = pad([[9, 9, EOS], [4, 6, EOS], [5, EOS]], 0)
     states = model.encode(examples.source, examples.source_lengths).states
     want = F.ctc_loss(
         F.linear(states, model.ctc.weight, model.ctc.bias).log_softmax(-1).transpose(0, 1),
@@ -174,9 +175,9 @@ def test_ctc_learns_what_is_heard_where_that_is_another_text(rng):
         torch.tensor([2, 2, 1]),
         reduction="sum",
     )
-    plain = HybridCTC(model, ctc_weight=0.3)(examples)
-    both = replace(examples, heard=heard, heard_lengths=lengths).to(torch.device("cpu"))
-    got = HybridCTC(model, ctc_weight=0.3)(both)
+    plain = HybridCTC(model, LossConfig(ctc_weight=0.3))(examples)
+    both = replace(examples, ctc_targets=labels, ctc_target_lengths=lengths).to(torch.device("cpu"))
+    got = HybridCTC(model, LossConfig(ctc_weight=0.3))(both)
     torch.testing.assert_close(got.parts["ctc"], want.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(got.parts["cross_entropy"], plain.parts["cross_entropy"], rtol=1e-12, atol=0)
 
@@ -184,7 +185,7 @@ def test_ctc_learns_what_is_heard_where_that_is_another_text(rng):
 def test_the_source_is_encoded_once(rng):
     model, calls = random_model(CONFIG, rng), []
     model.encoder.register_forward_hook(lambda *_: calls.append(1))
-    HybridCTC(model, ctc_weight=0.3)(batch(rng))
+    HybridCTC(model, LossConfig(ctc_weight=0.3))(batch(rng))
     assert len(calls) == 1
 
 
@@ -212,7 +213,7 @@ def test_layers_inside_share_in_ctc(rng, conditioning, share):
     last = ctc(F.linear(memory.states, model.ctc.weight, model.ctc.bias))
     inside = (ctc(taps.ctc_logits[0]) + ctc(taps.ctc_logits[1])) / 2
     want = 0.6 * entropy + 0.4 * ((1 - share) * last + share * inside)
-    got, parts = HybridCTC(model, ctc_weight=0.4, interctc_weight=share)(examples)
+    got, parts = HybridCTC(model, LossConfig(ctc_weight=0.4, interctc_weight=share))(examples)
     assert parts.keys() == {"cross_entropy", "ctc", "interctc"}
     torch.testing.assert_close(parts["ctc"], last.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(parts["interctc"], inside.detach(), rtol=1e-12, atol=0)
@@ -227,7 +228,7 @@ def test_layers_inside_may_learn_something_else(rng):
     stack = replace(CONFIG.encoder, n_layers=2)
     model, examples = random_model(replace(CONFIG, encoder=stack, ctc_layers=(1,)), rng), batch(rng)
     labels, lengths = torch.tensor([[9, 4, 5, 2], [10, 11, 2, 2], [6, 2, 2, 2]]), torch.tensor([3, 2, 1])
-    examples = replace(examples, heard=labels, heard_lengths=lengths + 1)
+    examples = replace(examples, ctc_targets=labels, ctc_target_lengths=lengths + 1)
     taps = Taps(ctc_logits=True)
     memory = model.encode(examples.source, examples.source_lengths, taps=taps)
     probabilities = taps.ctc_logits[0].log_softmax(-1).transpose(0, 1)
@@ -235,7 +236,7 @@ def test_layers_inside_may_learn_something_else(rng):
         probabilities, torch.tensor([9, 4, 5, 10, 11, 6]), torch.tensor([11, 4, 7]), lengths, reduction="sum"
     )
     last = ctc_loss(model.ctc_logits(memory.states), memory.lengths, examples.target_out, examples.target_lengths)
-    _, parts = HybridCTC(model, ctc_weight=0.4, heard_inside=True)(examples)
+    _, parts = HybridCTC(model, LossConfig(ctc_weight=0.4, ctc_targets_inside=True))(examples)
     torch.testing.assert_close(parts["interctc"], inside.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(parts["ctc"], last.detach(), rtol=1e-12, atol=0)
 
@@ -244,7 +245,7 @@ def test_under_autocast_ctc_stays_in_float32(rng):
     torch.manual_seed(0)
     model, examples = Transformer(CONFIG), batch(rng, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        got = HybridCTC(model, ctc_weight=1.0)(examples).total
+        got = HybridCTC(model, LossConfig(ctc_weight=1.0))(examples).total
         memory = model.encode(examples.source, examples.source_lengths)
     logits = F.linear(memory.states.float(), model.ctc.weight, model.ctc.bias)
     want = ctc_loss(logits, memory.lengths, examples.target_out, examples.target_lengths)
@@ -255,7 +256,7 @@ def test_it_learns_an_alignment(rng):
     """After some steps the likeliest path spells them."""
     torch.manual_seed(0)
     model, examples = Transformer(CONFIG), batch(rng, torch.float32)
-    objective = HybridCTC(model, ctc_weight=0.5)
+    objective = HybridCTC(model, LossConfig(ctc_weight=0.5))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(60):
         optimizer.zero_grad()
@@ -277,14 +278,14 @@ def test_it_learns_an_alignment(rng):
 def test_a_weight_that_is_no_share_is_refused(rng, name, good, bad):
     model = random_model(CONFIG, rng)
     for value in good:
-        HybridCTC(model, **{"ctc_weight": 0.3, name: value})
+        HybridCTC(model, LossConfig(**{"ctc_weight": 0.3, name: value}))
     for value in bad:
         with pytest.raises(ValueError, match=f"{name}={value}"):
-            HybridCTC(model, **{"ctc_weight": 0.3, name: value})
+            HybridCTC(model, LossConfig(**{"ctc_weight": 0.3, name: value}))
 
 
 def test_a_model_without_the_head_is_refused(rng):
-    objective = HybridCTC(random_model(replace(CONFIG, ctc=False), rng), ctc_weight=0.3)
+    objective = HybridCTC(random_model(replace(CONFIG, ctc=False), rng), LossConfig(ctc_weight=0.3))
     with pytest.raises(ValueError) as caught:
         objective(batch(rng))
     assert str(caught.value) == "ctc_logits() needs a CTC head, but this model was built with ctc=False"

@@ -14,8 +14,8 @@ from tests.train.test_ctc import CONFIG
 from transduce.data.batch import IGNORE, batch_of
 from transduce.files import read_json_lines
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
-from transduce.train.ctc import ctc_loss
-from transduce.train.distillation import projected_distillation
+from transduce.train.config import LossConfig
+from transduce.train.losses import ctc_loss, projected_distillation
 from transduce.train.objectives import CrossEntropy, HybridCTC
 
 
@@ -24,7 +24,7 @@ from transduce.train.objectives import CrossEntropy, HybridCTC
 @pytest.mark.parametrize("n", [1, 4, 11])
 def test_it_is_cross_entropy_and_kl_div_of_torch(rng, monkeypatch, n, smoothing, share):
     """In chunks or not; rows of a table beyond the classes are no classes, teachers have widths and tables of their own."""
-    monkeypatch.setattr("transduce.train.distillation.CHUNK", {"cpu": 4})
+    monkeypatch.setattr("transduce.train.losses.CHUNK", {"cpu": 4})
     states = torch.randn(n, 3, generator=rng, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(6, 3, generator=rng, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(5, (n,), generator=rng)
@@ -46,7 +46,6 @@ def test_it_is_cross_entropy_and_kl_div_of_torch(rng, monkeypatch, n, smoothing,
     want_apart = F.kl_div(logits.log_softmax(-1), q, reduction="sum")
     torch.testing.assert_close(entropy, want_entropy.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(apart, want_apart.detach(), rtol=1e-12, atol=0)
-    assert not entropy.requires_grad and not apart.requires_grad
     want = (1 - share) * want_entropy + share * want_apart
     torch.testing.assert_close(total, want, rtol=1e-12, atol=0)
     given = (states, weight)
@@ -61,7 +60,7 @@ def test_teachers_predict_at_the_targets_of_speech(rng):
     given = {"source_lengths": examples.source_lengths, "target_in": examples.target_in}
     real = examples.target_out != IGNORE
     want = 0.0
-    objective = HybridCTC(model, ctc_weight=0.3, teachers=[other], distillation=0.7, ctc_consistency=1e-12)
+    objective = HybridCTC(model, LossConfig(ctc_weight=0.3, teachers=[other], distillation=0.7, ctc_consistency=1e-12))
     for source in (examples.source, examples.second_source):
         logits, q = (m(source=source, **given)[real] for m in (model, other.eval()))
         entropy = F.cross_entropy(logits, examples.target_out[real], reduction="sum")
@@ -75,7 +74,7 @@ def test_teachers_predict_at_the_targets_of_speech(rng):
     check_gradients(model, found.total, want)
     found.total.backward()
     assert all(p.grad is None for p in other.parameters())
-    assert objective.state_dict().keys() == HybridCTC(model, ctc_weight=0.3).state_dict().keys()
+    assert objective.state_dict().keys() == HybridCTC(model, LossConfig(ctc_weight=0.3)).state_dict().keys()
 
 
 def test_a_language_model_teaches_a_language_model(rng):
@@ -87,22 +86,22 @@ def test_a_language_model_teaches_a_language_model(rng):
     examples = batch_of(None, None, torch.randint(11, (3, 7), generator=rng).tolist(), bos=1)
     logits, q = (m(target_in=examples.target_in).flatten(0, 1) for m in (small, large))
     want = F.kl_div(logits.log_softmax(-1), q.detach().softmax(-1), reduction="sum")
-    found = CrossEntropy(small, teachers=[large], distillation=1.0)(examples)
+    found = CrossEntropy(small, LossConfig(teachers=[large], distillation=1.0))(examples)
     torch.testing.assert_close(found.parts["distillation"], want.detach(), rtol=1e-12, atol=0)
     check_gradients(small, found.total, want)
 
 
 def test_a_validation_has_no_teacher(rng):
     model, examples = training(CONFIG, rng), speech(rng)
-    taught = HybridCTC(model, ctc_weight=0.3, teachers=[training(CONFIG, rng)]).eval()
-    plain = HybridCTC(model, ctc_weight=0.3).eval()(examples)
+    taught = HybridCTC(model, LossConfig(ctc_weight=0.3, teachers=[training(CONFIG, rng)])).eval()
+    plain = HybridCTC(model, LossConfig(ctc_weight=0.3)).eval()(examples)
     assert taught(examples).parts.keys() == plain.parts.keys() and torch.equal(taught(examples).total, plain.total)
 
 
 def test_under_autocast_the_loss_is_close_to_that_of_float32(rng):
     model, other = (toy.model(d_model=d).train() for d in (16, 24))
     examples = toy.Backwards(n=9).epoch(0)[0]
-    objective = CrossEntropy(model, teachers=[other])
+    objective = CrossEntropy(model, LossConfig(teachers=[other]))
     want = objective(examples)
     with torch.autocast("cpu", torch.bfloat16):
         got = objective(examples)
@@ -116,12 +115,12 @@ def test_under_autocast_the_loss_is_close_to_that_of_float32(rng):
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1, math.nan])
 def test_a_share_that_is_none_is_refused(rng, share):
     with pytest.raises(ValueError, match=f"distillation={share}"):
-        CrossEntropy(random_model(CONFIG, rng), distillation=share)
+        CrossEntropy(random_model(CONFIG, rng), LossConfig(distillation=share))
 
 
 def test_two_views_and_teachers_are_refused_together(rng):
     with pytest.raises(ValueError, match=r"consistency=1\.0 and there are 1 teachers; leave one of them out"):
-        CrossEntropy(random_model(CONFIG, rng), consistency=1.0, teachers=[random_model(CONFIG, rng)])
+        CrossEntropy(random_model(CONFIG, rng), LossConfig(consistency=1.0, teachers=[random_model(CONFIG, rng)]))
 
 
 @pytest.mark.train
@@ -131,7 +130,7 @@ def test_a_student_comes_closer_to_its_teacher_than_one_that_saw_targets_alone(t
     toy.trainer(tmp_path / "teacher", objective=CrossEntropy(teacher := toy.model(d_model=32))).run()
     last = {}
     for share in (1e-9, 1.0):
-        objective = CrossEntropy(toy.model(), teachers=[teacher], distillation=share)
+        objective = CrossEntropy(toy.model(), LossConfig(teachers=[teacher], distillation=share))
         toy.trainer(tmp_path / str(share), objective=objective, config=toy.config(max_updates=60)).run()
         *_, last[share] = (x for x in read_json_lines(tmp_path / str(share) / "metrics.jsonl") if x["kind"] == "train")
     assert last[1.0]["distillation"] < 0.5 * last[1e-9]["distillation"]

@@ -15,9 +15,7 @@ from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.data.text.windows import window_batch
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.train.consistency import projected_consistency
-from transduce.train.distillation import projected_distillation
-from transduce.train.loss import CHUNK, projected_cross_entropy
+from transduce.train.losses import CHUNK, projected_consistency, projected_cross_entropy, projected_distillation
 from transduce.train.objectives import CrossEntropy
 
 D, V = 7, 13

@@ -14,6 +14,7 @@ from transduce.data.text.base_tokenizer import CharTokenizer
 from transduce.data.text.windows import MaskedWindows, MaskingConfig, Stream, TokenWindows
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
+from transduce.train.config import LossConfig
 from transduce.train.host import HostCopy
 from transduce.train.objectives import CrossEntropy, HybridCTC
 from transduce.train.state import Validation
@@ -60,7 +61,9 @@ def settings(name: str) -> tuple[CrossEntropy, Data]:
         masked = MaskedWindows(windows=windows(), masking=MaskingConfig(), tokenizer=letters)
         return CrossEntropy(Transformer(config), label_smoothing=0.1), masked
     if name == "ctc":
-        return HybridCTC(Transformer(replace(toy.model().config, ctc=True)), ctc_weight=0.3), toy.Backwards()
+        return HybridCTC(
+            Transformer(replace(toy.model().config, ctc=True)), LossConfig(ctc_weight=0.3)
+        ), toy.Backwards()
     return CrossEntropy(toy.model(), label_smoothing=0.1), toy.Backwards()
 
 
@@ -100,7 +103,8 @@ def test_a_loss_asks_a_gpu_for_no_number(name, monkeypatch):
     monkeypatch.setattr(F, "ctc_loss", ctc_loss)
     batch, gpu = settings(name)[1].epoch(0)[0], torch.device("cuda:0")
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)  # without a GPU there is no such memory
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    # without gradients, as autograd starts a GPU's queue; the test above has them
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         with gpu:
             objective, _ = settings(name)
         moved = batch.to(gpu)

@@ -206,9 +206,9 @@ def test_where_the_store_is_gone_the_first_is_named():
             raise RuntimeError("broken pipe")
 
     waiting = World(1, 3, Gone())
-    with pytest.raises(TimeoutError, match=r"^process 1 of 3 waits in vain: no answer from process 0, "):
-        with waiting.exchanging():
-            raise RuntimeError("broken pipe")
+    message = "^process 1 of 3 waits in vain: no answer from process 0, "
+    with pytest.raises(TimeoutError, match=message), waiting.exchanging():
+        raise RuntimeError("broken pipe")
 
 
 def test_all_must_see_the_same_directory(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from tests.train import toy
 from transduce.data.batch import IGNORE, Batch
 from transduce.files import read_json_lines
 from transduce.model.transformer import Transformer
+from transduce.train.config import LossConfig
 from transduce.train.objectives import CrossEntropy, HybridCTC
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Validation
@@ -163,11 +163,12 @@ def test_the_average_of_the_weights_is_the_recursion_written_out(tmp_path, monke
 def test_the_parts_of_a_loss_are_written_beside_it_where_there_is_more_than_one(tmp_path, monkeypatch):
     monkeypatch.setattr("transduce.train.log.EVERY", 5)
     lines = {}
-    for name, objective in (("plain", CrossEntropy), ("hybrid", partial(HybridCTC, ctc_weight=0.25))):
+    for name, kind in (("plain", CrossEntropy), ("hybrid", HybridCTC)):
         torch.manual_seed(0)
         model = Transformer(replace(toy.model().config, ctc=True))
         config = toy.config(max_updates=5, accumulate=2)
-        toy.trainer(tmp_path / name, objective=objective(model, label_smoothing=0.1), config=config).run()
+        objective = kind(model, LossConfig(label_smoothing=0.1, ctc_weight=0.25))
+        toy.trainer(tmp_path / name, objective=objective, config=config).run()
         (lines[name],) = (x for x in read_json_lines(tmp_path / name / "metrics.jsonl") if x["kind"] == "train")
     assert lines["hybrid"].keys() - lines["plain"].keys() == {"cross_entropy", "ctc"}
     loss, entropy, ctc = (lines["hybrid"][name] for name in ("loss", "cross_entropy", "ctc"))

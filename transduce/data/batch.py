@@ -32,10 +32,10 @@ class Batch:
     """Target tokens to predict, EOS included, padding not."""
     host_lengths: tuple[Int[Tensor, " B"] | None, Int[Tensor, " B"]] | None = None
     """source_lengths and target_lengths before `to` moved them, for what reads them on the host, such as CTC."""
-    heard: Int[Tensor, "B H"] | None = None
-    """What CTC learns where that is another text than the target: ids, each row with an EOS."""
-    heard_lengths: Int[Tensor, " B"] | None = None
-    """Of `heard`, with EOS; they stay on the host, where CTC reads them."""
+    ctc_targets: Int[Tensor, "B H"] | None = None
+    """Targets of CTC where they are another text than the target: ids, each row with an EOS."""
+    ctc_target_lengths: Int[Tensor, " B"] | None = None
+    """Lengths of ctc_targets, with EOS; they stay on the host, where CTC reads them."""
     second_source: Shaped[Tensor, "B S *F"] | None = None
     """The same source with other masks, noise and vocal tract, for a training whose outputs of both should agree."""
 
@@ -46,7 +46,7 @@ class Batch:
         the trainer does.
         """
         pinned = device.type == "cuda"
-        names = [f.name for f in fields(self) if f.name != "heard_lengths"]
+        names = [f.name for f in fields(self) if f.name != "ctc_target_lengths"]
         tensors = {name: t for name in names if isinstance(t := getattr(self, name), torch.Tensor)}
         moved: dict[str, Any] = {
             name: (t.pin_memory() if pinned and t.device.type == "cpu" else t).to(device, non_blocking=pinned)

@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from transduce.tasks.translate import in_languages as in_languages
     from transduce.train.config import (
         LoRAConfig as LoRAConfig,
+        LossConfig as LossConfig,
         OptimConfig as OptimConfig,
         TrainingConfig as TrainingConfig,
     )

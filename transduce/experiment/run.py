@@ -40,6 +40,7 @@ from transduce.run import (
 from transduce.tasks.lexicon import save_lexicon
 from transduce.tasks.load import same_features
 from transduce.train.adapt import merge, merged
+from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
 from transduce.train.objectives import Objective
 from transduce.train.shard import gathered, parts_like
@@ -120,8 +121,8 @@ def token_losses(
     source_tokenizer: Tokenizer | None = None,
     target_tokenizer: Tokenizer | None = None,
     feature_extractor: FeatureExtractor | VectorReader | None = None,
-) -> dict[str, Any]:
-    """What the experiment's training says of the loss of tokens, for an objective; its teachers are loaded.
+) -> LossConfig:
+    """Configure the losses of tokens by the experiment's training, and load its teachers.
 
     Args:
         student: the model to train; the others are what it reads and writes.
@@ -139,12 +140,12 @@ def token_losses(
             )
         print(f"teacher: {path}, {sum(p.numel() for p in teacher.parameters()):,} parameters")
         teachers.append(teacher)
-    return {
-        "label_smoothing": x.training.label_smoothing,
-        "consistency": x.training.consistency,
-        "teachers": teachers,
-        "distillation": x.training.distillation,
-    }
+    return LossConfig(
+        label_smoothing=x.training.label_smoothing,
+        consistency=x.training.consistency,
+        teachers=tuple(teachers),
+        distillation=x.training.distillation,
+    )
 
 
 def _differing(

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from transduce.config import at_least, within
 from transduce.errors import InputError
@@ -110,6 +110,42 @@ def refuse_both(consistency: float, n_teachers: int) -> None:
             f"a batch passes twice, or teachers predict it, but consistency={consistency} and there are {n_teachers} "
             "teachers; leave one of them out"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The losses of an objective (train/objectives.py), and their weights."""
+
+    label_smoothing: float = 0.0
+    """Share of the target's probability that is spread evenly over the vocabulary."""
+    consistency: float = 0.0
+    """Weight of the divergence between the predictions of two passes of each batch; 0: one pass."""
+    teachers: tuple[Any, ...] = ()
+    """Models with the same input and output, whose predictions are learned beside the targets."""
+    distillation: float = 0.5
+    """Share of the teachers' predictions, in (0, 1], where there are any."""
+    ctc_weight: float = 0.0
+    """Share of CTC; 0: none."""
+    blank_id: int = 0
+    """CTC's blank: an id that no target contains, such as that of the padding."""
+    interctc_weight: float = 0.5
+    """Share of the model's ctc_layers in CTC, where it has any."""
+    ctc_targets_inside: bool = False
+    """Whether a batch's ctc_targets, such as phones, are those of the ctc_layers alone, and the
+    last layer's CTC learns the target."""
+    ctc_consistency: float = 0.0
+    """Weight of the divergence between what the CTC head gives in two passes of each batch."""
+
+    def __post_init__(self) -> None:
+        at_least(0, consistency=self.consistency, ctc_consistency=self.ctc_consistency)
+        within("(0, 1]", distillation=self.distillation)
+        within("[0, 1]", ctc_weight=self.ctc_weight, interctc_weight=self.interctc_weight)
+        refuse_both(self.consistency, len(self.teachers))
+
+    @property
+    def two_views(self) -> bool:
+        """Whether batches pass twice in training."""
+        return max(self.consistency, self.ctc_consistency) > 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,28 +1,34 @@
-"""What a training minimizes: objectives are modules that own the model and give the loss of a batch."""
+"""Objectives: modules that own the model to train and compute the loss of a batch."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transduce.config import at_least, within
+from transduce.config import within
 from transduce.taps import Taps
-from transduce.train.config import refuse_both
-from transduce.train.consistency import divergence, projected_consistency, two_views
-from transduce.train.ctc import ctc_loss
-from transduce.train.distillation import projected_distillation
-from transduce.train.loss import projected_cross_entropy
+from transduce.train.config import LossConfig
+from transduce.train.losses import (
+    ctc_consistency,
+    ctc_loss,
+    projected_consistency,
+    projected_cross_entropy,
+    projected_distillation,
+)
+
+BatchT = TypeVar("BatchT")
 
 
 class Loss(NamedTuple):
     """The loss of a batch in nats, summed over its n_tokens."""
 
     total: Tensor
-    """What the gradient is taken of: a scalar."""
+    """The scalar that is differentiated."""
     parts: dict[str, Tensor]
-    """Named sums that the log shows beside the total, before their weights; without a gradient."""
+    """Named sums for the log, before their weights; without a gradient."""
 
     def times(self, factor: float) -> "Loss":
         """The loss and its parts times a factor."""
@@ -31,7 +37,7 @@ class Loss(NamedTuple):
 
 @runtime_checkable
 class Seq2SeqBatch(Protocol):
-    """What the objectives read of a batch; see data/batch.py."""
+    """The fields of a batch that the objectives read; see data/batch.py."""
 
     source: Tensor | None
     source_lengths: Tensor | None
@@ -40,20 +46,21 @@ class Seq2SeqBatch(Protocol):
     target_lengths: Tensor
     n_tokens: int
     host_lengths: tuple[Tensor | None, Tensor] | None
-    heard: Tensor | None
-    heard_lengths: Tensor | None
+    ctc_targets: Tensor | None
+    ctc_target_lengths: Tensor | None
     second_source: Tensor | None
 
 
 class Objective(nn.Module):
-    """A model and the loss that trains it. A subclass says in `forward(batch) -> Loss` what the loss is.
+    """A model and the loss that trains it; a subclass computes it in `forward(batch) -> Loss`.
 
     Args:
-        model: the model to train. Checkpoints hold its parameters under its own names; an objective adds none.
+        model: the model to train. Checkpoints hold its parameters under its own names; an
+            objective adds none.
     """
 
     eager: tuple[str, ...] = ()
-    """The methods that torch.compile leaves outside its graphs."""
+    """Methods that torch.compile leaves outside its graphs."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -65,11 +72,11 @@ class Objective(nn.Module):
             setattr(self, name, torch.compiler.disable(getattr(self, name)))
         super().compile(*args, **kwargs)
 
-    def compile_layers(self, **how: Any) -> None:
-        """Compile every layer of the model's stacks by itself, for updates alone: in a search lengths grow by one."""
+    def compile_layers(self, **options: Any) -> None:
+        """Compile each layer for updates alone: the lengths of a search change at every step."""
         for stack in (self.model.encoder, self.model.decoder):
             for layer in () if stack is None else stack.layers:
-                layer.forward = _only_in_training(layer, torch.compile(layer.forward, **how))
+                layer.forward = _only_in_training(layer, torch.compile(layer.forward, **options))
 
 
 def _only_in_training(module: nn.Module, compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,72 +87,52 @@ def _only_in_training(module: nn.Module, compiled: Callable[..., Any]) -> Callab
 class CrossEntropy(Objective):
     """Cross-entropy of a batch's target_out: the next token of a text or a translation.
 
-    Positions with IGNORE in target_out ask for nothing. So for an encoder alone this is the loss of masked language
-    modelling, where target_out holds the chosen tokens and nothing else. In training, a model with experts adds their
-    balance losses.
+    Positions whose target_out is IGNORE do not count. So for an encoder alone this is the loss of
+    masked language modelling, where target_out holds the chosen tokens and nothing else. In
+    training, a model with experts adds their balance losses.
+
+    With `losses.consistency`, every batch passes twice in training, with other dropout and its
+    `second_source` if there is one, and the loss is (L1 + L2) / 2 + alpha (KL(P1 || P2) +
+    KL(P2 || P1)) / 2. With `losses.teachers`, see `projected_distillation`; they are no part of
+    this module, so neither trained nor saved.
 
     Args:
         model: a Transformer (model/transformer.py).
-        label_smoothing: the share of a target's probability that is spread evenly over the vocabulary.
-        consistency: alpha in (L1 + L2) / 2 + alpha (KL(P1 || P2) + KL(P2 || P1)) / 2: in training, every batch passes twice,
-            with other dropout (and augmentation, where it has a second source), and the distributions P1 and P2 at its targets
-            should agree. L1 and L2 are the losses of the two passes, so their scale is that of one. 0: one pass.
-        teachers: models that read and write the same, whose predictions in evaluation are learned beside the targets; see
-            `projected_distillation`. They are no part of this module, so neither trained nor saved.
-        distillation: the weight of what the teachers predict, in (0, 1], beside the targets.
+        losses: the losses and their weights.
+        label_smoothing: replaces that of `losses`.
 
-    Raises:
-        InputError: a weight is out of its range, or there are both teachers and consistency.
-    Source: Liang et al. (2021), R-Drop. They add L1 and L2, so their alpha, 5 for translation, is twice this one.
+    Source: Liang et al. (2021), R-Drop. They add L1 and L2, so their alpha, 5 for translation, is
+    twice this one.
     """
 
-    eager: tuple[str, ...] = ("ragged", "consistent", "distilled", "predicted")
-    ragged = staticmethod(projected_cross_entropy)
-    """The loss where only some positions have targets. Graphs of it would each hold one loop of chunks, and be compiled
-    anew for other numbers of them."""
-    consistent = staticmethod(projected_consistency)
-    """The same of two views, and what they differ by."""
-    distilled = staticmethod(projected_distillation)
-    """The same with teachers."""
-    hears = False
-    """Whether the loss reads the CTC head."""
+    eager: tuple[str, ...] = ("ragged_loss",)
+    ctc_inside = False
+    """Whether the loss reads the CTC head between layers."""
 
     def __init__(
         self,
         model: Any,
+        losses: LossConfig = LossConfig(),  # noqa: B008, it is frozen
         *,
-        label_smoothing: float = 0.0,
-        consistency: float = 0.0,
-        teachers: Sequence[Any] = (),
-        distillation: float = 0.5,
+        label_smoothing: float | None = None,
     ) -> None:
         super().__init__(model)
-        at_least(0, consistency=consistency)
-        within("(0, 1]", distillation=distillation)
-        refuse_both(consistency, len(teachers))
-        self.label_smoothing, self.consistency = label_smoothing, consistency
-        self.teachers, self.distillation = tuple(teacher.eval() for teacher in teachers), distillation
-
-    @property
-    def compares(self) -> bool:
-        """Whether batches pass twice."""
-        return self.model.training and self.consistency > 0
+        if label_smoothing is not None:
+            losses = replace(losses, label_smoothing=label_smoothing)
+        self.losses = losses
+        for teacher in losses.teachers:
+            teacher.eval()
 
     def forward(self, batch: Seq2SeqBatch) -> Loss:
-        """The loss of a batch that has what the model reads."""
-        # each view has its loss and what it differs from the other by, which both count; so half of all that
-        return self.loss(two_views(batch)).times(0.5) if self.compares else self.loss(batch)
+        """Compute the loss of a batch."""
+        if self.model.training and self.losses.two_views:
+            return self.loss(two_views(batch)).times(0.5)
+        return self.loss(batch)
 
     def loss(self, batch: Seq2SeqBatch) -> Loss:
-        """The loss of one pass; where views are compared, of a batch that holds both."""
-        taps = Taps(balance_losses=self.model.training, ctc_logits=self.hears)
-        memory: Any = None
-        if self.model.encoder is not None or batch.source is not None:
-            memory = self.model.encode(batch.source, batch.source_lengths, taps=taps)
-        if self.model.decoder is None:
-            states = memory.states
-        else:
-            states = self.model.decoder_states(batch.target_in, memory=memory, lengths=batch.target_lengths, taps=taps)
+        """Compute the loss of one pass over a batch, which may hold two views."""
+        taps = Taps(balance_losses=self.model.training, ctc_logits=self.ctc_inside)
+        memory, states = _states(self.model, batch, taps)
         total, parts = self.terms(memory, states, batch, taps.ctc_logits or [])
         if taps.balance_losses:  # per token; only layers with experts have any
             parts["balance"] = batch.n_tokens * torch.stack(taps.balance_losses).sum()
@@ -153,148 +140,174 @@ class CrossEntropy(Objective):
         return Loss(total, {name: part.detach() for name, part in parts.items()})
 
     def terms(
-        self, memory: Any, states: Tensor, batch: Seq2SeqBatch, heard: list[Tensor]
+        self, memory: Any, states: Tensor, batch: Seq2SeqBatch, inner_logits: list[Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of the encoder's output and of the states (B, T, D) that the model projects; and its parts.
+        """Compute the loss and its parts.
 
         Args:
-            heard: logits (B, S, V) of the CTC head inside the encoder.
+            memory: the output of the encoder, if there is one.
+            states: (B, T, D), the states that the output table projects.
+            inner_logits: (B, S, V) of the CTC head between layers.
         """
-        # windows of a text have no padding; if pairs have none it is chance, and compiled code would branch on it
+        # windows of a text have no padding; where pairs have none it is chance, and compiled code
+        # would branch on it
         windows = batch.source is None and batch.n_tokens == batch.target_out.numel()
+        if windows and not (self.model.training and (self.losses.two_views or self.losses.teachers)):
+            return self.token_loss(states, batch)
+        return self.ragged_loss(states, batch, n_targets=batch.n_tokens)
+
+    def ragged_loss(self, states: Tensor, batch: Seq2SeqBatch, n_targets: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute `token_loss` outside of graphs.
+
+        A graph would hold the loop over its chunks, and be compiled anew for another number.
+        """
+        return self.token_loss(states, batch, n_targets)
+
+    def token_loss(
+        self, states: Tensor, batch: Seq2SeqBatch, n_targets: int | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the loss of the targets, and its parts; n_targets=None: there is no padding."""
+        losses = self.losses
         states, weight = with_bias(self.model, states)
-        how: dict[str, Any] = {"n_classes": self.model.vocab_size, "label_smoothing": self.label_smoothing}
-        if self.compares and self.consistency:
-            alpha, n_targets = self.consistency, batch.n_tokens
-            total, apart = self.consistent(states, weight, batch.target_out, n_targets=n_targets, alpha=alpha, **how)
-            return total, {"cross_entropy": total - alpha * apart, "consistency": apart}
-        if self.model.training and self.teachers:
-            taught, n_targets, share = self.predicted(batch), batch.n_tokens, self.distillation
-            told = {"n_targets": n_targets, "share": share, **how}
-            total, entropy, apart = self.distilled(states, weight, batch.target_out, taught, **told)
-            return total, {"cross_entropy": entropy, "distillation": apart}
-        loss = projected_cross_entropy if windows else self.ragged
-        entropy = loss(states, weight, batch.target_out, n_targets=None if windows else batch.n_tokens, **how)
+        n_classes, smoothing = self.model.vocab_size, losses.label_smoothing
+        if self.model.training and losses.two_views and losses.consistency:
+            total, entropy, divergence = projected_consistency(
+                states,
+                weight,
+                batch.target_out,
+                n_targets=batch.n_tokens,
+                alpha=losses.consistency,
+                n_classes=n_classes,
+                label_smoothing=smoothing,
+            )
+            return total, {"cross_entropy": entropy, "consistency": divergence}
+        if self.model.training and losses.teachers:
+            total, entropy, divergence = projected_distillation(
+                states,
+                weight,
+                batch.target_out,
+                [_predicted(teacher, batch) for teacher in losses.teachers],
+                n_targets=batch.n_tokens,
+                share=losses.distillation,
+                n_classes=n_classes,
+                label_smoothing=smoothing,
+            )
+            return total, {"cross_entropy": entropy, "distillation": divergence}
+        entropy = projected_cross_entropy(
+            states,
+            weight,
+            batch.target_out,
+            n_targets=n_targets,
+            n_classes=n_classes,
+            label_smoothing=smoothing,
+        )
         return entropy, {"cross_entropy": entropy}
-
-    @torch.no_grad()
-    def predicted(self, batch: Seq2SeqBatch) -> list[tuple[Tensor, Tensor]]:
-        """The states of each teacher at the batch's targets, and the table that makes them logits."""
-        return [with_bias(teacher, states_of(teacher, batch)) for teacher in self.teachers]
-
-
-def states_of(model: Any, batch: Seq2SeqBatch) -> Tensor:
-    """What a model in evaluation projects at every target position of a batch."""
-    memory: Any = None if model.encoder is None else model.encode(batch.source, batch.source_lengths)
-    if model.decoder is None:
-        return memory.states
-    return model.decoder_states(batch.target_in, memory=memory, lengths=batch.target_lengths)
-
-
-def with_bias(model: Any, states: Tensor) -> tuple[Tensor, Tensor]:
-    """States and the output table whose product are the logits; where there is a bias, [states 1] and [weight bias]."""
-    weight, bias = model.output, model.output_bias
-    if bias is None:
-        return states, weight
-    return (
-        F.pad(states, (0, 1), value=1.0),
-        torch.cat((weight, F.pad(bias, (0, len(weight) - len(bias)))[:, None]), dim=1),
-    )
 
 
 class HybridCTC(CrossEntropy):
-    """(1 - ctc_weight) * cross-entropy + ctc_weight * CTC: the encoder learns to align, and teaches the decoder.
+    """(1 - ctc_weight) * cross-entropy + ctc_weight * CTC.
 
-    CTC learns the target, or what a batch has as `heard`: in speech translation, what was said. With `heard_inside`, CTC in the
-    middle of the encoder learns that, such as phones, and after the last layer the target.
+    CTC teaches the encoder to align; its targets are those of the batch, or its `ctc_targets`,
+    such as the transcript in speech translation. Where the model has ctc_layers, CTC is
+    (1 - interctc_weight) * that of the last layer + interctc_weight * the mean of that of those.
 
     Args:
-        model: a Transformer with an encoder, a decoder and ctc=True. It encodes once for both losses.
-        ctc_weight: the weight of CTC, in (0, 1]; without CTC the loss is CrossEntropy.
-        blank_id: an id that no target contains, such as that of the padding.
-        interctc_weight: where the model has ctc_layers, w in (1 - w) * CTC of the last layer + w * mean CTC of those.
-        heard_inside: see above, for a model with ctc_layers.
-        consistency, teachers, distillation: as in CrossEntropy, of what the decoder gives.
-        ctc_consistency: the same weight for what the CTC head gives at every source position. There each view learns from
-            the other as from a constant.
+        model: a Transformer with an encoder, a decoder and ctc=True. It encodes once for both.
+        losses: the losses and their weights, with a ctc_weight above 0.
 
     Raises:
-        InputError: ctc_weight is not in (0, 1], interctc_weight not in [0, 1], or another weight is negative.
-    Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition; Lee and Watanabe
-    (2021), Intermediate loss regularization for CTC-based speech recognition, whose w is 0.3; Higuchi et al. (2022),
-    Hierarchical conditional end-to-end ASR, for smaller units inside; Yao et al. (2024), CR-CTC: Consistency regularization
-    on CTC for improved speech recognition, whose alpha is 0.2.
+        InputError: ctc_weight is 0.
+    Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech
+    recognition; Lee and Watanabe (2021), Intermediate loss regularization for CTC-based speech
+    recognition, whose interctc_weight is 0.3; Higuchi et al. (2022), Hierarchical conditional
+    end-to-end ASR, for smaller units inside; Yao et al. (2024), CR-CTC, whose ctc_consistency is
+    0.2.
     """
 
-    eager = ("ragged", "consistent", "distilled", "predicted", "ctc")
-    hears = True
+    eager = ("ragged_loss", "ctc")
+    ctc_inside = True
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        ctc_weight: float,
-        label_smoothing: float = 0.0,
-        blank_id: int = 0,
-        interctc_weight: float = 0.5,
-        heard_inside: bool = False,
-        consistency: float = 0.0,
-        ctc_consistency: float = 0.0,
-        teachers: Sequence[Any] = (),
-        distillation: float = 0.5,
-    ) -> None:
-        super().__init__(
-            model,
-            label_smoothing=label_smoothing,
-            consistency=consistency,
-            teachers=teachers,
-            distillation=distillation,
-        )
-        within("(0, 1]", ctc_weight=ctc_weight)
-        within("[0, 1]", interctc_weight=interctc_weight)
-        at_least(0, ctc_consistency=ctc_consistency)
-        self.ctc_weight, self.blank_id, self.interctc_weight = ctc_weight, blank_id, interctc_weight
-        self.heard_inside, self.ctc_consistency = heard_inside, ctc_consistency
-
-    @property
-    def compares(self) -> bool:
-        """Whether batches pass twice."""
-        return self.model.training and max(self.consistency, self.ctc_consistency) > 0
+    def __init__(self, model: Any, losses: LossConfig) -> None:
+        super().__init__(model, losses)
+        within("(0, 1]", ctc_weight=losses.ctc_weight)
 
     def terms(
-        self, memory: Any, states: Tensor, batch: Seq2SeqBatch, heard: list[Tensor]
+        self, memory: Any, states: Tensor, batch: Seq2SeqBatch, inner_logits: list[Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Both losses, weighted.
+        """Compute both losses, weighted.
 
         Raises:
             InputError: the model has no CTC head.
         """
-        entropy, parts = super().terms(memory, states, batch, heard)
+        losses = self.losses
+        entropy, parts = super().terms(memory, states, batch, inner_logits)
         logits = self.model.ctc_logits(memory.states)
-        parts["ctc"] = ctc = self.ctc(logits, batch, heard=not self.heard_inside)
-        if heard:
-            parts["interctc"] = inside = torch.stack([self.ctc(each, batch, heard=True) for each in heard]).mean()
-            ctc = (1 - self.interctc_weight) * ctc + self.interctc_weight * inside
-        if self.compares and self.ctc_consistency:
-            parts["ctc_consistency"] = apart = self.ctc_disagreement(logits, memory.lengths)
-            ctc = ctc + self.ctc_consistency * apart
-        return (1 - self.ctc_weight) * entropy + self.ctc_weight * ctc, parts
+        parts["ctc"] = ctc = self.ctc(logits, batch, inside=False)
+        if inner_logits:
+            inner = torch.stack([self.ctc(each, batch, inside=True) for each in inner_logits]).mean()
+            parts["interctc"] = inner
+            ctc = (1 - losses.interctc_weight) * ctc + losses.interctc_weight * inner
+        if self.model.training and losses.ctc_consistency:
+            lengths = None if memory.lengths is None else memory.lengths.chunk(2)[0]
+            first, second = logits.chunk(2)
+            divergence = ctc_consistency(first, second, lengths)
+            parts["ctc_consistency"] = divergence
+            ctc = ctc + losses.ctc_consistency * divergence
+        return (1 - losses.ctc_weight) * entropy + losses.ctc_weight * ctc, parts
 
-    def ctc_disagreement(self, logits: Tensor, lengths: Tensor | None) -> Tensor:
-        """KL(P1 || P2) + KL(P2 || P1), summed over the real positions of a source, of two views with logits (2 B, S, V)."""
-        apart = divergence(*logits.chunk(2), constant_target=True)
-        if lengths is not None:
-            beyond = torch.arange(apart.size(1), device=apart.device) >= lengths.chunk(2)[0][:, None]
-            apart = apart.masked_fill(beyond, 0.0)
-        return apart.sum()
-
-    def ctc(self, logits: Tensor, batch: Seq2SeqBatch, *, heard: bool) -> Tensor:
-        """CTC of what is heard, or of the target, where these are the logits (B, S, V) of the model's CTC head."""
-        source_lengths, target_lengths = batch.host_lengths or (batch.source_lengths, batch.target_lengths)
+    def ctc(self, logits: Tensor, batch: Seq2SeqBatch, *, inside: bool) -> Tensor:
+        """Compute CTC of the logits (B, S, V) of the head, `inside` the encoder or behind it."""
+        source_lengths, target_lengths = batch.host_lengths or (
+            batch.source_lengths,
+            batch.target_lengths,
+        )
         if source_lengths is not None:
             source_lengths = self.model.config.encoder.input.out_lengths(source_lengths)
-        labels = batch.target_out
-        if heard and batch.heard is not None:
-            assert batch.heard_lengths is not None
-            labels, target_lengths = batch.heard, batch.heard_lengths
-        return ctc_loss(logits, source_lengths, labels, target_lengths, blank_id=self.blank_id)
+        targets = batch.target_out
+        if batch.ctc_targets is not None and (inside or not self.losses.ctc_targets_inside):
+            assert batch.ctc_target_lengths is not None
+            targets, target_lengths = batch.ctc_targets, batch.ctc_target_lengths
+        return ctc_loss(logits, source_lengths, targets, target_lengths, blank_id=self.losses.blank_id)
+
+
+def two_views(batch: BatchT) -> BatchT:
+    """Return a batch of all rows twice, the second time with `second_source` if there is one.
+
+    Args:
+        batch: a dataclass whose tensors have a row for each example (data/batch.py).
+    """
+    source: Any = batch
+    tensors = {f.name: t for f in fields(source) if isinstance(t := getattr(source, f.name), Tensor)}
+    second_source = tensors.pop("second_source", None)
+    second = tensors if second_source is None else tensors | {"source": second_source}
+    changes: dict[str, Any] = {name: torch.cat((t, second[name])) for name, t in tensors.items()}
+    if source.host_lengths is not None:
+        changes["host_lengths"] = tuple(None if t is None else t.repeat(2) for t in source.host_lengths)
+    changes |= {"second_source": None, "n_tokens": 2 * source.n_tokens}
+    return cast(BatchT, replace(source, **changes))
+
+
+def with_bias(model: Any, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Return states and a table whose product is the logits; a bias is one more column of both."""
+    weight, bias = model.output, model.output_bias
+    if bias is None:
+        return states, weight
+    column = F.pad(bias, (0, len(weight) - len(bias)))[:, None]
+    return F.pad(states, (0, 1), value=1.0), torch.cat((weight, column), dim=1)
+
+
+def _states(model: Any, batch: Seq2SeqBatch, taps: Taps | None = None) -> tuple[Any, Tensor]:
+    """Compute the output of the encoder, if there is one, and the states before the projection."""
+    memory: Any = None
+    if model.encoder is not None or batch.source is not None:
+        memory = model.encode(batch.source, batch.source_lengths, taps=taps)
+    if model.decoder is None:
+        return memory, memory.states
+    lengths = batch.target_lengths
+    return memory, model.decoder_states(batch.target_in, memory=memory, lengths=lengths, taps=taps)
+
+
+@torch.no_grad()
+def _predicted(teacher: Any, batch: Seq2SeqBatch) -> tuple[Tensor, Tensor]:
+    """Return a teacher's states at the targets of a batch, and its output table."""
+    return with_bias(teacher, _states(teacher, batch)[1])

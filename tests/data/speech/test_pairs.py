@@ -62,7 +62,7 @@ def test_what_is_heard_may_be_another_text_and_alone_must_fit_the_sound(recordin
     """Both rows of a recording go together; a target of any length goes with a short text that is heard."""
     long = [replace(r, text=100 * "grün ", columns={"said": r.text}) for r in recordings[:2]]
     both = [*long, *(replace(r, text=f"{r.text} {r.text}", columns={"said": r.text}) for r in recordings[2:])]
-    pairs = SpeechPairs(both, reader, tokenizer, frames_per_batch=200, heard_column="said")
+    pairs = SpeechPairs(both, reader, tokenizer, frames_per_batch=200, ctc_column="said")
     want = Counter((r.text, r.columns["said"]) for r in both)
     found = Counter[tuple[str, str]]()
     for made in pairs.epoch(1):
@@ -71,14 +71,14 @@ def test_what_is_heard_may_be_another_text_and_alone_must_fit_the_sound(recordin
             for target, n, heard, m in zip(
                 made.target_out.tolist(),
                 made.target_lengths.tolist(),
-                made.heard.tolist(),
-                made.heard_lengths.tolist(),
+                made.ctc_targets.tolist(),
+                made.ctc_target_lengths.tolist(),
                 strict=True,
             )
         )
     assert found == Counter({(text.strip(), said): n for (text, said), n in want.items()})
     with pytest.raises(ValueError, match="another column of the manifests, but it is 'spoken', and there are said"):
-        SpeechPairs(both, reader, tokenizer, frames_per_batch=200, heard_column="spoken")
+        SpeechPairs(both, reader, tokenizer, frames_per_batch=200, ctc_column="spoken")
 
 
 def test_batches_are_a_function_of_seed_and_epoch(recordings, reader, tokenizer):

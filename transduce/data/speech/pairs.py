@@ -141,7 +141,7 @@ class SpeechPairs:
         out_lengths: how many positions the encoder sees of so many frames, as the model's `Frames.out_lengths` says it.
             No text can have more tokens than positions.
         workers: threads that fill the cache of log-mels; 0: this one.
-        heard_column: the column that CTC learns, or that CTC inside the encoder learns, if it is not the target's.
+        ctc_column: the column that CTC learns, or that CTC inside the encoder learns, if it is not the target's.
         labels: whether that column holds labels such as phones, one token each (see data/speech/labels.py).
         two_views: whether batches have a `second_source`, which differs from the source in all that moves no position of
             it: level, noise, vocal tract and masks.
@@ -163,7 +163,7 @@ class SpeechPairs:
         out_lengths: Callable[[np.ndarray], np.ndarray] = lambda n_frames: n_frames,
         workers: int = 0,
         seed: int = 0,
-        heard_column: str = "",
+        ctc_column: str = "",
         labels: bool = False,
         two_views: bool = False,
     ) -> None:
@@ -177,18 +177,18 @@ class SpeechPairs:
         speeds = reader.speeds(augmentation)
         usable, n_frames, self.skipped, told = _usable(recordings, reader, speeds, max_seconds, workers)
         target = tokenizer.with_eos(tokenizer.encode([r.text for r in usable]))
-        heard = target
-        if heard_column:
-            column = cells(usable, heard_column)
-            heard = tokenizer.with_eos(encode_labels(tokenizer, column) if labels else tokenizer.encode(column))
+        ctc_targets = target
+        if ctc_column:
+            column = cells(usable, ctc_column)
+            ctc_targets = tokenizer.with_eos(encode_labels(tokenizer, column) if labels else tokenizer.encode(column))
         n_positions = out_lengths(n_frames.min(axis=0))
-        kept = [i for i, row in enumerate(heard) if n_positions[i] >= positions_needed(row)]
+        kept = [i for i, row in enumerate(ctc_targets) if n_positions[i] >= positions_needed(row)]
         self.skipped["fewer positions than tokens"] = len(usable) - len(kept)
         if not kept:
             counts = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items())
             raise InputError(f"training needs recordings, but of {len(recordings)} none is left: {counts}; {told}")
         self.recordings, self.target = [usable[i] for i in kept], [target[i] for i in kept]
-        self.heard = [heard[i] for i in kept] if heard_column else None
+        self.ctc_targets = [ctc_targets[i] for i in kept] if ctc_column else None
         self.n_frames = dict(zip(speeds, n_frames[:, kept], strict=True))
 
     def __str__(self) -> str:
@@ -219,9 +219,9 @@ class SpeechPairs:
             if self.two_views:
                 second, _ = pad_frames([read(i, self.seed + 4) for i in rows])
                 batch = replace(batch, second_source=second)
-            if self.heard is not None:
-                heard, lengths = pad([self.heard[i] for i in rows], 0)
-                batch = replace(batch, heard=heard, heard_lengths=lengths)
+            if self.ctc_targets is not None:
+                targets, lengths = pad([self.ctc_targets[i] for i in rows], 0)
+                batch = replace(batch, ctc_targets=targets, ctc_target_lengths=lengths)
             if share:
                 for ids, length, i in zip(batch.target_in, batch.target_lengths.tolist(), rows, strict=True):
                     rng = generator(self.seed + 2, n, i)
