@@ -214,8 +214,8 @@ class SelfAttention(nn.Module):
         self.d_head, self.causal, self.window = config.d_head, causal, config.window
         self.linear = config.attention == "linear"
         self.dropout = config.attention_dropout
-        self.n_heads = [config.n_heads, config.kv_heads, config.kv_heads]
-        widths = {name: n * self.d_head for name, n in zip("qkv", self.n_heads, strict=True)}
+        key_width = config.kv_heads * self.d_head
+        widths = {"q": config.n_heads * self.d_head, "k": key_width, "v": key_width}
         self.qkv = FusedLinear(config.d_model, widths, bias=config.attention_bias)
         self.norm = QueryKeyNorm(config) if config.qk_norm else None
         self.output = nn.Linear(widths["q"], config.d_model, bias=config.bias)
@@ -239,7 +239,7 @@ class SelfAttention(nn.Module):
         Raises:
             InputError: weights are to be kept, but the attention is linear, which forms none.
         """
-        query, key, value = _split(self.qkv(x), self.d_head).split(self.n_heads, dim=1)
+        query, key, value = (_split(part, self.d_head) for part in self.qkv.split(self.qkv(x)))
         if self.norm is not None:
             query, key = self.norm.query(query), self.norm.key(key)
         if rotation is not None:
@@ -280,7 +280,7 @@ class CrossAttention(nn.Module):
 
         They are contiguous by head, as every step reads them.
         """
-        key, value = (part.contiguous() for part in _split(self.kv(memory), self.d_head).chunk(2, dim=1))
+        key, value = (_split(part, self.d_head).contiguous() for part in self.kv.split(self.kv(memory)))
         return key if self.norm is None else self.norm.key(key), value
 
     def forward(

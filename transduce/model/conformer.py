@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from transduce.model.config import TransformerConfig
 from transduce.model.inputs import silenced
 from transduce.model.layers import FeedForward, Layer, Sublayer, norm
-from transduce.model.linear import FusedLinear
 from transduce.taps import Taps
 
 
@@ -26,7 +25,7 @@ class ConvolutionModule(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         d, kernel = config.d_model, config.conformer_kernel
-        self.pointwise = FusedLinear(d, {"value": d, "gate": d}, bias=config.bias)
+        self.pointwise = nn.Linear(d, 2 * d, bias=config.bias)
         self.depthwise = nn.Conv1d(d, d, kernel, padding=kernel // 2, groups=d, bias=config.bias)
         self.norm = norm(config)
         self.output = nn.Linear(d, d, bias=config.bias)

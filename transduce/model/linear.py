@@ -1,5 +1,6 @@
 """Several linear maps of one input, fused into one matrix."""
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 
@@ -16,6 +17,10 @@ class FusedLinear(nn.Linear):
     def __init__(self, in_features: int, widths: dict[str, int], *, bias: bool) -> None:
         super().__init__(in_features, sum(widths.values()), bias=bias)
         self.widths = widths
+
+    def split(self, x: Float[Tensor, "*B W"]) -> tuple[Float[Tensor, "*B V"], ...]:
+        """Split the outputs into those of each map."""
+        return x.split(list(self.widths.values()), dim=-1)
 
 
 def split_rows(linear: nn.Linear, rows: Tensor) -> dict[str, Tensor]:
