@@ -307,7 +307,8 @@ class CrossAttention(nn.Module):
 
 
 def _split(x: Float[Tensor, "N T HE"], d_head: int) -> Float[Tensor, "N H T E"]:
-    return x.unflatten(-1, (-1, d_head)).transpose(1, 2)
+    # in ONNX, unflatten would have the lengths of the example
+    return x.view(x.size(0), x.size(1), -1, d_head).transpose(1, 2)
 
 
 def _join(heads: Float[Tensor, "N H T E"]) -> Float[Tensor, "N T HE"]:
