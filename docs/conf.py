@@ -1,4 +1,4 @@
-"""Sphinx's configuration of the manual, which scripts/build_docs.py builds; nothing in the site asks the network."""
+"""Sphinx's configuration of the manual, which scripts/ops/build_docs.py builds; nothing in the site asks the network."""
 
 import logging
 from typing import Any

@@ -4,7 +4,7 @@
     python recipes/speech_to_text.py paper                      the same with the layers of Vaswani et al. (2017)
     python recipes/speech_to_text.py commands_german            the same sound, German text: speech translation
     python recipes/speech_to_text.py fsdd --data DIR            Free Spoken Digit Dataset
-    python recipes/speech_to_text.py digits --data DIR          3 to 7 of them in a row, see scripts/make_digits.py
+    python recipes/speech_to_text.py digits --data DIR          3 to 7 of them in a row, see scripts/corpora/make_digits.py
     python recipes/speech_to_text.py speechocean762 --data DIR  read English (Zhang et al. 2021)
     python recipes/speech_to_text.py manifest --train a.tsv --valid b.tsv --test c.tsv
     python recipes/speech_to_text.py vectors --train a.tsv --features.n-features 80   .npy files instead of sound
@@ -67,7 +67,7 @@ class Experiment:
     target column then go without CTC."""
     interctc_column: str | None = None
     """The column that CTC in the middle of the encoder (model.ctc_layers) learns instead: labels with spaces between them,
-    such as phones from a dictionary (scripts/add_phones.py). Each label is one token, <AH> for AH, beside vocab_size others."""
+    such as phones from a dictionary (scripts/corpora/add_phones.py). Each label is one token, <AH> for AH, beside vocab_size others."""
     model: td.TransformerConfig = field(default_factory=ex.speech_tiny)
     start_from: Path | None = None
     """Another run to go on from, with a schedule of its own: its weights where they fit; its sizes, features and tokenizer."""
@@ -186,13 +186,13 @@ SPEECHOCEAN = replace(
 SETTINGS = {
     "commands": (
         "The spoken commands that ship; minutes on two cores.",
-        # no validation recording is above 0.25, and no noise, hum or music below 0.4 (scripts/bench_no_speech.py)
+        # no validation recording is above 0.25, and no noise, hum or music below 0.4 (scripts/bench no_speech)
         replace(COMMANDS, decoding=replace(COMMANDS.decoding, no_speech_threshold=0.35)),
     ),
     "paper": ("The commands with the paper's layers, the same as for text, and CTC; minutes on two cores.", PAPER),
     "commands_german": ("The same recordings, German text comes out; minutes on two cores.", GERMAN),
     "fsdd": ("Spoken digits, 3,000 recordings; minutes on two cores.", FSDD),
-    "digits": ("3 to 7 spoken digits in a row, 4,000 utterances made by scripts/make_digits.py.", DIGITS),
+    "digits": ("3 to 7 spoken digits in a row, 4,000 utterances made by scripts/corpora/make_digits.py.", DIGITS),
     "speechocean762": ("Read English by Mandarin speakers, 2,500 recordings; an hour on one core.", SPEECHOCEAN),
     "manifest": (
         "Any recordings; until ten validations bring nothing better.",

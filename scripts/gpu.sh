@@ -90,22 +90,22 @@ part_multi30k_de_en_3() { multi30k de en 3; }
 part_training_speed() {
   local compiled=()
   [ "$device" = cpu ] || compiled=(--compile)
-  run python scripts/bench_training.py --device "$device" "${compiled[@]}" ${tiny:+--tiny}
-  run python scripts/bench_speech_training.py --device "$device" ${tiny:+--tiny}
+  run python scripts/bench training --device "$device" "${compiled[@]}" ${tiny:+--tiny}
+  run python scripts/bench speech_training --device "$device" ${tiny:+--tiny}
 }
-part_decoding_speed() { run python scripts/bench_decoding.py --device "$device" ${tiny:+--tiny}; }
-part_generation_speed() { run python scripts/bench_generation.py --device "$device" ${tiny:+--tiny}; }
+part_decoding_speed() { run python scripts/bench decoding --device "$device" ${tiny:+--tiny}; }
+part_generation_speed() { run python scripts/bench generation --device "$device" ${tiny:+--tiny}; }
 part_shakespeare() { shakespeare shakespeare --training.max-minutes 9; }
 part_precision() { # the same 500 updates in fp32, in bf16, and compiled
   local precision
   for precision in fp32 bf16 fp16; do
     shakespeare "$precision" --training.precision "$precision" --training.max-updates 500 --training.consistency 0
   done
-  run python scripts/compare_runs.py "$RUNS/bf16" "$RUNS/fp32" ${tiny:+--within 1}
-  run python scripts/compare_runs.py "$RUNS/fp16" "$RUNS/fp32" ${tiny:+--within 1}
+  run python scripts/ops/compare_runs.py "$RUNS/bf16" "$RUNS/fp32" ${tiny:+--within 1}
+  run python scripts/ops/compare_runs.py "$RUNS/fp16" "$RUNS/fp32" ${tiny:+--within 1}
   can_compile || return 0
   shakespeare compiled --training.compile --training.max-updates 500 --training.consistency 0
-  run python scripts/compare_runs.py "$RUNS/compiled" "$RUNS/bf16" ${tiny:+--within 1}
+  run python scripts/ops/compare_runs.py "$RUNS/compiled" "$RUNS/bf16" ${tiny:+--within 1}
 }
 part_nanogpt() { # with nanoGPT's own layers, AdamW and as many updates; and ours with a moving average of the weights
   shakespeare nanogpt --model.positions learned --model.activation gelu --model.no-gated --model.d-ff 1536 \
@@ -127,20 +127,20 @@ part_gpt2() { # the whole path of GPT-2's recipe at its real size: a text to sha
   lines=$(wc -l <"$text")
   head -n "$((lines * 9 / 10))" "$text" >"$RUNS/gpt2_train.txt"
   tail -n "+$((lines * 9 / 10 + 1))" "$text" >"$RUNS/gpt2_valid.txt"
-  run python scripts/make_shards.py --train "$RUNS/gpt2_train.txt" --valid "$RUNS/gpt2_valid.txt" \
+  run python scripts/corpora/make_shards.py --train "$RUNS/gpt2_train.txt" --valid "$RUNS/gpt2_valid.txt" \
     --output "$RUNS/gpt2_shards" --vocab-size "$size" --shard-bytes 300000
   train gpt2 python recipes/language_model.py gpt2 --data "$RUNS/gpt2_shards" --training.seed 1 \
     --model.decoder.input.multiple 50304 \
     --training.max-updates 50 --training.validate-every 25 --training.optim.warmup-steps 10 "${small[@]}"
 }
-part_gpt2_speed() { run python scripts/bench_gpt2.py --device "$device" --accumulate 8 --updates 3 --warm-up 1 ${tiny:+--tiny}; }
-part_generation_speed() { run python scripts/bench_generation.py --device "$device" ${tiny:+--tiny}; }
+part_gpt2_speed() { run python scripts/bench gpt2 --device "$device" --accumulate 8 --updates 3 --warm-up 1 ${tiny:+--tiny}; }
+part_generation_speed() { run python scripts/bench generation --device "$device" ${tiny:+--tiny}; }
 part_fsdd() { speech fsdd fsdd 8.5; }
 part_digits() {
   local data=()
   [ -n "$tiny" ] || {
     data=(--data "$RUNS/digits_sound")
-    run python scripts/make_digits.py "${TRANSDUCE_DATA:?names the folder of the corpora}/fsdd" "${data[1]}"
+    run python scripts/corpora/make_digits.py "${TRANSDUCE_DATA:?names the folder of the corpora}/fsdd" "${data[1]}"
   }
   speech digits digits 8.0 "${data[@]}"
 }

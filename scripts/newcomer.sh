@@ -62,7 +62,7 @@ for split in ("train", "test"):
             (folder / split / f"{row['id']}.txt").write_text(row["text"] + "\n")
 PYTHON
   for split in train test; do
-    python scripts/get_data.py folder "$OUT/digits/$split" "$OUT/digits/$split.tsv"
+    python scripts/corpora/get_data.py folder "$OUT/digits/$split" "$OUT/digits/$split.tsv"
   done
   transduce train speech-to-text manifest --run "$OUT/speech" --train "$OUT/digits/train.tsv" --test "$OUT/digits/test.tsv" \
     --hold-out recordings --features.sample-rate 8000 --features.n-mels 40 --cache "$OUT/features" --vocab-size 290 \
@@ -72,7 +72,7 @@ PYTHON
 }
 
 long_recordings() {
-  python scripts/bench_long_recordings.py "$OUT/speech" "$OUT/digits/test.tsv" --n "$(n 64 8)" --joined 8 | tee "$OUT/long.out"
+  python scripts/bench long_recordings "$OUT/speech" "$OUT/digits/test.tsv" --n "$(n 64 8)" --joined 8 | tee "$OUT/long.out"
   sed 's/ case:.*//' "$OUT/long.out" | paste -sd ';'
 }
 

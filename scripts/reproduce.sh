@@ -15,7 +15,7 @@ figures="
 commands           96.11  test greedy bleu                  4  translation.py
 multi30k_en_de     40.71  test beam5 bleu.lowercase        59  translation.py multi30k
 multi30k_hour      41.57  test beam5 bleu.lowercase        59  translation.py multi30k --lowercase
-multi30k_diversified 41.94  five/test beam5 bleu.lowercase  300  scripts/synthetic_data.sh diversification
+multi30k_diversified 41.94  five/test beam5 bleu.lowercase  300  scripts/corpora/synthetic_data.sh diversification
 multi30k_de_en     43.92  test beam5 bleu.lowercase        59  translation.py multi30k --source de --target en
 speech              1.07  test $SPEECH                     13  speech_to_text.py
 speech_german      81.45  test beam5 bleu                  25  speech_to_text.py commands_german

@@ -1,4 +1,4 @@
-"""The manual: every tutorial runs, and pages, pictures and links come out as scripts/build_docs.py says."""
+"""The manual: every tutorial runs, and pages, pictures and links come out as scripts/ops/build_docs.py says."""
 
 import traceback
 from pathlib import Path
@@ -6,7 +6,7 @@ from subprocess import CalledProcessError
 
 import pytest
 
-from scripts.build_docs import TUTORIALS, Cell, command_help, make_site, module_page, read_cells, run, write_pages
+from scripts.ops.build_docs import TUTORIALS, Cell, command_help, make_site, module_page, read_cells, run, write_pages
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = """\

@@ -11,22 +11,23 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from bench import gpt2 as bench_gpt2, training as bench_training, turns
 
-from scripts import bench_gpt2, bench_training, compare_runs, turns
+from scripts.ops import compare_runs
 from transduce.model.transformer import Transformer
 from transduce.train.flops import flops_per_token
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-HELP = [path.name for path in sorted(SCRIPTS.glob("*.py")) if "ArgumentParser(" in path.read_text()]
+HELP = [path for path in sorted(SCRIPTS.glob("*/[a-z]*.py")) if "ArgumentParser(" in path.read_text()]
 SMALLEST = (
-    "bench_training.py --tiny --rounds 1 --updates 2 --warm-up 1 --threads 1",
-    "bench_speech_training.py --tiny --rounds 1 --updates 2 --warm-up 1 --threads 1",
-    "bench_processes.py --tiny --rounds 1 --updates 2 --warm-up 1",
-    "bench_decoding.py --tiny --repeats 1 --tokens 4 --batch-size 48 --threads 1 --static",
-    "bench_generation.py --tiny --repeats 1 --batch-size 3 --threads 1 --static",
-    "bench_gpt2.py --device cpu --tiny --rounds 1 --warm-up 1 --threads 1 --accumulate 2",
-    "bench_features.py --tiny",
-    "bench_start_from.py OUT --tiny",
+    "training --tiny --rounds 1 --updates 2 --warm-up 1 --threads 1",
+    "speech_training --tiny --rounds 1 --updates 2 --warm-up 1 --threads 1",
+    "processes --tiny --rounds 1 --updates 2 --warm-up 1",
+    "decoding --tiny --repeats 1 --tokens 4 --batch-size 48 --threads 1",
+    "generation --tiny --repeats 1 --batch-size 3 --threads 1",
+    "gpt2 --device cpu --tiny --rounds 1 --warm-up 1 --threads 1 --accumulate 2",
+    "features --tiny",
+    "start_from OUT --tiny",
 )
 """Benchmarks at their smallest. Those of decoding end with another exit code where the systems' outputs differ."""
 
@@ -35,23 +36,39 @@ SMALLEST = (
 @pytest.mark.process
 @pytest.mark.parametrize("command", SMALLEST, ids=lambda command: command.split()[0])
 def test_a_benchmark_runs(command, tmp_path):
-    script, *words = command.replace("OUT", str(tmp_path)).split()
+    words = command.replace("OUT", str(tmp_path)).split()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, SCRIPTS / script, *words], cwd=tmp_path, capture_output=True, text=True, env=environment
+        [sys.executable, SCRIPTS / "bench", *words], cwd=tmp_path, capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if name.startswith("bench_") else ()) for name in HELP]
+    "path",
+    [pytest.param(path, marks=pytest.mark.long if path.parent.name == "bench" else ()) for path in HELP],
+    ids=lambda path: path.name,
 )
-def test_help_says_how_to_call_a_script(name, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [name, "--help"])
+def test_help_says_how_to_call_a_script(path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [path.name, "--help"])
     with pytest.raises(SystemExit) as stop:
-        runpy.run_path(str(SCRIPTS / name), run_name="__main__")
+        runpy.run_path(str(path), run_name="__main__")
     assert stop.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: {name}")
+    assert capsys.readouterr().out.startswith(f"usage: {path.name}")
+
+
+def test_benchmarks_are_listed_and_called_by_their_names(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for words, code, text in (
+        (["attention", "--help"], 0, "usage: attention.py"),
+        ([], 0, "alignments "),
+        (["atention"], "bench: a benchmark must be one of alignments, attention, ", ""),
+    ):
+        monkeypatch.setattr(sys, "argv", ["scripts/bench", *words])
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_path(str(SCRIPTS / "bench"), run_name="__main__")
+        assert str(stop.value.code or 0).startswith(str(code))
+        assert capsys.readouterr().out.startswith(text)
 
 
 def test_training_benchmark_has_the_size_it_names():

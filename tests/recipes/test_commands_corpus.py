@@ -108,7 +108,7 @@ def bags(corpus) -> dict[str, list[set[str]]]:
 
 
 def load_script():
-    spec = importlib.util.spec_from_file_location("make_commands", ROOT / "scripts" / "make_commands.py")
+    spec = importlib.util.spec_from_file_location("make_commands", ROOT / "scripts" / "corpora" / "make_commands.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)

@@ -122,7 +122,7 @@ def test_shards(tmp_path, running_text, untrained):
         assert str(error.value) == (
             f"shards are ids of their own tokenizer, and {folder} has one of the kind byte_bpe, but there is "
             f"tokenizer={kind}, symbols={symbols!r}; use --tokenizer byte_bpe without --symbols, or make other shards: "
-            "scripts/make_shards.py --tokenizer FILE, in a clone of transduce"
+            "scripts/corpora/make_shards.py --tokenizer FILE, in a clone of transduce"
         )
     assert Shards(data=folder).read(same, 0).tokenizer.model == tokenizer.model
     untrained(lambda x: scores.update(run(x)), replace(x, tokenizer="byte_bpe"))
@@ -160,7 +160,7 @@ def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(ValueError) as error:
         Shards().read("byte_bpe", 0)
     assert str(error.value) == (
-        "shards lie in a folder: use --data DIR; scripts/make_shards.py in a clone of transduce makes them from text"
+        "shards lie in a folder: use --data DIR; scripts/corpora/make_shards.py in a clone of transduce makes them from text"
     )
     with pytest.raises(ValueError) as error:
         load_tokenizer(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from scripts import faults
+from scripts.ops import faults
 from tests.runs import LITTLE, random_run, random_speech_run
 from transduce.report.page import page, write_reports
 
@@ -197,7 +197,7 @@ def test_a_run_of_which_nothing_is_known_yet_has_a_page_too(tmp_path):
 
 
 def test_reports_differ_by_the_clock_alone(tmp_path):
-    """What scripts/faults.py compares of two trainings does not see the time, and sees everything else."""
+    """What scripts/ops/faults.py compares of two trainings does not see the time, and sees everything else."""
     runs = [filled(random_run(tmp_path / "a" / "run", model=LITTLE)), tmp_path / "b" / "run"]
     (runs[0] / "test.json").unlink()  # a list, as the trainings of the comparison have none
     shutil.copytree(runs[0], runs[1])

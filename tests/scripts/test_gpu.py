@@ -9,9 +9,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from bench import turns
 
 from recipes import language_model, speech_to_text, translation
-from scripts import turns
 from transduce.experiment.command import choose
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,17 +87,17 @@ def test_rows_say_which_commit_trained(gpu):
 def test_a_part_stops_where_a_command_fails(gpu):
     status, told, commands = gpu("--device", "cpu", "--tiny", "gpt2", "training_speed", BROKEN="make_shards")
     assert status == 1 and told.endswith("failed: gpt2\n") and "\nit broke\n" in told
-    assert [command.split()[0] for command in commands] == [
-        "scripts/make_shards.py", "scripts/bench_training.py", "scripts/bench_speech_training.py"
+    assert [command.split(" -")[0] for command in commands] == [
+        "scripts/corpora/make_shards.py", "scripts/bench training", "scripts/bench speech_training"
     ]  # fmt: skip
 
 
 def test_on_a_gpu_the_compiled_training_is_timed_too(gpu):
     *_, text, sound = gpu("training_speed")[2]
-    assert text == "scripts/bench_training.py --device cuda --compile"
-    assert sound == "scripts/bench_speech_training.py --device cuda"
+    assert text == "scripts/bench training --device cuda --compile"
+    assert sound == "scripts/bench speech_training --device cuda"
     assert gpu("--device", "cpu", "training_speed")[2] == [
-        "scripts/bench_training.py --device cpu", "scripts/bench_speech_training.py --device cpu"
+        "scripts/bench training --device cpu", "scripts/bench speech_training --device cpu"
     ]  # fmt: skip
 
 

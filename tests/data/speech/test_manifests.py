@@ -59,7 +59,7 @@ def test_a_speaker_left_out_is_the_test_and_nowhere_else(folder, valid):
         (
             {"train": Path("nothing.tsv")},
             "a manifest must be there, but {0}/nothing.tsv is not; use --data DIR, or name the manifests "
-            "(scripts/get_data.py and make_manifest.py in a clone of transduce make some)",
+            "(scripts/corpora/get_data.py and make_manifest.py in a clone of transduce make some)",
         ),
         ({"leave_out": "Z"}, "leave_out must be a speaker of the manifests, but 'Z' is not: A, B, C, D, E, F"),
         (

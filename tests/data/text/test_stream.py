@@ -116,7 +116,7 @@ def test_shards_hold_the_ids_in_the_smallest_type(tmp_path, vocab_size, width):
 
 
 def test_shards_that_do_not_fit_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"a shard, but there is none; scripts/make_shards\.py"):
+    with pytest.raises(ValueError, match=r"a shard, but there is none; scripts/corpora/make_shards\.py"):
         open_shards([], tokenizer=b"t")
     with pytest.raises(ValueError, match="but they reach from 0 to 9"):
         write_shard(tmp_path / "a", np.array([0, 9]), vocab_size=9, tokenizer=b"t", source="x")

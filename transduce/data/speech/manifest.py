@@ -228,7 +228,7 @@ class Manifests:
         if not path.is_file():
             raise InputError(
                 f"a manifest must be there, but {path} is not; use --data DIR, or name the manifests "
-                "(scripts/get_data.py and make_manifest.py in a clone of transduce make some)"
+                "(scripts/corpora/get_data.py and make_manifest.py in a clone of transduce make some)"
             )
         return read_manifest(path, self.target_column)
 

@@ -139,7 +139,7 @@ class OneText:
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """A folder of shards, as scripts/make_shards.py writes it: train-*.bin, valid-*.bin and the tokenizer."""
+    """A folder of shards, as scripts/corpora/make_shards.py writes it: train-*.bin, valid-*.bin and the tokenizer."""
 
     data: Path | None = None
     """The folder."""
@@ -163,7 +163,7 @@ class Shards:
         """
         if self.data is None:
             raise InputError(
-                "shards lie in a folder: use --data DIR; scripts/make_shards.py in a clone of transduce makes them from text"
+                "shards lie in a folder: use --data DIR; scripts/corpora/make_shards.py in a clone of transduce makes them from text"
             )
         own = load_tokenizer(self.data)
         if isinstance(kind, Path):
@@ -175,7 +175,7 @@ class Shards:
             raise InputError(
                 f"shards are ids of their own tokenizer, and {self.data} has one of the kind {mine}, but there is "
                 f"tokenizer={kind}, symbols={' '.join(symbols)!r}; use --tokenizer {mine} without --symbols, or make "
-                "other shards: scripts/make_shards.py --tokenizer FILE, in a clone of transduce"
+                "other shards: scripts/corpora/make_shards.py --tokenizer FILE, in a clone of transduce"
             )
         train, valid = (
             open_shards(sorted(self.data.glob(f"{split}-*.bin")), tokenizer=own.model, verify=self.verify)

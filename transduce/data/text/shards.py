@@ -125,7 +125,7 @@ def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False
     """
     if not paths:
         raise InputError(
-            "a stream needs a shard, but there is none; scripts/make_shards.py in a clone of transduce makes them"
+            "a stream needs a shard, but there is none; scripts/corpora/make_shards.py in a clone of transduce makes them"
         )
     wanted, parts, checksums = hashlib.sha256(tokenizer).hexdigest(), [], []
     for path in paths:

@@ -1,0 +1,229 @@
+"""Speak a part of the corpus `commands` with espeak-ng, as a small corpus of sound with many voices.
+
+    python scripts/corpora/make_sound.py
+
+What is said. Sentences of 3 to 8 words whose words all belong to a vocabulary of 110, so that every word is said often.
+The sentences of a split come from the same split of the text: no noun and modifier that meet in test meet in training.
+Who says it. A voice is an accent with a variant of espeak-ng. No variant is in two splits, and the accents of test are
+in no other. Speed and pitch change from sentence to sentence.
+
+Who says what, how fast and how high is a function of the seed; so is every byte, if espeak-ng and libsndfile are the
+same.
+It needs espeak-ng, which is a package of most systems (Debian, Ubuntu: apt install espeak-ng).
+"""
+
+import argparse
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import soundfile
+import torch
+from make_manifest import write_manifest
+from torchaudio.functional import resample
+
+from transduce.data.speech.manifest import Recording
+from transduce.data.text.lines import read_lines
+from transduce.errors import InputError
+
+TEXT = Path(__file__).resolve().parents[2] / "recipes" / "data" / "commands"
+SEED = 2017
+SIZES = {"train": (1100, 1100), "valid": (100, 50), "test": (150, 75)}  # utterances, different sentences
+N_WORDS = 110
+SHORTEST, LONGEST = 3, 8  # words of a sentence
+HOMOPHONES = {"two", "hour", "friends'", "parents'"}  # sound like to, our, friends, parents, which stay
+VOICES = {  # accent: variants
+    "train": {
+        "en-us": "m1 m5 f1 klatt Alex Lee belinda Alicia",
+        "en-gb": "m2 m7 f3 f5 Mike aunty travis max",
+        "en-gb-scotland": "m4 linda grandpa",
+        "en-029": "croak grandma Denis",
+        "en-gb-x-gbclan": "pablo boris",
+    },
+    "valid": {"en-us": "Michael Annie", "en-gb": "victor anika"},
+    "test": {"en-us-nyc": "m3 f2 Mario", "en-gb-x-rp": "m6 f4 rob"},
+}
+SPEEDS = (140, 200)  # words per minute
+PITCHES = (35, 65)  # of 0 to 99; 50 is the voice's own
+RATE = 16000  # Hz
+MARGIN = 0.1  # seconds of silence that stay on either side
+QUIET = 0.01  # of the peak: silence
+PEAK = 0.7  # of full scale
+COMPRESSION = 0.975  # of libsndfile: 12 kbit/s; from 10 down, Opus drops what is above 4 kHz
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """A sentence as it stands in the corpus, its translation, and how it is said."""
+
+    id: str
+    english: str
+    german: str
+    voice: str
+    speed: int
+    pitch: int
+
+    @property
+    def text(self) -> str:
+        """What is to be recognized: words in lower case, apostrophes kept."""
+        return " ".join(words(self.english))
+
+
+def words(sentence: str) -> list[str]:
+    """Lower-case words of an English sentence, without punctuation."""
+    return re.findall(r"[a-z]+(?:'[a-z]*)?", sentence.lower())
+
+
+def vocabulary(held_out: list[list[str]], train: list[list[str]]) -> set[str]:
+    """The N_WORDS words left when again and again the word goes that costs the fewest held-out sentences."""
+    kept = {word for sentence in held_out + train for word in sentence} - HOMOPHONES
+    while True:
+        held_out, train = ([s for s in side if kept.issuperset(s)] for side in (held_out, train))
+        if len(kept) == N_WORDS:
+            return kept
+        here, there = (Counter(w for s in side for w in set(s)) for side in (held_out, train))
+        kept.remove(min(kept, key=lambda word: (here[word], there[word], word)))
+
+
+def plan(seed: int) -> dict[str, list[Utterance]]:
+    """Who says what: for every split its utterances.
+
+    A split with fewer sentences than utterances has each said by several voices.
+    """
+    pairs = {}
+    for split in SIZES:
+        both = zip(*(read_lines(TEXT / f"{split}.{language}") for language in ("en", "de")), strict=True)
+        pairs[split] = [(en, de) for en, de in both if SHORTEST <= len(words(en)) <= LONGEST]
+    bags = {split: [words(en) for en, _ in pairs[split]] for split in pairs}
+    known = vocabulary(bags["valid"] + bags["test"], bags["train"])
+    rng = Random(seed)
+    planned = {}
+    for split, (n_utterances, n_sentences) in SIZES.items():
+        voices = [f"{accent}+{variant}" for accent, variants in VOICES[split].items() for variant in variants.split()]
+        sentences = [pair for pair in pairs[split] if known.issuperset(words(pair[0]))]
+        rng.shuffle(sentences)
+        if len(sentences) < n_sentences:
+            raise InputError(f"{split} needs {n_sentences} sentences, but {len(sentences)} have only known words")
+        planned[split] = [
+            Utterance(
+                f"{split}-{i:04}",
+                *sentences[i % n_sentences],
+                voices[i % len(voices)],
+                rng.randint(*SPEEDS),
+                rng.randint(*PITCHES),
+            )
+            for i in range(n_utterances)
+        ]
+    return planned
+
+
+def speak(text: str, voice: str, speed: int, pitch: int) -> np.ndarray:
+    """A sentence as espeak-ng says it: RATE Hz, floats, trimmed to MARGIN of silence on either side.
+
+    Raises:
+        InputError: espeak-ng fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        wav = f"{folder}/said.wav"
+        how = ["-v", voice, "-s", str(speed), "-p", str(pitch), "-w", wav]
+        done = subprocess.run(["espeak-ng", *how, "--", text], capture_output=True, text=True)
+        if done.returncode or done.stderr:  # a voice that it does not know is told on stderr only
+            raise InputError(f"espeak-ng must speak as {voice}, but says {done.stderr.strip()!r}; try version 1.51")
+        said, rate = soundfile.read(wav, dtype="float32")
+    sound = resample(torch.from_numpy(said), rate, RATE).numpy()
+    sound *= PEAK / np.abs(sound).max()
+    heard = np.flatnonzero(np.abs(sound) > QUIET * PEAK)
+    margin = round(MARGIN * RATE)
+    return sound[max(heard[0] - margin, 0) : heard[-1] + margin]
+
+
+def opus(sound: np.ndarray, serial: int) -> bytes:
+    """Ogg Opus. libsndfile draws the serial number of the stream at random; here it is given."""
+    file = BytesIO()
+    soundfile.write(file, sound, RATE, format="OGG", subtype="OPUS", compression_level=COMPRESSION)
+    return repack(file.getvalue(), serial)
+
+
+def repack(stream: bytes, serial: int) -> bytes:
+    """The Ogg stream with another serial number, and without the 750 empty bytes that libsndfile leaves for comments.
+
+    Source: RFC 3533, section 6 (pages), and RFC 7845, section 5.2 (comments).
+    """
+    pages, start = [], 0
+    while start < len(stream):
+        n_segments = stream[start + 26]
+        body = start + 27 + n_segments
+        stop = body + sum(stream[start + 27 : body])
+        lengths, packets = stream[start + 27 : body], stream[body:stop]
+        if packets.startswith(b"OpusTags"):
+            (n_vendor,) = struct.unpack_from("<I", packets, 8)
+            packets = packets[: 12 + n_vendor] + bytes(4)  # no comments
+            lengths = bytes([len(packets)])
+        page = bytearray(stream[start : start + 26] + bytes([len(lengths)]) + lengths + packets)
+        struct.pack_into("<I", page, 14, serial)
+        struct.pack_into("<I", page, 22, 0)
+        struct.pack_into("<I", page, 22, crc(page))
+        pages.append(bytes(page))
+        start = stop
+    return b"".join(pages)
+
+
+def crc_table() -> list[int]:
+    """Remainders of every first byte, polynomial 0x04c11db7, highest bit first."""
+    table = []
+    for byte in range(256):
+        value = byte << 24
+        for _ in range(8):
+            value = (value << 1) ^ (0x104C11DB7 if value >> 31 else 0)
+        table.append(value)
+    return table
+
+
+CRC_TABLE = crc_table()
+
+
+def crc(page: Iterable[int]) -> int:
+    """Ogg's checksum."""
+    value = 0
+    for byte in page:
+        value = (value << 8 & 0xFFFFFFFF) ^ CRC_TABLE[value >> 24 ^ byte]
+    return value
+
+
+def main() -> int:
+    """Write the sound and its manifests, and tell what came out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=TEXT / "sound", metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=SEED)
+    x = parser.parse_args()
+    if shutil.which("espeak-ng") is None:
+        print("transduce: espeak-ng must be installed, but there is none; try: apt install espeak-ng", file=sys.stderr)
+        return 2
+    for split, utterances in plan(x.seed).items():
+        (x.output / split).mkdir(parents=True, exist_ok=True)
+        recordings = []
+        for number, u in enumerate(utterances):
+            sound = speak(u.english, u.voice, u.speed, u.pitch)
+            file = x.output / split / f"{number:04}.opus"
+            file.write_bytes(opus(sound, serial=number))
+            recordings.append(Recording(u.id, file, len(sound) / RATE, u.voice, u.text, {"german": u.german}))
+        write_manifest(x.output / f"{split}.tsv", recordings)
+        seconds, size = (sum(r.seconds for r in recordings), sum(r.audio.stat().st_size for r in recordings))
+        n_words = len({word for r in recordings for word in r.text.split()})
+        told = f"{len(recordings)} recordings, {seconds / 60:.1f} minutes, {size:,} bytes"
+        print(f"{split}: {told}, {n_words} words, {len({u.voice for u in utterances})} voices", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

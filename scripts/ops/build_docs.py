@@ -1,0 +1,298 @@
+"""Builds the manual: runs the tutorials, writes the reference, and makes a static site that needs no network.
+
+    pip install --constraint constraints.txt '.[docs]'      # Sphinx, MyST and furo
+    python scripts/ops/build_docs.py OUT                                # then open OUT/index.html
+    python scripts/ops/build_docs.py OUT --builder linkcheck            # asks the network for every external link
+
+Every .md in docs/ is a page, and so is every file of the repository that one of them links to. Every tutorial,
+docs/tutorials/N_NAME.py, runs, and its page shows what its cells print and draw. The format of a tutorial is the percent
+format of Jupytext, Spyder and VS Code:
+
+    # %% [markdown]                   lines of Markdown, each behind a "# "
+    # %%                              Python; figures of pyplot that are left open are put behind the cell and closed
+    # %% tags=["hide-input"]          Python that is folded away, for the drawing of pictures
+    # %% [code 3]                     in a translation, docs/tutorials/ko/N_NAME.py: the third cell of Python of ../N_NAME.py
+
+Cells run from the top to the bottom in one namespace, where `__file__` is the tutorial; the working directory is an empty
+folder, which is deleted afterwards. Modules that lie in docs/tutorials can be imported.
+"""
+
+import argparse
+import importlib
+import inspect
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import get_args
+
+import matplotlib.pyplot as plt
+from cycler import cycler
+
+from transduce.cli.main import COMMANDS, OFTEN, main as transduce
+
+ROOT = Path(__file__).resolve().parents[2]
+TUTORIALS = "tutorials/**/[0-9]*_*.py"
+"""In docs/."""
+REFERENCES = {"transduce": "import transduce as td", "transduce.experiment": "from transduce import experiment as ex"}
+"""Public modules, and how they are imported."""
+LINK = re.compile(r"(?<=\]\()[^)\s#:]+(?=[)#])")
+"""The path in a Markdown link to a file."""
+DRAWING = re.compile(r"^\[!\[[^\]]*\]\((\S+\.svg)\)\]\(\1\)$", re.MULTILINE)
+"""A drawing that leads to itself: on the site it stands in the page, so that its own links work."""
+LINK_OF_SVG = re.compile(r'(?<=href=")[^"#:]+(?=")')
+"""The path in a link of a drawing."""
+STYLE = {
+    "axes.prop_cycle": cycler(color=["#2b6cb0", "#dd6b20", "#2f855a", "#b83280", "#718096"]),
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": "medium",
+    "figure.constrained_layout.use": True,
+    "figure.figsize": (6, 3.2),
+    "figure.labelsize": "medium",
+    "figure.titlesize": "medium",
+    "font.size": 10,
+    "image.cmap": "Blues",
+    "legend.frameon": False,
+    "savefig.dpi": 160,
+}
+"""What all pictures have in common: 6 inches are readable on a phone."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A part of a tutorial; its text begins in line `line`, counted from 1."""
+
+    kind: str
+    """markdown, code, or hidden: code that is folded away; in a translation the number of a cell of the original."""
+    text: str
+    line: int
+
+
+def read_cells(text: str) -> list[Cell]:
+    """The cells of a file in percent format.
+
+    Raises:
+        ValueError: something stands before the first cell, or a line of Markdown is no comment.
+    """
+    lines = text.splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith("# %%")]
+    if any(line.strip() for line in lines[: starts[0] if starts else None]):
+        raise ValueError('a tutorial begins with a cell, "# %%" or "# %% [markdown]", but something stands before it')
+    cells = []
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        body, kind = lines[start + 1 : end], "code"
+        if "[markdown]" in lines[start]:
+            kind = "markdown"
+            for number, line in enumerate(body, start + 2):
+                if line.strip() and line != "#" and not line.startswith("# "):
+                    raise ValueError(f'a line of Markdown begins with "# ", but line {number} is {line!r}')
+            body = [line[2:] for line in body]
+        elif found := re.search(r"\[code (\d+)\]", lines[start]):
+            kind = found[1]
+        elif "hide-input" in lines[start]:
+            kind = "hidden"
+        cells.append(Cell(kind, "\n".join(body).strip("\n"), start + 2))
+    return cells
+
+
+def read_tutorial(path: Path) -> tuple[list[Cell], Path]:
+    """The cells of a tutorial, and the file that its Python is in: of a translation, that of the same name above."""
+    cells, above = read_cells(path.read_text("utf-8")), path.parents[1] / path.name
+    if not any(cell.kind.isdigit() for cell in cells):
+        return cells, path
+    codes = [cell for cell in read_cells(above.read_text("utf-8")) if cell.kind != "markdown"]
+    return [codes[int(cell.kind) - 1] if cell.kind.isdigit() else cell for cell in cells], above
+
+
+@contextmanager
+def elsewhere(path: Path) -> Iterator[None]:
+    """Like `python PATH` in an empty folder, with our style of pictures."""
+    before, modules, here = sys.path[:], set(sys.modules), Path.cwd()
+    sys.path[0:0] = [str(parent) for parent in path.parents if parent.name == "tutorials"]
+    with TemporaryDirectory() as folder, plt.rc_context(STYLE):
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(here)
+            plt.close("all")
+            sys.path[:] = before
+            for name in set(sys.modules) - modules:  # another tutorial may have another module of this name
+                if str(getattr(sys.modules[name], "__file__", "")).startswith(str(path.parent)):
+                    del sys.modules[name]
+
+
+def run(path: Path, page: Path) -> None:
+    """Run a tutorial and write its page, with its figures beside it.
+
+    Raises:
+        Exception: whatever a cell raises; the traceback has the lines of the tutorial.
+    """
+    page, parts = page.resolve(), []
+    cells, path = read_tutorial(path.resolve())
+    names: dict[str, object] = {"__name__": "__main__", "__file__": str(path)}
+    page.parent.mkdir(parents=True, exist_ok=True)
+    backend = plt.get_backend()
+    plt.switch_backend("agg")
+    with elsewhere(path):
+        for number, cell in enumerate(cells, 1):
+            if cell.kind == "markdown":
+                parts.append(cell.text)
+                continue
+            code = fenced("python", cell.text)
+            folded = f"<details>\n<summary>The code of this picture</summary>\n\n{code}\n\n</details>"
+            with redirect_stdout(io.StringIO()) as said:
+                exec(compile("\n" * (cell.line - 1) + cell.text, str(path), "exec"), names)
+            shown = [fenced("text", said.getvalue().rstrip())] if said.getvalue().strip() else []
+            for figure in map(plt.figure, plt.get_fignums()):
+                picture = page.with_name(f"{page.stem}_{number}_{figure.number}.png")
+                titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+                shown.append(f"![{'; '.join(titles).translate(PLAIN)}]({picture.name})")
+                figure.savefig(picture)
+            plt.close("all")
+            parts += [*shown, folded] if cell.kind == "hidden" else [code, *shown]
+    plt.switch_backend(backend)
+    page.write_text("\n\n".join(parts) + "\n", "utf-8")
+
+
+PLAIN = str.maketrans("\n[]()", "     ")
+"""What an image's description leaves out."""
+
+
+def fenced(language: str, text: str) -> str:
+    """A block of code, behind a fence that is longer than any in it."""
+    fence = "`" * max(3, *(len(ticks) + 1 for ticks in re.findall("^`+", text, re.MULTILINE)), 0)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def place(path: Path, docs: Path) -> Path:
+    """Where a file of the repository lies in the site: what is not in docs/ is in repository/, Python as a page."""
+    if not path.is_relative_to(docs):
+        there = Path("repository") / path.relative_to(docs.parent)
+        return there.with_name(f"{there.name}.md") if path.suffix == ".py" else there
+    inside = path.relative_to(docs)
+    return inside.with_suffix(".md") if inside.parts[0] == "tutorials" and path.suffix == ".py" else inside
+
+
+def write_pages(docs: Path, into: Path) -> None:
+    """Write every page of docs/, and whatever they link to, as pages and files that Sphinx reads."""
+    docs = docs.resolve()
+    shutil.copy(docs / "conf.py", into)
+    tutorials = sorted(docs.glob(TUTORIALS))
+    waiting = [*tutorials, *sorted(docs.glob("**/*.md"))]
+    done: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        if path in done:
+            continue
+        done.add(path)
+        page = into / place(path, docs)
+        page.parent.mkdir(parents=True, exist_ok=True)
+        if path in tutorials:
+            run(path, page)
+        elif page.suffix == ".md" and path.suffix == ".py":
+            page.write_text(
+                f"# {path.relative_to(docs.parent)}\n\n{fenced('python', path.read_text('utf-8'))}\n", "utf-8"
+            )
+            continue  # what looks like a link there is none
+        else:
+            shutil.copy(path, page)
+        if page.suffix != ".md":
+            continue
+
+        def linked(match: re.Match[str], path: Path = path, page: Path = page) -> str:
+            target = (path.parent / match[0]).resolve()
+            if not target.is_file() or not target.is_relative_to(docs.parent):
+                return match[0]
+            waiting.append(target)
+            return os.path.relpath(into / place(target, docs), page.parent)
+
+        def drawn(match: re.Match[str], path: Path = path, linked: Callable[[re.Match[str]], str] = linked) -> str:
+            picture = LINK_OF_SVG.sub(linked, (path.parent / match[1]).read_text("utf-8"))
+            return fenced("{raw} html", picture.replace('.py.md"', '.py.html"'))
+
+        text = LINK.sub(linked, DRAWING.sub(drawn, page.read_text("utf-8")))
+        page.write_text(text, "utf-8")
+
+
+def write_reference(into: Path) -> None:
+    """Write a page for each public module, made of docstrings, and one for each command, made of its help."""
+    (into / "commands").mkdir(parents=True)
+    for name, imported in REFERENCES.items():
+        (into / f"{name}.md").write_text(module_page(name, imported), "utf-8")
+    contents = fenced("{toctree}", "\n".join(name.replace(" ", "_") for name in COMMANDS))
+    (into / "commands" / "index.md").write_text(f"# Command line\n\n{contents}\n", "utf-8")
+    for name, (_, line) in COMMANDS.items():
+        text = f"# transduce {name}\n\n{line}\n\n{fenced('text', command_help(name))}\n"
+        (into / "commands" / f"{name.replace(' ', '_')}.md").write_text(text, "utf-8")
+
+
+def module_page(name: str, imported: str) -> str:
+    """A public module's functions, classes and configurations, for autodoc."""
+    module = importlib.import_module(name)
+    kinds: dict[str, list[str]] = {"Functions": [], "Classes": [], "Configurations and records": [], "Values": []}
+    for public in sorted(dir(module)):
+        thing, where = getattr(module, public), f"{name}.{public}"
+        if inspect.isfunction(thing):
+            kinds["Functions"].append(f".. autofunction:: {where}")
+        elif is_dataclass(thing):
+            kinds["Configurations and records"].append(f".. autoclass:: {where}\n   :members:")
+        elif inspect.isclass(thing):
+            kinds["Classes"].append(f".. autoclass:: {where}\n   :members:\n   :special-members: __call__")
+        else:
+            names = ", ".join(f"`{each}`" for each in get_args(thing) or thing)
+            kinds["Values"].append(f".. py:data:: {where}\n\n   {names}")
+    parts = [f"# {name}", inspect.getdoc(module) or "", fenced("python", imported)]
+    for kind, found in kinds.items():
+        parts += [f"## {kind}", fenced("{eval-rst}", "\n\n".join(found))] if found else []
+    return "\n\n".join(parts) + "\n"
+
+
+def command_help(name: str) -> str:
+    """What a command says of itself, on a page of 88 columns, without the paths of this machine."""
+    every = name in OFTEN or name.startswith("train ")
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "88"
+    try:
+        with redirect_stdout(io.StringIO()) as page, suppress(SystemExit):
+            transduce([*name.split(), "--help-all" if every else "--help"])
+    finally:
+        os.environ.pop("COLUMNS")
+        os.environ.update({} if before is None else {"COLUMNS": before})
+    return page.getvalue().replace(f"{ROOT}{os.sep}", "").strip()
+
+
+def make_site(source: Path, out: Path, builder: str = "html") -> None:
+    """Have Sphinx build what lies in `source`; every warning, such as a broken link, is an error.
+
+    Raises:
+        CalledProcessError: there was one; Sphinx has said which.
+    """
+    words = ["-W", "--keep-going", "-q", "-b", builder, "-d", str(source / ".doctrees"), str(source), str(out)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
+    subprocess.run([sys.executable, "-m", "sphinx", *words], check=True, env=environment)
+
+
+def main() -> None:
+    """Run, write, build."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="the folder of the site")
+    parser.add_argument("--builder", default="html", help="Sphinx's: html, linkcheck ...")
+    asked = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        write_pages(ROOT / "docs", Path(folder))
+        write_reference(Path(folder) / "reference")
+        make_site(Path(folder), asked.out.resolve(), asked.builder)
+    print(f"written: {asked.out}")
+
+
+if __name__ == "__main__":
+    main()

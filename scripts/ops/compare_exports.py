@@ -1,0 +1,208 @@
+"""How equal a run is wherever it can be exported: its greedy outputs, and their log-probabilities.
+
+    python scripts/ops/compare_exports.py RUN lines.txt [--to ctranslate2 onnx marian gpt2 llama] [--n 100]
+
+Lines are translated, or gone on from. For each kind prints the largest difference of a token's log-probability, given
+the tokens before it, and how many outputs are the same. What cannot be exported is told with its reason.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+import transduce as td
+from transduce.cli.main import main as transduce
+
+KINDS = ("ctranslate2", "onnx", "marian", "gpt2", "llama")
+LENGTH = 30
+"""Tokens of an output at most."""
+
+Rows = list[list[int]]
+Judge = Callable[[Rows, Rows], list[np.ndarray]]
+"""From sources or prompts, and outputs, to the log-probabilities of each output's tokens."""
+Writer = Callable[[Rows], Rows]
+"""From sources or prompts to greedy outputs, without their end."""
+
+
+class Ours:
+    """The run itself."""
+
+    def __init__(self, run: Path, lines: list[str]) -> None:
+        self.task = task = td.load(run, "cpu")
+        assert isinstance(task, td.Translator | td.Generator)
+        self.tokenizer, self.vocab_size = task.tokenizer, task.model.vocab_size
+        if isinstance(task, td.Translator):
+            self.rows = task.sources(lines)
+            way: dict[str, Any] = {"beam_size": 1, "max_length": LENGTH, "length_extra": LENGTH}
+            found = task.translate(lines, token_scores=True, **way)
+            self.begin = [*self.tokenizer.required("bos_id"), *self.tokenizer.opening]
+        else:
+            self.rows = [task.encode(line) for line in lines]
+            found = task.generate(lines, td.GenerationConfig(max_length=LENGTH, temperature=0.0), token_scores=True)
+            self.begin = []
+        self.outputs = [each[0].tokens for each in found]
+        self.log_probs = [each[0].token_scores.log_probs[: len(each[0].tokens)].numpy() for each in found]
+        self.never = [*self.tokenizer.suppressed] if self.begin else [*task.suppressed]
+
+    def ends(self, row: list[int]) -> list[int]:
+        """An output without its end, and what follows that."""
+        eos = self.tokenizer.eos_id
+        return row[: row.index(eos)] if eos in row else row
+
+
+def ctranslate2(ours: Ours, directory: Path) -> tuple[Judge, Writer]:
+    import ctranslate2
+
+    names = json.loads(next(directory.glob("*vocabulary.json")).read_text())
+    sides = [directory / f"{side}_vocabulary.json" for side in ("source", "target")]
+    source, target = (json.loads(path.read_text()) if path.exists() else names for path in sides)
+    never = [[target[i]] for i in ours.never]
+
+    def tokens(rows: Rows, table: list[str] = target) -> list[list[str]]:
+        return [[table[i] for i in row] for row in rows]
+
+    if not ours.begin:
+        generator = ctranslate2.Generator(str(directory))
+        how = {"max_length": LENGTH, "sampling_topk": 1, "include_prompt_in_result": False, "suppress_sequences": never}
+
+        def judge(rows: Rows, outputs: Rows) -> list[np.ndarray]:
+            whole = [row + output for row, output in zip(rows, outputs, strict=True)]
+            found = generator.score_batch(tokens(whole))
+            return [np.array(each.log_probs[len(row) - 1 :]) for each, row in zip(found, rows, strict=True)]
+
+        return judge, lambda rows: [each.sequences_ids[0] for each in generator.generate_batch(tokens(rows), **how)]
+
+    translator = ctranslate2.Translator(str(directory))
+    n_begin, bare = len(ours.begin) - 1, json.loads((directory / "config.json").read_text())["add_source_eos"]
+
+    def read(rows: Rows) -> list[list[str]]:
+        return tokens([row[:-1] for row in rows] if bare else rows, source)
+
+    def judge_pairs(rows: Rows, outputs: Rows) -> list[np.ndarray]:
+        found = translator.score_batch(read(rows), tokens([[*ours.begin[1:], *row] for row in outputs]))
+        return [np.array(each.log_probs[n_begin:-1]) for each in found]
+
+    def write(rows: Rows) -> Rows:
+        found = translator.translate_batch(
+            read(rows), target_prefix=tokens([ours.begin[1:]] * len(rows)), beam_size=1, min_decoding_length=0,
+            max_decoding_length=LENGTH + n_begin, suppress_sequences=never,
+        )  # fmt: skip
+        return [[target.index(token) for token in each.hypotheses[0][n_begin:]] for each in found]
+
+    return judge_pairs, write
+
+
+def onnx(ours: Ours, directory: Path) -> tuple[Judge, Writer]:
+    import onnxruntime
+
+    config = json.loads((directory / "config.json").read_text())
+    step = onnxruntime.InferenceSession(str(directory / "step.onnx"))
+    encoder = onnxruntime.InferenceSession(str(directory / "encoder.onnx")) if ours.begin else None
+
+    def steps(row: list[int], choose: Callable[[int, np.ndarray], int | None]) -> None:
+        """Feed what `choose` gives for each number of tokens read, and their logits, until it gives None."""
+        known: dict[str, Any] = {}
+        if encoder is not None:
+            names = ["memory_keys", "memory_values", "memory_lengths"]
+            source = {"source": np.array([row]), "lengths": np.array([len(row)])}
+            known = dict(zip(names, encoder.run(None, source), strict=True))
+        given, n = ours.begin or row, 0
+        keys = values = np.zeros((config["n_layers"], 1, config["n_kv_heads"], 0, config["d_head"]), dtype=np.float32)
+        token: int | None = given[0]
+        while token is not None:
+            logits, keys, values = step.run(
+                None, {"tokens": np.array([token]), "keys": keys, "values": values, **known}
+            )
+            n += 1
+            token = given[n] if n < len(given) else choose(n - len(given), logits[0])
+
+    def judge(rows: Rows, outputs: Rows) -> list[np.ndarray]:
+        found: list[np.ndarray] = []
+        for row, output in zip(rows, outputs, strict=True):
+            told: list[float] = []
+
+            def forced(i: int, logits: np.ndarray, output: list[int] = output, told: list[float] = told) -> int | None:
+                if i == len(output):
+                    return None
+                told.append(float(torch.from_numpy(logits).log_softmax(0)[output[i]]))
+                return output[i]
+
+            steps(row, forced)
+            found.append(np.array(told))
+        return found
+
+    def write(rows: Rows) -> Rows:
+        found: Rows = []
+        for row in rows:
+            output: list[int] = []
+
+            def greedy(i: int, logits: np.ndarray, output: list[int] = output) -> int | None:
+                logits[ours.never] = -np.inf
+                output.append(int(logits.argmax()))
+                return None if i + 1 == LENGTH or output[-1] == ours.tokenizer.eos_id else output[-1]
+
+            steps(row, greedy)
+            found.append(ours.ends(output))
+        return found
+
+    return judge, write
+
+
+def transformers(ours: Ours, directory: Path) -> tuple[Judge, Writer]:
+    import transformers
+
+    kind = transformers.MarianMTModel if ours.begin else transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(directory).eval()
+    how: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": LENGTH, "max_length": None}
+    how |= {"suppress_tokens": [i for i in ours.never if i < model.config.vocab_size] or None}
+    if (eos := ours.tokenizer.eos_id) is not None:
+        how |= {"eos_token_id": eos, "pad_token_id": eos}
+
+    @torch.no_grad()
+    def judge(rows: Rows, outputs: Rows) -> list[np.ndarray]:
+        found = []
+        for row, output in zip(rows, outputs, strict=True):
+            first = ours.begin or row
+            ids = {"decoder_input_ids" if ours.begin else "input_ids": torch.tensor([[*first, *output]])}
+            logits = model(**({"input_ids": torch.tensor([row])} if ours.begin else {}), **ids).logits
+            log_probs = logits[0, len(first) - 1 : -1].log_softmax(-1)
+            found.append(log_probs.gather(1, torch.tensor(output)[:, None])[:, 0].numpy())
+        return found
+
+    @torch.no_grad()
+    def write(rows: Rows) -> Rows:
+        found = [model.generate(torch.tensor([row]), **how)[0].tolist() for row in rows]
+        return [ours.ends(new[1 if ours.begin else len(row) :]) for new, row in zip(found, rows, strict=True)]
+
+    return judge, write
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("lines", type=Path)
+    parser.add_argument("--to", nargs="+", default=KINDS, choices=KINDS, help="kinds of exports; all of them")
+    parser.add_argument("--n", type=int, default=100, help="lines at most")
+    args = parser.parse_args()
+    lines = [line for line in args.lines.read_text("utf-8").split("\n") if line.strip()][: args.n]
+    ours = Ours(args.run, lines)
+    for kind in args.to:
+        with TemporaryDirectory() as folder:
+            directory = Path(folder) / kind
+            if transduce(["export", str(args.run), str(directory), "--to", kind]):
+                continue
+            judge, write = {"ctranslate2": ctranslate2, "onnx": onnx}.get(kind, transformers)(ours, directory)
+            pairs = zip(judge(ours.rows, ours.outputs), ours.log_probs, strict=True)
+            difference = max((float(np.abs(theirs - own).max()) for theirs, own in pairs if len(own)), default=0.0)
+            same = sum(a == b for a, b in zip(write(ours.rows), ours.outputs, strict=True))
+        print(f"{kind}: largest difference {difference:.1e}, {same} of {len(lines)} outputs are the same", flush=True)
+
+
+if __name__ == "__main__":
+    main()
