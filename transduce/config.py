@@ -73,6 +73,18 @@ def _reason(error: BaseException, kind: Any) -> str:
     return format_exception(error, kind).removeprefix("unknown error ")
 
 
+def structured(kind: Any, value: object) -> Any:
+    """Convert a value of JSON to one of this type.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    try:
+        return _converter().structure(value, kind)
+    except Exception as error:  # those of cattrs have no class in common
+        raise ValueError(f"{value!r} is no {kind}") from error
+
+
 def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Turn {"a": {"b": 1}} into {"a.b": 1}."""
     flat: dict[str, Any] = {}

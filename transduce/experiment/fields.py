@@ -1,7 +1,9 @@
-"""An experiment from a file: JSON or YAML whose names are the fields of a configuration, nested as they are."""
+"""An experiment from a JSON or YAML file with the fields of its configuration, nested as they are."""
 
 import json
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,23 +12,31 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import yaml
 
+from transduce.config import from_dict, structured
 from transduce.errors import InputError
 
 ConfigT = TypeVar("ConfigT")
 
-PLAIN = {bool: (bool,), int: (int,), float: (int, float), str: (str,), Path: (str,)}
-"""What stands in a file for a value of each type."""
+NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    NoneType: "null",
+}
+"""The name of a type in messages."""
 
 
 def with_files(config: ConfigT, paths: Sequence[Path]) -> ConfigT:
-    """The configuration with the fields that files name; what a later one says wins. See `with_file`."""
+    """Change the fields that files name; the last file wins. See `with_file`."""
     for path in paths:
         config = with_file(config, path)
     return config
 
 
 def with_file(config: ConfigT, path: Path) -> ConfigT:
-    """The configuration with the fields that a file names: one that --print-config wrote, or a run's config.json.
+    """Change the fields that a file names: one that --print-config wrote, or a run's config.json.
 
     Raises:
         InputError: there is no such file, it is neither JSON nor YAML, or a field has a wrong name or a value that does
@@ -36,50 +46,55 @@ def with_file(config: ConfigT, path: Path) -> ConfigT:
         raise InputError(f"--config takes a file, .json or .yaml, but {path} is none; --print-config writes one")
     raw = path.read_bytes()
     try:
-        text, in_yaml = raw.decode("utf-8-sig"), path.suffix in (".yaml", ".yml")
+        text = raw.decode("utf-8-sig")
+        in_yaml = path.suffix in (".yaml", ".yml")
         plain = yaml.load(text, _Yaml) if in_yaml else json.loads(text, object_pairs_hook=_object)
-        # neither halves of characters nor circles
-        json.dumps(plain, default=str, ensure_ascii=False).encode(errors="surrogateescape")
-    except Exception as error:  # PyYAML raises errors of many kinds, such as for a day that there is not
-        told = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"--config takes JSON, or YAML in a .yaml, but {path} is not: {told}") from error
+        again = json.dumps(plain, default=str, ensure_ascii=False)  # refuses circles
+        again.encode(errors="surrogateescape")  # refuses halves of characters
+        if "\\u0000" in again:
+            raise InputError("no text holds the character 0")
+    except Exception as error:  # PyYAML raises errors of many kinds, such as for a day that does not exist
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"--config takes JSON, or YAML in a .yaml, but {path} is not: {reason}") from error
     if isinstance(plain, dict) and isinstance(plain.get("experiment"), dict):  # a run's config.json
         plain = {name: value for name, value in plain["experiment"].items() if name != "data"}
     try:
-        found: ConfigT = _changed(config, {} if plain is None else plain, "")
+        return _changed(config, {} if plain is None else plain)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    return found
 
 
 def _object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """The fields of an object, each of which is named once; YAML and JSON would silently take the last of several.
+    """The fields of an object.
 
     Raises:
-        InputError: a field is named twice.
+        InputError: a field is named twice; YAML and JSON would silently take the last.
     """
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
+    plain = dict(pairs)
+    if len(plain) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"a field must be named once, but {twice!r} is named {names.count(twice)} times; join them")
-    return fields
+    return plain
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML whose mappings name each field once."""
+    """YAML whose mappings name each field once, and whose numbers may be as short as 5e-3."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # before << adds others
-        found: dict[str, Any] = super().construct_mapping(node, deep)
+        mapping: dict[str, Any] = super().construct_mapping(node, deep)
         _object([(self.construct_object(key, deep=True), None) for key in keys])
-        return found
+        return mapping
+
+
+_Yaml.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
 
 
 def like_run(config: ConfigT, run: Path) -> ConfigT:
-    """The configuration with the model, and the features of sound, of another run that reads and writes the same.
+    """Take the model, and the features of sound, of another run that reads and writes the same.
 
-    Where there is no run, or one of another kind, such as a translator for a language model, it stays what it is.
+    Where there is no run, or one of another kind, such as a translator for a language model, nothing changes.
 
     Raises:
         InputError: the run's config.json is not ours.
@@ -89,98 +104,63 @@ def like_run(config: ConfigT, run: Path) -> ConfigT:
         return config
     try:
         plain = json.loads(path.read_text("utf-8"))
-        found: ConfigT = _changed(
-            config, {name: plain[name] for name in ("model", "features") if name in plain and hasattr(config, name)}, ""
-        )
+        known = {name: plain[name] for name in ("model", "features") if name in plain and hasattr(config, name)}
+        changed = _changed(config, known)
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"a run to start from has a config.json of transduce, but {path}: {error}") from error
-    return found if _inputs(found) == _inputs(config) else config
+    return changed if _inputs(changed) == _inputs(config) else config
 
 
 def _inputs(config: Any) -> list[type | None]:
-    """What the encoder and the decoder read; None: there is no such stack."""
+    """The types of input of encoder and decoder; None: there is no such stack."""
     return [stack and type(stack.input) for stack in (config.model.encoder, config.model.decoder)]
 
 
-def _changed(config: Any, plain: Any, prefix: str) -> Any:
-    _check_object(plain, prefix)
-    return replace(config, **_values(type(config), plain, prefix, config))
-
-
-def _values(kind: type, plain: dict[str, Any], prefix: str, old: object = None) -> dict[str, Any]:
-    """The values of these fields of a dataclass; nested ones change those of `old`."""
-    hints, found = get_type_hints(kind), {}
-    names = [each.name for each in fields(kind)]
-    for name, value in plain.items():
-        if name not in names:
-            near = get_close_matches(str(name), names, n=1) or names
+def _changed(config: ConfigT, plain: Any, prefix: str = "") -> ConfigT:
+    """The configuration with the fields of an object."""
+    hints = get_type_hints(type(config))
+    changes: dict[str, Any] = {}
+    for name, value in _checked_object(plain, prefix).items():
+        if name not in hints:
+            near = get_close_matches(str(name), hints, n=1) or hints
             raise InputError(f"there is no field {prefix}{name}; did you mean {', '.join(near)}?")
-        found[name] = _value(hints[name], value, prefix + name, getattr(old, name, None))
-    return found
+        changes[name] = _value(hints[name], value, prefix + name, getattr(config, name))
+    return replace(config, **changes)  # type: ignore[type-var]
 
 
-def _value(kind: Any, value: Any, name: str, old: object = None) -> Any:
-    """A value of this type, from what the file has."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    classes: list[Any] = [each for each in kinds if is_dataclass(each)]
-    if classes and not (value is None and NoneType in kinds):
-        _check_object(value, name)
-        if is_dataclass(old):  # the one that is there, unless another one has all these fields
-            classes.sort(key=lambda each: each is not type(old))
-        fitting = [each for each in classes if value.keys() <= {field.name for field in fields(each)}]
-        chosen = (fitting or classes)[0]
-        if is_dataclass(old) and chosen is type(old):
-            return _changed(old, value, f"{name}.")
-        try:
-            return chosen(**_values(chosen, value, f"{name}."))
-        except TypeError as error:
-            raise InputError(f"{name} lacks fields: {error}") from error
-    for each in (kind for kind in kinds if kind not in classes):
-        fits, found = _fits(each, value)
-        if fits:
-            return found
-    raise InputError(f"{name} must be {_told(kinds)}, but it is {json.dumps(value, default=str)}")
-
-
-def _fits(kind: Any, value: Any) -> tuple[bool, Any]:
-    """Whether this stands for a value of the type, and which."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if kind is NoneType:
-        return value is None, None
-    if origin is Literal:
-        return any(value == part and type(value) is type(part) for part in parts), value
-    if origin is tuple:
-        if not isinstance(value, list):
-            return False, None
-        wanted = [parts[0]] * len(value) if parts[-1] is ... else parts
-        found = [_fits(part, each) for part, each in zip(wanted, value, strict=False)]
-        return len(wanted) == len(value) and all(fits for fits, _ in found), tuple(each for _, each in found)
-    if kind is float and isinstance(value, str | int) and not isinstance(value, bool):  # YAML reads 5e-3 as text
-        try:
-            return True, float(value)
-        except (ValueError, OverflowError):
-            return False, None
-    right = isinstance(value, PLAIN[kind]) and (kind is bool or not isinstance(value, bool)) and "\0" not in str(value)
-    return right, kind(value) if right else None
-
-
-def _check_object(plain: Any, name: str) -> None:
-    if not isinstance(plain, dict):
-        told = json.dumps(plain, default=str)
-        raise InputError(f"{name.rstrip('.') or 'the whole'} must be an object of fields, but it is {told}")
-
-
-def _told(kinds: tuple[Any, ...]) -> str:
-    """The types in words."""
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
-    told = []
+def _value(hint: Any, value: Any, name: str, old: Any) -> Any:
+    """A value of this type; an object changes the fields of `old` where it can."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if value is None and NoneType in kinds:
+        return None
+    classes: list[Any] = [kind for kind in kinds if is_dataclass(kind)]
+    if classes:
+        names = _checked_object(value, name).keys()
+        classes.sort(key=lambda kind: not isinstance(old, kind))
+        fitting = next((kind for kind in classes if names <= {each.name for each in fields(kind)}), classes[0])
+        return _changed(old, value, f"{name}.") if isinstance(old, fitting) else from_dict(fitting, value, name)
     for kind in kinds:
+        if not isinstance(value, str) or get_origin(kind) is not tuple:  # else a tuple of its characters
+            with suppress(ValueError):
+                return structured(kind, value)
+    raise InputError(f"{name} must be {_type_names(kinds)}, but it is {json.dumps(value, default=str)}")
+
+
+def _checked_object(plain: Any, name: str) -> dict[str, Any]:
+    if not isinstance(plain, dict):
+        actual = json.dumps(plain, default=str)
+        raise InputError(f"{name.rstrip('.') or 'the whole'} must be an object of fields, but it is {actual}")
+    return plain
+
+
+def _type_names(kinds: Sequence[Any]) -> str:
+    names = []
+    for kind in kinds:
+        parts = get_args(kind)
         if get_origin(kind) is Literal:
-            told.append("one of " + ", ".join(json.dumps(each) for each in get_args(kind)))
+            names.append("one of " + ", ".join(json.dumps(part) for part in parts))
         elif get_origin(kind) is tuple:
-            parts = get_args(kind)
-            inner = _told(parts[:1]) if parts[-1] is ... else ", ".join(_told((part,)) for part in parts)
-            told.append(f"a list of {inner}")
+            names.append("a list of " + ", ".join(_type_names([part]) for part in parts if part is not ...))
         else:
-            told.append("null" if kind is NoneType else names[kind])
-    return " or ".join(told)
+            names.append(NAMES[kind])
+    return " or ".join(names)

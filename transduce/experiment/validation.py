@@ -1,4 +1,4 @@
-"""What a training looks at: the loss on held-out batches, measures of what the model writes, samples and pictures."""
+"""Validation: the loss on held-out batches, measures of the model's outputs, samples and pictures."""
 
 import json
 import math
@@ -30,7 +30,7 @@ from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
 from transduce.tasks.load import load
-from transduce.tasks.search import GREEDY, last_position
+from transduce.tasks.search import GREEDY
 from transduce.tasks.segmenting import group_by_duration
 from transduce.tasks.transcribe import CHUNK, Transcriber
 from transduce.tasks.translate import Translator
@@ -41,7 +41,7 @@ from transduce.train.state import Validation
 
 @dataclass(frozen=True, kw_only=True)
 class Validator:
-    """Called with a model, it gives the trainer the loss on held-out batches beside a look at the model's outputs.
+    """Computes the loss of a model on held-out batches, and looks at its outputs.
 
     Raises:
         InputError: when called, if no metric has the name `by`.
@@ -49,36 +49,54 @@ class Validator:
 
     batches: Sequence[Batch]
     look: Callable[[Transformer], Validation]
-    """What a look at the model's own outputs gives; its score is not read."""
+    """Gives metrics of the model's own outputs, samples and pictures, without a score."""
     by: str = "loss"
     """The metric that decides which checkpoint is best; lower is better for losses and error rates."""
     perplexity: bool = False
-    """Whether e to the loss stands beside it."""
+    """Whether e to the loss is a metric, too."""
 
     def __call__(self, model: Transformer) -> Validation:
         """Metrics of this model, the score that decides (higher is better), samples and pictures."""
         loss = held_out_loss(model, self.batches)
         if not math.isfinite(loss):  # such a model writes nothing that one could look at
             return Validation({"loss": loss}, by=self.by)
-        found = self.look(model)
-        metrics = {"loss": loss} | ({"perplexity": math.exp(min(loss, 50))} if self.perplexity else {}) | found.metrics
+        validation = self.look(model)
+        metrics = {"loss": loss}
+        if self.perplexity:
+            metrics["perplexity"] = math.exp(min(loss, 50))
+        metrics |= validation.metrics
         if self.by not in metrics:
             raise InputError(f"what decides must be one of {', '.join(metrics)}, but it is {self.by!r}")
         higher = MEASURES[self.by].higher_is_better if self.by in MEASURES else self.by == "accuracy"
-        return replace(found, metrics=metrics, score=metrics[self.by] * (1 if higher else -1), by=self.by)
+        score = metrics[self.by] if higher else -metrics[self.by]
+        return replace(validation, metrics=metrics, score=score, by=self.by)
+
+
+def _per_token(batches: Sequence[Batch], device: torch.device, value: Callable[[Batch], float]) -> float:
+    """The sum of a value of batches, over their tokens; processes share the batches."""
+    total = n_tokens = 0.0
+    for i in world().share(range(len(batches))):  # one at a time, as those of sound are made when they are asked for
+        batch = batches[i]
+        total += value(batch.to(device))
+        n_tokens += batch.n_tokens
+    total, n_tokens = world().all_reduce_sum(total, n_tokens)
+    return total / n_tokens
 
 
 @torch.no_grad()
 def held_out_loss(model: Transformer, batches: Sequence[Batch]) -> float:
     """Cross-entropy without label smoothing, in nats per token."""
     objective = CrossEntropy(model).eval()
-    loss = n_tokens = 0.0
-    for i in world().share(range(len(batches))):  # one at a time: batches of sound are made when they are asked for
-        batch = batches[i]
-        loss += objective(batch.to(model.device)).total.item()
-        n_tokens += batch.n_tokens
-    loss, n_tokens = world().all_reduce_sum(loss, n_tokens)
-    return loss / n_tokens
+    return _per_token(batches, model.device, lambda batch: objective(batch).total.item())
+
+
+def masked_accuracy(fill_mask: FillMask, batches: MaskedBatches) -> float:
+    """The share of masked tokens that are predicted right."""
+
+    def n_right(batch: Batch) -> int:
+        return int((_filled(fill_mask, batch) == batch.target_out[batch.target_out != IGNORE]).sum())
+
+    return _per_token(batches, fill_mask.model.device, n_right)
 
 
 def translation_validator(
@@ -95,23 +113,23 @@ def translation_validator(
 
     def look(model: Transformer) -> Validation:
         outputs = world().gather(translator(world().share(text.source), GREEDY))
-        metrics = {measure.name: measure(outputs, text.target, resamples=0).value for measure in measures}
         samples = [(text.source[i], text.target[i], outputs[i]) for i in _spread(len(outputs), n_samples)]
+        metrics = _scores(measures, outputs, text.target)
         return Validation(metrics, samples=samples, pictures=_aligned(translator, samples))
 
     return Validator(batches=batches, look=look, by=by, perplexity=True)
 
 
 def _aligned(translator: Translator, samples: Sequence[tuple[str, str, str]]) -> dict[str, Callable[[Path], None]]:
-    """What draws the alignment of the shortest sample with its reference, if the model has positions for it."""
+    """A picture of the alignment of the shortest sample with its reference, if the model has positions for it."""
     source, reference, _ = min(samples, key=lambda sample: len(sample[0]) + len(sample[1]))
-    (ids,), (target,) = translator.sources([source]), translator.tokenizer.encode([reference])
-    model = translator.model
-    if len(ids) > last_position(model, source=True) or len(target) + 1 > last_position(model):
+    try:
+        (alignment,) = translator.align([source], [reference])
+    except InputError:
         return {}
-    (found,) = translator.align([source], [reference])
+    weights = alignment.mean.float()
     title = "mean over heads of the last layer but one"
-    return {"attention": lambda path: attention_map(found.mean.float(), found.target, found.source, title, path)}
+    return {"attention": lambda path: attention_map(weights, alignment.target, alignment.source, title, path)}
 
 
 def speech_validator(
@@ -127,58 +145,61 @@ def speech_validator(
     """Loss and error rates (BLEU, if BLEU or chrF decide) on held-out recordings, and how straight attention is.
 
     Args:
-        recordings: what is transcribed and scored, whatever the loss leaves out; a blank transcript for a sound that
-            cannot be used. By default those of `pairs`.
+        recordings: those to transcribe and score, whatever the loss leaves out; a sound that cannot be used has a blank
+            transcript. By default those of `pairs`.
     """
     scored = pairs.recordings if recordings is None else recordings
+    references = [recording.text for recording in scored]
     measures = _measures(["wer", "cer"] if by in ("loss", "wer", "cer") else [], by, None, tokenize)
 
     def look(model: Transformer) -> Validation:
-        references = [recording.text for recording in scored]
-        own: list[str] = []
-        for some in group_by_duration(world().share(scored), CHUNK, lambda recording: recording.seconds):
-            read = [_frames(pairs.reader, recording) for recording in some]
-            found = iter(transcriber.decode([frames for frames in read if frames is not None], search))
-            own += ["" if frames is None else next(found)[0].text for frames in read]
-        outputs = world().gather(own)
-        metrics = {measure.name: measure(outputs, references, resamples=0).value for measure in measures}
-        chosen = _spread(len(pairs.recordings), n_samples)
-        frames = [pairs.reader(pairs.recordings[i].audio) for i in chosen]
-        metrics["diagonality"], draw = _alignment(transcriber, pairs, frames, chosen)
-        written = {recording.audio: output for recording, output in zip(scored, outputs, strict=True)}
-        samples = [(r.id, r.text, written[r.audio]) for r in (pairs.recordings[i] for i in chosen)]
-        return Validation(metrics, samples=samples, pictures={"attention": draw})
+        texts: list[str] = []
+        for group in group_by_duration(world().share(scored), CHUNK, lambda recording: recording.seconds):
+            read = [_frames(pairs.reader, recording) for recording in group]
+            decoded = iter(transcriber.decode([frames for frames in read if frames is not None], search))
+            texts += ["" if frames is None else next(decoded)[0].text for frames in read]
+        outputs = world().gather(texts)
+        rows = _spread(len(pairs.recordings), n_samples)
+        diagonal, draw = _straightest_head(transcriber, pairs, rows)
+        by_audio = {recording.audio: output for recording, output in zip(scored, outputs, strict=True)}
+        return Validation(
+            _scores(measures, outputs, references) | {"diagonality": diagonal},
+            samples=[(x.id, x.text, by_audio[x.audio]) for x in (pairs.recordings[i] for i in rows)],
+            pictures={"attention": draw},
+        )
 
     return Validator(batches=pairs.epoch(0), look=look, by=by)
 
 
 def _frames(reader: FrameReader, recording: Recording) -> Float[Tensor, "S F"] | None:
-    """The vectors of a recording; None where its sound cannot be used, of which a warning has told."""
+    """The vectors of a recording; None where its sound cannot be used, which the reader warns of."""
     try:
         return reader(recording.audio)
     except InputError:
         return None
 
 
-def _alignment(
-    transcriber: Transcriber, pairs: SpeechPairs, frames: Sequence[Float[Tensor, "_ F"]], chosen: Sequence[int]
+def _straightest_head(
+    transcriber: Transcriber, pairs: SpeechPairs, rows: Sequence[int]
 ) -> tuple[float, Callable[[Path], None]]:
-    """Diagonality of the straightest head over some utterances, and what draws that head on the first of them."""
-    model, targets = transcriber.model, [pairs.target[i] for i in chosen]
-    source, lengths = pad_frames(frames)
-    target_in, target_lengths = pad([[pairs.bos_id, *row[:-1]] for row in targets], 0)
+    """The greatest mean diagonality of a head over some utterances, and a picture of that head on the first of them."""
+    model = transcriber.model
+    targets = [pairs.target[i] for i in rows]
+    source, lengths = pad_frames([pairs.reader(pairs.recordings[i].audio) for i in rows])
+    target_in, target_lengths = pad([[pairs.bos_id, *target[:-1]] for target in targets], 0)
     memory = model.encode(source.to(model.device), lengths.to(model.device))
     assert memory.lengths is not None
     weights = cross_attention(model, memory, target_in.to(model.device)).float().cpu()
     sizes = list(zip(target_lengths.tolist(), memory.lengths.tolist(), strict=True))
     heads = {
-        head: sum(diagonality(weights[head[0], b, head[1], :t, :s]) for b, (t, s) in enumerate(sizes)) / len(sizes)
-        for head in product(range(weights.size(0)), range(weights.size(2)))
+        (layer, head): sum(diagonality(weights[layer, b, head, :t, :s]) for b, (t, s) in enumerate(sizes)) / len(sizes)
+        for layer, head in product(range(weights.size(0)), range(weights.size(2)))
     }
     layer, head = max(heads, key=heads.__getitem__)
-    picture = weights[layer, 0, head, : sizes[0][0], : sizes[0][1]]
+    n_target, n_source = sizes[0]
+    picture = weights[layer, 0, head, :n_target, :n_source]
     seconds = pairs.reader.feature_extractor.config.hop * model.config.frames.per_position
-    title = f"{pairs.recordings[chosen[0]].id}: layer {layer + 1}, head {head + 1}"
+    title = f"{pairs.recordings[rows[0]].id}: layer {layer + 1}, head {head + 1}"
     tokens = transcriber.tokenizer.tokens(targets[0])
     return heads[layer, head], lambda path: attention_map(picture, tokens, seconds, title, path)
 
@@ -189,19 +210,17 @@ def language_validator(
     """Loss on held-out text, and how the model goes on from places in it."""
 
     def look(model: Transformer) -> Validation:
-        half = (
-            model.config.of(model.config.decoder).max_positions // 2
-        )  # so that both the text before and the text after fit
+        half = model.config.of(model.config.decoder).max_positions // 2  # one half each for prompt and continuation
         length = max(1, min(generation.max_length, half, len(valid) // 2))
-        step = max(1, (len(valid) - 2 * length) // max(1, n_samples - 1))
-        starts = range(0, len(valid) - 2 * length + 1, step)[:n_samples]
+        last = len(valid) - 2 * length
+        starts = range(0, last + 1, max(1, last // max(1, n_samples - 1)))[:n_samples]
         before, after = (
             generator.tokenizer.decode([valid.read(start + i, start + i + length).tolist() for start in starts])
             for i in (0, length)
         )
         drawn = generator(before, replace(generation, max_length=length))
-        told = [(_one_line(b), _one_line(a), _one_line(d)) for b, a, d in zip(before, after, drawn, strict=True)]
-        return Validation({}, samples=told)
+        samples = zip(map(_one_line, before), map(_one_line, after), map(_one_line, drawn), strict=True)
+        return Validation({}, samples=list(samples))
 
     return Validator(batches=batches, look=look, perplexity=True)
 
@@ -211,46 +230,45 @@ def masked_language_validator(
 ) -> Validator:
     """Loss and accuracy (percent) on the masked tokens of held-out text, and how the model fills some of them."""
 
+    def sample(i: int) -> tuple[str, str, str]:
+        """The beginning of a window: masked, as it was, as the model fills it."""
+        batch = batches[i].to(fill_mask.model.device)
+        assert batch.source is not None
+        filled = batch.source.clone()
+        filled[batch.target_out != IGNORE] = _filled(fill_mask, batch)
+        n = min(sample_tokens, int(batch.target_lengths[0]))
+        masked, true, predicted = (
+            _one_line(decode_masked(fill_mask.tokenizer, rows[0, :n].tolist(), "_"))
+            for rows in (batch.source, batches.texts[i].target_out, filled)
+        )
+        return masked, true, predicted
+
     def look(model: Transformer) -> Validation:
-        samples = []
-        for i in _spread(len(batches), n_samples):
-            # the beginning of a window: masked, as it was, as the model fills it
-            batch, whole = batches[i].to(model.device), batches.texts[i].target_out
-            assert batch.source is not None
-            filled = batch.source.clone()
-            filled[batch.target_out != IGNORE] = _filled(fill_mask, batch)
-            n = min(sample_tokens, int(batch.target_lengths[0]))
-            rows = [rows[0, :n].tolist() for rows in (batch.source, whole, filled)]
-            masked, true, found = (_one_line(decode_masked(fill_mask.tokenizer, row, "_")) for row in rows)
-            samples.append((masked, true, found))
+        samples = [sample(i) for i in _spread(len(batches), n_samples)]
         return Validation({"accuracy": 100 * masked_accuracy(fill_mask, batches)}, samples=samples)
 
     return Validator(batches=batches, look=look, by=by)
 
 
-def masked_accuracy(fill_mask: FillMask, batches: MaskedBatches) -> float:
-    """The share of the chosen tokens that are found again."""
-    right = n_tokens = 0
-    for batch in (batches[i].to(fill_mask.model.device) for i in world().share(range(len(batches)))):
-        right += int((_filled(fill_mask, batch) == batch.target_out[batch.target_out != IGNORE]).sum())
-        n_tokens += batch.n_tokens
-    all_right, of = world().all_reduce_sum(right, n_tokens)
-    return all_right / of
-
-
 def _filled(fill_mask: FillMask, batch: Batch) -> Int[Tensor, " n"]:
+    """The tokens that the model predicts at the masks."""
     assert batch.source is not None and batch.source_lengths is not None
     return fill_mask.likeliest(batch.source, batch.source_lengths, batch.target_out != IGNORE)
 
 
-def _measures(names: list[str], by: str, sources: Lines | None, tokenize: Tokenization | None = None) -> list[Measure]:
-    """The measures of these names, and the one that decides where it is not among them, for outputs of these sources."""
-    named = dict.fromkeys([*names, *([by] if by != "loss" else [])])
-    return [get_measure(name, tokenize).with_sources(sources) for name in named]
+def _measures(names: list[str], by: str, sources: Lines | None, tokenize: Tokenization | None) -> list[Measure]:
+    """Measures for outputs of these sources, with the one that decides."""
+    if by != "loss" and by not in names:
+        names = [*names, by]
+    return [get_measure(name, tokenize).with_sources(sources) for name in names]
+
+
+def _scores(measures: Sequence[Measure], outputs: Lines, references: Lines) -> dict[str, float]:
+    return {measure.name: measure(outputs, references, resamples=0).value for measure in measures}
 
 
 def _spread(n: int, n_samples: int) -> range:
-    """So many of n numbers, evenly spread."""
+    """At most n_samples of n numbers, evenly spaced."""
     return range(0, n, max(1, n // n_samples))[:n_samples]
 
 
@@ -285,10 +303,15 @@ def held_out_report(
     print(f"{name}: {n_tokens:,} tokens to predict of {sum(int(batch.target_lengths.sum()) for batch in batches):,}")
     values: dict[str, float] = {}
     for which, (loss, share) in {"": (held_out_loss(task.model, batches), accuracy), **baselines}.items():
-        other = ("perplexity", math.exp(min(loss, 50)), "") if share is None else ("accuracy", 100 * share, " %")
-        print(f"  {which or 'loss'} {loss:.4f} nats per token, {other[0]} {other[1]:.3f}{other[2]}")
-        prefix = f"{which}." if which else ""
-        values |= {f"{prefix}loss": loss, f"{prefix}{other[0]}": other[1]}
+        prefix = which and f"{which}."
+        values[f"{prefix}loss"] = loss
+        if share is None:
+            second = values[f"{prefix}perplexity"] = math.exp(min(loss, 50))
+            shown = f"perplexity {second:.3f}"
+        else:
+            second = values[f"{prefix}accuracy"] = 100 * share
+            shown = f"accuracy {second:.3f} %"
+        print(f"  {which or 'loss'} {loss:.4f} nats per token, {shown}")
     write_file(directory / f"{name}.json", json.dumps({**values, "tokens": n_tokens}, indent=2) + "\n")
     write_reports(directory)
     return values
