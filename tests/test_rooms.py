@@ -32,15 +32,16 @@ SHARED = {
 """What every room may know."""
 
 KNOWS = {
-    **{room: set() for room in ("model", "data", "train", "decode", "score")},
+    **{room: set() for room in ("model", "data", "train", "score")},
+    "decode": {"data", "score"},
     "engine": {"model"},
     "interop": {"model", "data"},
-    "run": {"model", "data"},
+    "run": {"model", "data", "decode"},
     "tasks": {"engine", "model", "data", "decode", "score", "run"},
     "report": {"data", "model", "score", "run", "tasks"},
-    "experiment": {"model", "data", "train", "score", "run", "tasks", "report"},
+    "experiment": {"model", "data", "train", "decode", "score", "run", "tasks", "report"},
     "serve": {"data", "tasks", "report"},
-    "cli": {"data", "engine", "score", "interop", "run", "tasks", "report", "serve"},
+    "cli": {"data", "decode", "engine", "score", "interop", "run", "tasks", "report", "serve"},
     "__init__": {"model", "run", "tasks"},
 }
 """By room, which other rooms it may know."""

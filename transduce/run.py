@@ -19,6 +19,7 @@ from transduce.data.speech.features import FeatureExtractor, VectorReader
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.data.text.tokenizer_files import FILES, side_files, write_tokenizers
+from transduce.decode import lexicon, shortlist
 from transduce.device import torch_device
 from transduce.errors import InputError
 from transduce.files import (
@@ -39,10 +40,9 @@ from transduce.model.transformer import Transformer
 
 CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
 STATISTICS, METRICS, STATE = "features.safetensors", "metrics.jsonl", "state.json"
-SAMPLES, SHORTLIST, MODEL_CARD = "samples", "shortlist.safetensors", "MODEL_CARD.md"
-ERRORS, REPORT, LEXICON = "test.errors.txt", "report.html", "lexicon.txt"
+SAMPLES, MODEL_CARD, ERRORS, REPORT = "samples", "MODEL_CARD.md", "test.errors.txt", "report.html"
 PUBLISHED = (
-    *(CONFIG, WEIGHTS, STATISTICS, SHORTLIST, LEXICON, *FILES, *side_files("source"), *side_files("target")),
+    *(CONFIG, WEIGHTS, STATISTICS, shortlist.FILE, lexicon.FILE, *FILES, *side_files("source"), *side_files("target")),
     *(METRICS, "test.json", "validation.json", CARD),
 )
 """The names of what a run has on the hub: all that it is used with, its scores and its card."""

@@ -24,8 +24,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transduce.data.text.corpus import corpus_folder
 from transduce.data.text.lines import read_lines
 from transduce.decode.beam import beam_search
+from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints
-from transduce.decode.sample import Sampler, Sampling
+from transduce.decode.sample import GREEDY, Sampler
 from transduce.decode.scorer import ModelScorer
 from transduce.engine.select import engine_for
 from transduce.interop.marian import Marian, import_marian
@@ -67,9 +68,9 @@ def seconds(marian: Marian, pairs: list[tuple[int, int]], size: int, beam_size: 
         scorer.age = age
         constraints = Constraints(bounds, eos_id=marian.eos_id, suppressed=[marian.eos_id])
         if beam_size == 1:
-            Sampler(scorer, starts, constraints, sampling=Sampling(temperature=0.0)).run()
+            Sampler(scorer, starts, constraints, sampling=GREEDY).run()
         else:
-            beam_search(scorer, starts, constraints, beam_size=beam_size, alpha=0.0)
+            beam_search(scorer, starts, constraints, BeamConfig(beam_size=beam_size, alpha=0.0))
         total += time.process_time() - before - (scorer.first if age else 0.0)
         if not age:
             continue

@@ -40,8 +40,9 @@ from transformers.utils import logging
 from transduce.data.text.corpus import corpus_folder
 from transduce.data.text.lines import read_lines
 from transduce.decode.beam import beam_search
+from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints
-from transduce.decode.sample import Sampler, Sampling
+from transduce.decode.sample import GREEDY, Sampler
 from transduce.decode.scorer import ModelScorer
 from transduce.device import computes_bf16
 from transduce.engine.select import engine_for
@@ -97,9 +98,12 @@ def our_search(marian: Marian) -> Search:
         starts = torch.full_like(source[:, :1], marian.bos_id)
         constraints = Constraints(bounds, eos_id=marian.eos_id, suppressed=[marian.eos_id])
         if beam_size == 1:
-            found = Sampler(scorer, starts, constraints, sampling=Sampling(temperature=0.0)).run()
+            found = Sampler(scorer, starts, constraints, sampling=GREEDY).run()
             return [hypothesis.tokens for hypothesis in found]
-        return [best.tokens for best, *_ in beam_search(scorer, starts, constraints, beam_size=beam_size, alpha=0.0)]
+        return [
+            best.tokens
+            for best, *_ in beam_search(scorer, starts, constraints, BeamConfig(beam_size=beam_size, alpha=0.0))
+        ]
 
     return search
 

@@ -25,7 +25,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 
 from transduce.decode.constraints import Constraints
-from transduce.decode.sample import Sampler, Sampling
+from transduce.decode.sample import GREEDY, Sampler
 from transduce.decode.scorer import ModelScorer
 from transduce.device import computes_bf16
 from transduce.engine.select import engine_for
@@ -62,8 +62,7 @@ def our_generate(model: Transformer) -> Generate:
 
     def generate(prompts: Tensor, n_tokens: int) -> list[list[int]]:
         constraints = Constraints(prompts.new_full((len(prompts),), n_tokens), eos_id=None)
-        greedy = Sampling(temperature=0.0)
-        found = Sampler(ModelScorer(model, prompts=prompts), prompts, constraints, sampling=greedy).run()
+        found = Sampler(ModelScorer(model, prompts=prompts), prompts, constraints, sampling=GREEDY).run()
         return [hypothesis.tokens for hypothesis in found]
 
     return generate

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force, plain_beam_search
 from transduce.decode.beam import beam_search
-from transduce.decode.config import RulesConfig
+from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.sample import Sampler, Sampling
+from transduce.decode.sample import GREEDY, Sampler
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Memory, Transformer
@@ -27,13 +27,15 @@ def starts(n: int) -> Tensor:
     return torch.full((n, 1), BOS)
 
 
+AT_MAX_LENGTH = {True: "finished_first", False: "by_score"}
+
 RULES = {each.name for each in fields(RulesConfig)}
 
 
 def constrained(bounds: list[int], *, eos_id: int | None = EOS, suppressed=(), **rules) -> Constraints:
     """Constraints of texts that begin with BOS; `rules` are fields of RulesConfig."""
-    own = {"rules": RulesConfig(**rules), "prompts": starts(len(bounds))}
-    return Constraints(torch.tensor(bounds, dtype=torch.long), eos_id=eos_id, suppressed=suppressed, **own)
+    config, max_lengths = RulesConfig(**rules), torch.tensor(bounds, dtype=torch.long)
+    return Constraints(max_lengths, eos_id=eos_id, suppressed=suppressed, config=config, prompts=starts(len(bounds)))
 
 
 def search(
@@ -41,13 +43,14 @@ def search(
 ) -> list[list[Hypothesis]]:
     rules = {name: settings.pop(name) for name in RULES & settings.keys()}
     constraints = constrained(bounds, suppressed=suppressed, **rules)
-    return beam_search(LanguageScorer(language, sentences), starts(len(bounds)), constraints, **settings)
+    scorer = LanguageScorer(language, sentences)
+    return beam_search(scorer, starts(len(bounds)), constraints, BeamConfig(**settings))
 
 
 def greedy(scorer: Scorer, bounds: list[int], *, alpha: float | None = 0.6, **rules) -> list[Hypothesis]:
     """The case of sampling that takes the likeliest token each time."""
-    how = {"sampling": Sampling(temperature=0.0), "alpha": alpha}
-    return Sampler(scorer, starts(len(bounds)), constrained(bounds, **rules), **how).run()
+    score = None if alpha is None else BeamConfig(alpha=alpha)
+    return Sampler(scorer, starts(len(bounds)), constrained(bounds, **rules), sampling=GREEDY, score=score).run()
 
 
 def same(got: list[Hypothesis], want: list[Hypothesis]) -> None:
@@ -74,7 +77,7 @@ def test_a_narrow_beam_is_the_search_in_lists(beam_size, first, alpha):
     bounds = [1 + i % 11 for i in range(22)]
     for vocab_size, suppressed in ((5, [PAD, BOS]), (7, [PAD]), (3, [])):
         language = Language(seed=beam_size, vocab_size=vocab_size)
-        how = {"beam_size": beam_size, "n_best": beam_size, "alpha": alpha, "finished_first": first}
+        how = {"beam_size": beam_size, "n_best": beam_size, "alpha": alpha, "at_max_length": AT_MAX_LENGTH[first]}
         got = search(language, list(range(22)), bounds, suppressed=suppressed, **how)
         for sentence, (bound, hypotheses) in enumerate(zip(bounds, got, strict=True)):
             same(hypotheses, plain_beam_search(language, sentence, bound, beam_size, alpha, suppressed, first))
@@ -127,7 +130,7 @@ def test_the_first_step_has_no_beams_and_done_sentences_leave_at_once(beam_size)
     if beam_size == 1:
         greedy(scorer, [2, 5, 3, 5], suppressed=[EOS])
     else:
-        beam_search(scorer, starts(4), constrained([2, 5, 3, 5], suppressed=[EOS]), beam_size=beam_size)
+        beam_search(scorer, starts(4), constrained([2, 5, 3, 5], suppressed=[EOS]), BeamConfig(beam_size=beam_size))
     assert scorer.n_rows == [4, 4 * beam_size, 3 * beam_size, 2 * beam_size, 2 * beam_size]
     assert scorer.n_sentences == 0
 
@@ -164,7 +167,7 @@ def as_many_come_out_as_exist(seed: int) -> None:
     for beam_size in {max(1, vocab_size // 2), vocab_size, 3 * vocab_size, len(exist), len(exist) + 3}:
         rules = {"suppressed": suppressed, "no_repeat_ngram": ngram, "min_length": least}
         for first in (True, False):
-            how = {"beam_size": beam_size, "n_best": beam_size, "finished_first": first}
+            how = {"beam_size": beam_size, "n_best": beam_size, "at_max_length": AT_MAX_LENGTH[first]}
             (found,) = search(language, [0], [bound], **rules, **how)
             assert len(found) == len({(*h.tokens, h.finished) for h in found}) == min(beam_size, len(exist))
             assert {(*h.tokens, h.finished) for h in found} <= {(*h.tokens, h.finished) for h in exist}
@@ -220,7 +223,7 @@ class Example:
         with torch.no_grad():
             scored = scorer(self.model, self.model.encode(source, lengths))
         constraints = Constraints(self.bounds[rows], eos_id=EOS, suppressed=[PAD, BOS])
-        return beam_search(scored, starts(len(rows)), constraints, beam_size=4, n_best=4)
+        return beam_search(scored, starts(len(rows)), constraints, BeamConfig(beam_size=4, n_best=4))
 
 
 @pytest.fixture(scope="module")
@@ -311,9 +314,8 @@ def test_equally_likely_hypotheses_come_alone_as_among_others(beam_size):
 
         def found(some: list[int], language: Language = language) -> list[list[tuple[list[int], float]]]:
             scorer, constraints = WholeNumbers(language, some), constrained([7] * len(some))
-            outputs = beam_search(
-                scorer, starts(len(some)), constraints, beam_size=beam_size, n_best=beam_size, alpha=0.0
-            )
+            config = BeamConfig(beam_size=beam_size, n_best=beam_size, alpha=0.0)
+            outputs = beam_search(scorer, starts(len(some)), constraints, config)
             return [[(h.tokens, h.score) for h in each] for each in outputs]
 
         together = found(sentences)

@@ -13,10 +13,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force
-from tests.decode.test_beam import constrained, greedy as greedily, same, search
-from transduce.decode.config import RulesConfig
-from transduce.decode.constraints import suppress_repeats
+from tests.decode.test_beam import constrained, greedy as greedily, same, search, starts
+from transduce.decode.beam import beam_search
+from transduce.decode.config import BeamConfig, RulesConfig
+from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.rules import no_repeat_ngram
+from transduce.decode.sample import GREEDY, Sampler
 
 
 def repeats(tokens: list[int], n: int) -> bool:
@@ -33,7 +36,7 @@ def test_what_is_ruled_out_is_what_transformers_rules_out(rng, n):
     for length in (1, 2, 3, 4, 19):
         tokens, scores = torch.randint(3, (53, length), generator=rng), torch.randn(53, 5, generator=rng)
         want = NoRepeatNGramLogitsProcessor(n)(tokens, scores.clone())
-        suppress_repeats(scores, tokens, n)
+        no_repeat_ngram(n, scores, tokens, range(53))
         assert torch.equal(scores, want), length
         assert (scores == -math.inf).any() == (length >= n), length
 
@@ -165,3 +168,34 @@ def test_what_has_no_token_left_and_no_end_is_refused():
 def test_impossible_rules_are_refused(fields, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         RulesConfig(**fields)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3, 363])
+def test_a_rule_of_one_s_own_is_one_more(beam_size):
+    """No token next to its neighbour in the alphabet; in a beam, greedily, and among all sequences that there are."""
+
+    def no_neighbours(scores, tokens, sentences):
+        assert len(tokens) % len(sentences) == 0
+        for row, text in enumerate(tokens.tolist()):
+            scores[row, [i for i in range(3, 6) if text and abs(i - text[-1]) == 1]] = -math.inf
+        return scores
+
+    def keeps(h: Hypothesis) -> bool:
+        return not any(abs(a - b) == 1 for a, b in pairwise(h.tokens))
+
+    language, bound = Language(seed=3, vocab_size=6), 5
+    bounds = torch.full((2,), bound)
+    constraints = Constraints(
+        bounds, eos_id=EOS, suppressed=[PAD, BOS], config=RulesConfig(min_length=1), rules=[no_neighbours]
+    )
+    scorer = LanguageScorer(language, [3, 4])
+    if beam_size == 1:
+        score = BeamConfig()
+        found = Sampler(scorer, starts(2), constraints, sampling=GREEDY, score=score).run_by_sentence()
+    else:
+        found = beam_search(scorer, starts(2), constraints, BeamConfig(beam_size=beam_size, n_best=beam_size))
+    for sentence, hypotheses in zip([3, 4], found, strict=True):
+        assert hypotheses and all(keeps(h) and h.tokens for h in hypotheses)
+        if beam_size > 3:
+            every = brute_force(language, sentence, bound, 0.6, [PAD, BOS])
+            same(hypotheses, [h for h in every if keeps(h) and h.tokens][:beam_size])

@@ -12,6 +12,7 @@ from tests.decode.ctc_paths import next_log_probs, transcripts
 from tests.decode.language import BOS, EOS, PAD
 from tests.decode.test_beam import constrained, greedy, starts
 from transduce.decode.beam import beam_search
+from transduce.decode.config import BeamConfig
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.scorer import Scorer
 
@@ -113,7 +114,7 @@ def test_search_over_ctc_alone_finds_the_likeliest_transcript(rng):
     """The likeliest transcript, not the likeliest labelling: Graves et al. (2006), figure 2."""
     logits = torch.tensor([[[0.6, 0.0, 0.0, 0.4], [0.6, 0.0, 0.0, 0.4]]]).log().clamp_min(-1e3)
     constraints = constrained([5], suppressed=[PAD, BOS])
-    ((best,),) = beam_search(CTCPrefixScorer(logits, eos_id=EOS), starts(1), constraints, alpha=0.0)
+    ((best,),) = beam_search(CTCPrefixScorer(logits, eos_id=EOS), starts(1), constraints, BeamConfig(alpha=0.0))
     assert (best.tokens, best.finished) == ([3], True)
     assert best.log_prob == pytest.approx(math.log(1 - 0.6**2), rel=1e-6)
     (found,) = greedy(CTCPrefixScorer(logits, eos_id=EOS), [5], suppressed=[PAD, BOS])
@@ -123,5 +124,7 @@ def test_search_over_ctc_alone_finds_the_likeliest_transcript(rng):
     found = {said: p for said, p in transcripts(logits[0], PAD).items() if not {BOS, EOS} & set(said)}
     want = max(found, key=lambda transcript: found[transcript])
     constraints = constrained([9], suppressed=[PAD, BOS])
-    ((best,),) = beam_search(CTCPrefixScorer(logits, eos_id=EOS), starts(1), constraints, alpha=0.0, beam_size=40)
+    ((best,),) = beam_search(
+        CTCPrefixScorer(logits, eos_id=EOS), starts(1), constraints, BeamConfig(alpha=0.0, beam_size=40)
+    )
     assert tuple(best.tokens) == want and best.log_prob == pytest.approx(math.log(found[want]), rel=1e-10)

@@ -8,6 +8,7 @@ import pytest
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, penalty
 from tests.decode.test_beam import constrained, same, starts
 from transduce.decode.beam import beam_search
+from transduce.decode.config import BeamConfig
 from transduce.decode.hypothesis import Hypothesis
 
 SUPPRESSED = [PAD, BOS]
@@ -51,9 +52,9 @@ def in_lists(
 def test_groups_of_a_beam_are_the_search_in_lists(groups, size, diversity, alpha):
     language, sentences = Language(seed=5, vocab_size=9), list(range(12))
     bounds, k = [1 + i % 6 for i in sentences], groups * size
-    settings = {"beam_size": k, "n_best": k, "alpha": alpha, "groups": groups, "diversity": diversity}
+    settings = {"beam_size": k, "n_best": k, "alpha": alpha, "beam_groups": groups, "diversity": diversity}
     limits = constrained(bounds, suppressed=SUPPRESSED)
-    together = beam_search(LanguageScorer(language, sentences), starts(12), limits, **settings)
+    together = beam_search(LanguageScorer(language, sentences), starts(12), limits, BeamConfig(**settings))
     for i, hypotheses in enumerate(together):
         same(hypotheses, in_lists(language, i, bounds[i], groups, size, diversity, alpha))
         assert len({(*h.tokens, h.finished) for h in hypotheses}) == len(hypotheses)
@@ -65,6 +66,5 @@ def test_groups_of_a_beam_are_the_search_in_lists(groups, size, diversity, alpha
 
 
 def test_groups_that_do_not_divide_the_beam_are_refused():
-    scorer, limits = LanguageScorer(Language(seed=1), [0]), constrained([3])
-    with pytest.raises(ValueError, match=r"^groups must divide beam_size, but groups=2 and beam_size=5$"):
-        beam_search(scorer, starts(1), limits, beam_size=5, groups=2)
+    with pytest.raises(ValueError, match=r"^beam_groups must divide beam_size, but beam_groups=2 and beam_size=5$"):
+        BeamConfig(beam_size=5, beam_groups=2)

@@ -13,6 +13,7 @@ from tests.decode.ctc_paths import next_log_probs, transcripts
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer, brute_force, plain_beam_search
 from tests.decode.test_beam import constrained, greedy, same, starts
 from transduce.decode.beam import beam_search
+from transduce.decode.config import BeamConfig
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.joint import combined
@@ -45,7 +46,8 @@ class JointLanguage:
 
 
 def search(scorer: Scorer, bounds: list[int], **settings) -> list[list[Hypothesis]]:
-    return beam_search(scorer, starts(len(bounds)), constrained(bounds, suppressed=SUPPRESSED), **settings)
+    constraints = constrained(bounds, suppressed=SUPPRESSED)
+    return beam_search(scorer, starts(len(bounds)), constraints, BeamConfig(**settings))
 
 
 def test_a_beam_as_wide_as_the_space_finds_what_brute_force_finds(rng):

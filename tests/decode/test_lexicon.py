@@ -7,7 +7,8 @@ from tests.decode.test_beam import same
 from tests.decode.test_phrases import SURFACES, VOCABULARY, WIDE, every, search, text
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.lexicon import Lexicon
-from transduce.decode.phrases import Prefix, Required
+from transduce.decode.phrases import Prefix
+from transduce.decode.required import Required
 
 LEXICONS = [["a"], ["ab", "ba"], ["aba", "b"], ["a", "ab", "abb", "baab"]]
 
@@ -27,14 +28,14 @@ def lexicon(words: list[str]) -> Lexicon:
 @pytest.mark.parametrize("words", LEXICONS)
 def test_only_known_words_come_out_and_nothing_else_is_lost(words):
     language = Language(seed=2, vocab_size=len(SURFACES))
-    wide = search(language, [4, 5], WIDE, lexicon=lexicon(words))
+    wide = search(language, [4, 5], WIDE, rules=[lexicon(words).rule()])
     for sentence, got in zip([4, 5], wide, strict=True):
         want = [h for h in every(language, sentence) if known(h, words)]
         assert 1 <= len(want) < len(every(language, sentence))
         same(got, want)
     for beam_size in (1, 3):
-        found = search(language, list(range(30)), beam_size, lexicon=lexicon(words))
-        alone = [search(language, [i], beam_size, lexicon=lexicon(words))[0] for i in (0, 17)]
+        found = search(language, list(range(30)), beam_size, rules=[lexicon(words).rule()])
+        alone = [search(language, [i], beam_size, rules=[lexicon(words).rule()])[0] for i in (0, 17)]
         assert [found[0], found[17]] == alone
         assert all(known(h, words) for each in found for h in each)
 
@@ -51,10 +52,10 @@ def test_what_has_a_prefix_or_must_hold_something_is_free_of_it():
     language, words = Language(seed=3, vocab_size=len(SURFACES)), ["b"]
     prefix = Prefix(VOCABULARY, [], b"ab")
     for beam_size in (1, 3):
-        found = search(language, [8, 8, 7], beam_size, prefixes=[prefix, None, None], lexicon=lexicon(words))
+        found = search(language, [8, 8, 7], beam_size, prefixes=[prefix, None, None], rules=[lexicon(words).rule({0})])
         assert found[0] == search(language, [8], beam_size, prefixes=[prefix])[0]
-        assert found[1:] == search(language, [8, 7], beam_size, lexicon=lexicon(words))
+        assert found[1:] == search(language, [8, 7], beam_size, rules=[lexicon(words).rule()])
     required = Required(VOCABULARY, [[b"ab"], []])
-    first, second = search(language, [8, 7], 3, required=required, lexicon=lexicon(words))
+    first, second = search(language, [8, 7], 3, required=required, rules=[lexicon(words).rule({0})])
     assert [first] == search(language, [8], 3, required=Required(VOCABULARY, [[b"ab"]]))
     assert all(known(h, words) for h in second)

@@ -16,10 +16,10 @@ from transformers import MarianConfig, MarianMTModel
 from transformers.utils import logging
 
 from transduce.decode.beam import beam_search
-from transduce.decode.config import RulesConfig
+from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.sample import Sampler, Sampling
+from transduce.decode.sample import GREEDY, Sampler
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.marian import Marian, import_marian
 from transduce.interop.weights import residual_order
@@ -103,8 +103,8 @@ def search(ours: Marian, source: Tensor, lengths: Tensor, beam_size: int | None)
     starts = torch.full_like(source[:, :1], ours.bos_id)
     constraints = Constraints(torch.full_like(lengths, BOUND), eos_id=ours.eos_id, suppressed=[ours.pad_id])
     if beam_size is None:
-        return Sampler(scorer, starts, constraints, sampling=Sampling(temperature=0.0)).run()
-    return [best for best, *_ in beam_search(scorer, starts, constraints, beam_size=beam_size, alpha=0.0)]
+        return Sampler(scorer, starts, constraints, sampling=GREEDY).run()
+    return [best for best, *_ in beam_search(scorer, starts, constraints, BeamConfig(beam_size=beam_size, alpha=0.0))]
 
 
 @pytest.mark.parametrize(
@@ -128,19 +128,19 @@ def test_unfinished_by_score_and_any_rules_find_what_generate_finds(pair, seed, 
         )  # fmt: skip
         want = [[token for token in row[1:] if token != ours.pad_id] for row in output.tolist()]
         starts, found = torch.full((3, 1), ours.bos_id), {}
-        for finished_first in (False, True):
+        for at_max_length in ("by_score", "finished_first"):
             with torch.no_grad():
                 scorer = ModelScorer(ours.model, ours.model.encode(source[rows], lengths[rows]))
             rules = RulesConfig(min_length=least, no_repeat_ngram=ngram, suppress=banned)
             constraints = Constraints(
-                torch.full((3,), bound), eos_id=ours.eos_id, suppressed=[ours.pad_id], rules=rules
+                torch.full((3,), bound), eos_id=ours.eos_id, suppressed=[ours.pad_id], config=rules
             )
-            how = {"beam_size": beam_size, "n_best": n_best, "finished_first": finished_first}
+            how = {"beam_size": beam_size, "n_best": n_best, "at_max_length": at_max_length}
             how |= {"alpha": alpha, "length_offset": 0.0, "early_stopping": early}
-            hypotheses = [h for each in beam_search(scorer, starts, constraints, **how) for h in each]
-            found[finished_first] = [h.tokens + [ours.eos_id] * h.finished for h in hypotheses]
-        assert found[False] == want, (beam_size, bound, n_best, ngram, least, banned, alpha, early)
-        differ += found[True] != want
+            hypotheses = [h for each in beam_search(scorer, starts, constraints, BeamConfig(**how)) for h in each]
+            found[at_max_length] = [h.tokens + [ours.eos_id] * h.finished for h in hypotheses]
+        assert found["by_score"] == want, (beam_size, bound, n_best, ngram, least, banned, alpha, early)
+        differ += found["finished_first"] != want
     assert n < 100 or differ
 
 

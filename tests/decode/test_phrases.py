@@ -8,11 +8,13 @@ import torch
 from tests.decode.language import EOS, Language, LanguageScorer, brute_force
 from tests.decode.test_beam import same, starts
 from transduce.decode.beam import beam_search
-from transduce.decode.config import RulesConfig
+from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.phrases import Forbidden, Prefix, Required, Vocabulary
-from transduce.decode.sample import Sampler, Sampling
+from transduce.decode.phrases import Forbidden, Prefix
+from transduce.decode.required import Required
+from transduce.decode.sample import GREEDY, Sampler
+from transduce.decode.vocabulary import Vocabulary
 
 SURFACES = [b"", b"", b"", b"a", b"b", b"ab", b" a", b"ba"]
 VOCABULARY = Vocabulary(SURFACES, EOS)
@@ -41,23 +43,24 @@ def search(
     bounds, prompts, scorer = torch.tensor([bound] * len(sentences)), starts(len(sentences)), LanguageScorer
     constraints = Constraints(bounds, eos_id=EOS, suppressed=SPECIAL, prompts=prompts, **told)
     if beam_size == 1:
-        how = {"sampling": Sampling(temperature=0.0), "alpha": 0.6}
-        return [[h] for h in Sampler(scorer(language, sentences), prompts, constraints, **how).run()]
-    return beam_search(scorer(language, sentences), prompts, constraints, beam_size=beam_size, n_best=beam_size)
+        how = {"sampling": GREEDY, "score": BeamConfig()}
+        return Sampler(scorer(language, sentences), prompts, constraints, **how).run_by_sentence()
+    beam = BeamConfig(beam_size=beam_size, n_best=beam_size)
+    return beam_search(scorer(language, sentences), prompts, constraints, beam)
 
 
 @pytest.mark.parametrize("phrases", [["aa"], ["ab", "b a"], ["a "], [" b", "bb", "aba"], ["b"], ["a", "b"]])
 def test_a_forbidden_phrase_comes_out_of_no_tokens_and_nothing_else_is_lost(phrases):
     language = Language(seed=2, vocab_size=len(SURFACES))
     forbidden = Forbidden(VOCABULARY, [phrase.encode() for phrase in phrases])
-    wide = search(language, [4, 5], WIDE, forbidden=forbidden)
+    wide = search(language, [4, 5], WIDE, rules=[forbidden.rule()])
     for sentence, got in zip([4, 5], wide, strict=True):
         want = [h for h in every(language, sentence) if not any(phrase in between(h) for phrase in phrases)]
         assert 1 <= len(want) < len(every(language, sentence))
         same(got, want)
     for beam_size in (1, 3):
-        found = search(language, list(range(30)), beam_size, forbidden=forbidden)
-        alone = [search(language, [i], beam_size, forbidden=forbidden)[0] for i in (0, 17)]
+        found = search(language, list(range(30)), beam_size, rules=[forbidden.rule()])
+        alone = [search(language, [i], beam_size, rules=[forbidden.rule()])[0] for i in (0, 17)]
         assert [found[0], found[17]] == alone
         assert not any(phrase in between(h) for each in found for h in each for phrase in phrases)
 
@@ -80,7 +83,7 @@ def test_a_prefix_wins_over_rules_and_what_is_impossible():
     language = Language(seed=3, vocab_size=len(SURFACES))
     forbidden, prefix = Forbidden(VOCABULARY, [b"ab"]), Prefix(VOCABULARY, [], b"ab")
     for beam_size in (1, 4):
-        for each in search(language, [1, 2], beam_size, prefixes=[prefix] * 2, forbidden=forbidden):
+        for each in search(language, [1, 2], beam_size, prefixes=[prefix] * 2, rules=[forbidden.rule()]):
             assert all(text(h).startswith("ab") and "ab" not in text(h)[1:] for h in each)
 
 
@@ -147,7 +150,7 @@ def test_a_sentence_that_requires_nothing_is_searched_as_ever(beam_size):
 def test_where_rules_leave_no_way_to_a_required_phrase_something_comes_out(beam_size):
     """Without b there is no "ab", and a comes once: the beam of the first sentence ends in nothing else than ends."""
     rules, told = RulesConfig(suppress=(4, 5, 6, 7), no_repeat_ngram=1), Required(VOCABULARY, [[b"ab"], [b"a"]])
-    stuck, free = search(Language(seed=2, vocab_size=len(SURFACES)), [4, 5], beam_size, rules=rules, required=told)
+    stuck, free = search(Language(seed=2, vocab_size=len(SURFACES)), [4, 5], beam_size, config=rules, required=told)
     assert [(h.tokens, h.finished) for h in stuck] == [(h.tokens, h.finished) for h in free] == [([3], True)]
 
 

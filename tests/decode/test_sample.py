@@ -16,8 +16,9 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from tests.decode.language import BOS, EOS, PAD, Language, LanguageScorer
 from tests.decode.test_beam import RULES, constrained, starts
+from transduce.decode.config import BeamConfig, SamplingConfig
 from transduce.decode.hypothesis import Hypothesis
-from transduce.decode.sample import Sampler, Sampling, draw, nucleus
+from transduce.decode.sample import GREEDY, Sampler, draw, nucleus, probabilities
 from transduce.decode.scorer import ModelScorer
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
@@ -28,7 +29,7 @@ NOTHING = torch.zeros(1, 1, dtype=torch.long)
 # Probabilities after each filter
 
 
-def exact(logits: list[float], x: Sampling, before: list[int], penalty: float = 1.0) -> list[float]:
+def exact(logits: list[float], x: SamplingConfig, before: list[int], penalty: float = 1.0) -> list[float]:
     """The definitions, one after the other, in lists and float64."""
     scores = [(s * penalty if s < 0 else s / penalty) if i in before else s for i, s in enumerate(logits)]
     weights = [math.exp(s / x.temperature) for s in scores]
@@ -47,10 +48,10 @@ def exact(logits: list[float], x: Sampling, before: list[int], penalty: float = 
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
 def test_probabilities_are_the_definitions_written_out(rng, temperature):
     for top_k, top_p in itertools.product([0, 1, 4, 50], [1.0, 0.8, 0.05]):
-        x = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+        x = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
         logits = 3 * torch.randn(5, 11, generator=rng, dtype=torch.float64)
         kept = logits.clone()
-        got = x.probs(logits)
+        got = probabilities(logits, x)
         for row in range(5):
             assert got[row].tolist() == pytest.approx(exact(logits[row].tolist(), x, []), rel=1e-12, abs=0), x
         assert torch.equal(logits, kept), x
@@ -80,14 +81,14 @@ def test_top_k_is_that_of_transformers(rng, top_k):
     logits = torch.randn(7, 53, generator=rng)
     logits[0, :20] = logits[0].topk(3).values[-1]  # equally likely ones stay together
     want = TopKLogitsWarper(top_k)(NOTHING, logits.clone()).softmax(-1)
-    assert torch.equal(Sampling(top_k=top_k).probs(logits), want)
+    assert torch.equal(probabilities(logits, SamplingConfig(top_k=top_k)), want)
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.999])
 def test_top_p_is_that_of_transformers(rng, top_p):
     logits = 2 * torch.randn(7, 53, generator=rng, dtype=torch.float64)
     want = TopPLogitsWarper(top_p)(NOTHING, logits.clone()).softmax(-1)
-    got = Sampling(top_p=top_p).probs(logits)
+    got = probabilities(logits, SamplingConfig(top_p=top_p))
     torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
 
 
@@ -128,10 +129,10 @@ def chi_square_bound(n: int) -> float:
 @pytest.mark.parametrize(
     ("x", "penalty"),
     [
-        (Sampling(), 1.0),
-        (Sampling(top_k=3, temperature=1.5), 1.0),
-        (Sampling(top_p=0.95, temperature=2.0), 1.0),
-        (Sampling(top_k=4), 1.6),
+        (SamplingConfig(), 1.0),
+        (SamplingConfig(top_k=3, temperature=1.5), 1.0),
+        (SamplingConfig(top_p=0.95, temperature=2.0), 1.0),
+        (SamplingConfig(top_k=4), 1.6),
     ],
 )
 def test_whole_samples_come_as_often_as_their_probability_says(x, penalty):
@@ -189,7 +190,7 @@ def test_a_longer_sample_begins_like_the_shorter_one():
 
 def test_temperature_0_takes_the_likeliest_token_each_time_and_needs_no_generator():
     language, bounds = Language(seed=5), [1 + i % 9 for i in range(50)]
-    settings = {"sampling": Sampling(temperature=0.0), "suppressed": [PAD], "alpha": 0.0}
+    settings = {"sampling": GREEDY, "suppressed": [PAD], "score": BeamConfig(alpha=0.0)}
     found = sampled(language, list(range(50)), bounds, rngs=[], **settings)
     for sentence, (h, bound) in enumerate(zip(found, bounds, strict=True)):
         tokens, log_prob = (), 0.0
@@ -204,8 +205,8 @@ def test_temperature_0_takes_the_likeliest_token_each_time_and_needs_no_generato
 
 def test_log_prob_is_of_the_whole_distribution_whatever_was_drawn_from():
     language = Language(seed=7)
-    settings = {"sampling": Sampling(top_k=2, temperature=0.7), "suppressed": [PAD], "no_repeat_ngram": 2}
-    for sentence, h in enumerate(sampled(language, list(range(20)), [9] * 20, alpha=0.0, **settings)):
+    settings = {"sampling": SamplingConfig(top_k=2, temperature=0.7), "suppressed": [PAD], "no_repeat_ngram": 2}
+    for sentence, h in enumerate(sampled(language, list(range(20)), [9] * 20, score=BeamConfig(alpha=0.0), **settings)):
         tokens = [*h.tokens, *[EOS] * h.finished]
         want = sum(language.log_probs(sentence, tuple(tokens[:t]))[token] for t, token in enumerate(tokens))
         assert h.log_prob == pytest.approx(want, rel=1e-12)
@@ -282,7 +283,7 @@ def test_translations_are_sampled_too(rng):
 )
 def test_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        Sampling(**settings)
+        SamplingConfig(**settings)
 
 
 def test_generators_that_do_not_fit_are_refused():

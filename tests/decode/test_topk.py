@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from transduce.decode.topk import GROUP, likeliest, log_sum_exp
+from transduce.decode.topk import GROUP, log_sum_exp, top_k
 
 
 @pytest.mark.parametrize("vocab_size", [1, 3, GROUP - 1, GROUP, GROUP + 1, 5 * GROUP, 1000, 8000])
@@ -19,7 +19,7 @@ def it_is_topk_of_the_whole_table(vocab_size: int, n_sentences: int, n_rows: int
     scores = torch.randn(n_sentences * n_rows, vocab_size, generator=rng, dtype=torch.float64)
     scores[torch.rand(scores.shape, generator=rng) < 0.2] = -math.inf
     offset = torch.randn(n_sentences, n_rows, generator=rng, dtype=torch.float64)
-    values, token, row = likeliest(scores, offset, n)
+    values, token, row = top_k(scores, offset, n)
     total = (scores.view(n_sentences, n_rows, vocab_size) + offset[:, :, None]).flatten(1)
     k = min(n, total.size(1))
     want, index = total.topk(k)
@@ -34,9 +34,9 @@ def it_is_topk_of_the_whole_table(vocab_size: int, n_sentences: int, n_rows: int
 def test_equal_scores_are_chosen_alone_as_among_others(vocab_size, n_rows, n, rng):
     scores = torch.randint(0, 4, (40 * n_rows, vocab_size), generator=rng).float()
     offset = torch.randint(0, 3, (40, n_rows), generator=rng).float()
-    together = likeliest(scores, offset, n)
+    together = top_k(scores, offset, n)
     for i in range(0, 40, 7):
-        alone = likeliest(scores[i * n_rows : (i + 1) * n_rows], offset[i : i + 1], n)
+        alone = top_k(scores[i * n_rows : (i + 1) * n_rows], offset[i : i + 1], n)
         assert all(torch.equal(one[0], all_[i]) for one, all_ in zip(alone, together, strict=True))
 
 

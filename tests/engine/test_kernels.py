@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tests.kernels import needs_cpp
 from transduce import kernels
-from transduce.decode.beam import Beams, _settled
-from transduce.decode.topk import likeliest, log_sum_exp
+from transduce.decode.beams import Hypotheses, assign_slots
+from transduce.decode.topk import log_sum_exp, top_k
 from transduce.engine.cache import KVCache
 from transduce.engine.weights import Matrix
 
@@ -99,7 +99,7 @@ def test_the_likeliest_are_those_of_a_sort(vocab_size, rng):
         offset = torch.randint(0, 3, (n_sentences, n_rows), generator=rng) / 2
         total = (scores.view(n_sentences, n_rows, vocab_size) + offset[:, :, None]).flatten(1)
         with by_threads(n_threads):
-            values, token, row = likeliest(scores, offset, n)
+            values, token, row = top_k(scores, offset, n)
         want, index = (each[:, :n] for each in total.sort(dim=1, descending=True, stable=True))
         k, real = want.size(1), want > -math.inf
         assert torch.equal(values[:, :k], want) and (values[:, k:] == -math.inf).all()
@@ -212,12 +212,12 @@ def test_rows_settle_as_without(shape, rng, monkeypatch):
     for _ in range(20):
         parent = torch.randint(beam_size, shape, generator=rng)
         tokens = torch.arange(n_sentences * beam_size).view(*shape, 1)
-        live = Beams(tokens, torch.randn(shape, generator=rng), torch.randn(shape, generator=rng))
+        live = Hypotheses(tokens, torch.randn(shape, generator=rng), torch.randn(shape, generator=rng))
         rows = parent + beam_size * torch.arange(n_sentences)[:, None]
-        got, got_parent = _settled(live, rows)
+        got, got_parent = assign_slots(live, rows)
         with monkeypatch.context() as without:
             without.setenv("TRANSDUCE_KERNELS", "0")
-            want, want_parent = _settled(live, rows)
+            want, want_parent = assign_slots(live, rows)
         assert torch.equal(got.tokens, want.tokens) and torch.equal(got_parent, want_parent)
         stay = (got_parent == torch.arange(n_sentences * beam_size).view(shape)).sum()
         assert stay == sum(len(set(row)) for row in parent.tolist())

@@ -8,8 +8,8 @@ import torch
 
 from tests import contract
 from tests.model.test_contract import BASE, DECODER
+from transduce.decode.coverage import CoverageScorer
 from transduce.model.attention_maps import cross_attention
-from transduce.tasks.coverage import CoverageScorer
 
 
 def test_another_thread_that_decodes_adds_nothing(rng):
@@ -44,7 +44,7 @@ def test_two_searches_with_coverage_look_for_themselves(rng):
 
     @torch.no_grad()
     def coverage():
-        scorer = CoverageScorer(model, memory)
+        scorer = CoverageScorer(model, memory, layer=max(0, DECODER.n_layers - 2))
         for t in range(6):
             scorer.step(example.target[:, t])
         return scorer.coverage()

@@ -13,6 +13,7 @@ from transduce.data.batch import IGNORE, pair_batch
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.data.text.windows import window_batch
 from transduce.decode.beam import beam_search
+from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.gpt2 import export_gpt2, import_gpt2
@@ -132,7 +133,7 @@ def test_beam_search_finds_the_same():
         with torch.no_grad():
             scorer = ModelScorer(model.eval(), model.encode(source))
             constraints = Constraints(torch.tensor([6, 6, 6]), eos_id=EOS)
-            beams = beam_search(scorer, torch.full((3, 1), BOS), constraints, beam_size=4, n_best=4, alpha=0.6)
+            beams = beam_search(scorer, torch.full((3, 1), BOS), constraints, BeamConfig(beam_size=4, n_best=4))
         found.append([[(h.tokens, h.log_prob) for h in hypotheses] for hypotheses in beams])
     assert found[0] == found[1]
 

@@ -22,13 +22,13 @@ from transduce.cli.main import main
 from transduce.config import to_dict
 from transduce.data.text.corpus import Directions, Files
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
+from transduce.decode.shortlist import FILE
 from transduce.experiment.command import choose
 from transduce.experiment.run import with_vocabularies
 from transduce.experiment.start import saved_tokenizers
 from transduce.run import load_run
 from transduce.serve.config import ServeConfig
 from transduce.serve.models import Languages, Served
-from transduce.tasks.shortlist import FILE
 
 
 def test_a_run_directory_is_whole(translation_run, parallel_text, tmp_path):

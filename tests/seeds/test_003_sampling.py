@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from tests.seeds.figures import assert_prints
-from transduce.decode.sample import Sampling, draw
+from transduce.decode.config import SamplingConfig
+from transduce.decode.sample import draw, probabilities
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.1, -0.5]])
 
@@ -20,7 +21,7 @@ LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.1, -0.5]])
 )
 def test_temperature_sampling(temperature, printed):
     """Seed 003, "Temperature Sampling": the printed probabilities; 2,000 draws have them as their shares."""
-    probs = Sampling(temperature=temperature).probs(LOGITS)
+    probs = probabilities(LOGITS, SamplingConfig(temperature=temperature))
     assert_prints(probs[0], printed, digits=3)
     uniform = torch.from_numpy(np.random.default_rng(3).random(2000))
     shares = draw(probs.expand(2000, -1), uniform).bincount(minlength=5) / 2000

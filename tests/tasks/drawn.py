@@ -28,7 +28,8 @@ from transduce.model.cache import Cache
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Memory, Transformer
 from transduce.tasks.generate import Generator
-from transduce.tasks.search import LanguageModel, Output
+from transduce.tasks.request import LanguageModel
+from transduce.tasks.search import Output
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 

@@ -18,8 +18,7 @@ from tests.tasks.test_search import SHORT
 from transduce.cli.main import main
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.tasks.request import Details
-from transduce.tasks.risk import chosen
-from transduce.tasks.search import Output
+from transduce.tasks.search import Output, chosen
 from transduce.tasks.transcribe import AT_ONCE
 
 CPU = ["--device", "cpu"]

@@ -8,11 +8,12 @@ import torch
 
 import transduce as td
 from transduce.decode.beam import beam_search
+from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints
+from transduce.decode.coverage import CoverageScorer
 from transduce.model.attention_maps import cross_attention
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.tasks.coverage import CoverageScorer
 
 BOS, EOS = 1, 2
 BETA, ALPHA = 0.7, 0.6
@@ -50,11 +51,19 @@ def test_scores_are_the_equation_and_a_wide_beam_finds_the_best(model, rng, beam
     found = {}
     for beta in (0.0, BETA):
         with torch.no_grad():
-            scorer = CoverageScorer(model, model.encode(padded, lengths))
+            scorer = CoverageScorer(model, model.encode(padded, lengths), layer=1)
         constraints = Constraints(torch.tensor(BOUNDS), eos_id=EOS, suppressed=[0, 1])
-        how = {"beam_size": beam_size, "n_best": beam_size, "alpha": ALPHA, "groups": groups, "diversity": 0.5}
-        weighed = (lambda scorer=scorer: BETA * scorer.coverage()) if beta else None
-        found[beta] = beam_search(scorer, torch.full((3, 1), BOS), constraints, **how, coverage=weighed)
+        how = {
+            "beam_size": beam_size,
+            "n_best": beam_size,
+            "alpha": ALPHA,
+            "beam_groups": groups,
+            "coverage_penalty": BETA,
+        }
+        config = BeamConfig(**how)
+        found[beta] = beam_search(
+            scorer, torch.full((3, 1), BOS), constraints, config, coverage=scorer.coverage if beta else None
+        )
     for source, bound, plain, covered in zip(sources, BOUNDS, found[0.0], found[BETA], strict=True):
         assert [h.score for h in covered] == sorted((h.score for h in covered), reverse=True)
         for h in covered:

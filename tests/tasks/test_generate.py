@@ -9,7 +9,8 @@ import torch
 
 import transduce as td
 from tests.language_runs import TEXT, any_tokenizer, language_model, language_run
-from transduce.decode.sample import Sampler, Sampling
+from transduce.decode import sample
+from transduce.decode.sample import Sampler
 from transduce.run import load_run
 from transduce.tasks.generate import GenerationConfig, Generator, TextStream
 from transduce.tasks.load import load_as
@@ -110,7 +111,7 @@ def test_a_character_of_four_bytes_comes_in_one_piece(monkeypatch):
     (ids,) = g.tokenizer.encode(["a🙂b"])
     assert len(ids) > 3  # the bytes are tokens of their own
     coming = iter(ids)
-    monkeypatch.setattr(Sampling, "next", lambda *_: torch.tensor([next(coming)]))
+    monkeypatch.setattr(sample, "next_tokens", lambda *_: torch.tensor([next(coming)]))
     assert list(g.stream("x", GenerationConfig(max_length=len(ids)))) == ["a", "🙂", "b"]
 
 

@@ -13,7 +13,7 @@ from transduce.config import from_dict, to_dict
 from transduce.data.speech.audio import read_audio
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.decode.beam import beam_search
-from transduce.decode.config import RulesConfig
+from transduce.decode.config import BeamConfig, RulesConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.joint import combined
@@ -44,9 +44,9 @@ def searched(transcriber, path, *, beam_size=5, alpha=0.6, ctc_weight=0.0) -> tu
             ctc = CTCPrefixScorer(model.ctc_logits(memory.states), eos_id=eos, blank_id=pad)
             scorer = combined([(1 - ctc_weight, scorer), (ctc_weight, ctc)])
         settings = {"beam_size": beam_size, "alpha": alpha}
-        rules = {"suppressed": (pad, unk, bos), "rules": RulesConfig(no_repeat_ngram=SHORT.no_repeat_ngram)}
+        rules = {"suppressed": (pad, unk, bos), "config": RulesConfig(no_repeat_ngram=SHORT.no_repeat_ngram)}
         constraints = Constraints(torch.tensor([SHORT.length_extra]), eos_id=eos, **rules)
-        ((best,),) = beam_search(scorer, torch.tensor([[bos]]), constraints, **settings)
+        ((best,),) = beam_search(scorer, torch.tensor([[bos]]), constraints, BeamConfig(**settings))
     return transcriber.tokenizer.decode([best.tokens])[0].strip(), best.score
 
 
@@ -180,7 +180,8 @@ def test_outputs_begin_behind_named_tokens_and_are_scored_there(tmp_path, beam_s
             scorer = ModelScorer(translator.model, translator.model.encode(torch.tensor([source])), prompts=start)
             bound = torch.tensor([12 - 2])
             constraints = Constraints(bound, eos_id=3, suppressed=tokenizer.suppressed)
-            ((best,),) = beam_search(scorer, start, constraints, beam_size=beam_size, alpha=0.0, finished_first=False)
+            config = BeamConfig(beam_size=beam_size, alpha=0.0, at_max_length="by_score")
+            ((best,),) = beam_search(scorer, start, constraints, config)
         assert output.tokens == best.tokens
         assert float(output.token_scores.log_probs.sum()) == pytest.approx(best.log_prob, abs=1e-4)
     assert [o.tokens for (o,) in outputs] != [o.tokens for (o,) in translator.translate(lines, beam_size=beam_size)]

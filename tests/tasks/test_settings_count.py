@@ -9,7 +9,8 @@ import torch
 from tests.runs import LITTLE, random_run
 from transduce.cli.common import search_options, with_options
 from transduce.cli.main import main
-from transduce.decode.sample import Sampling
+from transduce.decode.config import SamplingConfig
+from transduce.decode.sample import probabilities
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.load import load
 
@@ -63,7 +64,7 @@ def test_bounds_that_exclude_each_other_are_refused(kind):
 @pytest.mark.parametrize("temperature", [1e-38, 1e-300, 5e-324, 1e-7])
 def test_the_coldest_temperatures_draw_the_likeliest(temperature):
     logits = torch.tensor([[1.0, 3.0, 2.999, -math.inf], [-50.0, -60.0, -60.0, -60.0]])
-    probs = Sampling(temperature=temperature).probs(logits)
+    probs = probabilities(logits, SamplingConfig(temperature=temperature))
     torch.testing.assert_close(probs, torch.tensor([[0.0, 1, 0, 0], [1, 0, 0, 0]]))
 
 

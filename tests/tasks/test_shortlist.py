@@ -7,8 +7,7 @@ from safetensors.torch import save_file
 import transduce as td
 from tests.runs import ENGLISH, GERMAN, LITTLE, random_run
 from transduce.cli.main import main
-from transduce.decode.shortlist import Shortlist
-from transduce.tasks.shortlist import FILE, learn_shortlist, save_shortlist
+from transduce.decode.shortlist import FILE, Shortlist, learn_shortlist, save_shortlist
 
 LINES = [*sorted({*ENGLISH}), "Open the photos.", "Did Anna delete the list?"]
 SEARCH = {"beam_size": 4, "length_ratio": 0.5, "length_extra": 4, "split_length": 0}

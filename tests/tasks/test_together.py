@@ -70,7 +70,7 @@ def test_required_phrases_and_shortlists_refuse_what_they_do_not_know(runs):
     one, both = ensemble(runs[:1]), ensemble(runs)
     for settings, message in (
         (DRAWN, "^samples know no required phrases, but sample=True; leave one of them out$"),
-        ({"beam_groups": 2, "beam_size": 4}, "required phrases, but groups=2;"),
+        ({"beam_groups": 2, "beam_size": 4}, "required phrases, but beam_groups=2;"),
     ):
         with pytest.raises(ValueError, match=message):
             one.translate(LINES, require=REQUIRE, **settings)

@@ -33,8 +33,8 @@ def shortlist(
     """
     from transduce.config import at_least, within
     from transduce.data.text.parallel_text import each_line_pair
+    from transduce.decode.shortlist import FILE, learn_shortlist, save_shortlist
     from transduce.run import load_run
-    from transduce.tasks.shortlist import FILE, learn_shortlist, save_shortlist
 
     within("[1, 10000]", n=n)
     at_least(1, lines=lines)

@@ -1,14 +1,18 @@
-"""The configuration of what may come out and of sampling, which is read without torch."""
+"""The configuration of rules, beam search and sampling, which is read without torch."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from transduce.config import at_least, within
+from transduce.config import at_least, check_choices, divides, within
 from transduce.errors import InputError
+
+STEEPEST = 100.0
+"""The largest alpha: lengths to a higher power are beyond floats."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RulesConfig:
-    """What may come out, in beam search, greedy search and sampling alike.
+    """Rules for the tokens of an output, in beam search, greedy search and sampling alike.
 
     Source: Paulus et al. (2018), A deep reinforced model for abstractive summarization, section 2.5, for n-grams;
     Keskar et al. (2019), CTRL, section 4.1, for the penalty.
@@ -22,7 +26,7 @@ class RulesConfig:
     """Logits of tokens that came before, in a prompt or after it, are divided by it, negative ones multiplied: a softer
     way out of circles, 1.2 say; 1 = off."""
     renormalize: bool = False
-    """In beam search, what may not come out leaves its probability to all that may."""
+    """In beam search, the probability of forbidden tokens is shared among the others."""
     suppress: tuple[int, ...] = ()
     """Ids of tokens that never come out, beside special ones."""
     suppress_first: tuple[int, ...] = ()
@@ -40,6 +44,45 @@ class RulesConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BeamConfig:
+    """Beam search.
+
+    Source: Wu et al. (2016), Google's neural machine translation system, section 7, for both penalties; Vijayakumar et
+    al. (2018), Diverse beam search for improved description of complex scenes, for groups (Hamming diversity).
+    """
+
+    beam_size: int = 5
+    """1 is greedy search."""
+    alpha: float = 0.6
+    """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
+    length_offset: float = 5.0
+    """k in the length penalty ((k + length) / (k + 1))^alpha: 5 is GNMT's, and 0 with alpha = 1 ranks by the mean
+    log-probability of a token, as transformers and fairseq do."""
+    early_stopping: bool = False
+    """A beam search is over when beam_size hypotheses have ended, though a better one might come, as in transformers."""
+    coverage_penalty: float = 0.0
+    """Weight of the coverage penalty in beam search (beta; 0.2, say), where outputs leave out parts of the source; 0 = off."""
+    at_max_length: Literal["finished_first", "by_score"] = "finished_first"
+    """Hypotheses of beam search that the bound on the length cut come out where there are not enough finished ones, or
+    where their score is higher, as in transformers, for outputs that shall be the same as there."""
+    n_best: int = 1
+    """Outputs per source, best first; samples in the order in which they are drawn."""
+    beam_groups: int = 1
+    """Parts of the beam, each of which prefers other tokens than those before it (diverse beam search): for n_best outputs
+    that differ in more than a word. It divides beam_size."""
+    diversity: float = 0.5
+    """Penalty of a token, in nats, for each hypothesis of an earlier group that has just taken it."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        at_least(0, length_offset=self.length_offset)
+        within(f"[0, {STEEPEST}]", alpha=self.alpha)
+        within("[0, 1000]", coverage_penalty=self.coverage_penalty, diversity=self.diversity)
+        within(f"[1, {self.beam_size}]", n_best=self.n_best)
+        divides(beam_size=self.beam_size, beam_groups=self.beam_groups)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
     """How logits are changed before a token is drawn; the fields apply in the order temperature, k, p.
 
@@ -48,12 +91,18 @@ class SamplingConfig:
     """
 
     temperature: float = 1.0
-    """Logits are divided by it: below 1 safer, above 1 bolder; 0 always takes the likeliest token (greedy search)."""
+    """In sampling, logits are divided by it: below 1 safer, above 1 bolder; 0 always takes the likeliest token (greedy
+    search)."""
     top_k: int = 0
-    """Draw among the k likeliest tokens (more where some are equally likely); 0 = off."""
+    """In sampling, draw among the k likeliest tokens (more where some are equally likely); 0 = off."""
     top_p: float = 1.0
-    """Draw among the fewest tokens that have this probability together; 1 = off."""
+    """In sampling, draw among the fewest tokens that have this probability together; 1 = off."""
 
     def __post_init__(self) -> None:
         at_least(0, temperature=self.temperature, top_k=self.top_k)
         within("(0, 1]", top_p=self.top_p)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether logits stay as they are."""
+        return (self.temperature, self.top_k, self.top_p) == (1.0, 0, 1.0)

@@ -1,9 +1,9 @@
-"""What search returns, and how hypotheses of different lengths are compared."""
+"""Results of a search, and how hypotheses of different lengths are compared."""
 
 from dataclasses import dataclass
 
 LOOP = 24
-"""So many tokens of nothing but repetition are a loop: more than anybody's "zero zero zero" has."""
+"""Tokens of repetition that make a loop: more than anybody's "zero zero zero" has."""
 
 
 @dataclass(frozen=True)
@@ -13,10 +13,10 @@ class Hypothesis:
     tokens: list[int]
     """Without BOS and EOS."""
     log_prob: float
-    """Natural log of the product over all tokens, EOS included where it was reached; nan where it was not asked for.
+    """Natural log of the product over all tokens, EOS included where it was reached; nan where it was not computed.
     Where the scorer is additive, the sum of its scores."""
     score: float
-    """log_prob / length_penalty: what beam search ranks by."""
+    """log_prob / length_penalty, by which beam search ranks."""
     finished: bool
     """False when the length bound cut it before EOS."""
 
@@ -30,7 +30,7 @@ def length_penalty(length: int, alpha: float, offset: float = 5.0) -> float:
 
 
 def loops(hypothesis: Hypothesis) -> bool:
-    """Did the search not end by itself, or does a span come three times in a row or more, LOOP tokens in all?"""
+    """Whether the search was cut, or a span comes three times in a row or more, LOOP tokens in all."""
     tokens = hypothesis.tokens
     return not hypothesis.finished or any(
         _longest_repetition(tokens, period) >= max(3 * period, LOOP) for period in range(1, len(tokens) // 3 + 1)
@@ -38,7 +38,7 @@ def loops(hypothesis: Hypothesis) -> bool:
 
 
 def _longest_repetition(tokens: list[int], period: int) -> int:
-    """The most tokens in a row of which each is the one `period` before it; 0 where there is none."""
+    """The longest run of tokens that repeat with this period; 0 where there is none."""
     longest = run = 0
     for before, token in zip(tokens, tokens[period:], strict=False):
         run = run + 1 if token == before else 0

@@ -11,7 +11,7 @@ from transduce.errors import InputError
 
 
 def combined(scorers: Sequence[tuple[float, Scorer]]) -> Scorer:
-    """The weighted sum of the scorers' log-probabilities as one scorer. What has weight 0 is not computed at all.
+    """The weighted sum of the scorers' log-probabilities as one scorer; one of weight 0 is not computed.
 
     Equal weights that sum to 1 make the ensemble whose probability is the geometric mean of its members'; 1 - w for
     attention and w for CTC is joint CTC/attention search, where the frames check attention's freedom to skip and
@@ -25,7 +25,8 @@ def combined(scorers: Sequence[tuple[float, Scorer]]) -> Scorer:
     Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition; Gulcehre et
     al. (2015), On using monolingual corpora in neural machine translation, section 4.1, for shallow fusion.
     """
-    weights, sizes = [weight for weight, _ in scorers], [scorer.n_sentences for _, scorer in scorers]
+    weights = [weight for weight, _ in scorers]
+    sizes = [scorer.n_sentences for _, scorer in scorers]
     if not any(weights) or min(weights) < 0:
         raise InputError(f"weights of scorers must not be negative, and one at least positive, but they are {weights}")
     if len(set(sizes)) > 1:
@@ -45,7 +46,7 @@ class JointScorer:
         self.n_sentences = parts[0][1].n_sentences
 
     def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
-        """Append one token to every row; return the weighted sum of what each next token would add."""
+        """Append one token to every row; the weighted sum of the log-probabilities of the next."""
         return torch.stack([weight * log_probs(scorer, tokens) for weight, scorer in self.parts]).sum(dim=0)
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:

@@ -1,61 +1,92 @@
-"""The words that an output may be made of, however the tokenizer could cut them."""
+"""The words that an output may be made of, in any tokens; and those of a run, in a file to which one may add others."""
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from transduce.decode.phrases import Vocabulary
+from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.data.text.lines import read_lines
+from transduce.decode.rules import Rule, ids_tensor
+from transduce.decode.vocabulary import Trie, Vocabulary, phrase_bytes, vocabulary
+from transduce.errors import InputError
+from transduce.files import write_file
 
-SPACE = ord(" ")
+FILE = "lexicon.txt"
 
 
 class Lexicon:
-    """Words, with spaces between them, are all that may come out.
+    """Outputs are made of these words, with spaces between them.
 
-    Source: Graves and Jaitly (2014), Towards end-to-end speech recognition with recurrent neural networks, section 4, for a
-    search that is restricted to a dictionary.
+    Source: Graves and Jaitly (2014), Towards end-to-end speech recognition with recurrent neural networks, section 4,
+    for a search that is restricted to a dictionary.
 
     Args:
         words: in UTF-8, each without a space.
     """
 
     def __init__(self, vocabulary: Vocabulary, words: Sequence[bytes]) -> None:
-        self.vocabulary, self.words = vocabulary, words
-        children: list[dict[int, int]] = [{}]  # by state, which is the beginning of a word; 0 is that of all
-        ends = [0]
-        for word in words:
-            state = 0
-            for byte in word:
-                if byte not in children[state]:
-                    children[state][byte] = len(children)
-                    children.append({})
-                state = children[state][byte]
-            ends.append(state)
-        self.nowhere = len(children)
-        known = sorted({SPACE, *(byte for word in words for byte in word)})
-        self.column = np.full(256, len(known))
-        self.column[known] = range(len(known))
-        self.next = np.full((len(children) + 1, len(known) + 1), self.nowhere, dtype=np.int32)
-        """By state and column of a byte, the state that follows; the last row, and column, lead nowhere."""
-        for state, own in enumerate(children):
-            self.next[state, self.column[list(own)]] = list(own.values())
-        self.next[ends, self.column[SPACE]] = 0
-        self._row = lru_cache(maxsize=4096)(self._ruled_out)
+        self.vocabulary = vocabulary
+        self.words = words
+        self.trie = Trie(words, b" ")
+        self.trie.next[[0, *self.trie.ends], self.trie.column[ord(" ")]] = 0
+        self._ruled_out_behind = lru_cache(maxsize=4096)(self._ruled_out)
 
     def ruled_out(self, rows: Sequence[Sequence[int]]) -> Bool[Tensor, "N V"]:
         """For every row of tokens, the tokens behind which it could not go on to words of the lexicon."""
-        return torch.stack([self._row(self.vocabulary.text(row).rpartition(b" ")[2]) for row in rows])
+        return torch.stack([self._ruled_out_behind(self.vocabulary.text(row).rpartition(b" ")[2]) for row in rows])
+
+    def rule(self, free: Collection[int] = ()) -> Rule:
+        """The rule for all sentences but those with the numbers `free`."""
+        return partial(self._apply, free)
 
     def _ruled_out(self, begun: bytes) -> Bool[Tensor, " V"]:
-        """The same behind what there is of the last word."""
-        state = 0
-        for byte in begun:
-            state = int(self.next[state, self.column[byte]])
-        states = np.full(len(self.vocabulary.surfaces), state, dtype=np.int32)
-        for ids, bytes_there in self.vocabulary.columns:
-            states[ids] = self.next[states[ids], self.column[bytes_there]]
-        return torch.from_numpy(states == self.nowhere)
+        """The same behind the beginning of a word."""
+        states, _ = self.trie.walk(self.trie.state(begun), self.vocabulary)
+        return torch.from_numpy(states == self.trie.nowhere)
+
+    def _apply(self, free: Collection[int], scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
+        n_rows = len(tokens) // max(1, len(sentences))
+        rows = [row for row in range(len(tokens)) if sentences[row // n_rows] not in free]
+        if rows:
+            index = ids_tensor(rows, scores.device)
+            ruled_out = torch.zeros_like(scores, dtype=torch.bool)
+            ruled_out[index] = self.ruled_out(tokens[index].tolist()).to(scores.device)
+            scores.masked_fill_(ruled_out, -torch.inf)
+        return scores
+
+
+@lru_cache(maxsize=4)
+def lexicon(tokenizer: Tokenizer, words: tuple[str, ...]) -> Lexicon:
+    """The words as the tokenizer normalizes them.
+
+    Raises:
+        InputError: none of them has tokens.
+    """
+    known = set[bytes]()
+    for word in words:
+        try:
+            known |= {*phrase_bytes(tokenizer, word).split()}
+        except InputError:  # a word without tokens cannot come out
+            continue
+    if not known:
+        raise InputError(
+            f"known words must be such as the run's tokenizer can spell, but of {len(words)} it can spell none; "
+            f"write others into the run's {FILE}, or say words=any"
+        )
+    return Lexicon(vocabulary(tokenizer), sorted(known))
+
+
+def save_lexicon(directory: Path, words: Iterable[str]) -> None:
+    """Write the words into a run directory, one in each line, unless it has some, as a user may have added to them."""
+    if words and not (directory / FILE).exists():
+        write_file(directory / FILE, "".join(f"{word}\n" for word in words))
+
+
+def load_lexicon(directory: Path) -> tuple[str, ...]:
+    """The words of a run directory; none if it has no such file."""
+    path = directory / FILE
+    return tuple(word for line in read_lines(path) for word in line.split()) if path.exists() else ()

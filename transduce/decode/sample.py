@@ -1,47 +1,44 @@
-"""Sampling: the next token drawn from the model's distribution, or from its likeliest part, or the likeliest alone."""
+"""Sampling: the next token drawn from the model's distribution, or from its likeliest part; or greedy search."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decode.config import SamplingConfig
-from transduce.decode.constraints import Constraints, ids_tensor
+from transduce.decode.config import BeamConfig, SamplingConfig
+from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis, length_penalty
+from transduce.decode.rules import ids_tensor
 from transduce.decode.scorer import Scorer, at_least_float32
-from transduce.decode.topk import likeliest, log_sum_exp
+from transduce.decode.topk import log_sum_exp, top_k
 from transduce.errors import InputError
 
 COLDEST = 1e-6
 """Logits divided by less would not be finite; by this, all but the likeliest token have no probability left."""
 
+PLAIN = SamplingConfig()
+GREEDY = SamplingConfig(temperature=0.0)
 
-@dataclass(frozen=True, kw_only=True)
-class Sampling(SamplingConfig):
-    """How a token is drawn from logits that were changed as the configuration says."""
 
-    @classmethod
-    def of(cls, config: SamplingConfig) -> "Sampling":
-        """Drawing as this configuration, or one with more fields, says."""
-        return cls(**{each.name: getattr(config, each.name) for each in fields(SamplingConfig)})
+def probabilities(logits: Float[Tensor, "N V"], config: SamplingConfig) -> Float[Tensor, "N V"]:
+    """The distribution of the next token at a temperature above 0, in float32 or wider."""
+    logits = at_least_float32(logits) / max(config.temperature, COLDEST)
+    if 0 < config.top_k < logits.size(1):
+        logits = logits.masked_fill(logits < logits.topk(config.top_k).values[:, -1:], -math.inf)
+    probs = logits.softmax(-1)
+    return probs if config.top_p == 1 else nucleus(probs, config.top_p)
 
-    def probs(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
-        """What to draw from at a temperature above 0, in float32 or wider."""
-        logits = at_least_float32(logits) / max(self.temperature, COLDEST)
-        if 0 < self.top_k < logits.size(1):
-            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[:, -1:], -math.inf)
-        probs = logits.softmax(-1)
-        return probs if self.top_p == 1 else nucleus(probs, self.top_p)
 
-    def next(self, logits: Float[Tensor, "N V"], uniform: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
-        """One token a row, by that row's number in [0, 1)."""
-        if self.temperature:
-            return draw(self.probs(logits), uniform)
-        return likeliest(logits, logits.new_zeros(len(logits), 1), 1)[1][:, 0]
+def next_tokens(
+    logits: Float[Tensor, "N V"], config: SamplingConfig, uniform: Float[Tensor, " N"]
+) -> Int[Tensor, " N"]:
+    """One token a row, by that row's number in [0, 1)."""
+    if config.temperature:
+        return draw(probabilities(logits, config), uniform)
+    return top_k(logits, logits.new_zeros(len(logits), 1), 1).token[:, 0]
 
 
 def nucleus(probs: Float[Tensor, "N V"], top_p: float) -> Float[Tensor, "N V"]:
@@ -49,8 +46,8 @@ def nucleus(probs: Float[Tensor, "N V"], top_p: float) -> Float[Tensor, "N V"]:
     ordered, index = probs.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered  # of the likelier tokens
     before[:, 0] = -1.0  # rounding never leaves none
-    kept = torch.zeros_like(probs).scatter(1, index, ordered.masked_fill(before >= top_p, 0.0))
-    return kept / kept.sum(-1, keepdim=True)
+    inside = torch.zeros_like(probs).scatter(1, index, ordered.masked_fill(before >= top_p, 0.0))
+    return inside / inside.sum(-1, keepdim=True)
 
 
 def draw(probs: Float[Tensor, "N V"], uniform: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
@@ -64,19 +61,20 @@ def draw(probs: Float[Tensor, "N V"], uniform: Float[Tensor, " N"]) -> Int[Tenso
 class Sampler:
     """n hypotheses of every sentence, token by token; at temperature 0 it is greedy search, and n = 1.
 
-    `run` gives them all. One that wants tokens as they come calls `step` while any hypothesis is `running`.
+    `run` returns them all. For tokens as they come, call `step` while any hypothesis is `running`.
 
-    A sample's random numbers are the first ones of its own generator, one a token: it knows nothing of its neighbours,
-    and a longer one begins like the shorter one. Hypotheses that have ended leave the batch.
+    A sample's random numbers are the first ones of its own generator, one a token: it does not depend on its
+    neighbours, and a longer one begins like the shorter one. Hypotheses that have ended leave the batch.
 
     Args:
         scorer: one row per sentence; it has seen all of the prompt but the last token.
-        prompts: what came before, at least BOS.
-        constraints: suppressed tokens leave their probability to the others; without an EOS no step waits for the device.
+        prompts: the tokens before the output, at least BOS.
+        constraints: suppressed tokens leave their probability to the others; without an EOS no step waits for the
+            device.
         rngs: n for every sentence: hypothesis k of sentence b is number b * n + k. None is needed at temperature 0.
-        alpha: exponent of the length penalty in the score, whose `offset` it has. None: neither log_prob, which is of the scorer's own
-            distribution (under the repetition penalty), nor score is computed, which saves one pass over the vocabulary
-            a step.
+        score: the length penalty of the score. None: neither log_prob, which is of the scorer's own distribution (under
+            the repetition penalty), nor score is computed, which saves one pass over the vocabulary a step.
+        ends: called with the number of a hypothesis and its new token: whether it ends there.
 
     Raises:
         InputError: rngs are not n for each sentence.
@@ -88,30 +86,36 @@ class Sampler:
         prompts: Int[Tensor, "B P"],
         constraints: Constraints,
         *,
-        sampling: Sampling = Sampling(),
+        sampling: SamplingConfig = PLAIN,
         rngs: Sequence[np.random.Generator] = (),
-        alpha: float | None = None,
-        offset: float = 5.0,
+        score: BeamConfig | None = None,
+        ends: Callable[[int, int], bool] | None = None,
     ) -> None:
-        rows = range(len(rngs) if sampling.temperature else len(prompts))
-        if len(rows) < len(prompts) or len(rows) % max(len(prompts), 1):
+        n_rows = len(rngs) if sampling.temperature else len(prompts)
+        if n_rows < len(prompts) or n_rows % max(len(prompts), 1):
             raise InputError(
                 f"rngs must be n for every sentence, but there are {len(rngs)} for {len(prompts)} sentences"
             )
-        self.scorer, self.constraints, self.sampling = scorer, constraints, sampling
-        self.alpha, self.offset = alpha, offset
-        self.ends: Callable[[int, int], bool] | None = None
-        """Called with the number of a hypothesis and its new token: whether it ends there."""
-        self.device, self.tokens, self.n_given = prompts.device, prompts, prompts.size(1)
-        self.sentences = [row * len(prompts) // len(rows) for row in rows]
-        """That of each hypothesis that goes on."""
+        self.scorer = scorer
+        self.constraints = constraints
+        self.sampling = sampling
+        self.score = score
+        self.ends = ends
+        self.device = prompts.device
+        self.tokens = prompts
+        self.n_prompt = prompts.size(1)
+        self.sentences = [row * len(prompts) // n_rows for row in range(n_rows)]
+        """That of each running hypothesis."""
+        self.n_sentences = len(prompts)
         self.bounds: list[int] = constraints.max_lengths[self.sentences].tolist()
         longest = max(self.bounds, default=0)
-        numbers = [rng.random(longest) for rng in rngs] if sampling.temperature else np.zeros((len(rows), longest))
-        self.uniforms = torch.from_numpy(np.array(numbers)).to(self.device)
-        self.log_prob = torch.full((len(rows),), math.nan if alpha is None else 0.0, device=self.device)
-        self.running = list(rows)
-        """The numbers of the hypotheses that go on."""
+        uniforms = np.zeros((n_rows, longest))
+        if sampling.temperature:
+            uniforms = np.array([rng.random(longest) for rng in rngs])
+        self.uniforms = torch.from_numpy(uniforms).to(self.device)
+        self.log_prob = torch.full((n_rows,), math.nan if score is None else 0.0, device=self.device)
+        self.running = list(range(n_rows))
+        """The numbers of the hypotheses that have not ended."""
         self.ended: list[tuple[list[int], Tensor, Tensor]] = []
 
     @torch.inference_mode()
@@ -119,50 +123,65 @@ class Sampler:
         """One more token of every hypothesis that was `running` before this call."""
         logits = self.scorer.step(self.tokens[:, -1])
         if len(logits) < len(self.running):  # the prompt is read once for all of its samples
-            origin = ids_tensor(self.sentences, self.device)
-            self._go_on(origin)
-            logits, self.tokens = logits[origin], self.tokens[origin]
-        scored, new = self.alpha is not None, self.tokens[:, self.n_given :]
+            rows = ids_tensor(self.sentences, self.device)
+            self._select(rows)
+            logits = logits[rows]
+            self.tokens = self.tokens[rows]
+        new = self.tokens[:, self.n_prompt :]
         n_new = new.size(1)
-        self.constraints.penalize(logits, new, self.sentences)
-        total = log_sum_exp(at_least_float32(logits)) if scored and not self.scorer.additive else 0.0
-        self.constraints.rule_out(logits, new, self.sentences)
-        token = self.sampling.next(logits, self.uniforms[:, n_new])
+        logits = self.constraints.penalize(logits, new, self.sentences)
+        normalize = self.score is not None and not self.scorer.additive
+        normalizer = log_sum_exp(at_least_float32(logits)) if normalize else 0.0
+        logits = self.constraints.rule_out(logits, new, self.sentences)
+        token = next_tokens(logits, self.sampling, self.uniforms[:, n_new])
         self.tokens = torch.cat((self.tokens, token[:, None]), dim=1)
-        if scored:
-            self.log_prob = self.log_prob + (logits.gather(1, token[:, None])[:, 0] - total)
+        if self.score is not None:
+            self.log_prob = self.log_prob + (logits.gather(1, token[:, None])[:, 0] - normalizer)
         eos_id = self.constraints.eos_id
         ended = [False] * len(token) if eos_id is None else (token == eos_id).tolist()  # the one host sync
         if ends := self.ends:
             new_tokens = zip(ended, self.running, token.tolist(), strict=True)
             ended = [end or ends(row, one) for end, row, one in new_tokens]
-        self._end([end or n_new + 1 == self.bounds[row] for end, row in zip(ended, self.running, strict=True)])
+        self._retire([end or n_new + 1 == self.bounds[row] for end, row in zip(ended, self.running, strict=True)])
         return token
 
-    def _end(self, over: list[bool]) -> None:
-        """Let the hypotheses that are over leave the batch."""
-        if not any(over):
+    def _retire(self, flags: list[bool]) -> None:
+        """Let the hypotheses with a flag leave the batch."""
+        if not any(flags):
             return
-        out, on = ([i for i, flag in enumerate(over) if flag is want] for want in (True, False))
-        rows, rest = ids_tensor(out, self.device), ids_tensor(on, self.device)
-        self.ended.append(([self.running[i] for i in out], self.tokens[rows, self.n_given :], self.log_prob[rows]))
-        self.running, self.sentences = [self.running[i] for i in on], [self.sentences[i] for i in on]
-        self.tokens, self.log_prob, self.uniforms = self.tokens[rest], self.log_prob[rest], self.uniforms[rest]
-        self._go_on(rest)
+        out = [i for i, flag in enumerate(flags) if flag]
+        rest = [i for i, flag in enumerate(flags) if not flag]
+        rows = ids_tensor(out, self.device)
+        numbers = [self.running[i] for i in out]
+        self.ended.append((numbers, self.tokens[rows, self.n_prompt :], self.log_prob[rows]))
+        self.running = [self.running[i] for i in rest]
+        self.sentences = [self.sentences[i] for i in rest]
+        rows = ids_tensor(rest, self.device)
+        self.tokens = self.tokens[rows]
+        self.log_prob = self.log_prob[rows]
+        self.uniforms = self.uniforms[rows]
+        self._select(rows)
 
-    def _go_on(self, rows: Int[Tensor, " M"]) -> None:
+    def _select(self, rows: Int[Tensor, " M"]) -> None:
         """Go on with these rows of the scorer, each as a sentence of its own."""
         self.scorer.reorder(rows)
         self.scorer.keep(rows)
 
     def run(self) -> list[Hypothesis]:
-        """Step until all have ended; hypotheses in order, without scores (nan) where none were asked for."""
+        """Step until all have ended; hypotheses in order, without scores (nan) unless they are computed."""
         while self.running:
             self.step()
-        found: dict[int, Hypothesis] = {}
+        penalties = self.score or BeamConfig(alpha=0.0)
+        hypotheses: dict[int, Hypothesis] = {}
         for rows, tokens, log_prob in self.ended:
             for row, ids, value in zip(rows, tokens.tolist(), log_prob.tolist(), strict=True):
                 finished = ids[-1] == self.constraints.eos_id
-                score = value / length_penalty(len(ids), self.alpha or 0.0, self.offset)
-                found[row] = Hypothesis(ids[:-1] if finished else ids, value, score, finished)
-        return [found[row] for row in sorted(found)]
+                score = value / length_penalty(len(ids), penalties.alpha, penalties.length_offset)
+                hypotheses[row] = Hypothesis(ids[:-1] if finished else ids, value, score, finished)
+        return [hypotheses[row] for row in sorted(hypotheses)]
+
+    def run_by_sentence(self) -> list[list[Hypothesis]]:
+        """The same, n in a list for every sentence."""
+        hypotheses = self.run()
+        n = len(hypotheses) // max(self.n_sentences, 1)
+        return [hypotheses[i * n : (i + 1) * n] for i in range(self.n_sentences)]

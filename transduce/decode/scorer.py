@@ -1,4 +1,4 @@
-"""What search knows of a model: scores of the next token for every live row, and nothing else."""
+"""The scores of the next token for every active hypothesis: all that a search knows of a model."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,7 +22,7 @@ class Scorer(Protocol):
     """True: a hypothesis scores the sum of what `step` returned. False: those are logits, and search normalizes."""
 
     def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
-        """Append one token to every row; return the scores of the next. Search may overwrite what it gets."""
+        """Append one token to every row; return the scores of the next, which the search may overwrite."""
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
         """Let row m go on from the past of row rows[m]; rows may repeat and be left out."""
@@ -37,7 +37,7 @@ def at_least_float32(scores: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
 
 
 def log_probs(scorer: Scorer, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
-    """Append one token to every row; return what each next one adds to a hypothesis, in float32 or wider."""
+    """Append one token to every row; the log-probabilities of the next, in float32 or wider."""
     scores = at_least_float32(scorer.step(tokens))
     return scores if scorer.additive else scores.log_softmax(-1)
 
@@ -61,8 +61,8 @@ class ModelScorer:
     Args:
         memory: the encoder's output for B sentences, for a model with an encoder. The first step projects it into the
             cache and lets go of it.
-        prompts: what B rows of one length go on from. The first step reads them, whatever tokens it is given; without
-            them, it reads what search begins with. A language model beside a translation model gets its own BOS so.
+        prompts: B rows of one length. The first step reads them, whatever tokens it is given; without them, it reads
+            the first tokens of the search. A language model beside a translation model gets its own BOS so.
 
     Raises:
         InputError: there is neither a memory nor a prompt.
@@ -73,10 +73,12 @@ class ModelScorer:
     def __init__(self, model: Decoder, memory: Any = None, *, prompts: Int[Tensor, "B P"] | None = None) -> None:
         if memory is None and prompts is None:
             raise InputError("a model's scores need its memory, its prompts or both, but memory=None and prompts=None")
-        self.model, self.memory, self.prompts = model, memory, prompts
+        self.model = model
+        self.memory = memory
+        self.prompts = prompts
         self.cache = model.new_cache()
         self.taps: Any = None
-        """What the next step keeps besides its states."""
+        """Taps of the next step."""
         self.n_sentences = len(memory.states if prompts is None else prompts)
 
     def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
@@ -84,7 +86,7 @@ class ModelScorer:
         return self.model.project(self.states(tokens))
 
     def states(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
-        """Append one token to every row; return what is projected to the logits of the next."""
+        """Append one token to every row; the last states of the decoder."""
         new = tokens[:, None] if self.prompts is None else self.prompts
         states = self.model.decoder_states(new, memory=self.memory, cache=self.cache, taps=self.taps)
         self.memory = self.prompts = None

@@ -1,9 +1,9 @@
 """Tokens of time between tokens of text, as Whisper writes them."""
 
 import math
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 STEP = 0.02
@@ -13,10 +13,10 @@ FIRST = 50
 
 
 class Timestamps:
-    """Rules by which tokens of time come in pairs, around every stretch of text, and never go back.
+    """The rule that tokens of time come in pairs, around every segment of text, and never go back.
 
     Args:
-        timestamp_begin_id: the token of 0 seconds. Tokens of later times follow it; what stands before it says that there are none.
+        timestamp_begin_id: the token of 0 seconds. Tokens of later times follow it; the one before it stands for none.
         eos_id: the end; tokens of text have lower ids.
 
     Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision, section 4.5; rules of its
@@ -24,39 +24,42 @@ class Timestamps:
     """
 
     def __init__(self, timestamp_begin_id: int, eos_id: int) -> None:
-        self.timestamp_begin_id, self.eos_id = timestamp_begin_id, eos_id
+        self.timestamp_begin_id = timestamp_begin_id
+        self.eos_id = eos_id
 
-    def rule_out(self, scores: Float[Tensor, "N V"], tokens: Int[Tensor, "N L"]) -> None:
-        """Set to -inf, in place, what may not follow the tokens so far."""
+    def __call__(self, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
+        """Set to -inf, in place, the tokens that may not follow; see `Rule`."""
         zero = self.timestamp_begin_id
         scores[:, zero - 1] = -math.inf
         if tokens.size(1) == 0:
             scores[:, :zero] = -math.inf
             scores[:, zero + FIRST + 1 :] = -math.inf
-            return
+            return scores
         times = tokens >= zero
         last = times[:, -1]
         paired = last & (times[:, -2] if tokens.size(1) > 1 else True)  # the one that begins a text counts as a pair
         ids = torch.arange(scores.size(1), device=scores.device)
         # behind a pair comes text; behind one time alone, its other one or the end
-        wrong = paired[:, None] & (ids >= zero) | (last & ~paired)[:, None] & (ids < self.eos_id)
+        forbidden = paired[:, None] & (ids >= zero) | (last & ~paired)[:, None] & (ids < self.eos_id)
         earliest = tokens.where(times, zero - 1).amax(dim=1) + (paired | ~last)
-        wrong |= (ids >= zero) & (ids < earliest[:, None])
-        scores.masked_fill_(wrong, -math.inf)
+        forbidden |= (ids >= zero) & (ids < earliest[:, None])
+        scores.masked_fill_(forbidden, -math.inf)
         # a time where all of them together are likelier than any text
         likelier = scores[:, zero:].logsumexp(dim=1) > scores[:, :zero].amax(dim=1)
         scores[:, :zero] = scores[:, :zero].masked_fill(likelier[:, None], -math.inf)
+        return scores
 
-    def stretches(self, tokens: list[int]) -> list[tuple[float, float | None, list[int]]]:
-        """Each stretch of text: when it begins and ends, in seconds, and its tokens; None: at the end of the sound."""
-        found: list[tuple[float, float | None, list[int]]] = []
-        begun, text = 0.0, list[int]()
+    def segments(self, tokens: list[int]) -> list[tuple[float, float | None, list[int]]]:
+        """Each segment of text: its start and end in seconds, and its tokens; None: the end of the sound."""
+        segments: list[tuple[float, float | None, list[int]]] = []
+        start = 0.0
+        text = list[int]()
         for token in tokens:
             if token < self.timestamp_begin_id:
                 text.append(token)
                 continue
             seconds = (token - self.timestamp_begin_id) * STEP
             if text:
-                found.append((begun, seconds, text))
-            begun, text = seconds, []
-        return [*found, (begun, None, text)] if text else found
+                segments.append((start, seconds, text))
+            start, text = seconds, []
+        return [*segments, (start, None, text)] if text else segments

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         Windows as Windows,
         mask_id as mask_id,
     )
+    from transduce.decode.shortlist import learn_shortlist as learn_shortlist, save_shortlist as save_shortlist
     from transduce.device import default_device as default_device
     from transduce.experiment.command import main as main
     from transduce.experiment.config import ValidateBy as ValidateBy
@@ -94,7 +95,6 @@ if TYPE_CHECKING:
     from transduce.score.measures import MEASURES as MEASURES
     from transduce.score.score import Measure as Measure
     from transduce.score.tokenization import Tokenization as Tokenization
-    from transduce.tasks.shortlist import learn_shortlist as learn_shortlist, save_shortlist as save_shortlist
     from transduce.tasks.translate import in_languages as in_languages
     from transduce.train.config import (
         LoRAConfig as LoRAConfig,

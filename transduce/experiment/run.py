@@ -15,6 +15,7 @@ from transduce.config import differences, to_dict
 from transduce.data.speech.features import FeatureExtractor, VectorReader
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.tokenizer_files import same_tokens
+from transduce.decode.lexicon import save_lexicon
 from transduce.device import torch_device, trains_in
 from transduce.errors import InputError
 from transduce.experiment.config import AnyExperiment
@@ -37,7 +38,6 @@ from transduce.run import (
     serialize,
     weights_path,
 )
-from transduce.tasks.lexicon import save_lexicon
 from transduce.tasks.load import same_features
 from transduce.train.adapt import merge, merged
 from transduce.train.config import LossConfig

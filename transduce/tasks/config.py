@@ -5,21 +5,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from transduce.config import at_least, check_choices, divides, within
-from transduce.decode.config import RulesConfig, SamplingConfig
+from transduce.config import at_least, within
+from transduce.decode.config import BeamConfig, RulesConfig, SamplingConfig
 from transduce.errors import InputError
 
 RULES = {each.name for each in fields(RulesConfig)}
-"""Fields of SearchConfig that say what may come out."""
+"""Fields of SearchConfig that are rules for the tokens of an output."""
 
 NOT_GREEDY = ("beam_groups", "sample", "temperature", "top_k", "top_p", "mbr")
 """Fields of SearchConfig that greedy search leaves at their defaults."""
 
 LONGEST = 1_000_000
 """Tokens of an output."""
-
-STEEPEST = 100.0
-"""The largest alpha: lengths to a higher power are beyond floats."""
 
 
 def check_lengths(min_length: int, max_length: int) -> None:
@@ -35,29 +32,13 @@ def check_lengths(min_length: int, max_length: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchConfig(RulesConfig):
-    """How to search."""
+class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
+    """How to search, in beam search, greedy search and sampling; and the segments and lengths of sources."""
 
-    beam_size: int = 5
-    """1 is greedy search."""
     begin_with: str = ""
     """Tokens, separated by spaces, that stand before every output and are no part of it, in the place of the one that
     usually does; they tell a model of several languages or tasks what to write, such as
     "<|startoftranscript|> <|en|> <|transcribe|> <|notimestamps|>"."""
-    alpha: float = 0.6
-    """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
-    length_offset: float = 5.0
-    """k in the length penalty ((k + length) / (k + 1))^alpha: 5 is GNMT's, and 0 with alpha = 1 ranks by the mean
-    log-probability of a token, as transformers and fairseq do."""
-    early_stopping: bool = False
-    """A beam search is over when beam_size hypotheses have ended, though a better one might come, as in transformers."""
-    coverage_penalty: float = 0.0
-    """Weight of the coverage penalty in beam search (beta; 0.2, say), where outputs leave out parts of the source; 0 = off."""
-    at_max_length: Literal["finished_first", "by_score"] = "finished_first"
-    """What beam search makes of hypotheses that the bound on the length cut: they come out where there are not enough
-    finished ones, or where their score is higher, as in transformers, for outputs that shall be the same as there."""
-    n_best: int = 1
-    """Outputs per source, best first; samples in the order in which they are drawn."""
     batch_tokens: int = 2048
     """Source positions per batch, padding included. It changes speed and memory, never the output."""
     length_ratio: float = 2.0
@@ -100,20 +81,9 @@ class SearchConfig(RulesConfig):
     """Weight of a language model beside the run, as --lm and td.load(RUN, lm=...) name one; 0.1 to 0.5 where there is much
     more text than the run was trained on."""
 
-    beam_groups: int = 1
-    """Parts of the beam, each of which prefers other tokens than those before it (diverse beam search): for n_best outputs
-    that differ in more than a word. It divides beam_size."""
-    diversity: float = 0.5
-    """How strongly they do: what a token costs, in nats, for each hypothesis of an earlier group that has just taken it."""
     sample: bool = False
     """Draw n_best outputs at random, by their probability, instead of searching for the likeliest: for variety, as in
     back-translation, or for mbr."""
-    temperature: float = 1.0
-    """In sampling, what the scores are divided by: below 1 safer, above 1 bolder."""
-    top_k: int = 0
-    """In sampling, draw among the k likeliest tokens; 0 = all."""
-    top_p: float = 1.0
-    """In sampling, draw among the fewest tokens that have this probability together; 1 = all."""
     seed: int = 0
     """Seed of what is drawn. Sample k of a source depends on it and on the number of the source, not on its neighbours."""
     mbr: Literal["none", "bleu", "chrf", "wer", "cer"] = "none"
@@ -121,17 +91,16 @@ class SearchConfig(RulesConfig):
     likeliest output is not the best one, as it often cuts or drops. Its scores are expected values of the measure."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choices(self)
+        within("(0, inf)", temperature=self.temperature)
         within("[1, 1000]", beam_size=self.beam_size)
+        RulesConfig.__post_init__(self)
+        SamplingConfig.__post_init__(self)
+        BeamConfig.__post_init__(self)
         at_least(1, batch_tokens=self.batch_tokens, max_source_length=self.max_source_length)
         within("[1, 1000000]", length_extra=self.length_extra)
-        at_least(0, length_offset=self.length_offset)
         within(f"[0, {LONGEST}]", max_length=self.max_length)
-        within(f"[0, {STEEPEST}]", alpha=self.alpha)
         check_lengths(self.min_length, self.max_length)
-        within("[0, 1000]", lm_weight=self.lm_weight, coverage_penalty=self.coverage_penalty)
-        within("[0, 1000]", length_ratio=self.length_ratio, diversity=self.diversity)
+        within("[0, 1000]", lm_weight=self.lm_weight, length_ratio=self.length_ratio)
         at_least(0, split_length=self.split_length, min_seconds=self.min_seconds, margin=self.margin)
         at_least(1.0, max_seconds=self.max_seconds)
         if self.min_seconds > self.max_seconds:
@@ -140,16 +109,12 @@ class SearchConfig(RulesConfig):
                 f"max_seconds={self.max_seconds}; change one"
             )
         within("[0, 1]", ctc_weight=self.ctc_weight, no_speech_threshold=self.no_speech_threshold)
-        within(f"[1, {self.beam_size}]", n_best=self.n_best)
-        divides(beam_size=self.beam_size, beam_groups=self.beam_groups)
-        at_least(0, top_k=self.top_k, seed=self.seed)
-        within("(0, inf)", temperature=self.temperature)
-        within("(0, 1]", top_p=self.top_p)
-        check_choices(self)
-        drawn = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-        if not self.sample and tuple(drawn.values()) != (1.0, 0, 1.0):
-            told = ", ".join(f"{name}={value}" for name, value in drawn.items())
-            raise InputError(f"temperature, top_k and top_p are of sampling, but {told} and sample=False; add sample")
+        at_least(0, seed=self.seed)
+        if not self.sample and not self.is_default:
+            raise InputError(
+                f"temperature, top_k and top_p are of sampling, but temperature={self.temperature}, "
+                f"top_k={self.top_k}, top_p={self.top_p} and sample=False; add sample"
+            )
         if self.sample and self.beam_groups > 1:
             raise InputError(
                 f"a sample has no beam, but sample=True and beam_groups={self.beam_groups}; leave one of them out"
@@ -222,19 +187,16 @@ class GenerationConfig(RulesConfig, SamplingConfig):
         within("[1, 1000]", beam_size=self.beam_size)
         at_least(1, batch_size=self.batch_size)
         at_least(0, seed=self.seed)
-        within("[0, 1000]", diversity=self.diversity)
-        within(f"[0, {STEEPEST}]", alpha=self.alpha)
         check_lengths(self.min_length, self.max_length)
-        divides(beam_size=self.beam_size, beam_groups=self.beam_groups)
         RulesConfig.__post_init__(self)
         SamplingConfig.__post_init__(self)
-        sampling = {each.name: getattr(self, each.name) for each in fields(SamplingConfig)}
-        if self.beam_size > 1 and (SamplingConfig(**sampling) != SamplingConfig() or self.n > self.beam_size):
-            told = ", ".join(f"{name}={value}" for name, value in {**sampling, "n": self.n}.items())
+        if self.beam_size > 1 and (not self.is_default or self.n > self.beam_size):
             raise InputError(
                 "beam search draws nothing and keeps beam_size texts, so leave temperature, top_k and top_p alone and "
-                f"n <= beam_size, but {told}, beam_size={self.beam_size}"
+                f"n <= beam_size, but temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}, n={self.n}, "
+                f"beam_size={self.beam_size}"
             )
+        _ = self.beam  # which checks its fields
         if self.beam_size == 1 and self.temperature == 0 and self.n > 1:
             raise InputError(
                 f"greedy search has one text per prompt, but n={self.n} at temperature=0; "
@@ -252,9 +214,9 @@ class GenerationConfig(RulesConfig, SamplingConfig):
         return replace(self, **settings)
 
     @property
-    def search(self) -> SearchConfig:
+    def beam(self) -> BeamConfig:
         """The part that is beam search."""
-        return SearchConfig(
+        return BeamConfig(
             beam_size=self.beam_size,
             alpha=self.alpha,
             n_best=min(self.n, self.beam_size),

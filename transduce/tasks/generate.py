@@ -12,18 +12,19 @@ from torch import Tensor
 
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.language import encode_text
+from transduce.decode.beam import beam_search
 from transduce.decode.config import RulesConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.joint import combined
-from transduce.decode.sample import Sampler, Sampling
+from transduce.decode.phrases import forbidden
+from transduce.decode.sample import Sampler
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.errors import InputError
 from transduce.model.config import Tokens
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.inputs import check_list
-from transduce.tasks.phrases import forbidden
-from transduce.tasks.search import Output, check_suppressed, last_position, search, shared
+from transduce.tasks.search import Output, check_suppressed, last_position
 from transduce.tasks.seq2seq import with_scores
 from transduce.tasks.states import Task, check_positions, token_log_probs
 from transduce.tasks.words import TokenScores
@@ -94,15 +95,15 @@ class Generator(Task):
         outputs: list[list[Output]] = [[] for _ in prompts]
         for numbers, samples in _batches([len(row) for row in rows], config):
             ids = torch.tensor([rows[i] for i in numbers], device=self.model.device)
-            hypotheses = search(
-                self.scorers(ids),
-                ids,
-                self._constraints(ids, config),
-                config.search,
-                sampling=Sampling.of(config),
-                rngs=[config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples],
-                ends=self._ends([rows[i] for i in numbers for _ in samples], stop),
-            )
+            scorer = combined(self.scorers(ids))
+            constraints = self._constraints(ids, config)
+            if config.beam_size > 1:
+                hypotheses = beam_search(scorer, ids, constraints, config.beam)
+            else:
+                rngs = [config.rng(first_prompt + i, first_text + k) for i in numbers for k in samples]
+                ends = self._ends([rows[i] for i in numbers for _ in samples], stop)
+                sampler = Sampler(scorer, ids, constraints, sampling=config, rngs=rngs, ends=ends)
+                hypotheses = sampler.run_by_sentence()
             for i, best in zip(numbers, hypotheses, strict=True):
                 for h in best:
                     text = TextStream(self.tokenizer, rows[i]).add(h.tokens, last=True)
@@ -145,10 +146,10 @@ class Generator(Task):
             combined(self.scorers(ids)),
             ids,
             self._constraints(ids, config),
-            sampling=Sampling.of(config),
+            sampling=config,
             rngs=[config.rng(prompt_number, text_number)],
+            ends=self._ends([row], stop),
         )
-        sampler.ends = self._ends([row], stop)
         text = TextStream(self.tokenizer, row)
         tokens: list[int] = []
         pieces: list[str] = []
@@ -186,7 +187,7 @@ class Generator(Task):
 
     def scorers(self, ids: Int[Tensor, "B P"]) -> list[tuple[float, Scorer]]:
         """Scorers of the tokens after these prompts, with their weights."""
-        return shared(len(self.engines), [(1.0, ModelScorer(model, prompts=ids)) for model in self.engines])
+        return [(1 / len(self.engines), ModelScorer(model, prompts=ids)) for model in self.engines]
 
     def _own(self, config: GenerationConfig | None) -> GenerationConfig:
         """The configuration of a call, with the run's own rules where it has none."""
@@ -214,13 +215,14 @@ class Generator(Task):
         """What may follow these prompts; the last new token needs no position."""
         check_suppressed(config, self.tokenizer)
         bound = min(config.max_length, last_position(*self.engines) + 1 - ids.size(1))
+        forbid = [forbidden(self.tokenizer, config.forbid, self.model.vocab_size).rule(ids)] if config.forbid else []
         return Constraints(
             ids.new_full((len(ids),), bound),
             eos_id=self.tokenizer.eos_id,
             suppressed=self.suppressed,
-            rules=config,
+            config=config,
             prompts=ids,
-            forbidden=forbidden(self.tokenizer, config.forbid, self.model.vocab_size),
+            rules=forbid,
         )
 
     def _ends(self, prompts: Sequence[list[int]], stop: Sequence[str]) -> "StopStrings | None":

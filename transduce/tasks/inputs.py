@@ -1,10 +1,16 @@
 """What a task is called with: a list, of text where it reads text."""
 
+import logging
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from pathlib import Path
+from typing import TypeVar
 
 from transduce.errors import InputError
+
+logger = logging.getLogger("transduce")
+
+TextT = TypeVar("TextT", str, Sequence[str])
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half a character, which stands for a byte that was no UTF-8."""
@@ -25,3 +31,23 @@ def check_list(given: object, rule: str, *, of_text: bool = False) -> None:
             raise InputError(f"{rule}, but element {i} is {each!r:.40} of type {type(each).__name__}; make text of it")
         if not each.isascii() and SURROGATE.search(each):
             raise InputError(f"{rule}, but element {i} has half a character, {each!r:.40}; read it as UTF-8")
+
+
+def per_line(texts: Sequence[TextT] | None, n: int, name: str, empty: TextT) -> Sequence[TextT]:
+    """One text, or list of texts, for each of n inputs; an empty one each for None.
+
+    Raises:
+        InputError: there are not as many.
+    """
+    if isinstance(texts, str) or (texts is not None and len(texts) != n):
+        actual = "one string" if isinstance(texts, str) else f"{len(texts)}"
+        raise InputError(
+            f"{name} must be a list with one for each of the {n} inputs, but got {actual}; use an empty one for none"
+        )
+    return texts or [empty] * n
+
+
+def warn_of_lacking(name: str, phrases: Sequence[str], text: str) -> None:
+    """Warn of required phrases that a text lacks; `name` says what the text is of."""
+    if lacking := [phrase for phrase in phrases if phrase.strip(" ") not in text]:
+        logger.warning("%s has no room for, or must not hold, what it requires: %s", name, lacking)

@@ -14,7 +14,9 @@ from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import each_line
 from transduce.data.text.tokenizer_files import same_tokens
 from transduce.decode.joint import combined
+from transduce.decode.lexicon import load_lexicon
 from transduce.decode.ngram import NGrams, NGramScorer
+from transduce.decode.shortlist import load_shortlist
 from transduce.engine.select import engine_for
 from transduce.errors import InputError
 from transduce.model.config import Tokens
@@ -23,9 +25,8 @@ from transduce.run import CONFIG, Run, load_run, on_disk, read_model
 from transduce.tasks.config import GenerationConfig, SearchConfig
 from transduce.tasks.fill_mask import FillMask
 from transduce.tasks.generate import Generator
-from transduce.tasks.lexicon import load_lexicon
-from transduce.tasks.search import LanguageModel, last_position
-from transduce.tasks.shortlist import load_shortlist
+from transduce.tasks.request import LanguageModel
+from transduce.tasks.search import last_position
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
 
@@ -188,7 +189,8 @@ def _task(directory: Path, run: Run, model: Transformer) -> Translator | Transcr
         )
     if run.source_tokenizer is None:
         raise InputError(f"a translator needs two tokenizers or a shared one, but {directory} has none")
-    return Translator(model, run.source_tokenizer, run.target_tokenizer, decoding, load_shortlist(directory, run))
+    shortlist = load_shortlist(directory, run.source_tokenizer, run.target_tokenizer)
+    return Translator(model, run.source_tokenizer, run.target_tokenizer, decoding, shortlist)
 
 
 def own_decoding(directory: Path, run: Run) -> SearchConfig:

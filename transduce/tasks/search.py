@@ -1,26 +1,30 @@
-"""How to search, and the search itself: from what flows into a model to the token ids that come out."""
+"""Search by encoder-decoder models: from sources to hypotheses, and from these to outputs."""
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.beam import beam_search
 from transduce.decode.config import RulesConfig
-from transduce.decode.constraints import LEAST, Constraints, length_bounds
+from transduce.decode.constraints import LEAST, Constraints
+from transduce.decode.coverage import CoverageScorer
 from transduce.decode.ctc import CTCPrefixScorer
 from transduce.decode.hypothesis import Hypothesis
 from transduce.decode.joint import combined
-from transduce.decode.phrases import Prefix, Required
-from transduce.decode.sample import Sampler, Sampling
+from transduce.decode.lexicon import lexicon
+from transduce.decode.mbr import minimum_bayes_risk
+from transduce.decode.phrases import Prefix, forbidden
+from transduce.decode.required import Required, required
+from transduce.decode.rules import Rule
+from transduce.decode.sample import GREEDY as GREEDY_SAMPLING, Sampler
 from transduce.decode.scorer import ModelScorer, Scorer
 from transduce.decode.shortlist import Shortlist, ShortlistScorer
 from transduce.decode.timestamps import Timestamps
@@ -28,9 +32,7 @@ from transduce.engine.select import Engine
 from transduce.errors import InputError
 from transduce.model.transformer import Memory
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.coverage import CoverageScorer
-from transduce.tasks.lexicon import lexicon
-from transduce.tasks.phrases import forbidden
+from transduce.tasks.request import LanguageModel, Request, Resources
 from transduce.tasks.words import TokenScores, Word, WordAlignment
 
 GREEDY = SearchConfig(beam_size=1)
@@ -58,89 +60,6 @@ class Output:
     """How likely it is that nobody speaks, where that was asked for and can be measured; see no_speech.py."""
 
 
-@dataclass(frozen=True)
-class LanguageModel:
-    """What judges texts alone, beside the models that write them (shallow fusion)."""
-
-    begin: Callable[[int], Scorer]
-    """The scorer of so many texts at their beginning."""
-    max_length: int = sys.maxsize
-    """How many tokens a text may have."""
-
-
-def model_scorers(
-    model: Engine,
-    memory: Memory,
-    tokenizer: Tokenizer,
-    ctc_weight: float = 0.0,
-    prompts: Int[Tensor, "B P"] | None = None,
-    *,
-    least: float = -math.inf,
-) -> list[tuple[float, Scorer]]:
-    """What judges the outputs of one encoder-decoder model, with weights that sum to 1: attention, and CTC beside it.
-
-    Args:
-        prompts: what attention has before every output, where that is more than BOS; CTC knows nothing of it.
-        least: the least log-probability that CTC gives a token.
-
-    Raises:
-        InputError: ctc_weight is not 0, but the model has no CTC head, or the tokenizer no padding to be its blank.
-    """
-    found: list[tuple[float, Scorer]] = [(1 - ctc_weight, ModelScorer(model, memory, prompts=prompts))]
-    if ctc_weight:
-        eos, blank = tokenizer.required("eos_id", "pad_id")
-        ctc = CTCPrefixScorer(model.ctc_logits(memory.states), memory.lengths, eos_id=eos, blank_id=blank, least=least)
-        found.append((ctc_weight, ctc))
-    return found
-
-
-def search(
-    scorers: Sequence[tuple[float, Scorer]],
-    prompts: Int[Tensor, "B P"],
-    constraints: Constraints,
-    config: SearchConfig,
-    *,
-    sampling: Sampling | None = None,
-    rngs: Sequence[np.random.Generator] = (),
-    coverage: Sequence[CoverageScorer] = (),
-    ends: Callable[[int, int], bool] | None = None,
-) -> list[list[Hypothesis]]:
-    """The n hypotheses of every sentence that follow its prompt, best first in beam search.
-
-    Args:
-        scorers: pairs of weight and scorer (see decode/joint.py), all with B sentences.
-        config: its beam and length penalty; not what `constraints` says.
-        sampling: how to draw, where beam_size is 1 or `config.sample`, with log-probabilities then; else the likeliest.
-        rngs, ends: n for every sentence, to draw with; where a hypothesis ends besides, if it is sampled (see Sampler).
-        coverage: those of the scorers that know the coverage, where beam search shall use it: the mean of theirs.
-    """
-    scorer = combined(scorers)
-    if constraints.required and config.sample:
-        raise InputError("samples know no required phrases, but sample=True; leave one of them out")
-    if not config.sample and (config.beam_size > 1 or constraints.required):
-        how: dict[str, Any] = {"beam_size": config.beam_size, "alpha": config.alpha, "n_best": config.n_candidates}
-        how |= {"groups": config.beam_groups, "diversity": config.diversity}
-        how |= {"length_offset": config.length_offset, "early_stopping": config.early_stopping}
-        how["finished_first"] = config.at_max_length == "finished_first"
-        if coverage:
-            how["coverage"] = lambda: (
-                config.coverage_penalty * torch.stack([each.coverage() for each in coverage]).mean(dim=0)
-            )
-        return beam_search(scorer, prompts, constraints, **how)
-    alpha = config.alpha if sampling is None or config.sample else None
-    drawn = sampling or Sampling(temperature=0.0)
-    sampler = Sampler(scorer, prompts, constraints, sampling=drawn, rngs=rngs, alpha=alpha, offset=config.length_offset)
-    sampler.ends = ends
-    found = sampler.run()
-    n = max(1, len(found) // max(1, len(prompts)))
-    return [found[start : start + n] for start in range(0, len(found), n)]
-
-
-def shared(n: int, scorers: Iterable[tuple[float, Scorer]]) -> list[tuple[float, Scorer]]:
-    """The scorers of an ensemble of n models: each model has the weight 1 / n."""
-    return [(weight / n, scorer) for weight, scorer in scorers]
-
-
 @torch.inference_mode()
 def search_sources(
     models: Sequence[Engine],
@@ -148,79 +67,139 @@ def search_sources(
     lengths: Int[Tensor, " B"],
     config: SearchConfig,
     tokenizer: Tokenizer,
-    *,
-    prefixes: Sequence[Prefix | None] = (),
-    required: Required | None = None,
-    shortlist: Shortlist | None = None,
-    words: tuple[str, ...] = (),
-    lm: LanguageModel | None = None,
-    rngs: Sequence[np.random.Generator] = (),
+    requests: Sequence[Request],
+    resources: Resources,
 ) -> list[list[Hypothesis]]:
-    """The n best hypotheses that encoder-decoder models have for every source, best first, or samples as they are drawn.
+    """The n best hypotheses of encoder-decoder models for every source, best first, or samples as they are drawn.
 
     Args:
         models: several are an ensemble: what a token adds to a hypothesis is the mean of their log-probabilities.
-        tokenizer: that of the target, which says what begins and ends a text.
-        prefixes: what each output begins with, if anything.
-        required: what each output must hold. Bounds on the length leave room for it and for prefixes, but max_length.
-        shortlist: what the tokens of a source may become, for a search by one model whose configuration wants that.
-        words: the only ones that come out where `config.words` is "known", but with a prefix or required phrases.
-        lm: what has the weight `config.lm_weight` beside the models, which have 1 together.
-        rngs: `config.rngs` of every source, to draw with.
+        tokenizer: that of the target.
+        requests: of every source. Bounds on the length leave room for prefixes and required phrases, but max_length.
 
     Raises:
-        InputError: CTC is to be heard, but the model has no CTC head, or the tokenizer no padding to be its blank; or a
-            language model, or known words, but there is none.
+        InputError: CTC has a weight, but the model has no CTC head, or the tokenizer no padding to be its blank; or the
+            search lacks a language model, or known words.
     """
-    if config.words == "known" and not words:
-        raise InputError(
-            "words=known needs the lexicon of a run of speech to text, but this run has none; write words into its lexicon.txt, one in "
-            "each line, or say words=any"
-        )
-    if config.lm_weight and lm is None:
-        raise InputError(
-            f"lm_weight needs a language model, but lm_weight={config.lm_weight} and none is loaded; name one with --lm, or "
-            "td.load(RUN, lm=...)"
-        )
-    (eos,) = tokenizer.required("eos_id")
+    resources.check(config)
     prompt = beginning(tokenizer, config)
     memories = [model.encode(source.to(model.device), lengths.to(model.device)) for model in models]
-    source_lengths = memories[0].lengths
-    assert source_lengths is not None
+    prefixes = [request.prefix for request in requests]
+    phrases = required(tokenizer, [request.require for request in requests])
+    limit = _length_limit(models, config, prompt, resources.lm)
+    bounds = _length_bounds(memories[0], config, limit, prefixes, phrases)
+    if config.shortlist and resources.shortlist:
+        ids = source.to(models[0].device)
+        return _search_shortlist(models[0], memories[0], ids, bounds, config, tokenizer, resources.shortlist)
+    check_suppressed(config, tokenizer)
+    prompts = bounds.new_tensor(prompt).expand(len(bounds), -1)
+    (eos,) = tokenizer.required("eos_id")
+    constraints = Constraints(
+        bounds,
+        eos_id=eos,
+        suppressed=tokenizer.suppressed,
+        config=config,
+        prompts=prompts,
+        rules=_rules(tokenizer, config, prompts, requests, resources.words),
+        prefixes=prefixes,
+        required=phrases,
+    )
+    least = LEAST if any(prefixes) or phrases else -math.inf  # CTC finds impossible what is too long for a sound
+    scorers = list[tuple[float, Scorer]]()
+    for model, memory in zip(models, memories, strict=True):
+        weighted = model_scorers(model, memory, tokenizer, config, prompts, least)
+        scorers += [(weight / len(models), scorer) for weight, scorer in weighted]
+    if resources.lm and config.lm_weight:
+        scorers.append((config.lm_weight, resources.lm.begin(len(bounds))))
+    rngs = [rng for each in requests for rng in config.rngs(each.number, each.part)]
+    return _search(scorers, prompts, constraints, config, rngs)
+
+
+def model_scorers(
+    model: Engine, memory: Memory, tokenizer: Tokenizer, config: SearchConfig, prompts: Tensor, least: float
+) -> list[tuple[float, Scorer]]:
+    """The scorers of one encoder-decoder model, with weights that sum to 1: attention, and CTC beside it.
+
+    Args:
+        prompts: the tokens of attention before every output; CTC ignores them.
+        least: the least log-probability that CTC gives a token.
+
+    Raises:
+        InputError: ctc_weight is not 0, but the model has no CTC head, or the tokenizer no padding to be its blank.
+    """
+    weight = config.ctc_weight
+    attention = ModelScorer(model, memory, prompts=prompts)
+    if config.coverage_penalty and config.beam_size > 1 and not config.sample and weight < 1:
+        assert model.config.decoder is not None
+        layer = max(0, model.config.decoder.n_layers - 2)  # that of `Alignment.mean`
+        attention = CoverageScorer(model, memory, prompts, layer=layer)
+    if not weight:
+        return [(1.0, attention)]
+    eos, blank = tokenizer.required("eos_id", "pad_id")
+    logits = model.ctc_logits(memory.states)
+    ctc = CTCPrefixScorer(logits, memory.lengths, eos_id=eos, blank_id=blank, least=least)
+    return [(1 - weight, attention), (weight, ctc)]
+
+
+def _search(
+    scorers: Sequence[tuple[float, Scorer]],
+    prompts: Int[Tensor, "B P"],
+    constraints: Constraints,
+    config: SearchConfig,
+    rngs: Sequence[np.random.Generator] = (),
+) -> list[list[Hypothesis]]:
+    """The n hypotheses of every sentence that follow its prompt, best first in beam search."""
+    scorer = combined(scorers)
+    if constraints.required and config.sample:
+        raise InputError("samples know no required phrases, but sample=True; leave one of them out")
+    if config.sample or (config.beam_size == 1 and not constraints.required):
+        sampling = config if config.sample else GREEDY_SAMPLING
+        sampler = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs, score=config)
+        return sampler.run_by_sentence()
+    covering = [scorer for _, scorer in scorers if isinstance(scorer, CoverageScorer)]
+
+    def coverage() -> Float[Tensor, " N"]:
+        return torch.stack([each.coverage() for each in covering]).mean(dim=0)
+
+    beam = replace(config, n_best=config.n_candidates)
+    return beam_search(scorer, prompts, constraints, beam, coverage=coverage if covering else None)
+
+
+def _length_limit(models: Sequence[Engine], config: SearchConfig, prompt: list[int], lm: LanguageModel | None) -> int:
+    """The most tokens of any output."""
     limit = min(last_position(*models) - len(prompt) + 1, config.max_length or sys.maxsize)
     if limit < 1:
         raise InputError(f"begin_with must leave room for an output, but it has {len(prompt)} tokens; take fewer")
-    if lm is not None and config.lm_weight:
-        limit = min(limit, lm.max_length)
-    bounds = length_bounds(source_lengths, config.length_ratio, config.length_extra, limit=limit)
-    if any(prefixes) or required:
-        held = required.totals if required else [0] * len(bounds)
-        begun = [prefix.longest if prefix else 0 for prefix in prefixes] or [0] * len(bounds)
-        room = bounds.new_tensor([1 + sum(pair) for pair in zip(begun, held, strict=True)])
-        bounds = torch.maximum(bounds, room).clamp_max(limit)
-    if shortlist is not None:
-        source = source.to(models[0].device)
-        return _search_shortlist(models[0], memories[0], source, bounds, config, tokenizer, shortlist)
-    starts = bounds.new_tensor(prompt).expand(len(bounds), -1)
-    check_suppressed(config, tokenizer)
-    told: dict[str, Any] = {"rules": config, "prompts": starts, "forbidden": forbidden(tokenizer, config.forbid)}
-    told |= {"prefixes": prefixes, "required": required, "timestamps": timestamps(tokenizer, config)}
-    told["lexicon"] = lexicon(tokenizer, words) if config.words == "known" else None
-    constraints = Constraints(bounds, eos_id=eos, suppressed=tokenizer.suppressed, **told)
-    least = LEAST if any(prefixes) or required else -math.inf  # CTC finds impossible what is too long for a sound
-    scorers, coverage = list[tuple[float, Scorer]](), list[CoverageScorer]()
-    for model, memory in zip(models, memories, strict=True):
-        own = model_scorers(model, memory, tokenizer, config.ctc_weight, starts, least=least)
-        if config.coverage_penalty and config.beam_size > 1 and not config.sample and own[0][0]:
-            coverage.append(CoverageScorer(model, memory, starts))
-            own[0] = own[0][0], coverage[-1]
-        scorers += shared(len(models), own)
-    if lm is not None and config.lm_weight:
-        scorers.append((config.lm_weight, lm.begin(len(bounds))))
-    sampling = (
-        Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p) if config.sample else None
-    )
-    return search(scorers, starts, constraints, config, sampling=sampling, rngs=rngs, coverage=coverage)
+    return min(limit, lm.max_length) if lm and config.lm_weight else limit
+
+
+def _length_bounds(
+    memory: Memory, config: SearchConfig, limit: int, prefixes: Sequence[Prefix | None], phrases: Required | None
+) -> Int[Tensor, " B"]:
+    """The most tokens of each output."""
+    assert memory.lengths is not None
+    bounds = ((memory.lengths * config.length_ratio).long() + config.length_extra).clamp(max=limit)
+    if not any(prefixes) and not phrases:
+        return bounds
+    longest = [1 + (prefix.longest if prefix else 0) for prefix in prefixes]
+    if phrases:
+        longest = [n + total for n, total in zip(longest, phrases.totals, strict=True)]
+    return torch.maximum(bounds, bounds.new_tensor(longest)).clamp_max(limit)
+
+
+def _rules(
+    tokenizer: Tokenizer, config: SearchConfig, prompts: Tensor, requests: Sequence[Request], words: tuple[str, ...]
+) -> list[Rule]:
+    """The rules that need a tokenizer."""
+    rules: list[Rule] = []
+    if config.forbid:
+        rules.append(forbidden(tokenizer, config.forbid).rule(prompts))
+    if times := timestamps(tokenizer, config):
+        rules.append(times)
+    if config.words == "known":
+        free = {i for i, request in enumerate(requests) if request.prefix or any(request.require)}
+        rules.append(lexicon(tokenizer, words).rule(free))
+    return rules
 
 
 def _search_shortlist(
@@ -232,18 +211,18 @@ def _search_shortlist(
     tokenizer: Tokenizer,
     shortlist: Shortlist,
 ) -> list[list[Hypothesis]]:
-    """The same over the few tokens that this batch may need, in whose numbers the search is done."""
+    """A search over the few tokens that this batch may need, by their numbers among these."""
     assert memory.lengths is not None
     bos, eos = tokenizer.required("bos_id", "eos_id")
     ids, allowed = shortlist.choose(source, memory.lengths)
     scorer = ShortlistScorer(model, memory, ids, allowed, model.projection(ids))
     names: list[int] = ids.tolist()
-    own = {name: i for i, name in enumerate(names)}
-    starts = bounds.new_full((len(bounds), 1), own[bos])
-    suppressed = [own[i] for i in tokenizer.suppressed if i in own]
-    constraints = Constraints(bounds, eos_id=own[eos], suppressed=suppressed, rules=config, prompts=starts)
-    found = search([(1.0, scorer)], starts, constraints, config)
-    return [[replace(h, tokens=[names[token] for token in h.tokens]) for h in each] for each in found]
+    numbers = {name: i for i, name in enumerate(names)}
+    prompts = bounds.new_full((len(bounds), 1), numbers[bos])
+    suppressed = [numbers[i] for i in tokenizer.suppressed if i in numbers]
+    constraints = Constraints(bounds, eos_id=numbers[eos], suppressed=suppressed, config=config, prompts=prompts)
+    hypotheses = _search([(1.0, scorer)], prompts, constraints, config)
+    return [[replace(h, tokens=[names[token] for token in h.tokens]) for h in each] for each in hypotheses]
 
 
 def timestamps(tokenizer: Tokenizer, config: SearchConfig) -> Timestamps | None:
@@ -313,11 +292,22 @@ def last_position(*models: Engine, source: bool = False) -> int:
 
 def outputs_of(tokenizer: Tokenizer, hypotheses: list[Hypothesis], n_best: int) -> list[Output]:
     """Texts of one line each. There are always n_best, the last one repeated: n lines in, n * n_best lines out."""
-    found = [
+    outputs = [
         Output(one_line(text), h.log_prob, h.score, h.tokens, h.finished)
         for text, h in zip(tokenizer.decode([h.tokens for h in hypotheses]), hypotheses, strict=True)
     ]
-    return found + found[-1:] * (n_best - len(found))
+    return outputs + outputs[-1:] * (n_best - len(outputs))
+
+
+def chosen(outputs: list[Output], config: SearchConfig) -> list[Output]:
+    """The n_best of the outputs of one source, as they are, or those of the highest expected `config.mbr`."""
+    if config.mbr == "none":
+        return outputs
+    if not config.sample:
+        outputs = list({tuple(output.tokens): output for output in outputs}.values())
+    ranked = minimum_bayes_risk(outputs, config.mbr, sampled=config.sample)
+    best = [replace(output, score=score) for output, score in ranked]
+    return (best + best[-1:] * config.n_best)[: config.n_best]
 
 
 def one_line(text: str) -> str:

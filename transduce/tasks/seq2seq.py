@@ -22,9 +22,8 @@ from transduce.model.transformer import Memory, Transformer
 from transduce.plot import attention_map
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.inputs import check_list
-from transduce.tasks.phrases import required
-from transduce.tasks.request import Request
-from transduce.tasks.search import LanguageModel, Output, beginning, search_sources
+from transduce.tasks.request import LanguageModel, Request, Resources
+from transduce.tasks.search import Output, beginning, search_sources
 from transduce.tasks.states import (
     Source,
     Task,
@@ -139,18 +138,9 @@ class Seq2SeqTask(Task, ABC, Generic[InputT]):
         self, sources: Sequence[Source], requests: Sequence[Request], config: SearchConfig
     ) -> list[list[Hypothesis]]:
         """The hypotheses of a batch of sources, best first, or samples as they are drawn."""
-        return search_sources(
-            self.engines,
-            *padded(self.engine, sources),
-            config,
-            self.tokenizer,
-            prefixes=[request.prefix for request in requests],
-            required=required(self.tokenizer, [request.require for request in requests]),
-            shortlist=self.shortlist if config.shortlist else None,
-            words=self.lexicon,
-            lm=self.lm,
-            rngs=[rng for each in requests for rng in config.rngs(each.number, each.part)],
-        )
+        resources = Resources(shortlist=self.shortlist, words=self.lexicon, lm=self.lm)
+        source, lengths = padded(self.engine, sources)
+        return search_sources(self.engines, source, lengths, config, self.tokenizer, requests, resources)
 
     @torch.no_grad()
     def encode(self, inputs: Sequence[InputT], **settings: Any) -> list[Float[Tensor, "_ D"]]:

@@ -12,15 +12,15 @@ from torch import Tensor
 from transduce.data.speech.features import FeatureExtractor, VectorReader
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.decode.hypothesis import Hypothesis, loops
+from transduce.decode.phrases import text_prefix
+from transduce.decode.required import required
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.inputs import check_list
+from transduce.tasks.inputs import check_list, per_line, warn_of_lacking
 from transduce.tasks.no_speech import no_speech_probs, warn_if_unmeasurable
-from transduce.tasks.phrases import per_line, prefix as begin, required, warn_of_lacking
 from transduce.tasks.request import Details, Request
-from transduce.tasks.risk import chosen
-from transduce.tasks.search import Output, outputs_of, timestamps
+from transduce.tasks.search import Output, chosen, outputs_of, timestamps
 from transduce.tasks.segmenting import errors_of, group_by_duration, segment_audio, warn_of_unusual
 from transduce.tasks.seq2seq import Seq2SeqTask
 from transduce.tasks.states import Source, check_positions, in_batches, in_order, source_lengths
@@ -343,4 +343,4 @@ class Transcriber(Seq2SeqTask[Audio]):
                 "what is said, or raise max_seconds"
             )
         required(self.tokenizer, [phrases])
-        return Request(prefix=begin(self.tokenizer, prefix), require=phrases, number=number)
+        return Request(prefix=text_prefix(self.tokenizer, prefix), require=phrases, number=number)

@@ -80,7 +80,7 @@ def split_at_times(segment: Segment, times: Timestamps, tokenizer: Tokenizer) ->
     """A segment for each stretch of text between two times of its output; itself where there is none."""
     (output,) = segment.outputs
     parts = []
-    for begun, ended, ids in times.stretches(output.tokens):
+    for begun, ended, ids in times.segments(output.tokens):
         stop = segment.stop if ended is None else min(segment.stop, segment.start + ended)
         part = replace(output, text=tokenizer.decode([ids])[0].strip(), tokens=ids)
         parts.append(Segment(min(stop, segment.start + begun), stop, [part]))

@@ -11,15 +11,14 @@ from typing import Any, TypeVar
 from transduce.data.text.base_tokenizer import TAG, Tokenizer, tag_of
 from transduce.data.text.lines import sentences
 from transduce.decode.hypothesis import length_penalty
+from transduce.decode.phrases import text_prefix
 from transduce.decode.shortlist import Shortlist
 from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
-from transduce.tasks.inputs import check_list
-from transduce.tasks.phrases import per_line, prefix as begin, warn_of_lacking
+from transduce.tasks.inputs import check_list, per_line, warn_of_lacking
 from transduce.tasks.request import Details, Request
-from transduce.tasks.risk import chosen
-from transduce.tasks.search import Output, last_position, outputs_of
+from transduce.tasks.search import Output, chosen, last_position, outputs_of
 from transduce.tasks.seq2seq import Seq2SeqTask
 from transduce.tasks.states import Source, in_batches, in_order
 from transduce.tasks.words import Span, WordAlignment, joined, word_spans
@@ -112,7 +111,7 @@ class Translator(Seq2SeqTask[str]):
         prefixes = per_line(prefix, len(lines), "prefix", "")
         phrases = per_line(require, len(lines), "require", [])
         requests = [
-            Request(prefix=begin(task.tokenizer, prefixes[i]), require=phrases[i], number=first_line - 1 + i)
+            Request(prefix=text_prefix(task.tokenizer, prefixes[i]), require=phrases[i], number=first_line - 1 + i)
             for i in range(len(lines))
         ]
         details = Details(token_scores=token_scores, alignments=alignments)

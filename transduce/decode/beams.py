@@ -1,0 +1,224 @@
+"""The hypotheses of a beam search as tensors, and how they grow by one token."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from transduce.decode.config import BeamConfig
+from transduce.decode.constraints import Constraints
+from transduce.decode.hypothesis import Hypothesis, length_penalty
+from transduce.decode.rules import ids_tensor
+from transduce.decode.topk import Continuations, top_k
+from transduce.kernels import library
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """K hypotheses of every sentence; log_prob and score are -inf where there is none."""
+
+    tokens: Int[Tensor, "A K L"]
+    log_prob: Float[Tensor, "A K"]
+    score: Float[Tensor, "A K"]
+
+    def __getitem__(self, index: Any) -> "Hypotheses":
+        """Some sentences, or [:, span] for some hypotheses of each."""
+        return Hypotheses(self.tokens[index], self.log_prob[index], self.score[index])
+
+    def gather(self, index: Int[Tensor, "A k"]) -> "Hypotheses":
+        """The hypotheses of these numbers, others for each sentence."""
+        tokens = self.tokens.gather(1, index[:, :, None].expand(-1, -1, self.tokens.size(2)))
+        return Hypotheses(tokens, self.log_prob.gather(1, index), self.score.gather(1, index))
+
+    def lists(self, eos_id: int) -> list[list[Hypothesis]]:
+        """The same as lists, without places where there is none."""
+        columns = (self.tokens.tolist(), self.log_prob.tolist(), self.score.tolist())
+        return [
+            [
+                Hypothesis(row[: row.index(eos_id)] if eos_id in row else row, log_prob, score, eos_id in row)
+                for row, log_prob, score in zip(*sentence, strict=True)
+                if score > -math.inf
+            ]
+            for sentence in zip(*columns, strict=True)
+        ]
+
+
+def concatenate(parts: Sequence[Hypotheses]) -> Hypotheses:
+    """All hypotheses of every sentence."""
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return Hypotheses(*(torch.cat(column, dim=1) for column in columns))
+
+
+class Growth(NamedTuple):
+    """Hypotheses after one more token."""
+
+    active: Hypotheses
+    """Best first."""
+    finished: Hypotheses
+    parent: Int[Tensor, "A K"]
+    """The hypothesis of the same sentence that each active one continues."""
+    done: Bool[Tensor, " A"]
+    """Whether all places for finished ones are taken, and no active one has a better score than any of them."""
+
+
+def grow(
+    active: Hypotheses,
+    finished: Hypotheses,
+    continuations: Continuations,
+    eos_id: int,
+    penalty: float,
+    coverage: Float[Tensor, "A k"] | None = None,
+    bias: Float[Tensor, "A n"] | None = None,
+) -> Growth:
+    """Append one token. A continuation that ends counts if it is among the first ones, as many as may finish.
+
+    Args:
+        continuations: sorted by their log-probability less `bias`, by which the active ones are chosen.
+        penalty: of the new length.
+        coverage: what each hypothesis adds to the scores of its continuations.
+    """
+    log_prob, token, parent = continuations
+    size = finished.score.size(1)
+    past = active.tokens.gather(1, parent[:, :, None].expand(-1, -1, active.tokens.size(2)))
+    tokens = torch.cat((past, token[:, :, None]), dim=2)
+    score = log_prob / penalty
+    if coverage is not None:
+        score = score + coverage.gather(1, parent)
+    ends = token == eos_id
+    going = Hypotheses(tokens, log_prob.masked_fill(ends, -math.inf), score.masked_fill(ends, -math.inf))
+    ended = Hypotheses(tokens, log_prob.masked_fill(~ends, -math.inf), score.masked_fill(~ends, -math.inf))
+    earlier = Hypotheses(F.pad(finished.tokens, (0, 1), value=eos_id), finished.log_prob, finished.score)
+    finished = concatenate((earlier, ended[:, :size]))
+    finished = finished.gather(finished.score.topk(size).indices)
+    rank = going.score if bias is None else going.score - bias / penalty
+    chosen = rank.topk(size).indices
+    active = going.gather(chosen)
+    by_score = coverage is None and bias is None
+    best = active.score[:, 0] if by_score else active.log_prob.amax(dim=1) / penalty  # more may yet be covered
+    return Growth(active, finished, parent.gather(1, chosen), best <= finished.score[:, -1])
+
+
+class Beams:
+    """Active and finished hypotheses of the sentences that are still searched.
+
+    Args:
+        n_sentences: each begins with one empty hypothesis.
+    """
+
+    def __init__(self, constraints: Constraints, config: BeamConfig, n_sentences: int, device: torch.device) -> None:
+        self.config = config
+        self.constraints = constraints
+        self.eos_id = -1 if constraints.eos_id is None else constraints.eos_id  # no token is -1
+        self.sentences = list(range(n_sentences))
+        self.max_lengths = constraints.max_lengths
+        empty = torch.empty(n_sentences, config.beam_size, 0, dtype=torch.long, device=device)
+        zero = torch.zeros(n_sentences, 1, device=device)
+        missing = torch.full(empty.shape[:2], -math.inf, device=device)
+        self.active = Hypotheses(empty[:, :1], zero, zero)
+        self.finished = Hypotheses(empty, missing, missing)
+        self.done = torch.zeros(n_sentences, dtype=torch.bool, device=device)
+        self.results: list[tuple[list[int], Hypotheses, Hypotheses]] = []
+
+    @property
+    def length(self) -> int:
+        """New tokens of every active hypothesis."""
+        return self.active.tokens.size(2)
+
+    @property
+    def groups(self) -> list[slice]:
+        """The hypotheses of each group of the beam."""
+        size = self.config.beam_size // self.config.beam_groups
+        return [slice(start, start + size) for start in range(0, self.config.beam_size, size)]
+
+    def extend(
+        self, scores: Float[Tensor, "N V"], offset: Float[Tensor, "A k"], coverage: Float[Tensor, "A k"] | None
+    ) -> Int[Tensor, "A K"]:
+        """Append one token; the rows of `scores` that the active hypotheses continue.
+
+        Args:
+            scores: of the next token of every active hypothesis.
+            offset: added to them, they are the log-probabilities of the longer hypotheses.
+            coverage: penalty of each active hypothesis, or None.
+        """
+        first_row = offset.size(1) * torch.arange(len(offset), device=offset.device)[:, None]
+        penalty = length_penalty(self.length + 1, self.config.alpha, self.config.length_offset)
+        self.active, self.finished, parent, self.done = self.grown(scores, offset, penalty, coverage)
+        if self.config.early_stopping:
+            self.done = (self.finished.score > -math.inf).all(dim=1)
+            unused = (self.done & (self.max_lengths > self.length))[:, None]
+            score = self.active.score.masked_fill(unused, -math.inf)
+            self.active = Hypotheses(self.active.tokens, self.active.log_prob, score)
+        return first_row + parent
+
+    def grown(self, scores: Tensor, offset: Tensor, penalty: float, coverage: Tensor | None) -> Growth:
+        """The hypotheses after one more token; see `extend`."""
+        continuations = self.continuations(scores, offset)
+        return grow(self.active, self.finished, continuations, self.eos_id, penalty, coverage)
+
+    def continuations(self, scores: Tensor, offset: Tensor) -> Continuations:
+        """The 2 * beam_size best, so that at least beam_size active hypotheses remain when others end."""
+        return top_k(scores, offset, 2 * self.config.beam_size)
+
+    def retire(self) -> Int[Tensor, " M"] | None:
+        """Take out the sentences that are done or at their bound; the places of the others, or None for all."""
+        flags: list[bool] = (self.done | (self.max_lengths <= self.length)).tolist()  # the one host sync of a step
+        if not any(flags):
+            return None
+        device = self.max_lengths.device
+        out = ids_tensor([i for i, flag in enumerate(flags) if flag], device)
+        rest = ids_tensor([i for i, flag in enumerate(flags) if not flag], device)
+        numbers = [sentence for sentence, flag in zip(self.sentences, flags, strict=True) if flag]
+        self.results.append((numbers, self.finished[out], self.active[out]))
+        self.sentences = [sentence for sentence, flag in zip(self.sentences, flags, strict=True) if not flag]
+        self.max_lengths = self.max_lengths[rest]
+        self.active = self.active[rest]
+        self.finished = self.finished[rest]
+        return rest
+
+    def assign_slots(self, parents: Int[Tensor, "A K"]) -> Int[Tensor, "A K"]:
+        """Reorder the active hypotheses so that few rows of the scorer's caches move; their parents in that order."""
+        if self.length > 1 and parents.device.type == "cpu":
+            self.active, parents = assign_slots(self.active, parents)
+        return parents
+
+    def best(self) -> list[list[Hypothesis]]:
+        """The n best of every sentence: finished ones, then active ones in the places left free; sorted."""
+        capacity = None if self.config.at_max_length == "by_score" else self.groups[0].stop
+        best: dict[int, list[Hypothesis]] = {}
+        for sentences, finished, active in self.results:
+            sides = [
+                zip(*(side[:, group].lists(self.eos_id) for side in (finished, active)), strict=True)
+                for group in self.groups
+            ]
+            for sentence, *pairs in zip(sentences, *sides, strict=True):
+                distinct: dict[tuple[int, ...], Hypothesis] = {}  # groups may hold the same one until the bound
+                for ended, cut in pairs:
+                    new = [h for h in ended + cut if (*h.tokens, h.finished) not in distinct]
+                    distinct |= {(*h.tokens, h.finished): h for h in new[:capacity]}
+                ranked = sorted(distinct.values(), key=lambda hypothesis: -hypothesis.score)
+                best[sentence] = ranked[: self.config.n_best]
+        return [best[sentence] for sentence in sorted(best)]
+
+
+def assign_slots(active: Hypotheses, parents: Int[Tensor, "A K"]) -> tuple[Hypotheses, Int[Tensor, "A K"]]:
+    """The same hypotheses of every sentence in another order, and their parents.
+
+    The first of those that continue a row takes its place, so that only rows of the caches that nothing continues are
+    overwritten.
+    """
+    slot = parents % parents.size(1)  # of the parent among those of its sentence
+    order = torch.empty_like(slot)
+    if (cpp := library()) is not None:
+        cpp.settle(slot.data_ptr(), *slot.shape, order.data_ptr())
+    else:
+        first = ~(slot[:, :, None] == slot[:, None, :]).tril(-1).any(-1)
+        taken = torch.zeros_like(slot).scatter_(1, slot, 1)
+        free = taken.argsort(dim=1, stable=True)
+        slot = slot.where(first, free.gather(1, (~first).cumsum(1).sub_(1).clamp_min_(0)))
+        order = slot.argsort(dim=1)
+    return active.gather(order), parents.gather(1, order)
