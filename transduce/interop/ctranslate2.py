@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.tokenizer_files import write_tokenizers
 from transduce.errors import InputError, require
+from transduce.interop.names import CTRANSLATE2, named_weights
 from transduce.interop.pretrained import check_carried
 from transduce.model.config import Tokens, TransformerConfig
-from transduce.model.inputs import TokenInput
-from transduce.model.layers import FeedForward, Layer
-from transduce.model.linear import split_rows
 from transduce.model.transformer import Stack, Transformer
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
@@ -62,7 +59,8 @@ def export_ctranslate2(model: Transformer, directory: Path, *, source: Tokenizer
     settings: dict[str, Any] = {name: "" if i is None else vocabulary[i] for name, i in special.items()}
     from_source = None
     if config.encoder is not None and source is not None:
-        from_source = vocabulary_of(source, source.vocab_size)
+        assert isinstance(config.encoder.input, Tokens)
+        from_source = vocabulary_of(source, config.encoder.input.vocab_size)
         settings |= {"decoder_start_token": settings["bos_token"], "add_source_eos": _ends_alone(source)}
     write_ctranslate2(model, directory, vocabulary, source=from_source, settings=settings)
     write_tokenizers(directory, source, target, alone=config.encoder is None)
@@ -88,28 +86,37 @@ def write_ctranslate2(
     """
     check_exportable(model.config)
     require("ctranslate2", "this export", "ctranslate2")
-    from ctranslate2.specs import transformer_spec as specs
+    from ctranslate2.specs.model_spec import index_spec
+    from ctranslate2.specs.transformer_spec import (
+        TransformerDecoderModelSpec,
+        TransformerDecoderSpec,
+        TransformerEncoderSpec,
+        TransformerSpec,
+    )
 
     config = model.config
-    assert model.decoder is not None and isinstance(model.target_input, TokenInput) and model.output is not None
-    decoder = specs.TransformerDecoderSpec(
-        len(model.decoder.layers), config.n_heads, with_encoder_attention=model.encoder is not None, **_options(config)
-    )
+    assert model.decoder is not None
+    options = _options(config)
+    cross = model.encoder is not None
+    decoder = TransformerDecoderSpec(len(model.decoder.layers), config.n_heads, with_encoder_attention=cross, **options)
     _set_stack(decoder, model.decoder, config)
-    decoder.embeddings.weight = _rows(model.target_input.weight, len(target))
-    _set_linear(decoder.projection, model.output[: len(target)], model.output_bias)
     if model.encoder is None:
-        spec = specs.TransformerDecoderModelSpec(decoder)
+        spec = TransformerDecoderModelSpec(decoder)
         spec.register_vocabulary(list(target))
     else:
-        assert isinstance(model.source_input, TokenInput)
-        source = target if source is None else source
-        encoder = specs.TransformerEncoderSpec(len(model.encoder.layers), config.n_heads, **_options(config))
+        encoder = TransformerEncoderSpec(len(model.encoder.layers), config.n_heads, **options)
         _set_stack(encoder, model.encoder, config)
-        encoder.embeddings[0].weight = _rows(model.source_input.weight, len(source))
-        spec = specs.TransformerSpec(encoder, decoder)
-        spec.register_source_vocabulary(list(source))
+        spec = TransformerSpec(encoder, decoder)
+        spec.register_source_vocabulary(list(target if source is None else source))
         spec.register_target_vocabulary(list(target))
+    for name, weight in named_weights(model, CTRANSLATE2).items():
+        scope, _, kind = name.rpartition(".")
+        layer = index_spec(spec, scope)
+        if "norm" in scope:
+            kind = {"weight": "gamma", "bias": "beta"}[kind]
+            if kind == "gamma" and hasattr(layer, "beta"):  # zeros where our norm of mean and variance has no bias
+                layer.beta = torch.zeros_like(weight)
+        setattr(layer, kind, weight.clone())
     for name, value in (settings | {"layer_norm_epsilon": config.norm_eps}).items():
         setattr(spec.config, name, value)
     spec.validate()
@@ -168,64 +175,18 @@ def _options(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _set_stack(spec: Any, stack: Stack, config: TransformerConfig) -> None:
-    """Everything of a half but its tables of tokens."""
+    """Everything of a half that is no parameter of ours."""
     spec.scale_embeddings = config.scale_embeddings
-    if config.positions != "rotary":
-        table = torch.zeros(config.max_positions, config.d_model)  # where there are none
-        if config.positions != "none":
-            learned = stack.positions.learned
-            table = stack.positions.table if learned is None else learned.detach().clone()
-        spec.position_encodings.encodings = table
-    if config.embedding_norm:
-        _set_norm(spec.layernorm_embedding, stack.embedding_norm)
-    if stack.norm is not None:
-        _set_norm(spec.layer_norm, stack.norm)
-    for theirs, ours in zip(spec.layer, stack.layers, strict=True):
-        assert isinstance(ours, Layer) and isinstance(ours.feed_forward, FeedForward)
-        own = ours.attention
-        if config.rotary_bands is not None:
-            low, high, n = config.rotary_bands
-            vars(theirs.self_attention).update(  # the engine reads them all, but the class has only names for two
+    if config.positions == "none":
+        spec.position_encodings.encodings = torch.zeros(config.max_positions, config.d_model)
+    elif config.positions == "sinusoidal":
+        spec.position_encodings.encodings = stack.positions.table
+    if config.rotary_bands is not None:
+        low, high, n = config.rotary_bands
+        for layer in spec.layer:
+            vars(layer.self_attention).update(  # the engine reads them all, but the class has only names for two
                 rotary_low_freq_factor=np.float32(low),
                 rotary_high_freq_factor=np.float32(high),
                 rotary_scaling_factor=np.float32(config.rotary_factor),
                 original_max_position_embeddings=np.int32(n),
             )
-        _set_attention(theirs.self_attention, [own.qkv, own.output], own.norm, ours.attention_sublayer.norm)
-        if ours.cross is not None and ours.cross_sublayer is not None:
-            maps = [ours.cross.q, ours.cross.kv, ours.cross.output]
-            _set_attention(theirs.attention, maps, ours.cross.norm, ours.cross_sublayer.norm)
-        _set_norm(theirs.ffn.layer_norm, ours.feed_forward_sublayer.norm)
-        wide = ours.feed_forward.wide
-        biases = {} if wide.bias is None else split_rows(wide, wide.bias.detach())
-        for part, weight in split_rows(wide, wide.weight.detach()).items():
-            linear = theirs.ffn.linear_0_noact if part == "value" else theirs.ffn.linear_0
-            _set_linear(linear, weight, biases.get(part))
-        _set_linear(theirs.ffn.linear_1, ours.feed_forward.narrow.weight, ours.feed_forward.narrow.bias)
-
-
-def _set_attention(spec: Any, maps: list[nn.Linear], head_norm: nn.Module | None, norm: nn.Module) -> None:
-    _set_norm(spec.layer_norm, norm)
-    for theirs, ours in zip(spec.linear, maps, strict=True):
-        _set_linear(theirs, ours.weight, ours.bias)
-    if head_norm is not None:
-        _set_norm(spec.q_norm, head_norm.query)
-        _set_norm(spec.k_norm, head_norm.key)
-
-
-def _set_linear(spec: Any, weight: Tensor, bias: Tensor | None) -> None:
-    spec.weight = weight.detach().clone()
-    if bias is not None:
-        spec.bias = bias.detach().clone()
-
-
-def _set_norm(spec: Any, norm: Any) -> None:
-    """Where our norm of mean and variance has no bias, zeros are its bias."""
-    spec.gamma = norm.weight.detach().clone()
-    if hasattr(spec, "beta"):
-        spec.beta = torch.zeros_like(spec.gamma) if norm.bias is None else norm.bias.detach().clone()
-
-
-def _rows(table: Tensor, n: int) -> Tensor:
-    """Those of the tokens; more may fill up a table."""
-    return table.detach()[:n].clone()

@@ -88,6 +88,35 @@ WHISPER = ENCODER_DECODER | {
 }
 SPEECH2TEXT = ENCODER_DECODER | {"source_input.convolutions.{}": "model.encoder.conv.conv_layers.{}"}
 
+CTRANSLATE2_STACK: Names = {
+    "positions.learned": "position_encodings.encodings",
+    "embedding_norm": "layernorm_embedding",
+    "norm": "layer_norm",
+    "layers.{}.attention_sublayer.norm": "layer_{}/self_attention/layer_norm",
+    "layers.{}.attention.qkv": "layer_{}/self_attention/linear_0",
+    "layers.{}.attention.norm.query": "layer_{}/self_attention/q_norm",
+    "layers.{}.attention.norm.key": "layer_{}/self_attention/k_norm",
+    "layers.{}.attention.output": "layer_{}/self_attention/linear_1",
+    "layers.{}.cross_sublayer.norm": "layer_{}/attention/layer_norm",
+    "layers.{}.cross.q": "layer_{}/attention/linear_0",
+    "layers.{}.cross.kv": "layer_{}/attention/linear_1",
+    "layers.{}.cross.output": "layer_{}/attention/linear_2",
+    "layers.{}.feed_forward_sublayer.norm": "layer_{}/ffn/layer_norm",
+    "layers.{}.feed_forward.wide.wide": "layer_{}/ffn/linear_0",
+    "layers.{}.feed_forward.wide.gate": "layer_{}/ffn/linear_0",
+    "layers.{}.feed_forward.wide.value": "layer_{}/ffn/linear_0_noact",
+    "layers.{}.feed_forward.narrow": "layer_{}/ffn/linear_1",
+}
+CTRANSLATE2: Names = {
+    "source_input.weight": "encoder/embeddings_0.weight",
+    "target_input.weight": "decoder/embeddings.weight",
+    "output": "decoder/projection.weight",
+    "output_bias": "decoder/projection.bias",
+    **{f"encoder.{ours}": f"encoder/{theirs}" for ours, theirs in CTRANSLATE2_STACK.items()},
+    **{f"decoder.{ours}": f"decoder/{theirs}" for ours, theirs in CTRANSLATE2_STACK.items()},
+}
+"""CTranslate2's names of specifications, with slashes, and of their weights."""
+
 
 def named_weights(model: Transformer, names: Names) -> dict[str, Tensor]:
     """The parameters of a model under the names of a family; they share memory with the model's.

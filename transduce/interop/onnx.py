@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Collection
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +21,20 @@ from transduce.model.transformer import Transformer
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"
 OPSET = 18
+AXES = {
+    "source": {0: "sentences", 1: "source positions"},
+    "lengths": {0: "sentences"},
+    "memory_keys": {1: "sentences", 3: "positions"},
+    "memory_values": {1: "sentences", 3: "positions"},
+    "memory_lengths": {0: "sentences"},
+    "tokens": {0: "rows"},
+    "keys": {1: "rows", 3: "length"},
+    "values": {1: "rows", 3: "length"},
+    "logits": {0: "rows"},
+    "new_keys": {1: "rows", 3: "length + 1"},
+    "new_values": {1: "rows", 3: "length + 1"},
+}
+"""The axes of any size, of each input and output."""
 
 
 class GivenCache(LayerCache):
@@ -127,53 +140,47 @@ def export_onnx(
                 f"ONNX is written with {name}={known} alone, but this model has {name}={value}; it cannot be exported"
             )
     require("onnx", "this export", "onnx")
-    model = deepcopy(model)
+    model = deepcopy(model).eval()
     for parent in [*model.modules()]:
         for name, module in [*parent.named_children()]:
             if isinstance(module, nn.RMSNorm):
                 setattr(parent, name, WrittenRMSNorm(module))
-    n_layers, shape = config.decoder.n_layers, (config.kv_heads, config.d_head)
-    past = [torch.zeros(n_layers, 2, shape[0], 3, shape[1])] * 2
     directory.mkdir(parents=True, exist_ok=True)
-    past_axes = {1: "rows", 3: "length"}
-    axes: dict[str, dict[int, str]] = {"tokens": {0: "rows"}, "keys": past_axes, "values": past_axes}
-    axes |= {
-        "logits": {0: "rows"},
-        "new_keys": {1: "rows", 3: "length + 1"},
-        "new_values": {1: "rows", 3: "length + 1"},
-    }
-    inputs, outputs = ["tokens", "keys", "values"], ["logits", "new_keys", "new_values"]
-    given: list[Tensor] = [torch.zeros(2, dtype=torch.long), *past]
+    past = torch.zeros(config.decoder.n_layers, 2, config.kv_heads, 3, config.d_head)
+    given = {"tokens": torch.zeros(2, dtype=torch.long), "keys": past, "values": past}
     if config.encoder is not None:
-        sources, lengths = torch.zeros(2, 5, dtype=torch.long), torch.tensor([5, 4])
-        memory_axes = {1: "sentences", 3: "positions"}
+        sources = {"source": torch.zeros(2, 5, dtype=torch.long), "lengths": torch.tensor([5, 4])}
+        encoder = Encoder(model)
         names = ["memory_keys", "memory_values", "memory_lengths"]
-        memory = {"memory_keys": memory_axes, "memory_values": memory_axes, "memory_lengths": {0: "sentences"}}
-        ends = {"source": {0: "sentences", 1: "source positions"}, "lengths": {0: "sentences"}}
-        _write(Encoder(model), directory / ENCODER, [sources, lengths], ["source", "lengths"], names, ends | memory)
+        _write(encoder, directory / ENCODER, sources, names)
         with torch.no_grad():
-            given += Encoder(model)(sources, lengths)
-        inputs, axes = inputs + names, axes | memory
-    _write(Step(model), directory / STEP, given, inputs, outputs, axes)
-    told: dict[str, Any] = {
-        "n_layers": n_layers,
-        "n_kv_heads": shape[0],
-        "d_head": shape[1],
-        "vocab_size": config.vocab_size,
-    }
+            given |= dict(zip(names, encoder(**sources), strict=True))
+    _write(Step(model), directory / STEP, given, ["logits", "new_keys", "new_values"])
     never = {*target.suppressed, *range(target.vocab_size, config.vocab_size), *suppress}
-    told |= {"bos_id": target.bos_id, "eos_id": target.eos_id, "suppressed": sorted(never)}
+    settings = {
+        "n_layers": config.decoder.n_layers,
+        "n_kv_heads": config.kv_heads,
+        "d_head": config.d_head,
+        "vocab_size": config.vocab_size,
+        "bos_id": target.bos_id,
+        "eos_id": target.eos_id,
+        "suppressed": sorted(never),
+    }
     write_tokenizers(directory, source, target, alone=config.encoder is None)
-    write_settings(directory / CONFIG, told)
+    write_settings(directory / CONFIG, settings)
 
 
-def _write(
-    module: nn.Module, path: Path, given: list[Tensor], inputs: list[str], outputs: list[str], axes: dict[str, Any]
-) -> None:
-    """Trace a module and write what it computes."""
+def _write(module: nn.Module, path: Path, inputs: dict[str, Tensor], outputs: list[str]) -> None:
+    """Trace a module with these inputs and write what it computes."""
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of sizes that are taken as constants where they choose a way to compute
+        warnings.simplefilter("ignore")  # sizes are taken as constants where they choose a way to compute
         torch.onnx.export(
-            module.eval(), tuple(given), str(path), input_names=inputs, output_names=outputs, dynamic_axes=axes,
-            opset_version=OPSET, dynamo=False,
-        )  # fmt: skip
+            module,
+            tuple(inputs.values()),
+            str(path),
+            input_names=[*inputs],
+            output_names=outputs,
+            dynamic_axes={name: AXES[name] for name in (*inputs, *outputs)},
+            opset_version=OPSET,
+            dynamo=False,
+        )
