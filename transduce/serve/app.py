@@ -24,7 +24,7 @@ from transduce.serve import audio, completions, libretranslate, page
 from transduce.serve.config import ServeConfig
 from transduce.serve.errors import error_body, http_error
 from transduce.serve.models import Served
-from transduce.serve.state import ServerState, State, check_token
+from transduce.serve.state import TOKEN, ServerState, State
 
 
 def create_app(
@@ -65,10 +65,8 @@ def create_app(
         """Refuse pages that reach this machine by a name of their own (DNS rebinding)."""
         host = request.headers.get("host", "")
         if host and hosts and re.sub(r":\d*$", "", host).strip("[]").lower() not in hosts:
-            message = (
-                f"Host must be one of {', '.join(hosts)}, but it is {host[:80]!r}; with --token-file it may be any"
-            )
-            raise HTTPException(400, message)
+            rule = f"Host must be one of {', '.join(hosts)}"
+            raise HTTPException(400, f"{rule}, but it is {host[:80]!r}; with --token-file it may be any")
 
     app = FastAPIOffline(  # /docs with its scripts, which FastAPI itself takes from elsewhere
         redoc_url=None,
@@ -108,7 +106,7 @@ async def health() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(check_token)])
+@router.get("/metrics", response_class=PlainTextResponse, dependencies=TOKEN)
 async def metrics(state: State) -> Response:
     """Counts and times for Prometheus."""
     return Response(generate_latest(state.metrics), media_type=CONTENT_TYPE_LATEST)
@@ -131,7 +129,10 @@ def _measure_engines(runs: Sequence[Served[Any]], registry: CollectorRegistry) -
 
 
 class _MeasureRequests:
-    """Middleware that counts requests and their seconds, and answers HEAD as GET, whose body uvicorn leaves out."""
+    """Middleware that counts requests and their seconds.
+
+    It also answers HEAD as GET, whose body uvicorn leaves out.
+    """
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self.app = app

@@ -21,7 +21,7 @@ from transduce.serve.config import ServeConfig
 from transduce.serve.engine import Request
 from transduce.serve.errors import OpenAIError, PlainError, events, responses
 from transduce.serve.models import Served
-from transduce.serve.state import ServerState, State
+from transduce.serve.state import TOKEN, ServerState, State
 from transduce.tasks.formats import HEAD, WRITE
 from transduce.tasks.request import Details
 from transduce.tasks.transcribe import Transcriber
@@ -33,8 +33,8 @@ ANY_MODEL = "whisper-1"
 SEGMENT_COST = 4
 """Texts that cost as much as a segment of sound."""
 
-router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError))
-whisper = APIRouter(tags=["whisper.cpp"], responses=responses(PlainError))
+router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError), dependencies=TOKEN)
+whisper = APIRouter(tags=["whisper.cpp"], responses=responses(PlainError), dependencies=TOKEN)
 
 
 class Samples(tuple[torch.Tensor, int]):
@@ -79,8 +79,7 @@ class Upload:
 
 
 async def upload(http: fastapi.Request, state: State) -> Upload:
-    """A dependency that reads and decodes a sound file; memory for the file is held no longer than that."""
-    await state.token.check(http)
+    """A dependency that reads and decodes a sound file, whose memory it releases then."""
     async with state.upload_memory(http):
         body = await read_body(http, AudioBody, state.config.upload_bytes)
         run = find_transcriber(state, body.model)
@@ -145,7 +144,7 @@ def find_transcriber(state: ServerState, name: str) -> Served[Transcriber]:
 
 
 class _File(io.BytesIO):
-    """A file that stays where it is if libsndfile follows a damaged header to a place before its beginning."""
+    """A file that stays where it is if a damaged header leads libsndfile before its beginning."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         """The new place."""
@@ -186,7 +185,7 @@ async def transcribe(run: Served[Transcriber], samples: Samples, details: Detail
 
 
 def _request(samples: Samples, transcriber: Transcriber, details: Details, *, stream: bool = False) -> Request:
-    """A request to transcribe a sound; a long one is computed segment by segment, as a stream is."""
+    """A request to transcribe a sound; a long one is computed segment by segment, like a stream."""
     n_segments = 1 + int(samples.seconds / transcriber.decoding.max_seconds)
     return Request(samples, details, cost=SEGMENT_COST * n_segments, stream=stream or n_segments > 1)
 

@@ -52,8 +52,6 @@ async def read_body(request: Request, model: type[BodyT], n_bytes: int) -> BodyT
         HTTPException: it is neither, too large, too slow, has wrong fields or lacks the token.
     """
     state = server_state(request)
-    if "api_key" not in model.model_fields:  # else the body may hold the token, and is read first
-        await state.token.check(request)
     if misplaced := sorted(model.model_fields.keys() & request.query_params.keys()):
         names = ", ".join(misplaced)
         raise HTTPException(400, f"fields stand in the body, but the address has {names}; move them")
@@ -66,8 +64,8 @@ async def read_body(request: Request, model: type[BodyT], n_bytes: int) -> BodyT
             elif content_type == "application/json":
                 checked = model.model_validate_json(b"".join([chunk async for chunk in chunks]))
             else:
-                message = f"the body must be application/json or a form, but its Content-Type is {content_type[:40]!r}"
-                raise HTTPException(415, f"{message}; name it")
+                rule = "the body must be application/json or a form"
+                raise HTTPException(415, f"{rule}, but its Content-Type is {content_type[:40]!r}; name it")
     except TimeoutError as error:
         message = f"an upload may take {state.config.deadline:g} s, but it is not here yet; try again"
         raise HTTPException(408, message) from error
@@ -76,8 +74,8 @@ async def read_body(request: Request, model: type[BodyT], n_bytes: int) -> BodyT
     except ValidationError as error:
         raise HTTPException(400, _wrong_field(error)) from error
     except (MultiPartException, ValueError) as error:
-        message = "the body must be a form with one file and 100 fields at most, but it cannot be read as such"
-        raise HTTPException(400, f"{message}; correct it") from error
+        rule = "the body must be a form with one file and 100 fields at most"
+        raise HTTPException(400, f"{rule}, but it cannot be read as such; correct it") from error
     await state.token.check(request, getattr(checked, "api_key", None) or "")
     return checked
 
@@ -95,13 +93,13 @@ async def _form_fields(parser: FormParser | MultiPartParser) -> dict[str, Any]:
 
 
 async def _bounded(request: Request, n_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield the chunks of a body unless it is too large; most clients read no answer before they have sent all."""
+    """Yield the chunks of a body unless it is too large."""
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
         if size <= n_bytes:
             yield chunk
-        elif size > 3 * n_bytes:
+        elif size > 3 * n_bytes:  # until then, read on: most clients read no answer before they have sent all
             break
     if size > n_bytes:
         raise HTTPException(413, f"a body may have {n_bytes} bytes, but this one has more; send it in parts")
@@ -112,7 +110,8 @@ def _wrong_field(errors: ValidationError) -> str:
     error = errors.errors(include_context=False, include_url=False)[0]
     kind = error["type"]
     if not error["loc"]:
-        return f"the body must be an object of JSON, but it cannot be read as such ({error['msg']}); correct it"
+        rule = "the body must be an object of JSON"
+        return f"{rule}, but it cannot be read as such ({error['msg']}); correct it"
     name = error["loc"][0]
     value = repr(error["input"])[:40]
     if kind == "missing":

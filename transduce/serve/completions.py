@@ -15,12 +15,12 @@ from transduce.serve.config import ServeConfig
 from transduce.serve.engine import Request
 from transduce.serve.errors import OpenAIError, events, responses
 from transduce.serve.models import Ending, GenerationRequest, Prompt, Served, ending, truncate_at_stop
-from transduce.serve.state import State, check_token
+from transduce.serve.state import TOKEN, State
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.generate import Generator
 from transduce.tasks.search import last_position
 
-router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError))
+router = APIRouter(tags=["OpenAI"], responses=responses(OpenAIError), dependencies=TOKEN)
 
 TOKENS_PER_TEXT = 128
 """Tokens to generate that cost as much as a text to translate."""
@@ -93,13 +93,13 @@ class CompletionBody(BaseModel):
         )
 
 
-@router.get("/v1/models", dependencies=[Depends(check_token)])
+@router.get("/v1/models")
 async def models(state: State) -> dict[str, Any]:
     """The runs that are served, by the names of their directories."""
     return {"object": "list", "data": [_model(run) for run in state.runs]}
 
 
-@router.get("/v1/models/{name}", dependencies=[Depends(check_token)])
+@router.get("/v1/models/{name}")
 async def model(state: State, name: str) -> dict[str, Any]:
     """One run."""
     return _model(state.find(name))
@@ -175,7 +175,7 @@ def _choice(index: int, text: str, reason: str | None = None) -> dict[str, Any]:
 async def _chunks(
     head: dict[str, Any], pieces: AsyncIterator[tuple[int, Any]], query: CompletionBody, n_read: int
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield the events of a stream: the pieces of one text after the other, with its reason to end; then the usage."""
+    """Yield the events of a stream: the pieces of each text with its reason to end, the usage."""
     with_usage = (query.stream_options or {}).get("include_usage")
     if with_usage:
         head = {**head, "usage": None}

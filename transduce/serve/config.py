@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from transduce.config import at_least, within
 
 PER_CHARACTER, BESIDE = 12, 65_536
-"""Bytes that a character takes at most, as JSON and forms escape it, and those of all else that a text comes with."""
+"""Bytes of a character at most, as JSON and forms escape it, and of the rest of a body."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,14 +13,14 @@ class ServeConfig:
     """Bounds of a server; what is beyond is refused with an error that names the bound."""
 
     batch: int = 128
-    """Texts that a model works on at once; a segment of sound counts as four, 128 tokens to generate as one."""
+    """Texts that a model computes at once; a segment of sound counts as 4, 128 new tokens as 1."""
     wait_ms: float = 5.0
     """Milliseconds that the first request of a batch waits for others."""
     queue: int = 4
-    """Batches that may wait for each model; what comes then gets status 429, and is told when to try again."""
+    """Batches that may wait for each model; further requests get status 429 and a time."""
     deadline: float = 60.0
-    """Seconds after which a request that has no answer yet gets status 503; also what an upload may take, and what may lie
-    between two pieces of an answer."""
+    """Seconds after which a request without an answer gets status 503; also the time of an upload,
+    and between two pieces of an answer."""
     upload_mb: float = 25.0
     """Megabytes of an upload."""
     seconds: float = 600.0

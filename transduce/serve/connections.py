@@ -10,7 +10,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
-"""The head of a connection's first request must come by then; of later ones, by timeout_keep_alive."""
+"""The head of a connection's first request must come by then; see also timeout_keep_alive."""
 
 WRITE_SECONDS = 60.0
 """A client must read some of an answer by then, if timeout_graceful_shutdown is not set."""
@@ -28,7 +28,7 @@ MAX_RECORDS = 50
 
 
 def connection_limit() -> int:
-    """Raise this process's limit of descriptors as far as needed, and return how many connections it allows."""
+    """Raise the limit of descriptors as far as needed; return how many connections it allows."""
     if sys.platform == "win32":
         return MAX_CONNECTIONS
     import resource
@@ -47,7 +47,8 @@ class Connection(H11Protocol):
     """A connection that ends if its request is late, or if others need its place before its request
     is whole, and whose end cancels the work for an answer that has not begun.
 
-    uvicorn bounds the bytes of a head, but not its time: any byte ends the timer of an idle connection.
+    uvicorn bounds the bytes of a head, but not its time: any byte ends the timer of an idle
+    connection.
     """
 
     def connection_made(self, transport: Any) -> None:  # uvloop's is no asyncio.Transport
@@ -66,7 +67,7 @@ class Connection(H11Protocol):
             min(unready, key=lambda each: each.idle_since).transport.abort()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        """Run the application, and close the connection if the body is not here before the answer."""
+        """Run the application; close the connection if the body is not here by then."""
 
         async def send_answer(message: Any) -> None:
             if message["type"] == "http.response.start" and self.cycle.more_body:

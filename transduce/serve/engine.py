@@ -1,4 +1,4 @@
-"""An engine: the thread of one model, which computes queued requests in batches and streams beside them."""
+"""The thread of a model, which computes queued requests in batches, and streams beside them."""
 
 import asyncio
 import logging
@@ -32,11 +32,11 @@ QUEUE_SHARE = 0.75
 """Share of the queue that one client's inputs count as at most."""
 
 ADMIT_UNTIL = 0.7
-"""Share of the deadline by which an admitted request should be done, at the pace of the last batches."""
+"""Share of the deadline by which an admitted request should be done, at the recent pace."""
 
 Work = Callable[[Any, list[Any]], Generator[tuple[int, Any], None, None]]
-"""Computes payloads of one kind: yields the number of a payload with a piece of its output; END or an exception is its
-last piece."""
+"""Computes payloads of one kind: yields the number of a payload with a piece of its output,
+of which END or an exception is the last."""
 
 
 class Busy(HTTPException):
@@ -56,7 +56,7 @@ class Late(HTTPException):
 
 
 class Deadline:
-    """The moment by which a client's inputs must get their next piece; each piece of any of them renews it."""
+    """The moment by which a client's inputs must get their next piece; each piece renews it."""
 
     def __init__(self, seconds: float = math.inf) -> None:
         self.seconds = seconds
@@ -75,7 +75,7 @@ class Deadline:
 
 @dataclass(eq=False)
 class Request:
-    """One input that waits for its output. Those of one kind are computed together, unless they are streams."""
+    """An input that waits for its output. Those of one kind are computed together."""
 
     payload: Any
     kind: Hashable = None
@@ -178,9 +178,10 @@ class Engine(threading.Thread):
         return costs
 
     def check_room(self, cost: int = 1) -> None:
-        """Raise Busy unless so much more fits into the queue and can be done by the deadline; an empty queue takes all.
+        """Raise Busy unless so much more fits into the queue and can be done by the deadline.
 
-        Clients take turns, so a large request neither fills the queue for others nor is done before them.
+        An empty queue takes everything. Clients take turns, so a large request neither fills the
+        queue for others nor is done before them.
         """
         if not (costs := self._costs()):
             return
@@ -250,7 +251,7 @@ class Engine(threading.Thread):
                     del self._jobs[job]
 
     def _compute(self, requests: list[Request]) -> Generator[None, None, None]:
-        """Hand over one piece a step. If one of several inputs cannot be used, each is computed by itself."""
+        """Hand over one piece a step; if one of several inputs fails, compute each by itself."""
         began = monotonic()
         pending = dict(enumerate(requests))
         try:
@@ -297,7 +298,7 @@ class Engine(threading.Thread):
             self._changed.wait(left)
 
     def _take(self) -> list[list[Request]]:
-        """Take the inputs whose turn it is: a batch of one kind, and streams, one of each client's request.
+        """Take the inputs whose turn it is: a batch of one kind, and a stream of each client.
 
         Expired inputs are dropped.
         """

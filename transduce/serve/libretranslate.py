@@ -11,7 +11,7 @@ from transduce.serve.body import body, body_schema, check_bound
 from transduce.serve.engine import Request
 from transduce.serve.errors import PlainError, responses
 from transduce.serve.models import Languages, Served, TranslationRequest
-from transduce.serve.state import ServerState, State, check_token
+from transduce.serve.state import TOKEN, ServerState, State
 from transduce.tasks.translate import Translator
 
 NAMES = dict(
@@ -121,12 +121,12 @@ def _only_source(state: ServerState, target: str = "") -> str:
     """
     sources = sorted({pair.source for pair in _translators(state) if target in ("", pair.target)})
     if len(sources) != 1:
-        message = f"a language is known where the server reads one alone, but it reads {sources}; send it as source"
-        raise HTTPException(400, message)
+        rule = "a language is known where the server reads one alone"
+        raise HTTPException(400, f"{rule}, but it reads {sources}; send it as source")
     return sources[0]
 
 
-@router.get("/languages", dependencies=[Depends(check_token)])
+@router.get("/languages", dependencies=TOKEN)
 async def languages(state: State) -> list[Language]:
     """The languages that the server translates."""
     targets: dict[str, list[str]] = {pair.source: [] for pair in _translators(state)}
@@ -182,7 +182,7 @@ async def translate(state: State, query: Annotated[TranslationBody, Depends(body
     )
 
 
-@router.get("/frontend/settings", dependencies=[Depends(check_token)])
+@router.get("/frontend/settings", dependencies=TOKEN)
 async def settings(state: State) -> dict[str, Any]:
     """The settings of LibreTranslate's pages."""
     pair = next(iter(_translators(state)), Languages("", ""))

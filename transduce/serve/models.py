@@ -40,7 +40,7 @@ class Languages:
 
 
 def languages_of(experiment: dict[str, Any], option: str = "") -> Languages:
-    """The languages of a run that translates: from an option, "en-de", or the endings of its training files.
+    """The languages of a run that translates: an option, "en-de", or its files' endings.
 
     Raises:
         InputError: they are not known.
@@ -50,8 +50,9 @@ def languages_of(experiment: dict[str, Any], option: str = "") -> Languages:
     endings = [str(file).removesuffix(".gz").split(".")[-1] for file in files]
     codes = option.split("-", 1) if option else endings
     if len(codes) != 2 or not all(LANGUAGE.fullmatch(code) for code in codes):
+        value = option or " and ".join(codes)
         raise InputError(
-            f"a run that translates needs its languages, such as en-de, but there is {option or ' and '.join(codes)!r}; "
+            f"a run that translates needs its languages, such as en-de, but there is {value!r}; "
             "add --languages en-de, one for each run that translates"
         )
     return Languages(*codes)
@@ -98,7 +99,8 @@ class Served(Generic[TaskT]):
             InputError: it fills masks, or takes vectors.
         """
         if type(task) not in WORK:
-            raise InputError(f"a server translates, transcribes and generates, but {name} fills masks; leave it out")
+            rule = "a server translates, transcribes and generates"
+            raise InputError(f"{rule}, but {name} fills masks; leave it out")
         if isinstance(task, Transcriber) and not isinstance(task.feature_extractor, FeatureExtractor):
             raise InputError(f"a server transcribes sound, but {name} takes vectors; leave it out")
         if isinstance(task, Translator) and languages:
@@ -140,7 +142,7 @@ def _attention(translator: Translator, line: str, output: Output) -> Alignment |
 
 
 def _transcribe(transcriber: Transcriber, details: Details, sounds: list[Any]) -> Pieces:
-    """Yield the segments of every sound, each a piece; those of a single sound as soon as they are there."""
+    """Yield the segments of every sound; those of a single sound as soon as they are there."""
     read = transcriber.read(sounds, transcriber.decoding)
     if len(sounds) == 1:
         for sound in read:
@@ -156,7 +158,7 @@ def _transcribe(transcriber: Transcriber, details: Details, sounds: list[Any]) -
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt. Random draws depend on its number in the client's request and on the number of its first text."""
+    """A prompt. Draws depend on its number and that of its first text in the client's request."""
 
     text: str
     number: int = 0
@@ -165,7 +167,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """How to continue prompts, up to the first of the stop strings; as a stream: one text, piece by piece."""
+    """How to continue prompts, up to the first stop string; as a stream: one text, in pieces."""
 
     config: GenerationConfig
     stops: tuple[str, ...] = ()
@@ -174,7 +176,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a text ended, and how many tokens were generated, with the end or those of a stop, as llama.cpp counts."""
+    """Why a text ended, and its tokens, with those of the end or stop, as llama.cpp counts."""
 
     reason: str
     n_tokens: int
@@ -192,7 +194,7 @@ def truncate_at_stop(text: str, stops: Sequence[str]) -> str:
 
 
 def _generate(generator: TextGenerator, request: GenerationRequest, prompts: list[Prompt]) -> Pieces:
-    """Yield the n texts of every prompt as one piece, or the pieces of one text, followed by its Ending."""
+    """Yield the n texts of every prompt as one piece, or the pieces of one text and its Ending."""
     config, stops = request.config, request.stops
     if request.stream:
         (prompt,) = prompts
@@ -215,7 +217,7 @@ def _generate(generator: TextGenerator, request: GenerationRequest, prompts: lis
 
 
 def _until_stop(pieces: Generator[str, None, Output], stops: Sequence[str]) -> Iterator[str | Ending]:
-    """Yield the pieces before the first of the stops, then the Ending; a possible beginning of a stop is held back."""
+    """Yield the pieces before the first stop string, then the Ending; hold back what may begin one."""
     text, n_sent = "", 0
     n_held = max((len(stop) - 1 for stop in stops), default=0)
     output = None

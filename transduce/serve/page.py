@@ -1,4 +1,4 @@
-"""The server's own page, and the requests that only it makes: translations with attention, records of training."""
+"""The server's own page, and its own requests: translations with attention, records of training."""
 
 import asyncio
 from importlib.resources import files
@@ -13,7 +13,7 @@ from transduce.serve.body import body, body_schema, check_bound
 from transduce.serve.engine import Request
 from transduce.serve.errors import PlainError, responses
 from transduce.serve.models import VERBS, Languages, Served, TranslationRequest
-from transduce.serve.state import State, check_token
+from transduce.serve.state import TOKEN, State
 from transduce.tasks.seq2seq import Alignment
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator
@@ -21,8 +21,9 @@ from transduce.tasks.translate import Translator
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
     "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -68,7 +69,7 @@ class LineBody(BaseModel):
 
 
 class AttentionMap(BaseModel):
-    """The decoder's attention: a row of weights for each target token, which sum to 1 over the source tokens."""
+    """The decoder's attention: a row of weights per target token, which sum to 1 over the source."""
 
     source: list[str]
     target: list[str]
@@ -93,7 +94,7 @@ class LineTranslations(BaseModel):
     outputs: list[RankedTranslation]
 
 
-@router.get("/page/runs", dependencies=[Depends(check_token)])
+@router.get("/page/runs", dependencies=TOKEN)
 async def runs(state: State) -> PageInfo:
     """The runs that are served."""
     infos = [_info(run) for run in state.runs]
@@ -111,9 +112,9 @@ def _info(run: Served[Any]) -> RunInfo:
     )
 
 
-@router.get("/page/runs/{name}", dependencies=[Depends(check_token)])
+@router.get("/page/runs/{name}", dependencies=TOKEN)
 async def run(state: State, name: str) -> Record:
-    """The record of a run's training: learning curve, samples and scores, as far as its directory has them."""
+    """The record of a training: learning curve, samples and scores, as far as the run has them."""
     directory = state.find(name).directory
     if directory is None:
         return Record([], [], [])
@@ -121,7 +122,7 @@ async def run(state: State, name: str) -> Record:
         return await asyncio.to_thread(record, directory)
 
 
-@router.post("/page/translate", openapi_extra=body_schema(LineBody, "application/json"))
+@router.post("/page/translate", openapi_extra=body_schema(LineBody, "application/json"), dependencies=TOKEN)
 async def translate(state: State, query: Annotated[LineBody, Depends(body(LineBody))]) -> LineTranslations:
     """The n best translations of a line, with their scores and the decoder's attention."""
     run = state.find(query.model, Translator)

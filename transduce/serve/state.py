@@ -1,4 +1,4 @@
-"""What all endpoints of a server share: its runs, its limits, its token, and the memory for uploads."""
+"""The state that all endpoints of a server share: runs, limits, token, memory for uploads."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -30,7 +30,7 @@ class BearerToken(HTTPBearer):
         self.token = token
 
     async def check(self, request: Request, api_key: str = "") -> None:
-        """Raise HTTPException unless the header, or the api_key of LibreTranslate's clients, is the token."""
+        """Raise HTTPException unless the header, or LibreTranslate's api_key, has the token."""
         credentials = await self(request)
         shown = (credentials.credentials if credentials else "", api_key)
         if self.token and not any(compare_digest(each.encode(), self.token.encode()) for each in shown):
@@ -51,7 +51,7 @@ class ServerState:
 
     @asynccontextmanager
     async def upload_memory(self, request: Request) -> AsyncIterator[None]:
-        """Wait until there is memory for the body of a request, which is read afterwards, and hold it.
+        """Wait for memory for the body of a request, which is read afterwards, and hold it.
 
         Raises:
             Late: there is none before the deadline.
@@ -72,7 +72,7 @@ class ServerState:
             self._free_bytes += n_bytes
 
     def find(self, name: str, kind: type[TaskT] | None = None) -> Served[TaskT]:
-        """The run of this name, which does such a task. Names are only compared: no path is made of one.
+        """The run of this name and kind of task. Names are only compared: no path is made of one.
 
         Raises:
             HTTPException: there is none.
@@ -95,6 +95,9 @@ def server_state(request: Request) -> ServerState:
 State = Annotated[ServerState, Depends(server_state)]
 
 
-async def check_token(request: Request, state: State) -> None:
-    """Refuse a request without the token."""
+async def _check_token(request: Request, state: State) -> None:
     await state.token.check(request)
+
+
+TOKEN = [Depends(_check_token)]
+"""Dependencies of routes that need the token, before a body is read."""

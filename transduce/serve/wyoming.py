@@ -1,4 +1,4 @@
-"""The Wyoming protocol, by which Home Assistant and others send sound over TCP and receive its text."""
+"""The Wyoming protocol, by which Home Assistant and others send sound over TCP and get its text."""
 
 import asyncio
 import socket
@@ -79,7 +79,8 @@ class _Conversation:
         if not is_whole or form != self.form or chunk.width not in SAMPLE_TYPES:
             raise InputError(
                 "sound must be whole samples of 2 or 4 bytes, all in one format, but a chunk has "
-                f"{len(chunk.audio)} bytes, rate {form[0]}, width {form[1]} and channels {form[2]}; send 16 bits at 16000 Hz"
+                f"{len(chunk.audio)} bytes, rate {chunk.rate}, width {chunk.width} and channels "
+                f"{chunk.channels}; send 16 bits at 16000 Hz"
             )
         self.audio += chunk.audio
         config = self.state.config
@@ -109,13 +110,13 @@ def _info(state: ServerState) -> Info:
 
 @asynccontextmanager
 async def wyoming_port(state: ServerState, listening: socket.socket) -> AsyncIterator[None]:
-    """Answer the clients of a socket; at the end, questions that are complete are still answered."""
+    """Answer the clients of a socket; at the end, questions that are whole are still answered."""
     conversations = dict[asyncio.Task[None], None]()  # a set in the order of their beginning
     busy = set[asyncio.Task[None]]()
     max_bytes = round(state.config.upload_mb * 1e6)
 
     async def refuse(error: Exception, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send the error, and read on for a while, as a client may read no answer before it has sent all."""
+        """Send the error, and read on for a while: a client may read only when it has sent all."""
         refusal = http_error(error)
         await async_write_event(Error(refusal.detail, str(refusal.status_code)).event(), writer)
         n_bytes = 0
