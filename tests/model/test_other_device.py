@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.contract import TARGET, in_pieces, random_example
 from tests.model.test_contract import CASES, one_layer
 from transduce.model.transformer import Transformer
-from transduce.train.losses import projected_cross_entropy
+from transduce.train.losses import cross_entropy, projected_loss
 
 # those that make tables, angles, masks and sums; not experts: which of them is whose is known to numbers alone
 FAKE = [
@@ -45,7 +45,8 @@ def test_whole_and_step_by_step(name):
         with torch.no_grad():
             assert in_pieces(model, example.target, memory, (TARGET - 1, 1)).device == GPU
             states = model.decoder_states(example.target, memory=memory)  # autograd would start a GPU's queue
-            loss = projected_cross_entropy(states, model.output, example.target, label_smoothing=0.1)
+            states, targets = states.flatten(0, 1), example.target.flatten()
+            (loss,) = projected_loss(cross_entropy, states, model.output, targets)
         assert loss.device == GPU
 
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfi
 from transduce.model.presets import gpt2
 from transduce.model.transformer import Transformer
 from transduce.train.config import LossConfig
-from transduce.train.losses import projected_cross_entropy
+from transduce.train.losses import cross_entropy, projected_loss
 from transduce.train.objectives import CrossEntropy, HybridCTC
 
 V, ROWS = 13, 16
@@ -117,7 +118,7 @@ def test_the_loss_is_that_of_torch_over_the_classes_alone(rng):
     states = torch.randn(9, 8, generator=rng, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(ROWS, 8, generator=rng, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(V, (9,), generator=rng)
-    got = projected_cross_entropy(states, weight, targets, n_classes=V, label_smoothing=0.2)
+    (got,) = projected_loss(partial(cross_entropy, smoothing=0.2), states, weight, targets, n_classes=V)
     want = F.cross_entropy(states @ weight[:V].T, targets, label_smoothing=0.2, reduction="sum")
     torch.testing.assert_close(got, want, rtol=1e-13, atol=0)
     for ours, theirs in zip(

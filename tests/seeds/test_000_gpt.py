@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.seeds.gpt import GPT, names
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.train.losses import projected_cross_entropy
+from transduce.train.losses import cross_entropy, projected_loss
 
 LAYERS, WIDTH, CONTEXT, VOCABULARY = 3, 28, 23, 47
 
@@ -41,7 +41,9 @@ def randomise(model: torch.nn.Module, rng: torch.Generator) -> None:
 
 
 def loss_of(model: Transformer, ids: Tensor, targets: Tensor) -> Tensor:
-    return projected_cross_entropy(model.decoder_states(ids), model.output, targets) / targets.numel()
+    states = model.decoder_states(ids).flatten(0, 1)
+    (loss,) = projected_loss(cross_entropy, states, model.output, targets.flatten())
+    return loss / targets.numel()
 
 
 def copied(direction: str, rng: torch.Generator) -> tuple[GPT, Transformer]:

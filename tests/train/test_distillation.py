@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from transduce.data.batch import IGNORE, batch_of
 from transduce.files import read_json_lines
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.train.config import LossConfig
-from transduce.train.losses import ctc_loss, projected_distillation
+from transduce.train.losses import ctc_loss, distilled_cross_entropy, projected_loss
 from transduce.train.objectives import CrossEntropy, HybridCTC
 
 
@@ -35,10 +36,11 @@ def test_it_is_cross_entropy_and_kl_div_of_torch(rng, monkeypatch, n, smoothing,
         )
         for d, rows in ((3, 5), (2, 8))
     ]
-    padded = [(F.pad(s, (0, 0, 1, 1), value=GARBAGE), w) for s, w in teachers]
-    total, entropy, apart = projected_distillation(
-        F.pad(states, (0, 0, 1, 1), value=GARBAGE), weight, F.pad(targets, (1, 1), value=IGNORE), padded,
-        n_targets=n, share=share, n_classes=5, label_smoothing=smoothing,
+    padded = [F.pad(s, (0, 0, 1, 1), value=GARBAGE) for s, _ in teachers]
+    loss = partial(distilled_cross_entropy, tables=[w for _, w in teachers], share=share, smoothing=smoothing)
+    total, entropy, apart = projected_loss(
+        loss, F.pad(states, (0, 0, 1, 1), value=GARBAGE), weight, F.pad(targets, (1, 1), value=IGNORE), *padded,
+        n_targets=n, n_classes=5,
     )  # fmt: skip
     logits = states @ weight[:5].T
     q = sum((s @ w[:5].T).softmax(-1) for s, w in teachers) / 2

@@ -1,6 +1,7 @@
 """The fused loss against torch's own cross-entropy, and against the formula written out."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,13 @@ from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.data.text.windows import window_batch
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.train.losses import CHUNK, projected_consistency, projected_cross_entropy, projected_distillation
+from transduce.train.losses import (
+    CHUNK,
+    consistent_cross_entropy,
+    cross_entropy,
+    distilled_cross_entropy,
+    projected_loss,
+)
 from transduce.train.objectives import CrossEntropy
 
 D, V = 7, 13
@@ -31,10 +38,11 @@ def problem(
     return states.requires_grad_(), weight.requires_grad_(), targets
 
 
-def ours(states: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """The loss, told how many targets there are."""
-    n_targets = int((targets != IGNORE).sum())
-    return projected_cross_entropy(states, weight, targets, label_smoothing=smoothing, n_targets=n_targets)
+def ours(states: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0, *, count: bool = True) -> Tensor:
+    """The loss; count: it is given the number of targets."""
+    n_targets = int((targets != IGNORE).sum()) if count else None
+    loss = partial(cross_entropy, smoothing=smoothing)
+    return projected_loss(loss, states.flatten(0, -2), weight, targets.flatten(), n_targets=n_targets)[0]
 
 
 def rival(states: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> Tensor:
@@ -75,7 +83,7 @@ def test_without_padding_nothing_is_looked_for(rng, monkeypatch):
     states, weight, targets = problem(rng, 3, 5, ignored=0.0)
     want = rival(states, weight, targets, 0.1)
     monkeypatch.setattr(Tensor, "nonzero", None)
-    got = projected_cross_entropy(states, weight, targets, label_smoothing=0.1)
+    got = ours(states, weight, targets, 0.1, count=False)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     stack = StackConfig(input=Tokens(vocab_size=V), n_layers=1)
     model = Transformer(TransformerConfig(decoder=stack, d_model=8, n_heads=2, d_ff=8, dropout=0.0)).double()
@@ -91,7 +99,8 @@ def test_counted_targets_are_found_without_counting_them(rng, monkeypatch):
     want, n = rival(states, weight, targets, 0.1), int((targets != IGNORE).sum())
     monkeypatch.setattr(Tensor, "nonzero", None)
     monkeypatch.setattr(Tensor, "__int__", None)
-    got = projected_cross_entropy(states, weight, targets, label_smoothing=0.1, n_targets=n)
+    loss = partial(cross_entropy, smoothing=0.1)
+    (got,) = projected_loss(loss, states.flatten(0, 1), weight, targets.flatten(), n_targets=n)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
@@ -134,7 +143,7 @@ def test_a_shared_weight_gets_the_gradient_of_both_its_uses(rng):
 
 def test_far_apart_logits_do_not_overflow():
     states, weight = torch.tensor([[1e3, 0.0]]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-    wrong = projected_cross_entropy(states.requires_grad_(), weight, torch.tensor([1]))
+    (wrong,) = projected_loss(cross_entropy, states.requires_grad_(), weight, torch.tensor([1]))
     assert wrong.item() == 2000.0
     (gradient,) = torch.autograd.grad(wrong, states)
     assert gradient.tolist() == [[2.0, 0.0]]
@@ -190,12 +199,13 @@ class Sizes(TorchDispatchMode):
 
 
 def consistent(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    return projected_consistency(states, weight, targets, n_targets=targets.numel(), alpha=0.5)[0]
+    return projected_loss(partial(consistent_cross_entropy, alpha=0.5), states, weight, targets[0])[0]
 
 
 def distilled(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    teacher = (torch.ones_like(states).detach()[..., :2], torch.ones(V, 2, dtype=states.dtype))
-    return projected_distillation(states, weight, targets, [teacher], n_targets=targets.numel(), share=0.5)[0]
+    states, targets = states.flatten(0, 1), targets.flatten()
+    loss = partial(distilled_cross_entropy, tables=[torch.ones(V, 2, dtype=states.dtype)], share=0.5)
+    return projected_loss(loss, states, weight, targets, torch.ones_like(states).detach()[..., :2])[0]
 
 
 @pytest.mark.parametrize("loss", [ours, consistent, distilled])

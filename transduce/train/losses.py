@@ -1,7 +1,6 @@
 """Losses of tokens, fused with the output projection, and of alignments (CTC)."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +24,9 @@ class _ChunkedLoss(torch.autograd.Function):
     exist at once, and are computed once.
 
     Args:
-        loss: gives numbers, of logits and rows of `inputs`; the first one is differentiated.
+        loss: see `projected_loss`.
         n_classes: the first rows of `weight` that are classes.
         wanted: of which arguments a gradient is needed: 0 is `states`, 1 is `weight`.
-        states: (..., n, D).
-        inputs: tensors of n rows.
     """
 
     @staticmethod
@@ -38,9 +35,10 @@ class _ChunkedLoss(torch.autograd.Function):
         loss: Callable[..., tuple[Tensor, ...]],
         n_classes: int | None,
         wanted: tuple[int, ...],
+        targets: Tensor,
         states: Tensor,
         weight: Tensor,
-        *inputs: Tensor,
+        *taught: Tensor,
     ) -> tuple[Tensor, ...]:
         dtype = torch.promote_types(states.dtype, torch.float32)
 
@@ -49,7 +47,8 @@ class _ChunkedLoss(torch.autograd.Function):
             return values[0], values
 
         size = CHUNK.get(states.device.type, 256)
-        chunks = zip(states.split(size, dim=-2), *(x.split(size) for x in inputs), strict=True)
+        others = (x.split(size) for x in (targets, *taught))
+        chunks = zip(states.split(size, dim=-2), *others, strict=True)
         differentiated = grad_and_value(of_chunk, argnums=wanted, has_aux=True) if wanted else None
         values: list[tuple[Tensor, ...]] = []
         of_states: list[Tensor] = []
@@ -75,162 +74,108 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         of_states, of_weight = ctx.saved_tensors
         return (
-            *[None] * 3,
+            *[None] * 4,
             None if of_states is None else gradient * of_states,
             None if of_weight is None else (gradient * of_weight).to(ctx.weight_dtype),
-            *[None] * (len(ctx.needs_input_grad) - 5),
+            *[None] * (len(ctx.needs_input_grad) - 6),
         )
 
 
-def _projected(
+def projected_loss(
     loss: Callable[..., tuple[Tensor, ...]],
-    states: Tensor,
-    weight: Tensor,
-    *inputs: Tensor,
-    n_classes: int | None,
-) -> Any:
-    """Apply a chunked loss, in autocast's type where autocast is on."""
-    dtype = _product_dtype(states)
-    arguments = (states, weight) if torch.is_grad_enabled() else ()
-    wanted = tuple(i for i, tensor in enumerate(arguments) if tensor.requires_grad)
-    with torch.autocast(states.device.type, enabled=False):
-        return _ChunkedLoss.apply(loss, n_classes, wanted, states.to(dtype), weight.to(dtype), *inputs)
-
-
-def _product_dtype(x: Tensor) -> torch.dtype:
-    """Return the type that products of x are computed in."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-
-
-def _positions(targets: Int[Tensor, "*B"], n_targets: int) -> Int[Tensor, " n"]:
-    """Find the targets that are not IGNORE; their number is known, so a GPU is not waited for."""
-    return torch.nonzero_static(targets.flatten() != IGNORE, size=n_targets)[:, 0]
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor, *, smoothing: float) -> tuple[Tensor]:
-    return (F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum"),)
-
-
-def projected_cross_entropy(
-    states: Float[Tensor, "*B D"],
+    states: Float[Tensor, "*V B D"],
     weight: Float[Tensor, "rows D"],
-    targets: Int[Tensor, "*B"],
-    *,
+    targets: Int[Tensor, " B"],
+    *taught: Tensor,
     n_classes: int | None = None,
-    label_smoothing: float = 0.0,
     n_targets: int | None = None,
-) -> Float[Tensor, ""]:
-    """Cross-entropy of softmax(states @ weight.T) with smoothed targets, in nats, summed.
+) -> tuple[Tensor, ...]:
+    """Sum a loss of the logits states @ weight.T over all targets.
 
-    Computes in autocast's type where autocast is on, its softmax and sums in float32 or wider.
+    The products are computed in autocast's type where autocast is on, softmax and sums in float32
+    or wider.
 
     Args:
+        loss: `cross_entropy`, `consistent_cross_entropy` or `distilled_cross_entropy`, called with
+            the logits of some positions, their targets and their rows of `taught`.
+        taught: states of teachers, (B, _).
         n_classes: number of rows of `weight` that are classes; rows behind them, which fill up a
-            table, have neither probability nor a share in the smoothing. None: all of them.
+            table, have no probability, and get a gradient of zero. None: all of them.
         n_targets: number of targets that are not IGNORE. The other positions are left out before
             the projection, so padding costs nothing here. None: every position has a target, and
             torch.compile may take the loss into its graph.
 
+    Returns:
+        The numbers of `loss`; the first one has a gradient.
+    """
+    if n_targets is not None:  # with the number known, a GPU is not waited for
+        real = torch.nonzero_static(targets != IGNORE, size=n_targets)[:, 0]
+        states, targets = states[..., real, :], targets[real]
+        taught = tuple(x[real] for x in taught)
+    device = states.device.type
+    autocast = torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if autocast else states.dtype
+    arguments = (states, weight) if torch.is_grad_enabled() else ()
+    wanted = tuple(i for i, tensor in enumerate(arguments) if tensor.requires_grad)
+    products = [x.to(dtype) for x in (states, weight, *taught)]
+    with torch.autocast(device, enabled=False):
+        sums: tuple[Tensor, ...] = _ChunkedLoss.apply(loss, n_classes, wanted, targets, *products)
+    return sums
+
+
+def cross_entropy(logits: Float[Tensor, "B V"], targets: Int[Tensor, " B"], *, smoothing: float = 0.0) -> tuple[Tensor]:
+    """Cross-entropy with smoothed targets, in nats.
+
     Source: Szegedy et al. (2016), label smoothing; Vaswani et al. (2017), section 5.4.
     """
-    states, targets = states.flatten(0, -2), targets.flatten()
-    if n_targets is not None:
-        real = _positions(targets, n_targets)
-        states, targets = states[real], targets[real]
-    loss = partial(_cross_entropy, smoothing=label_smoothing)
-    (total,) = _projected(loss, states, weight, targets, n_classes=n_classes)
-    return total
+    return (F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum"),)
 
 
-def _consistency(logits: Tensor, targets: Tensor, *, smoothing: float, alpha: float) -> tuple[Tensor, ...]:
-    """Cross-entropy of two views (2, n, V) + alpha * (KL(p || q) + KL(q || p))."""
-    (entropy,) = _cross_entropy(logits.flatten(0, 1), targets.repeat(2), smoothing=smoothing)
+def consistent_cross_entropy(
+    logits: Float[Tensor, "2 B V"],
+    targets: Int[Tensor, " B"],
+    *,
+    alpha: float,
+    smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy of two views plus alpha times the divergence between their predictions.
+
+    Returns:
+        The loss, the cross-entropy, and the divergence KL(p || q) + KL(q || p).
+
+    Source: Liang et al. (2021), R-Drop: Regularized dropout for neural networks.
+    """
+    (entropy,) = cross_entropy(logits.flatten(0, 1), targets.repeat(2), smoothing=smoothing)
     log_p, log_q = logits.log_softmax(-1)
     divergence = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum()
     return entropy + alpha * divergence, entropy, divergence
 
 
-def projected_consistency(
-    states: Float[Tensor, "B2 T D"],
-    weight: Float[Tensor, "rows D"],
-    targets: Int[Tensor, "B2 T"],
-    *,
-    n_targets: int,
-    alpha: float,
-    n_classes: int | None = None,
-    label_smoothing: float = 0.0,
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]:
-    """Cross-entropy of two views and alpha times the divergence between their predictions.
+def distilled_cross_entropy(
+    logits: Float[Tensor, "B V"],
+    targets: Int[Tensor, " B"],
+    *states: Float[Tensor, "B _"],
+    tables: Sequence[Float[Tensor, "_ _"]],
+    share: float,
+    smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(1 - share) * cross-entropy + share * KL(q || p), q the mean prediction of teachers.
 
     Args:
-        states: B rows of the first view, then those of the second; so too the targets.
-        n_targets: number of targets that are not IGNORE, of both views together.
-        n_classes, label_smoothing: as in `projected_cross_entropy`.
+        states, tables: those of each teacher, whose product are its logits.
 
     Returns:
-        Sums over all targets: the loss, and without gradients the cross-entropy and the
-        divergence KL(p || q) + KL(q || p).
-
-    Source: Liang et al. (2021), R-Drop: Regularized dropout for neural networks.
-    """
-    targets = targets.chunk(2)[0].flatten()
-    real = _positions(targets, n_targets // 2)
-    views = states.unflatten(0, (2, -1)).flatten(1, 2)[:, real]
-    loss = partial(_consistency, smoothing=label_smoothing, alpha=alpha)
-    return _projected(loss, views, weight, targets[real], n_classes=n_classes)
-
-
-def _distillation(
-    logits: Tensor,
-    targets: Tensor,
-    *states: Tensor,
-    tables: Sequence[Tensor],
-    smoothing: float,
-    share: float,
-) -> tuple[Tensor, ...]:
-    """(1 - share) * cross-entropy + share * KL(q || p), q the mean prediction of the teachers."""
-    taught = [(s @ table.T)[:, : logits.size(1)] for s, table in zip(states, tables, strict=True)]
-    q = torch.stack([each.to(logits.dtype).softmax(-1) for each in taught]).mean(dim=0)
-    (entropy,) = _cross_entropy(logits, targets, smoothing=smoothing)
-    divergence = F.kl_div(logits.log_softmax(-1), q, reduction="sum")
-    return (1 - share) * entropy + share * divergence, entropy, divergence
-
-
-def projected_distillation(
-    states: Float[Tensor, "*B D"],
-    weight: Float[Tensor, "rows D"],
-    targets: Int[Tensor, "*B"],
-    teachers: Sequence[tuple[Float[Tensor, "*B _"], Float[Tensor, "_ _"]]],
-    *,
-    n_targets: int,
-    share: float,
-    n_classes: int | None = None,
-    label_smoothing: float = 0.0,
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]:
-    """Cross-entropy with the targets and with the mean prediction of teachers.
-
-    Args:
-        teachers: for each, its states at the same positions and its output table; they get no
-            gradient.
-        n_targets: number of targets that are not IGNORE; the other positions are left out.
-        n_classes, label_smoothing: as in `projected_cross_entropy`.
-
-    Returns:
-        Sums over all targets: the loss, and without gradients the cross-entropy and the
-        divergence KL(q || p).
+        The loss, the cross-entropy, and the divergence KL(q || p).
 
     Source: Hinton et al. (2015), Distilling the knowledge in a neural network; Kim and Rush
     (2016), Sequence-level knowledge distillation, at word level; Freitag et al. (2017), Ensemble
     distillation for neural machine translation.
     """
-    dtype = _product_dtype(states)
-    real = _positions(targets, n_targets)
-    own, *taught = (s.flatten(0, -2)[real] for s in (states, *(s for s, _ in teachers)))
-    tables = [table.detach().to(dtype) for _, table in teachers]
-    loss = partial(_distillation, tables=tables, smoothing=label_smoothing, share=share)
-    inputs = (targets.flatten()[real], *(s.detach().to(dtype) for s in taught))
-    return _projected(loss, own, weight, *inputs, n_classes=n_classes)
+    taught = [(s @ table.to(s.dtype).T)[:, : logits.size(1)] for s, table in zip(states, tables, strict=True)]
+    q = torch.stack([each.to(logits.dtype).softmax(-1) for each in taught]).mean(dim=0)
+    (entropy,) = cross_entropy(logits, targets, smoothing=smoothing)
+    divergence = F.kl_div(logits.log_softmax(-1), q, reduction="sum")
+    return (1 - share) * entropy + share * divergence, entropy, divergence
 
 
 def ctc_loss(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
@@ -12,11 +13,12 @@ from transduce.config import within
 from transduce.taps import Taps
 from transduce.train.config import LossConfig
 from transduce.train.losses import (
+    consistent_cross_entropy,
+    cross_entropy,
     ctc_consistency,
     ctc_loss,
-    projected_consistency,
-    projected_cross_entropy,
-    projected_distillation,
+    distilled_cross_entropy,
+    projected_loss,
 )
 
 BatchT = TypeVar("BatchT")
@@ -93,7 +95,7 @@ class CrossEntropy(Objective):
 
     With `losses.consistency`, every batch passes twice in training, with other dropout and its
     `second_source` if there is one, and the loss is (L1 + L2) / 2 + alpha (KL(P1 || P2) +
-    KL(P2 || P1)) / 2. With `losses.teachers`, see `projected_distillation`; they are no part of
+    KL(P2 || P1)) / 2. With `losses.teachers`, see `distilled_cross_entropy`; they are no part of
     this module, so neither trained nor saved.
 
     Args:
@@ -167,41 +169,40 @@ class CrossEntropy(Objective):
         self, states: Tensor, batch: Seq2SeqBatch, n_targets: int | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss of the targets, and its parts; n_targets=None: there is no padding."""
-        losses = self.losses
+        losses, training = self.losses, self.model.training
         states, weight = with_bias(self.model, states)
-        n_classes, smoothing = self.model.vocab_size, losses.label_smoothing
-        if self.model.training and losses.two_views and losses.consistency:
-            total, entropy, divergence = projected_consistency(
-                states,
-                weight,
-                batch.target_out,
-                n_targets=batch.n_tokens,
+        states, targets = states.flatten(0, -2), batch.target_out.flatten()
+        taught: tuple[Tensor, ...] = ()
+        loss: Callable[..., Any] = partial(cross_entropy, smoothing=losses.label_smoothing)
+        names = ["cross_entropy"]
+        if training and losses.consistency:
+            states, targets = states.unflatten(0, (2, -1)), targets.chunk(2)[0]
+            n_targets = batch.n_tokens // 2
+            loss = partial(
+                consistent_cross_entropy,
                 alpha=losses.consistency,
-                n_classes=n_classes,
-                label_smoothing=smoothing,
+                smoothing=losses.label_smoothing,
             )
-            return total, {"cross_entropy": entropy, "consistency": divergence}
-        if self.model.training and losses.teachers:
-            total, entropy, divergence = projected_distillation(
-                states,
-                weight,
-                batch.target_out,
-                [_predicted(teacher, batch) for teacher in losses.teachers],
-                n_targets=batch.n_tokens,
+            names += ["consistency"]
+        elif training and losses.teachers:
+            taught, tables = zip(*(_predicted(t, batch) for t in losses.teachers), strict=True)
+            loss = partial(
+                distilled_cross_entropy,
+                tables=tables,
                 share=losses.distillation,
-                n_classes=n_classes,
-                label_smoothing=smoothing,
+                smoothing=losses.label_smoothing,
             )
-            return total, {"cross_entropy": entropy, "distillation": divergence}
-        entropy = projected_cross_entropy(
+            names += ["distillation"]
+        total, *parts = projected_loss(
+            loss,
             states,
             weight,
-            batch.target_out,
+            targets,
+            *taught,
+            n_classes=self.model.vocab_size,
             n_targets=n_targets,
-            n_classes=n_classes,
-            label_smoothing=smoothing,
         )
-        return entropy, {"cross_entropy": entropy}
+        return total, dict(zip(names, parts or [total], strict=True))
 
 
 class HybridCTC(CrossEntropy):
@@ -310,4 +311,5 @@ def _states(model: Any, batch: Seq2SeqBatch, taps: Taps | None = None) -> tuple[
 @torch.no_grad()
 def _predicted(teacher: Any, batch: Seq2SeqBatch) -> tuple[Tensor, Tensor]:
     """Return a teacher's states at the targets of a batch, and its output table."""
-    return with_bias(teacher, _states(teacher, batch)[1])
+    states, table = with_bias(teacher, _states(teacher, batch)[1])
+    return states.flatten(0, -2), table
