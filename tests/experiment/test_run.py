@@ -1,6 +1,5 @@
 """What recipes share: a command line, the operations of a model."""
 
-import re
 import shutil
 import sys
 from dataclasses import dataclass, field, replace
@@ -8,21 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import transduce as td
-from tests.train import toy
 from transduce.experiment.command import main
-from transduce.experiment.run import finish, new_model
+from transduce.experiment.run import new_model
 from transduce.files import save_weights, weights_of
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.run import load_run, save_run
 from transduce.train.distributed import World
 from transduce.train.flops import flops_per_token
-from transduce.train.state import Validation
 from transduce.train.trainer import TrainingConfig
 
 DECODER = TransformerConfig(
@@ -57,49 +53,6 @@ def test_a_model_that_only_several_processes_can_hold_is_built_where_they_share_
     assert new_model(Tuning(tmp_path, TrainingConfig(shard=True, accumulate=3)), DECODER)
     with pytest.raises(ValueError, match=r"a model must fit into memory, .* training takes"):
         new_model(Tuning(tmp_path), DECODER)
-
-
-@pytest.mark.parametrize(
-    ("values", "target", "average", "name", "value", "n_candidates"),
-    [
-        ((0.0, 9.0, 2.0, 6.0), 6.0, None, "best checkpoint (update 40)", 6.0, 3),
-        ((0.0, 9.0, 2.0, 6.0), 4.0, None, "mean of the 2 best (update 30, 40)", 4.0, 2),  # which are the last, too
-        ((3.9, 4.2, 0.0, 8.0), 4.0, None, "mean of the 2 last (update 30, 40)", 4.0, 3),
-        ((5.0, 5.0, 5.0, 5.0), 5.0, 5.0, "best checkpoint (update 40)", 5.0, 3),
-        ((0.0, 9.0, 2.0, 6.0), 5.0, 4.5, "moving average (update 40)", 4.5, 3),
-    ],
-)
-def test_the_finished_model_is_the_best_candidate(tmp_path, capsys, values, target, average, name, value, n_candidates):
-    """A validation that says how far all weights, which are equal, lie from a target."""
-
-    def validate(model):
-        away = abs(next(model.parameters()).mean().item() - target)
-        return Validation({"wer": away}, -away, by="wer")
-
-    trainer = toy.trainer(tmp_path, validate=validate, config=toy.config(keep_last=2, keep_best=2))
-    for update, each in zip((10, 20, 30, 40), values, strict=True):
-        for parameter in trainer.model.parameters():
-            torch.nn.init.constant_(parameter, each)
-        trainer.progress.update = update
-        trainer.progress.validations.append((update, trainer.validation().score))
-        trainer.store.save(trainer.model, trainer.optimizer, trainer.progress)
-    if average is not None:
-        trainer.ema = {name: torch.full_like(p, average) for name, p in trainer.model.named_parameters()}
-    finish(tmp_path, trainer)
-    assert all(torch.equal(t, torch.full_like(t, value)) for t in load_file(tmp_path / "model.safetensors").values())
-    said = capsys.readouterr().out
-    assert said.startswith(f"finished model: {name}; wer: best checkpoint ")
-    scores = [float(score) for score in re.findall(r"[a-z] (\d+\.\d+)", said)]
-    assert len(scores) == n_candidates and min(scores) == pytest.approx(abs(value - target), abs=1e-3)
-
-
-def test_the_only_candidate_is_told_by_the_measure_that_chose_it(tmp_path, capsys):
-    config = toy.config(max_updates=1, validate_every=1, keep_last=1)
-    trainer = toy.trainer(tmp_path, validate=lambda _: Validation({"wer": 3.0}, -3.0, by="wer"), config=config)
-    trainer.run()
-    capsys.readouterr()
-    finish(tmp_path, trainer)
-    assert capsys.readouterr().out == "finished model: best checkpoint (update 1); wer: best checkpoint 3.000\n"
 
 
 @pytest.mark.parametrize(

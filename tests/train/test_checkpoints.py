@@ -24,7 +24,7 @@ def test_weights_of_another_run_are_looked_at_before_the_first_update(tmp_path):
         config = toy.config(max_updates=6, validate_every=2)
         progress = toy.trainer(tmp_path, config=config, validate=scores, pretrained=True).run()
         assert progress.validations == [(0, 9.0), (2, 1.0), (4, 2.0), (6, 3.0)]
-    assert progress.candidates(1, 1) == {"best checkpoint": [0]}
+    assert progress.best(1) == [0]
     assert (tmp_path / "checkpoints" / "00000000" / "model.safetensors").is_file()
 
 
@@ -44,11 +44,6 @@ def test_a_signal_during_the_last_validation_is_heard_after_it(tmp_path):
     assert training.store.newest().name == "00000003"
 
 
-def test_two_equal_means_are_one_candidate():
-    progress = Progress(update=40, validations=[(20, 1.0), (30, 3.0), (40, 2.0)])
-    assert progress.candidates(2, 2) == {"best checkpoint": [30], "mean of the 2 best": [30, 40]}
-
-
 def test_what_is_kept_is_the_last_and_the_best_and_nothing_else(tmp_path):
     scores = toy.Scores([1.0, 9.0, 8.0, 2.0, 7.0, 3.0, 4.0])
     config = toy.config(max_updates=14, validate_every=2, keep_last=2, keep_best=3)
@@ -66,10 +61,7 @@ def test_what_is_chosen():
     progress = Progress(update=40, validations=[(10, 1.0), (20, 5.0), (30, 5.0), (40, 2.0)])
     assert progress.best(1) == [30]  # the later of two equals
     assert progress.best(3) == [30, 20, 40] and progress.last(3) == [20, 30, 40]
-    best, last = {"best checkpoint": [30]}, {"mean of the 2 last": [30, 40]}
-    assert progress.candidates(2, 3) == {**best, "mean of the 3 best": [30, 20, 40], **last}
-    assert progress.candidates(9, 1) == {**best, **last}  # in the first half of a training weights are no good
-    assert progress.candidates(1, 1) == best
+    assert progress.best_validation().score == 5.0
     assert progress.validations_since_best == 2 and progress.validated
     assert not replace(progress, update=41).validated
     assert Progress().validations_since_best == 0 and not Progress().validated

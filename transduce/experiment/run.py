@@ -1,6 +1,5 @@
 """What every recipe needs besides its data: a model for it, and the training."""
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,31 +18,26 @@ from transduce.decode.lexicon import save_lexicon
 from transduce.device import torch_device, trains_in
 from transduce.errors import InputError
 from transduce.experiment.config import AnyExperiment
+from transduce.experiment.finish import finish
 from transduce.experiment.start import take_weights
-from transduce.files import HOLDER, set_weights, weights_of, write_file
+from transduce.files import HOLDER
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.size import INFERENCE, TRAINING, check_fits
 from transduce.model.transformer import Transformer
 from transduce.report.page import write_reports
 from transduce.run import (
-    WEIGHTS,
     Run,
-    average,
-    checkpoint_weights,
     checkpoints,
     load_model,
     load_run,
     on_disk,
     open_run,
-    serialize,
     weights_path,
 )
 from transduce.tasks.load import same_features
-from transduce.train.adapt import merge, merged
 from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
 from transduce.train.objectives import Objective
-from transduce.train.shard import gathered, parts_like
 from transduce.train.state import Validation
 from transduce.train.trainer import Data, Trainer, TrainingConfig
 
@@ -267,35 +261,3 @@ def _say_what_is_frozen(model: torch.nn.Module) -> None:
     trained, frozen = (sum(p.numel() for p in model.parameters() if p.requires_grad is on) for on in (True, False))
     if frozen:
         print(f"trained: {trained:,} parameters; frozen: {frozen:,}")
-
-
-def finish(directory: Path, trainer: Trainer) -> None:
-    """Make the best candidate the finished model, and say which: the best checkpoint, or the mean of several.
-
-    The means are validated first, so the finished model is never worse on the validation data than any checkpoint.
-    """
-    progress, config = trainer.progress, trainer.config
-    averaged = {n: w.clone() for n, w in gathered(merged(trainer.model)).items()} if trainer.take_average() else None
-    merge(trainer.model)
-    trainer.world.broadcast(None)  # by now the first process has written the checkpoints
-    best = progress.ranked()[0]
-    scores, by = {"best checkpoint": progress.validations[best][1]}, progress.by
-    losses = {
-        "best checkpoint": progress.losses[best] if len(progress.losses) == len(progress.validations) else math.inf
-    }
-    candidates: dict[str, tuple[list[int], Callable[[], dict[str, torch.Tensor]]]] = {
-        name: (updates, partial(average, checkpoint_weights(directory, updates)))
-        for name, updates in progress.candidates(config.keep_last, config.keep_best).items()
-    }
-    if averaged is not None:
-        candidates["moving average"] = ([progress.update], lambda: averaged)
-    for name, (_, weights) in list(candidates.items())[1:]:
-        set_weights(trainer.model, parts_like(weights_of(trainer.model), weights()), name)
-        found = trainer.validation()
-        scores[name], by, losses[name] = found.score, found.by, found.metrics.get("loss", math.inf)
-    chosen = min(scores, key=lambda name: (-scores[name], losses[name]))
-    updates, weights = candidates[chosen]
-    if trainer.world.first:
-        write_file(directory / WEIGHTS, serialize(weights()))
-    told = ", ".join(f"{name} {abs(score):.3f}" for name, score in scores.items())
-    print(f"finished model: {chosen} (update {', '.join(map(str, sorted(updates)))}); {by}: {told}")

@@ -1,0 +1,67 @@
+"""The end of a training: candidates for the finished model, and the choice among them."""
+
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.train import toy
+from transduce.experiment.finish import finish, mean_candidates
+from transduce.train.state import Progress, Validation
+
+
+def test_candidates_are_means_of_the_best_and_of_the_last_checkpoints():
+    progress = Progress(update=40, validations=[(10, 1.0), (20, 5.0), (30, 5.0), (40, 2.0)])
+    last = {"mean of the 2 last": [30, 40]}
+    assert mean_candidates(progress, last=2, best=3) == {"mean of the 3 best": [30, 20, 40], **last}
+    assert mean_candidates(progress, last=9, best=1) == last  # without the first half of the training
+    assert mean_candidates(progress, last=1, best=1) == {}
+
+
+def test_two_equal_means_are_one_candidate():
+    progress = Progress(update=40, validations=[(20, 1.0), (30, 3.0), (40, 2.0)])
+    assert mean_candidates(progress, last=2, best=2) == {"mean of the 2 best": [30, 40]}
+
+
+@pytest.mark.parametrize(
+    ("values", "target", "average", "name", "value", "n_candidates"),
+    [
+        ((0.0, 9.0, 2.0, 6.0), 6.0, None, "best checkpoint (update 40)", 6.0, 3),
+        ((0.0, 9.0, 2.0, 6.0), 4.0, None, "mean of the 2 best (update 30, 40)", 4.0, 2),  # which are the last, too
+        ((3.9, 4.2, 0.0, 8.0), 4.0, None, "mean of the 2 last (update 30, 40)", 4.0, 3),
+        ((5.0, 5.0, 5.0, 5.0), 5.0, 5.0, "best checkpoint (update 40)", 5.0, 3),
+        ((0.0, 9.0, 2.0, 6.0), 5.0, 4.5, "moving average (update 40)", 4.5, 3),
+    ],
+)
+def test_the_finished_model_is_the_best_candidate(tmp_path, capsys, values, target, average, name, value, n_candidates):
+    """A validation that says how far all weights, which are equal, lie from a target."""
+
+    def validate(model):
+        away = abs(next(model.parameters()).mean().item() - target)
+        return Validation({"wer": away}, -away, by="wer")
+
+    trainer = toy.trainer(tmp_path, validate=validate, config=toy.config(keep_last=2, keep_best=2))
+    for update, each in zip((10, 20, 30, 40), values, strict=True):
+        for parameter in trainer.model.parameters():
+            torch.nn.init.constant_(parameter, each)
+        trainer.progress.update = update
+        trainer.progress.validations.append((update, trainer.validation().score))
+        trainer.store.save(trainer.model, trainer.optimizer, trainer.progress)
+    if average is not None:
+        trainer.ema = {name: torch.full_like(p, average) for name, p in trainer.model.named_parameters()}
+    finish(tmp_path, trainer)
+    assert all(torch.equal(t, torch.full_like(t, value)) for t in load_file(tmp_path / "model.safetensors").values())
+    said = capsys.readouterr().out
+    assert said.startswith(f"finished model: {name}; wer: best checkpoint ")
+    scores = [float(score) for score in re.findall(r"[a-z] (\d+\.\d+)", said)]
+    assert len(scores) == n_candidates and min(scores) == pytest.approx(abs(value - target), abs=1e-3)
+
+
+def test_the_only_candidate_is_told_by_the_measure_that_chose_it(tmp_path, capsys):
+    config = toy.config(max_updates=1, validate_every=1, keep_last=1)
+    trainer = toy.trainer(tmp_path, validate=lambda _: Validation({"wer": 3.0}, -3.0, by="wer"), config=config)
+    trainer.run()
+    capsys.readouterr()
+    finish(tmp_path, trainer)
+    assert capsys.readouterr().out == "finished model: best checkpoint (update 1); wer: best checkpoint 3.000\n"
