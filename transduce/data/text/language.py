@@ -1,4 +1,4 @@
-"""Text for language models, from files, from one text that is cut in two, or from shards; and its tokenizer."""
+"""Text for language models, from files, from one text that is split in two, or from shards; and its tokenizer."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,10 +16,10 @@ from transduce.data.text.tokenizer_files import KINDS, TokenizerKind, load_token
 from transduce.errors import InputError
 
 PART = 1 << 20
-"""How many characters are encoded at a time: tokenizers take some hundred bytes for each."""
+"""Characters that are encoded at a time: tokenizers take some hundred bytes for each."""
 
 CUT = re.compile(r"\S\n(?=\S)")
-"""A text may be cut after this. Byte-level BPE joins white space in a row, except for its last character."""
+"""A text may be split after this. Byte-level BPE joins white space in a row, except for its last character."""
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> Integer[np.ndarray, " n"]:
@@ -28,20 +28,21 @@ def encode_text(tokenizer: Tokenizer, text: str) -> Integer[np.ndarray, " n"]:
     If texts begin and end with different ids (SentencePiece), every line that is not blank is a text. If one id marks
     both (byte-level BPE), or none does (characters), the file is one text with its line breaks, after that id.
     """
-    start, end, kind = tokenizer.bos_id, tokenizer.eos_id, smallest_type(tokenizer.vocab_size)
-    found = [np.array([] if start is None or start != end else [start], dtype=kind)]
+    start, end = tokenizer.bos_id, tokenizer.eos_id
+    kind = smallest_type(tokenizer.vocab_size)
+    parts = [np.array([] if start is None or start != end else [start], dtype=kind)]
     for part in parts_of(text, PART):
         if start != end:
             rows = tokenizer.encode([line for line in part.split("\n") if line.strip()])
             ids = [i for row in rows for i in (start, *row, end) if i is not None]
         else:
             (ids,) = tokenizer.encode([part])
-        found.append(np.array(ids, dtype=kind))
-    return np.concatenate(found)
+        parts.append(np.array(ids, dtype=kind))
+    return np.concatenate(parts)
 
 
 def parts_of(text: str, size: int) -> Iterator[str]:
-    """A text in parts of at least `size` characters, cut where that changes no token."""
+    """A text in parts of at least `size` characters, split where that changes no token."""
     start = 0
     while start < len(text):
         cut = CUT.search(text, start + size - 1)
@@ -72,14 +73,12 @@ class Language:
         return {"train": self.train.fingerprint(), "valid": self.valid.fingerprint()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextFiles:
-    """Text in files of any name."""
+class PlainText:
+    """Training and validation text that is encoded when it is read."""
 
-    train: tuple[Path, ...] = ()
-    """Files to train on, plain or .gz."""
-    valid: tuple[Path, ...] = ()
-    """Files to validate on."""
+    def texts(self) -> tuple[list[str], list[str]]:
+        """The training and the validation texts."""
+        raise NotImplementedError
 
     def read(
         self,
@@ -88,7 +87,32 @@ class TextFiles:
         tokenizer: Tokenizer | None = None,
         symbols: Sequence[str] = (),
     ) -> Language:
-        """Train the tokenizer, unless there is one, and encode both sides, each file by itself.
+        """Train the tokenizer, unless there is one, and encode both sides, each text by itself.
+
+        Raises:
+            InputError: a text is not named, or missing.
+        """
+        train, valid = self.texts()
+        if isinstance(kind, Path):
+            tokenizer = tokenizer or load_tokenizer(kind)
+        elif tokenizer is None:
+            seen = [*train, *valid] if kind == "characters" else train  # a set of characters gives nothing away
+            tokenizer = train_tokenizer(kind, seen, vocab_size=vocab_size, symbols=symbols)
+        streams = (Stream([encode_text(tokenizer, text) for text in texts]) for texts in (train, valid))
+        return Language(tokenizer, *streams)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFiles(PlainText):
+    """Text in files of any name."""
+
+    train: tuple[Path, ...] = ()
+    """Files to train on, plain or .gz."""
+    valid: tuple[Path, ...] = ()
+    """Files to validate on."""
+
+    def texts(self) -> tuple[list[str], list[str]]:
+        """The text of every file.
 
         Raises:
             InputError: there is no training or no validation file, or a file is missing.
@@ -98,12 +122,11 @@ class TextFiles:
                 "a language model needs text to train on and text to validate on: give --train FILES and "
                 f"--valid FILES, but there are {len(self.train)} and {len(self.valid)}"
             )
-        texts = ([read_text(path) for path in paths] for paths in (self.train, self.valid))
-        return _encode(tokenizer, kind, vocab_size, symbols, *texts)
+        return [*map(read_text, self.train)], [*map(read_text, self.valid)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneText:
+class OneText(PlainText):
     """One text, whose end is the validation text."""
 
     data: Path | None = None
@@ -116,14 +139,8 @@ class OneText:
     def __post_init__(self) -> None:
         within("(0, 1)", valid_share=self.valid_share)
 
-    def read(
-        self,
-        kind: TokenizerKind | Path,
-        vocab_size: int,
-        tokenizer: Tokenizer | None = None,
-        symbols: Sequence[str] = (),
-    ) -> Language:
-        """Cut at a character, train the tokenizer, unless there is one, and encode both sides.
+    def texts(self) -> tuple[list[str], list[str]]:
+        """The text, split at a character.
 
         Raises:
             InputError: no folder is named, or it lacks the file.
@@ -133,8 +150,8 @@ class OneText:
                 f"the text must be DIR/{self.name} with --data DIR, but {self.data or 'no --data'} has none"
             )
         text = read_text(self.data / self.name)
-        cut = int(len(text) * (1 - self.valid_share))
-        return _encode(tokenizer, kind, vocab_size, symbols, [text[:cut]], [text[cut:]])
+        n_train = int(len(text) * (1 - self.valid_share))
+        return [text[:n_train]], [text[n_train:]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +176,7 @@ class Shards:
             tokenizer: that of the file `kind`, where it is one; otherwise it is not used.
 
         Raises:
-            InputError: no folder is named, or it lacks shards or the tokenizer; another one is asked for, or symbols.
+            InputError: no folder is named, it lacks shards or the tokenizer, or another tokenizer or symbols are named.
         """
         if self.data is None:
             raise InputError(
@@ -167,14 +184,14 @@ class Shards:
             )
         own = load_tokenizer(self.data)
         if isinstance(kind, Path):
-            same = (tokenizer or load_tokenizer(kind)).model == own.model
+            matches = (tokenizer or load_tokenizer(kind)).model == own.model
         else:
-            same = isinstance(own, KINDS[kind])
-        if symbols or not same:
-            (mine,) = (name for name, each in KINDS.items() if isinstance(own, each))
+            matches = isinstance(own, KINDS[kind])
+        if symbols or not matches:
+            (own_kind,) = (name for name, each in KINDS.items() if isinstance(own, each))
             raise InputError(
-                f"shards are ids of their own tokenizer, and {self.data} has one of the kind {mine}, but there is "
-                f"tokenizer={kind}, symbols={' '.join(symbols)!r}; use --tokenizer {mine} without --symbols, or make "
+                f"shards are ids of their own tokenizer, and {self.data} has one of the kind {own_kind}, but there is "
+                f"tokenizer={kind}, symbols={' '.join(symbols)!r}; use --tokenizer {own_kind} without --symbols, or make "
                 "other shards: scripts/corpora/make_shards.py --tokenizer FILE, in a clone of transduce"
             )
         train, valid = (
@@ -182,20 +199,3 @@ class Shards:
             for split in ("train", "valid")
         )
         return Language(own, train, valid)
-
-
-def _encode(
-    tokenizer: Tokenizer | None,
-    kind: TokenizerKind | Path,
-    vocab_size: int,
-    symbols: Sequence[str],
-    train: list[str],
-    valid: list[str],
-) -> Language:
-    if isinstance(kind, Path):
-        tokenizer = tokenizer or load_tokenizer(kind)
-    elif tokenizer is None:
-        seen = [*train, *valid] if kind == "characters" else train  # which characters occur gives nothing away
-        tokenizer = train_tokenizer(kind, seen, vocab_size=vocab_size, symbols=symbols)
-    sides = [Stream([encode_text(tokenizer, text) for text in texts]) for texts in (train, valid)]
-    return Language(tokenizer, *sides)

@@ -1,4 +1,4 @@
-"""The lines of texts and tables, in files that are plain or .gz, and the columns of Parquet and Arrow files."""
+"""Lines, tables and sentences: text files, plain or .gz, and the columns of Parquet and Arrow files."""
 
 import codecs
 import gzip
@@ -12,17 +12,36 @@ from typing import Any
 
 from transduce.errors import InputError, require
 
+LONGEST_LINE = 1 << 28
+"""Bytes. A book that is one line has less; a file without an end, such as /dev/zero, has more."""
+
+PACKED = {b"\xfd7zXZ\0": "xz", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
+"""The first bytes of files that other programs have packed."""
+
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+TABLES = (".parquet", ".arrow", ".feather")
+"""Endings of tables; the last two are Arrow's own format, as a file or as a stream."""
+
+ROWS = 1 << 14
+"""Rows of a Parquet file that are read at a time."""
+
+SENTENCE_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]["'”’」』）]*\s*""")
+"""The end of a sentence, closing quotes and brackets included, and the space behind it."""
+
+OPENING = "\"'“‘«„([¿¡"
+"""Marks that may stand before the first letter of a sentence."""
+
 
 def check_text(path: Path) -> None:
     """Raise InputError if `path` is a directory or does not exist."""
     if path.is_dir() or not path.exists():
-        raise InputError(
-            f"a text must be a file, plain or .gz, but {path} {'is a directory' if path.is_dir() else 'does not exist'}"
-        )
+        reason = "is a directory" if path.is_dir() else "does not exist"
+        raise InputError(f"a text must be a file, plain or .gz, but {path} {reason}")
 
 
 def read_lines(path: Path | str) -> list[str]:
-    """The lines of a UTF-8 file, plain or .gz. A line ends at \\n alone (a \\r before it goes too).
+    """The lines of a UTF-8 file, plain or .gz. A line ends at \\n alone (a \\r before it is removed too).
 
     `str.splitlines` would also split at form feeds and U+2028, and shift one side of a corpus against the other.
 
@@ -37,12 +56,8 @@ def each_line(path: Path) -> Iterator[str]:
     return decode_lines(raw_lines(path), str(path))
 
 
-LONGEST_LINE = 1 << 28
-"""Bytes. A book that is one line has less; a file without an end, such as /dev/zero, has more."""
-
-
 def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """The lines that the `readline` of an open file gives, as they are; `name` is what an error calls it.
+    """The undecoded lines that the `readline` of an open file gives; `name` stands for the file in errors.
 
     Raises:
         InputError: a line is longer than LONGEST_LINE.
@@ -50,19 +65,14 @@ def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes
     while line := readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
             raise InputError(
-                f"a line of text may have {LONGEST_LINE:,} bytes, but {name} has a longer one; split it, or name another file"
+                f"a line of text may have {LONGEST_LINE:,} bytes, but {name} has a longer one; split it, or name "
+                "another file"
             )
         yield line
 
 
-PACKED = {b"\xfd7zXZ\0": "xz", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
-"""What files that other programs have packed begin with."""
-
-UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-
-
 def raw_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a text, plain or packed by gzip, as they are, one after the other; its first bytes say which it is.
+    """The undecoded lines of a text, plain or packed by gzip, one after the other.
 
     Raises:
         InputError: there is no such file, it is damaged, packed by something else, or in UTF-16, or a line is too long.
@@ -72,10 +82,10 @@ def raw_lines(path: Path) -> Iterator[bytes]:
         packed = file.peek(2)[:2] == b"\x1f\x8b" or path.suffix == ".gz"
         text = io.BufferedReader(gzip.GzipFile(fileobj=file)) if packed else file
         try:
-            begins = text.peek(6)
-            if by := next((name for magic, name in PACKED.items() if begins.startswith(magic)), None):
+            start = text.peek(6)
+            if by := next((name for magic, name in PACKED.items() if start.startswith(magic)), None):
                 raise InputError(f"a text must be plain or packed by gzip, but {path} is packed by {by}; unpack it")
-            if begins.startswith(UTF16):
+            if start.startswith(UTF16):
                 raise InputError(f"a text must be UTF-8, but {path} is UTF-16; iconv -f utf-16 -t utf-8 converts it")
             yield from bounded_lines(text.readline, str(path))
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -83,7 +93,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
-    """Lines of bytes as in `read_lines`, such as those of a file; `name` is what an error calls it."""
+    """Lines of bytes as in `read_lines`, such as those of a file; `name` stands for the file in errors."""
     for number, line in enumerate(lines, start=1):
         yield decode_line(line.removesuffix(b"\n"), name, number)
 
@@ -123,22 +133,21 @@ def split_table(
     """The names of the columns, and the cells of every row, of a table whose cells are separated by tabs.
 
     Args:
-        name: what an error calls the table.
+        name: stands for the table in errors.
         header: the names of the columns; None: the first line has them.
 
     Raises:
         InputError: there is no line to name the columns, one is named twice, or a row has more or fewer cells.
     """
     rows = [line.split("\t") for line in lines]
-    first = 1
+    first = 1 if header else 2
     if header is None:
         if not rows:
             raise InputError(f"a table must begin with a line that names its columns, but {name} is empty")
         header, *rows = rows
-        first = 2
     if len(set(header)) < len(header):
-        there = ", ".join(header)
-        raise InputError(f"a table must name every column once, but {name} has {there}; rename one of them")
+        columns = ", ".join(header)
+        raise InputError(f"a table must name every column once, but {name} has {columns}; rename one of them")
     for number, row in enumerate(rows, start=first):
         check_row(row, header, name, number)
     return list(header), rows
@@ -153,25 +162,19 @@ def check_row(row: Sequence[str], header: Sequence[str], name: str, number: int)
         )
 
 
-SUFFIXES = (".parquet", ".arrow", ".feather")
-"""The last two are Arrow's own format, as a file or as a stream."""
-
-ROWS = 1 << 14
-"""Rows of a Parquet file that are read at a time."""
-
-
 def table_files(path: Path) -> tuple[Path, ...]:
-    """A file, or the files of a directory by name.
+    """A Parquet or Arrow file, or those of a directory by name.
 
     Raises:
         InputError: there is none.
     """
-    found = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES) if path.is_dir() else [path]
-    if not found or not found[0].is_file() or found[0].suffix not in SUFFIXES:
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = [file for file in files if file.suffix in TABLES and file.is_file()]
+    if not files:
         raise InputError(
-            f"a table must be a file or a folder of files that end in {', '.join(SUFFIXES)}, but {path} is none"
+            f"a table must be a file or a folder of files that end in {', '.join(TABLES)}, but {path} is none"
         )
-    return tuple(found)
+    return tuple(files)
 
 
 def each_cell_row(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -186,14 +189,13 @@ def each_cell_row(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...
     import pyarrow
 
     try:
-        for batch in _batches(path):
-            cells = [_cells(batch, column, path) for column in columns]
-            yield from zip(*cells, strict=True)
+        for batch in _record_batches(path):
+            yield from zip(*(_cells(batch, column, path) for column in columns), strict=True)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is no whole Parquet or Arrow file: {error}; fetch it again") from error
 
 
-def _batches(path: Path) -> Iterator[Any]:
+def _record_batches(path: Path) -> Iterator[Any]:
     from pyarrow import ArrowInvalid, ipc, memory_map, parquet
 
     if path.suffix == ".parquet":
@@ -212,34 +214,29 @@ def _batches(path: Path) -> Iterator[Any]:
 def _cells(batch: Any, column: str, path: Path) -> list[str]:
     from pyarrow import compute, types
 
-    names, _, fields = list(batch.schema.names), *column.partition(".")[1:]
-    found: Any = None
+    names = batch.schema.names
+    name, _, field = column.partition(".")
+    cells: Any = None
     if column in names:
-        found = batch.column(column)
-    elif fields and (name := column.removesuffix(f".{fields}")) in names:
-        whole = batch.column(name)
-        names = [f"{name}.{field.name}" for field in whole.type] if types.is_struct(whole.type) else names
-        found = compute.struct_field(whole, fields) if column in names else None
-    if found is None or not (types.is_string(found.type) or types.is_large_string(found.type)):
+        cells = batch.column(column)
+    elif name in names and types.is_struct(batch.column(name).type):
+        names = [f"{name}.{each.name}" for each in batch.column(name).type]
+        if column in names:
+            cells = compute.struct_field(batch.column(name), field)
+    if cells is None or not (types.is_string(cells.type) or types.is_large_string(cells.type)):
         raise InputError(
             f"source and target must be columns of text, but {path} has no {column} of that kind; it has "
             f"{', '.join(names)}; name them with --source-column and --target-column"
         )
-    return [(cell or "").replace("\n", " ") for cell in found.to_pylist()]
-
-
-END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]["'”’」』）]*\s*""")
-"""The end of a sentence, closing quotes and brackets included, and the space behind it."""
-
-OPENING = "\"'“‘«„([¿¡"
-"""What may stand before the first letter of a sentence."""
+    return [(cell or "").replace("\n", " ") for cell in cells.to_pylist()]
 
 
 def sentences(line: str) -> list[str]:
     """The sentences of a line, in order. After a full stop, a small letter goes on with the same sentence."""
-    found, start = [], 0
-    for end in END.finditer(line):
+    parts = []
+    start = 0
+    for end in SENTENCE_END.finditer(line):
         if not line[end.end() :].lstrip(OPENING)[:1].islower():
-            found.append(line[start : end.end()].strip())
+            parts.append(line[start : end.end()].strip())
             start = end.end()
-    return [part for part in (*found, line[start:].strip()) if part]
+    return [part for part in (*parts, line[start:].strip()) if part]

@@ -13,7 +13,7 @@ from transduce.config import from_dict
 from transduce.errors import InputError
 
 CHUNK = 1 << 22
-"""How many ids are read at a time where a whole stream is read."""
+"""Ids that are read at a time where a whole stream is read."""
 
 
 def smallest_type(vocab_size: int) -> np.dtype:
@@ -29,7 +29,8 @@ class Stream:
     """
 
     def __init__(self, parts: Sequence[Integer[np.ndarray, " _"]], checksums: Sequence[str] = ()) -> None:
-        self.parts, self.checksums = list(parts), list(checksums)
+        self.parts = list(parts)
+        self.checksums = list(checksums)
         self.ends = np.cumsum([len(part) for part in self.parts], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -38,11 +39,11 @@ class Stream:
     def read(self, start: int, stop: int) -> Int[np.ndarray, " n"]:
         """The ids start ... stop - 1, across the borders of arrays."""
         first, last = np.searchsorted(self.ends, (start, stop - 1), side="right")
-        found = []
-        for i in range(first, min(last, len(self.parts) - 1) + 1):
-            begin = int(self.ends[i]) - len(self.parts[i])
-            found.append(self.parts[i][max(start - begin, 0) : stop - begin])
-        return np.concatenate(found).astype(np.int64)
+        pieces = []
+        for part, end in zip(self.parts[first : last + 1], self.ends[first : last + 1].tolist(), strict=True):
+            begin = end - len(part)
+            pieces.append(part[max(start - begin, 0) : stop - begin])
+        return np.concatenate(pieces).astype(np.int64)
 
     def chunks(self, overlap: int = 0, limit: int | None = None) -> Iterator[Int[np.ndarray, " _"]]:
         """The first `limit` ids, or all, in chunks; each chunk ends with the first `overlap` ids of the next one."""
@@ -53,16 +54,14 @@ class Stream:
     def fingerprint(self) -> str:
         """SHA-256 of the checksums where they are known, else of the ids, however they are stored."""
         digest = hashlib.sha256("".join(self.checksums).encode())
-        if self.checksums:
-            return digest.hexdigest()
-        for chunk in self.chunks():
+        for chunk in [] if self.checksums else self.chunks():
             digest.update(chunk.astype("<u4").tobytes())
         return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardHeader:
-    """What NAME.json says of the shard NAME.bin."""
+    """NAME.json, the header of the shard NAME.bin."""
 
     dtype: str
     count: int
@@ -78,22 +77,22 @@ def write_shard(path: Path, ids: Integer[np.ndarray, " _"], *, vocab_size: int, 
     """Write the ids to NAME.bin, and then the header to NAME.json: a shard without a header is not finished.
 
     Raises:
-        InputError: an id that the vocabulary does not have.
+        InputError: the vocabulary lacks an id.
     """
     from transduce.files import write_file  # it loads torch, for which --help does not wait
 
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         raise InputError(f"ids must lie in 0 ... {vocab_size - 1}, but they reach from {ids.min()} to {ids.max()}")
     kind = smallest_type(vocab_size)
-    raw = ids.astype(kind).tobytes()
+    content = ids.astype(kind).tobytes()
     header = ShardHeader(
         dtype=kind.name,
         count=len(ids),
         tokenizer=hashlib.sha256(tokenizer).hexdigest(),
-        sha256=hashlib.sha256(raw).hexdigest(),
+        sha256=hashlib.sha256(content).hexdigest(),
         source=source,
     )
-    write_file(path.with_suffix(".bin"), raw)
+    write_file(path.with_suffix(".bin"), content)
     write_file(path.with_suffix(".json"), json.dumps(asdict(header)) + "\n")
 
 
@@ -103,9 +102,9 @@ def read_header(path: Path) -> ShardHeader:
     Raises:
         InputError: it is missing, or is something else.
     """
-    path = path.with_suffix(".json")
     from transduce.files import read_json  # it loads torch, for which --help does not wait
 
+    path = path.with_suffix(".json")
     try:
         header = from_dict(ShardHeader, read_json(path), str(path))
         np.dtype(header.dtype)
@@ -115,37 +114,38 @@ def read_header(path: Path) -> ShardHeader:
 
 
 def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False) -> Stream:
-    """Shards as one stream. Files are mapped into memory, and read where ids are asked for.
+    """Shards as one stream. Files are mapped into memory, and read where ids are needed.
 
     Args:
         verify: whether to read everything once and compare it with the checksums.
 
     Raises:
-        InputError: there is no shard, one was made with another tokenizer, or its bytes are not what its header says.
+        InputError: there is no shard, one was made with another tokenizer, or its bytes are not those of its header.
     """
     if not paths:
         raise InputError(
             "a stream needs a shard, but there is none; scripts/corpora/make_shards.py in a clone of transduce makes them"
         )
-    wanted, parts, checksums = hashlib.sha256(tokenizer).hexdigest(), [], []
-    for path in paths:
-        header = read_header(path)
-        if header.tokenizer != wanted:
+    expected = hashlib.sha256(tokenizer).hexdigest()
+    headers = [read_header(path) for path in paths]
+    parts = []
+    for path, header in zip(paths, headers, strict=True):
+        if header.tokenizer != expected:
             raise InputError(
                 f"shards must be made with the tokenizer they are read with, but {path} has {header.tokenizer[:12]} "
-                f"and the tokenizer is {wanted[:12]}; make the shards again"
+                f"and the tokenizer is {expected[:12]}; make the shards again"
             )
         kind = np.dtype(header.dtype).newbyteorder("<")
-        size, expected = path.stat().st_size, header.count * kind.itemsize
-        if size != expected:
-            raise InputError(f"{path} must have {expected} bytes, as its header says, but has {size}; make it again")
+        size = path.stat().st_size
+        n_bytes = header.count * kind.itemsize
+        if size != n_bytes:
+            raise InputError(f"{path} must have {n_bytes} bytes, as its header says, but has {size}; make it again")
         # an empty file cannot be mapped
         ids = np.memmap(path, dtype=kind, mode="r") if size else np.empty(0, dtype=kind)
-        if verify and (found := hashlib.sha256(ids.data).hexdigest()) != header.sha256:
+        if verify and (sha256 := hashlib.sha256(ids.data).hexdigest()) != header.sha256:
             raise InputError(
-                f"{path} must have the checksum of its header, {header.sha256[:12]}, but has {found[:12]}; "
+                f"{path} must have the checksum of its header, {header.sha256[:12]}, but has {sha256[:12]}; "
                 "make it again"
             )
-        checksums.append(header.sha256)
         parts.append(ids)
-    return Stream(parts, checksums)
+    return Stream(parts, [header.sha256 for header in headers])

@@ -1,4 +1,4 @@
-"""Batches of windows of a text, for language models and, with masked tokens, for masked language models."""
+"""Batches of windows of a text: all tokens are predicted, or, in masked language modelling, some of them."""
 
 import re
 from collections.abc import Sequence
@@ -58,21 +58,21 @@ class HeldOutWindows(Batches):
     """Windows side by side: every token but the first is predicted once. The last window may be shorter.
 
     Args:
-        n_windows: take only so many whole windows, evenly spread; None takes all.
+        n_windows: take only so many complete windows, evenly spread; None takes all.
     """
 
     def __init__(self, stream: Stream, *, context: int, batch_size: int, n_windows: int | None = None) -> None:
         if len(stream) < 2:
             raise InputError(f"a validation text needs two tokens or more, but it has {len(stream)}; give more text")
-        whole = (len(stream) - 1) // context
-        n = whole if n_windows is None else min(n_windows, whole)
-        starts = np.arange(n) * (whole // max(n, 1)) * context
-        rows = [starts[i : i + batch_size].tolist() for i in range(0, len(starts), batch_size)]
-        if n == whole and whole * context < len(stream) - 1:
-            rows.append([whole * context])
+        complete = (len(stream) - 1) // context
+        n = complete if n_windows is None else min(n_windows, complete)
+        starts = (np.arange(n) * (complete // max(n, 1)) * context).tolist()
+        rows = [starts[i : i + batch_size] for i in range(0, n, batch_size)]
+        if n == complete and complete * context < len(stream) - 1:
+            rows.append([complete * context])
 
         def batch(i: int) -> Batch:
-            return window_batch([stream.read(s, min(s + context + 1, len(stream))) for s in rows[i]])
+            return window_batch([stream.read(start, min(start + context + 1, len(stream))) for start in rows[i]])
 
         super().__init__(len(rows), batch)
 
@@ -84,12 +84,12 @@ Windows, HeldOut = TokenWindows, HeldOutWindows
 def window_batch(rows: Sequence[Int[np.ndarray, " _"]]) -> Batch:
     """One batch of windows of equal length; in each, all tokens but the first are predicted."""
     ids = torch.from_numpy(np.stack(rows))
-    n_rows, context = len(rows), ids.size(1) - 1
+    target_out = ids[:, 1:].contiguous()
     return Batch(
         target_in=ids[:, :-1].contiguous(),
-        target_out=ids[:, 1:].contiguous(),
-        target_lengths=torch.full((n_rows,), context),
-        n_tokens=n_rows * context,
+        target_out=target_out,
+        target_lengths=torch.full((len(rows),), target_out.size(1)),
+        n_tokens=target_out.numel(),
     )
 
 
@@ -110,9 +110,9 @@ def masked_batch(text: Batch, masking: MaskingConfig, tokenizer: Tokenizer, rng:
     order = (rng.random(ids.shape) + ~ordinary + ~real).argsort(axis=1)  # padding comes last, special ids before it
     n_chosen = np.maximum(1, np.rint(masking.mask_probability * ordinary.sum(axis=1)))
     chosen = order.argsort(axis=1) < n_chosen[:, None]
-    luck = rng.random(ids.shape)
-    masked = chosen & (luck < masking.mask_replace_probability)
-    replaced = chosen & ~masked & (luck < masking.mask_replace_probability + masking.random_replace_probability)
+    draw = rng.random(ids.shape)
+    masked = chosen & (draw < masking.mask_replace_probability)
+    replaced = chosen & ~masked & (draw < masking.mask_replace_probability + masking.random_replace_probability)
     source = np.where(real, ids, 0)
     source[replaced] = rng.integers(tokenizer.vocab_size, size=replaced.sum())
     source[masked] = mask_id(tokenizer)
@@ -126,7 +126,7 @@ def masked_batch(text: Batch, masking: MaskingConfig, tokenizer: Tokenizer, rng:
 
 
 class MaskedBatches(Batches):
-    """Corrupted batches of text; what is masked in batch i is a function of (seed, i)."""
+    """Corrupted batches of text; the masks of batch i are a function of (seed, i)."""
 
     def __init__(
         self, texts: Sequence[Batch], masking: MaskingConfig, tokenizer: Tokenizer, *, seed: tuple[int, ...] = (0,)
@@ -156,18 +156,18 @@ def encode_masked(tokenizer: Tokenizer, line: str, mask_word: str) -> list[int]:
     """Ids of a line in which every mask word is the mask symbol; with the marks of beginning and end, if any.
 
     The mask word counts where it stands alone: no letter, digit or underscore touches it, so that foo_bar has no mask.
-    It takes the space before it along, as tokens do. Where every character is a token, it counts everywhere, for one
+    It includes the space before it, as tokens do. Where every character is a token, it counts everywhere, for one
     character of a word may be masked (Sp_ak); a text that holds the mask word itself needs another one.
     """
-    mask = re.escape(mask_word) if isinstance(tokenizer, CharTokenizer) else rf" ?(?<!\w){re.escape(mask_word)}(?!\w)"
+    by_character = isinstance(tokenizer, CharTokenizer)
+    mask = re.escape(mask_word)
     ids: list[int] = []
-    parts = re.split(mask, line)
+    parts = re.split(mask if by_character else rf" ?(?<!\w){mask}(?!\w)", line)
     for i, (part, row) in enumerate(zip(parts, tokenizer.encode(parts), strict=True)):
         if i:
             ids.append(mask_id(tokenizer))
-            spaced = not isinstance(tokenizer, CharTokenizer) and tokenizer.tokens(row[:1]) == ["▁"]
-            if spaced and part[:1].strip():  # SentencePiece and its like begin every text with a space
-                row = row[1:]
+            if not by_character and tokenizer.tokens(row[:1]) == ["▁"] and part[:1].strip():
+                row = row[1:]  # SentencePiece and its like begin every text with a space
         ids += row
     start, end = tokenizer.bos_id, tokenizer.eos_id
     return ids if start == end else [i for i in (start, *ids, end) if i is not None]
@@ -180,11 +180,11 @@ def decode_masked(tokenizer: Tokenizer, ids: Sequence[int], mask_word: str) -> s
     """
     space = "" if isinstance(tokenizer, CharTokenizer) else " "
     text = ""
-    for masked, run in groupby(ids, lambda i: i == mask_id(tokenizer)):
+    for masked, run in groupby(ids, mask_id(tokenizer).__eq__):
         row = [i for i in run if i not in (tokenizer.bos_id, tokenizer.eos_id)]
         if masked:
             text += (space + mask_word) * len(row)
         else:
-            new_word = "".join(tokenizer.tokens(row[:1])).startswith("▁")  # which is how SentencePiece writes a space
+            new_word = "".join(tokenizer.tokens(row[:1])).startswith("▁")  # SentencePiece's letter for a space
             text += (space if text and new_word else "") + tokenizer.decode([row])[0]
     return text.removeprefix(space)
