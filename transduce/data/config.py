@@ -33,7 +33,7 @@ class FeatureConfig:
     n_mels: int = 80
     """Mel bands."""
     n_coefficients: int = 40
-    """How many of the n_mels cosines are kept, from the 0th (loudness) on; 0: no cosines, but the log-mels themselves."""
+    """Cosines of the DCT, of n_mels, from the 0th (loudness) on; 0: no cosines, but the log-mels themselves."""
     low: float = 20.0
     """Hz where the lowest mel band begins."""
     high: float | None = None
@@ -41,10 +41,10 @@ class FeatureConfig:
     deltas: Literal[0, 1, 2] = 0
     """1 appends the slopes of the coefficients over five frames, 2 also the slopes of the slopes."""
     log_mel: LogMel = "plain"
-    """How log-mels are computed (see FeatureExtractor): with nothing around it, as by Kaldi's fbank, which Speech2Text
-    hears, or as Whisper hears them."""
+    """How log-mels are computed (see FeatureExtractor): plainly, as by Kaldi's fbank for Speech2Text, or as for
+    Whisper."""
     pad_to: float = 0.0
-    """Seconds: shorter sound gets so much silence behind it that it lasts as long; 0: none does."""
+    """Seconds: shorter sound is padded to this duration with silence behind it; 0: none is."""
     normalize: Normalize = "utterance"
     """Each feature gets mean 0 and variance 1 over the utterance, or over the training data (global; see `statistics`), or
     mean 0 over the utterance and the variance of the training data (mean)."""
@@ -118,13 +118,13 @@ class FeatureConfig:
         return max(0, 1 + (n_samples - self.frame_samples) // self.hop_samples)
 
     def seconds(self, n_frames: int) -> float:
-        """The time that so many windows, at least one, cover; it falls short of the waveform by less than one hop."""
+        """The duration of so many windows, at least one; it falls short of the waveform by less than one hop."""
         return (self.frame_samples + (n_frames - 1) * self.hop_samples) / self.sample_rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class VectorConfig:
-    """What a .npy file of shape (frames, n_features) holds, and how it is normalized."""
+    """The content of a .npy file of shape (frames, n_features), and its normalization."""
 
     n_features: int
     """Numbers in a vector."""
@@ -139,7 +139,7 @@ class VectorConfig:
         check_choices(self)
 
     def seconds(self, n_frames: int) -> float:
-        """The time that so many vectors stand for."""
+        """The duration of so many vectors."""
         return n_frames * self.hop
 
 
@@ -160,7 +160,7 @@ class Augmentation:
     frequency_mask_width: int = 15
     """The most bands in one frequency mask (F)."""
     token_dropout: float = 0.0
-    """The share of target tokens that training hides from the decoder, so that it listens and does not guess."""
+    """The share of target tokens that training hides from the decoder, so that it relies on the sound."""
     vtlp: float = 0.1
     """Frequencies are stretched by a factor drawn from 1 - vtlp ... 1 + vtlp, as by another vocal tract; 0: never."""
     silence: float = 0.0
@@ -189,18 +189,18 @@ class Augmentation:
         within("[0, 1]", time_mask_proportion=self.time_mask_proportion)
 
     def check_features(self, features: FeatureConfig) -> None:
-        """Check that this can be done to these features.
+        """Check that this augmentation is possible with these features.
 
         Raises:
-            InputError: VTLP, silence, noise or another level would be reckoned with log-mels as they are not.
+            InputError: VTLP, silence, noise or another level would be computed on log-mels of another kind.
         """
         off = {"vtlp": 0.0, "silence": 0.0, "lowest_snr": None, "gain": 0.0, "tilt": 0.0}
-        wrong = {name: getattr(self, name) for name, value in off.items() if getattr(self, name) != value}
-        if wrong and features.log_mel != "plain":
-            found = ", ".join(f"{name}={value}" for name, value in wrong.items())
+        on = {name: getattr(self, name) for name, value in off.items() if getattr(self, name) != value}
+        if on and features.log_mel != "plain":
+            settings = ", ".join(f"{name}={value}" for name, value in on.items())
             raise InputError(
-                f"{', '.join(off)} are for natural log-mels, but {found} and log_mel={features.log_mel!r}; set "
-                + ", ".join(f"{name}={off[name]}" for name in wrong)
+                f"{', '.join(off)} are for natural log-mels, but {settings} and log_mel={features.log_mel!r}; set "
+                + ", ".join(f"{name}={off[name]}" for name in on)
             )
 
 

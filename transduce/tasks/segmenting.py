@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.data.speech.audio import audio_blocks, read_samples, scale
 from transduce.data.speech.features import FeatureExtractor, VectorReader
-from transduce.data.speech.segments import cut, levels, segments
+from transduce.data.speech.segments import levels, segments, split_segments
 from transduce.errors import InputError
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.transcript import Audio, AudioSegment
@@ -62,7 +62,7 @@ def segment_audio(
 
     def extracted() -> Iterator[AudioSegment]:
         again = iter(first) if len(first) == 1 else read()  # a single block is still in memory
-        for (start, stop), waveform in zip(spans, cut(again, spans, str(name)), strict=True):
+        for (start, stop), waveform in zip(spans, split_segments(again, spans, str(name)), strict=True):
             with errors_of(name):
                 frames = feature_extractor(waveform / divisor)
             yield AudioSegment(start / rate, stop / rate, frames if waveform.any() else frames[:0].clone())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.data.speech.segments import LEAD, TRAIL, cut, levels, segments
+from transduce.data.speech.segments import LEAD, TRAIL, levels, segments, split_segments
 
 RATE = 8000
 
@@ -134,13 +134,13 @@ def test_a_recording_in_blocks_is_the_same_as_a_whole(size, rng):
     spans = segments(found, 1.0)
     assert spans == cuts(waveform, 1000, 1.0) and len(spans) > 2
     for some in (spans, spans[1:2], [(3, 5), (700, 701), (2400, 2503)]):
-        for (start, stop), samples in zip(some, cut(waveform.split(size), some, "a"), strict=True):
+        for (start, stop), samples in zip(some, split_segments(waveform.split(size), some, "a"), strict=True):
             assert torch.equal(samples, waveform[start:stop])
 
 
 def test_a_recording_that_ends_before_its_last_segment_is_refused():
     with pytest.raises(ValueError) as caught:
-        list(cut([torch.zeros(900), torch.zeros(600)], [(0, 1000), (1000, 1501)], "a.wav"))
+        list(split_segments([torch.zeros(900), torch.zeros(600)], [(0, 1000), (1000, 1501)], "a.wav"))
     assert (
         str(caught.value) == "a.wav must stay as it is while it is read, but now it ends after 1500 samples; try again"
     )

@@ -32,13 +32,13 @@ RATES = (1000, 768_000)
 """Sample rates that a header may claim, in Hz."""
 
 MISSING = 0.1
-"""Seconds that may be missing from a file before a warning says so, as the header of an MP3 is only an estimate."""
+"""Seconds that may be missing from a file without a warning, as the header of an MP3 is only an estimate."""
 
 STREAMED = 0x7FFF_0000
-"""A header that promises so many bytes or more was written to a pipe, when the length was not known."""
+"""Bytes in the header of a file that was written to a pipe, when the length was not known, or more."""
 
 CUT = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)")
-"""What libsndfile logs about a WAV, AIFF or AU file that holds another number of bytes than its header says."""
+"""libsndfile's remark on a WAV, AIFF or AU file that holds another number of bytes than its header says."""
 
 
 def read_audio(sound: Path | BufferedIOBase, sample_rate: int, *, name: str = "") -> Float[Tensor, " n"]:
@@ -50,44 +50,47 @@ def read_audio(sound: Path | BufferedIOBase, sample_rate: int, *, name: str = ""
 
     Args:
         sound: a file, or an open one that can seek.
-        name: what messages call it; its path if not given.
+        name: stands for it in messages; its path if not given.
 
     Raises:
         InputError: the file is missing, a directory, empty, not sound or damaged, or it has no samples, or NaN or
             infinite ones; the message names it.
     """
-    path = name or str(sound)
-    return _scaled(torch.cat(list(audio_blocks(sound, sample_rate, name=path))), path)
+    name = name or str(sound)
+    return _within_full_scale(torch.cat([*audio_blocks(sound, sample_rate, name=name)]), name)
 
 
 def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -> Iterator[Float[Tensor, " _"]]:
-    """What `read_audio` gives, block by block and not yet scaled, so that a long recording takes no more memory.
+    """The waveform of `read_audio`, block by block and not yet scaled, so that a long recording takes no more memory.
 
-    An open file is afterwards where it was before, also if the last blocks are not asked for.
+    An open file is afterwards where it was before, also if the last blocks are not needed.
 
     Raises:
         InputError: as `read_audio`, but for NaN and infinite samples.
     """
+    n = 0
     with _opened(sound, name) as file:
-        _check_rate(file.samplerate, name, "correct the header or leave it out")
+        rate = file.samplerate
+        _check_rate(rate, name, "correct the header or leave it out")
         average = torch.full((file.channels,), 1 / file.channels)
-        sizes: list[int] = []
+        frames = math.ceil(BLOCK / file.channels)
 
         def mono() -> Iterator[Float[Tensor, " _"]]:
-            for block in _blocks(file):
-                sizes.append(len(block))
+            nonlocal n
+            while len(block := file.read(frames, dtype="float32", always_2d=True)):
+                n += len(block)
                 yield torch.from_numpy(block) @ average
 
-        yield from _at_rate(mono(), Fraction(sample_rate, file.samplerate))
-        promised, there = _promised(file), sum(sizes) / file.samplerate
-    if not sizes:
+        yield from _at_rate(mono(), Fraction(sample_rate, rate))
+        promised = _promised_seconds(file)
+    if not n:
         raise InputError(f"{name} cannot be used: it has no samples; record it again or leave it out")
-    if promised - there > MISSING:
+    if promised - n / rate > MISSING:
         logger.warning(
             "%s is cut short: its header promises %.2f s, but it holds %.2f; what is there is used",
             name,
             promised,
-            there,
+            n / rate,
         )
 
 
@@ -96,7 +99,7 @@ def read_samples(samples: np.ndarray | Tensor, rate: int, sample_rate: int, *, n
 
     Args:
         samples: floats of shape (n,), full scale being -1 ... 1; or integers of 16 or 32 bits, which have their own.
-        name: what messages call them.
+        name: stands for them in messages.
 
     Raises:
         InputError: samples or rate are something else, or samples are NaN or infinite.
@@ -110,7 +113,7 @@ def read_samples(samples: np.ndarray | Tensor, rate: int, sample_rate: int, *, n
             f"{waveform.dtype} of shape {tuple(waveform.shape)}; average the channels, and give (samples, rate)"
         )
     _check_rate(rate, name, "give (samples, rate)")
-    return _scaled(change_rate(waveform.detach().cpu().float(), Fraction(sample_rate, int(rate))), name)
+    return _within_full_scale(change_rate(waveform.detach().cpu().float(), Fraction(sample_rate, int(rate))), name)
 
 
 def _check_rate(rate: int, name: str, way_out: str) -> None:
@@ -121,13 +124,13 @@ def _check_rate(rate: int, name: str, way_out: str) -> None:
         )
 
 
-def _scaled(waveform: Float[Tensor, " n"], name: str) -> Float[Tensor, " n"]:
-    """The same sound, scaled down where it is louder than full scale."""
+def _within_full_scale(waveform: Float[Tensor, " n"], name: str) -> Float[Tensor, " n"]:
+    """The same sound, scaled down if it is louder than full scale."""
     return waveform / scale(waveform.abs().max(), name)
 
 
 def scale(loudest: Float[Tensor, ""], name: str) -> Float[Tensor, ""]:
-    """What sound is divided by that has its loudest sample so far from 0.
+    """The divisor of sound whose loudest sample is so far from 0: at least 1.
 
     Raises:
         InputError: that is NaN or infinite.
@@ -171,16 +174,22 @@ def _at_rate(blocks: Iterator[Float[Tensor, " _"]], ratio: Fraction) -> Iterator
         yield from blocks
         return
     up, down = ratio.numerator, ratio.denominator
-    step, margin = down * math.ceil(BLOCK / down), 8 * down  # torchaudio's filters reach 6.1 * down / min(up, down)
-    held, before, ended = torch.zeros(0), 0, False  # `before` samples of what is held were resampled
+    step = down * math.ceil(BLOCK / down)
+    margin = 8 * down  # torchaudio's filters reach 6.1 * down / min(up, down)
+    buffer = torch.zeros(0)
+    done = 0  # samples of the buffer that were resampled before
+    ended = False
     while not ended:
         block = next(blocks, None)
         ended = block is None
-        held = held if block is None else torch.cat([held, block])
-        while len(held) - before >= (1 if ended else step + margin):
-            part, first = resample(held[: before + step + margin], down, up), before // down * up
+        if block is not None:
+            buffer = torch.cat([buffer, block])
+        while len(buffer) - done >= (1 if ended else step + margin):
+            part = resample(buffer[: done + step + margin], down, up)
+            first = done // down * up
             yield part[first : first + step // down * up]
-            held, before = held[before + step - margin :], margin
+            buffer = buffer[done + step - margin :]
+            done = margin
 
 
 @contextmanager
@@ -195,23 +204,21 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
         with soundfile.SoundFile(source) as file:
             yield file
     except (soundfile.SoundFileError, TypeError) as error:  # TypeError: a format without header, such as .raw
-        told = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
+        message = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
         raise InputError(
             f"{name} cannot be read as sound: it is damaged or of an unknown format (libsndfile: "
-            f"{told.strip().rstrip('.')}); convert it to WAV or leave it out"
+            f"{message.strip().rstrip('.')}); convert it to WAV or leave it out"
         ) from error
     finally:
         if isinstance(sound, BufferedIOBase) and start is not None:
             sound.seek(start)
 
 
-def _promised(file: soundfile.SoundFile) -> float:
-    """The seconds that the header promises. Of a WAV, libsndfile itself counts only what is there."""
-    found = CUT.search(file.extra_info)
-    said, there = map(int, found.groups()) if found else (0, 0)
-    return file.frames / file.samplerate * (said / there if there and said < STREAMED else 1)
-
-
-def _blocks(file: soundfile.SoundFile) -> Iterator[Float[np.ndarray, "n c"]]:
-    while len(block := file.read(math.ceil(BLOCK / file.channels), dtype="float32", always_2d=True)):
-        yield block
+def _promised_seconds(file: soundfile.SoundFile) -> float:
+    """The duration in the header. Of a WAV, libsndfile itself counts only the samples that are there."""
+    seconds = file.frames / file.samplerate
+    if cut := CUT.search(file.extra_info):
+        promised, present = map(int, cut.groups())
+        if present and promised < STREAMED:
+            return seconds * promised / present
+    return seconds

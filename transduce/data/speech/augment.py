@@ -57,10 +57,11 @@ def mask_time(
     """
     # 1e-6, as 0.3 / 0.1 and 0.1 * 30 are a hair off whole numbers
     most = min(int(widest / hop + 1e-6), int(share * len(frames) + 1e-6))
-    hidden, mean = frames.clone(), frames.mean(dim=0)
+    masked = frames.clone()
+    mean = frames.mean(dim=0)
     for start, stop in _spans(len(frames), spans, most, rng):
-        hidden[start:stop] = mean
-    return hidden
+        masked[start:stop] = mean
+    return masked
 
 
 def mask_frequency(log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rng: Generator) -> Float[Tensor, "S M"]:
@@ -70,11 +71,12 @@ def mask_frequency(log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rn
 
     Source: Park et al. (2019), SpecAugment.
     """
-    hidden, mean = log_mel.clone(), log_mel.mean(dim=0)
+    masked = log_mel.clone()
+    mean = log_mel.mean(dim=0)
     n_mels = log_mel.size(1)
     for start, stop in _spans(n_mels, spans, min(widest, n_mels), rng):
-        hidden[:, start:stop] = mean[start:stop]
-    return hidden
+        masked[:, start:stop] = mean[start:stop]
+    return masked
 
 
 def drop_tokens(target_in: Int[Tensor, " T"], *, share: float, instead: int, rng: Generator) -> Int[Tensor, " T"]:
@@ -82,17 +84,17 @@ def drop_tokens(target_in: Int[Tensor, " T"], *, share: float, instead: int, rng
 
     Source: Bowman et al. (2016), Generating sentences from a continuous space, "word dropout".
     """
-    hidden = torch.rand(target_in.shape, generator=rng) < share
-    hidden[0] = False
-    return torch.where(hidden, instead, target_in)
+    dropped = torch.rand(target_in.shape, generator=rng) < share
+    dropped[0] = False
+    return torch.where(dropped, instead, target_in)
 
 
 def perturb_vocal_tract(
     log_mel: Float[Tensor, "S M"], factor: float, *, low: float, high: float
 ) -> Float[Tensor, "S M"]:
-    """Stretch frequencies: what was at f Hz comes to factor * f. Between bands it interpolates linearly.
+    """Stretch frequencies: energy at f Hz moves to factor * f. Between bands it interpolates linearly.
 
-    What would come from outside the bands comes from the outermost ones.
+    Energy from outside the bands is that of the outermost ones.
 
     Args:
         low: Hz where the lowest band begins; bands are equally wide in mel.
@@ -119,8 +121,8 @@ def change_level(
     """The utterance at another level and with another balance of high and low, as by another microphone or voice.
 
     Args:
-        gain: in dB; the whole becomes louder by a number that is uniform in -gain ... gain.
-        tilt: in dB; so for every octave above 1 kHz, and less for those below.
+        gain: the level rises by a number of dB that is uniform in -gain ... gain.
+        tilt: likewise for every octave above 1 kHz, and down for those below.
         low: Hz where the lowest band begins; bands are equally wide in mel.
         high: Hz where the highest band ends.
     """
@@ -131,7 +133,7 @@ def change_level(
 
 
 def add_silence(log_mel: Float[Tensor, "S M"], before: int, after: int) -> Float[Tensor, "_ M"]:
-    """So many more frames on either side, each the quietest frame of the utterance."""
+    """The utterance with frames of silence before and after it, each the quietest frame of the utterance."""
     quietest = log_mel[log_mel.mean(dim=1).argmin()]
     return torch.cat([quietest.expand(before, -1), log_mel, quietest.expand(after, -1)])
 
@@ -145,7 +147,7 @@ def add_noise(
     of w bins varies from frame to frame by a log-normal factor of mean 1 and about the deviation of a mean over w bins.
 
     Args:
-        widths: how many bins of the DFT every band holds, by weight.
+        widths: bins of the DFT in every band, by weight.
     """
     snr = lowest_snr + (HIGHEST_SNR - lowest_snr) * float(torch.rand((), generator=rng))
     noise = log_mel.exp().mean(dim=0).sum() * 10 ** (-snr / 10) * widths / widths.sum()
@@ -169,9 +171,9 @@ def _centres(n_mels: int, low: float, high: float) -> tuple[Float[Tensor, " M"],
 
 def _spans(size: int, n: int, widest: int, rng: Generator) -> list[tuple[int, int]]:
     """The start and stop of n spans inside 0 ... size."""
-    found = []
+    spans = []
     for _ in range(n):
         width = int(torch.randint(widest + 1, (), generator=rng))
         start = int(torch.randint(size - width + 1, (), generator=rng))
-        found.append((start, start + width))
-    return found
+        spans.append((start, start + width))
+    return spans

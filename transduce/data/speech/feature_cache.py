@@ -3,8 +3,8 @@
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from transduce.threads import use_one_core
 FORMULA = 1
 """A part of every key; increase it whenever `log_mel`, `read_audio` or `change_speed` give other numbers."""
 
+Settings = tuple[int | float | str, ...]
+
 
 @dataclass(frozen=True)
 class FeatureCache:
@@ -35,18 +37,18 @@ class FeatureCache:
     speed. Files are written whole or not at all, so any number of processes may use one directory. It may be deleted at
     any time.
 
-    The cache remembers what `fill` has looked up. From then on `get` does not need the sound file, and training goes on
-    when the disk of the sound files goes away.
+    The cache remembers the files that `fill` has looked up. From then on `get` does not need the sound file, and
+    training goes on when the disk of the sound files is away.
     """
 
     directory: Path
-    _kept: dict[tuple[Path, tuple[int | float | str, ...], float], Path] = field(
+    _known: dict[tuple[Path, Settings, float], Path] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     """The files that `fill` has looked up, by sound file, settings and speed."""
 
     def file(self, path: Path, config: FeatureConfig, speed: float) -> Path:
-        """The file in which the log-mel of `path` is kept, or will be.
+        """The file of the log-mel of `path`, whether it is there or not.
 
         Raises:
             InputError: `path` is not a file, or is empty.
@@ -57,43 +59,44 @@ class FeatureCache:
         return self.directory / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
 
     def get(self, path: Path, features: FeatureExtractor, speed: float = 1.0) -> Float[Tensor, "S M"]:
-        """The log-mel of a sound file. Where the directory lacks it or holds a damaged one, it is computed and kept.
+        """The log-mel of a sound file. If the directory lacks it or holds a damaged one, it is computed and written.
 
         Raises:
             InputError: the sound cannot be read or is shorter than one window; the message names the file.
         """
         config = features.config
-        known = self._kept.get((path, _settings(config), speed))
-        if known and (found := _load(known, config.n_mels)) is not None:
-            return found
-        if (found := _load(self.file(path, config, speed), config.n_mels)) is not None:
-            return found
+        known = self._known.get((path, _settings(config), speed))
+        if known and (log_mel := _load(known, config.n_mels)) is not None:
+            return log_mel
+        if (log_mel := _load(self.file(path, config, speed), config.n_mels)) is not None:
+            return log_mel
         return self._compute(path, features, (speed,))[speed]
 
     def _compute(
         self, path: Path, features: FeatureExtractor, speeds: Sequence[float]
     ) -> dict[float, Float[Tensor, "S M"]]:
-        """Keep the log-mels of a sound file, which is read once, and return them by speed."""
-        waveform, found = read_audio(path, features.config.sample_rate), {}
+        """Compute and write the log-mels of a sound file, which is read once, and return them by speed."""
+        waveform = read_audio(path, features.config.sample_rate)
+        log_mels = {}
         for speed in speeds:
             try:
-                found[speed] = features.log_mel(change_speed(waveform, speed))
+                log_mels[speed] = features.log_mel(change_speed(waveform, speed))
             except InputError as error:
                 raise InputError(f"{path} cannot be used at speed {speed}: {error}") from error
             content = io.BytesIO()
-            np.save(content, found[speed].numpy(), allow_pickle=False)
+            np.save(content, log_mels[speed].numpy(), allow_pickle=False)
             self.directory.mkdir(parents=True, exist_ok=True)
             # not durable: a torn one is computed anew
             write_file(self.file(path, features.config, speed), content.getvalue(), durable=False)
-        return found
+        return log_mels
 
     def fill(
         self, paths: Sequence[Path], features: FeatureExtractor, speeds: Sequence[float] = (1.0,), workers: int = 0
     ) -> dict[Path, str]:
-        """Compute what is missing, in `workers` threads or, with 0, in this one. Progress goes to stderr.
+        """Compute what is missing, in `workers` threads, at least one. Progress goes to stderr.
 
-        Reading sound, resampling and the DFT leave Python's lock to others, so threads share the work. If it is
-        interrupted, what is written stays.
+        Reading sound, resampling and the DFT leave Python's lock to others, so threads share the work. After an
+        interruption, the files that are written stay.
 
         Returns:
             The files that cannot be used at one of the speeds, each with the reason, which names the file.
@@ -103,64 +106,51 @@ class FeatureCache:
         """
         remove_leftovers(self.directory)
         config = replace(features.config, normalize="none")  # no log-mel needs means and deviations
-        settings, plain = _settings(config), FeatureExtractor(config)
+        plain = FeatureExtractor(config)
         errors: dict[Path, str] = {}
         missing: dict[Path, list[float]] = {}
         for path in dict.fromkeys(paths):
             try:
-                found = {speed: self.file(path, config, speed) for speed in speeds}
+                files = {speed: self.file(path, config, speed) for speed in speeds}
             except InputError as error:
                 errors[path] = str(error)
                 continue
-            if lacking := [speed for speed, kept in found.items() if not kept.exists()]:
+            self._known.update({(path, _settings(config), speed): file for speed, file in files.items()})
+            if lacking := [speed for speed, file in files.items() if not file.exists()]:
                 missing[path] = lacking
-            self._kept.update({(path, settings, speed): kept for speed, kept in found.items()})
 
-        def told(path: Path) -> tuple[Path, str]:
+        def compute(path: Path) -> str:
             try:
                 self._compute(path, plain, missing[path])
             except InputError as error:
-                return path, str(error)
-            return path, ""
+                return str(error)
+            return ""
 
-        hidden = not missing
-        with Bar(total=len(missing), desc="features", unit="file", disable=hidden) as bar:
-            for path, reason in _each(told, list(missing), workers):
+        bar = Bar(total=len(missing), desc="features", unit="file", disable=not missing)
+        with bar, ThreadPoolExecutor(max(1, workers), initializer=use_one_core) as pool:
+            for path, reason in zip(missing, pool.map(compute, missing), strict=True):
                 bar.update()
                 if reason:
                     errors[path] = reason
         return errors
 
 
-def _each(work: Callable[[Path], tuple[Path, str]], paths: list[Path], workers: int) -> Iterator[tuple[Path, str]]:
-    """What `work` returns for every path, as it is there. Each thread computes alone."""
-    if not workers:
-        yield from map(work, paths)
-        return
-    with ThreadPoolExecutor(workers, initializer=use_one_core) as pool:
-        try:
-            for future in as_completed([pool.submit(work, path) for path in paths]):
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _settings(config: FeatureConfig) -> tuple[int | float | str, ...]:
-    """The settings that a log-mel depends on; those of another kind than the plain one come behind."""
+def _settings(config: FeatureConfig) -> Settings:
+    """The settings that a log-mel depends on; those of another kind than the plain one are added behind."""
     plain = (config.sample_rate, config.frame, config.hop, config.n_mels, config.low, config.highest)
     other = (config.log_mel, config.pad_to)
     return plain if other == ("plain", 0.0) else (*plain, *other)
 
 
-def _load(kept: Path, n_mels: int) -> Float[Tensor, "S M"] | None:
-    """The log-mel that a file holds, mapped into memory; None where the file is missing or damaged.
+def _load(file: Path, n_mels: int) -> Float[Tensor, "S M"] | None:
+    """The log-mel in a file, mapped into memory; None where the file is missing or damaged.
 
-    To ask for its length alone reads its header alone. Whoever wrote to it would change a copy.
+    Its length alone takes reading the header alone. Writing to it would change a copy.
     """
     try:
-        found = np.load(kept, mmap_mode="c", allow_pickle=False)
-    except Exception:  # whatever NumPy meets in a damaged header, from EOFError to TokenError
+        log_mel = np.load(file, mmap_mode="c", allow_pickle=False)
+    except Exception:  # NumPy raises errors of many kinds on a damaged header, from EOFError to TokenError
         return None
-    if not (isinstance(found, np.ndarray) and found.dtype == np.float32 and found.shape[1:] == (n_mels,)):
+    if not (isinstance(log_mel, np.ndarray) and log_mel.dtype == np.float32 and log_mel.shape[1:] == (n_mels,)):
         return None
-    return torch.from_numpy(found)
+    return torch.from_numpy(log_mel)

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -56,25 +55,33 @@ class FeatureExtractor:
         mean: Float[Tensor, " _"] | None = None,
         std: Float[Tensor, " _"] | None = None,
     ) -> None:
-        wanted = (config.n_features,) if config.has_statistics else None
-        found = [None if given is None else tuple(given.shape) for given in (mean, std)]
-        if found != [wanted, wanted]:
+        expected = (config.n_features,) if config.has_statistics else None
+        shapes = [None if each is None else tuple(each.shape) for each in (mean, std)]
+        if shapes != [expected, expected]:
             raise InputError(
-                f"normalize={config.normalize} needs mean and std of shape {wanted}, but mean has {found[0]} and std "
-                f"has {found[1]}; `statistics` makes them for global and mean, and no other has any"
+                f"normalize={config.normalize} needs mean and std of shape {expected}, but mean has {shapes[0]} and "
+                f"std has {shapes[1]}; `statistics` makes them for global and mean, and no other has any"
             )
-        self.config, self.mean, self.std = config, mean, std
+        self.config = config
+        self.mean = mean
+        self.std = std
         self._window = torch.hann_window(config.frame_samples)
         n = config.n_coefficients
         self._cosines = create_dct(n, config.n_mels, norm="ortho") if n else torch.eye(config.n_mels)
-        slaney: Any = {"norm": "slaney", "mel_scale": "slaney"} if config.log_mel == "whisper" else {}
+        whisper = config.log_mel == "whisper"
         with warnings.catch_warnings():  # torchaudio warns of empty bands, which are refused below
             warnings.simplefilter("ignore")
             self._bands = melscale_fbanks(
-                config.n_fft // 2 + 1, config.low, config.highest, config.n_mels, config.sample_rate, **slaney
+                config.n_fft // 2 + 1,
+                config.low,
+                config.highest,
+                config.n_mels,
+                config.sample_rate,
+                norm="slaney" if whisper else None,
+                mel_scale="slaney" if whisper else "htk",
             )
         self.band_widths: Float[Tensor, " M"] = self._bands.sum(dim=0)
-        """How many bins of the DFT every band holds, by weight."""
+        """Bins of the DFT in every band, by weight."""
         n_empty = int((self._bands.amax(dim=0) == 0).sum())
         if n_empty:
             raise InputError(
@@ -88,46 +95,43 @@ class FeatureExtractor:
         return self.mfcc(self.log_mel(waveform))
 
     def log_mel(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S M"]:
-        """log(energy + FLOOR) of every mel band, or what else config.log_mel says, S = n_frames(n).
+        """log(energy + FLOOR) of every mel band, or the log-mels of config.log_mel, S = n_frames(n).
 
         Raises:
             InputError: the waveform is shorter than one window.
         """
         config = self.config
+        size, hop = config.frame_samples, config.hop_samples
         waveform = F.pad(waveform, (0, max(0, config.pad_samples - len(waveform))))
-        if len(waveform) < config.frame_samples:
+        n = len(waveform)
+        if n < size:
             raise InputError(
-                f"a waveform must fill one window of {config.frame_samples} samples ({config.frame} s at "
-                f"{config.sample_rate} Hz), but it has {len(waveform)}; leave it out or add silence"
+                f"a waveform must fill one window of {size} samples ({config.frame} s at {config.sample_rate} Hz), "
+                f"but it has {n}; leave it out or add silence"
             )
         if config.log_mel == "kaldi":
-            return self._kaldi(waveform)
+            return kaldi.fbank(
+                waveform[None] * 2**15,
+                sample_frequency=config.sample_rate,
+                frame_length=1000 * config.frame,
+                frame_shift=1000 * config.hop,
+                num_mel_bins=config.n_mels,
+                low_freq=config.low,
+                high_freq=config.highest,
+            )
         if config.log_mel == "whisper":
-            half = config.frame_samples // 2
-            waveform = F.pad(waveform[None], (half, half), mode="reflect")[0]
-            n_frames = (len(waveform) - 2 * half) // config.hop_samples
-            windows = waveform.unfold(0, config.frame_samples, config.hop_samples)[:n_frames]
-            energy = torch.cat([self._energy(chunk) for chunk in windows.split(CHUNK)]).clamp_min_(1e-10).log10_()
+            waveform = F.pad(waveform[None], (size // 2, size // 2), mode="reflect")[0]
+            energy = self._energy(waveform.unfold(0, size, hop)[: n // hop]).clamp_min_(1e-10).log10_()
             return energy.clamp_min_(energy.max() - 8).add_(4).div_(4)
-        windows = waveform.unfold(0, config.frame_samples, config.hop_samples)
-        return torch.cat([self._energy(chunk).add_(FLOOR).log_() for chunk in windows.split(CHUNK)])
-
-    def _kaldi(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S M"]:
-        config = self.config
-        return kaldi.fbank(
-            waveform[None] * 2**15,
-            sample_frequency=config.sample_rate,
-            frame_length=1000 * config.frame,
-            frame_shift=1000 * config.hop,
-            num_mel_bins=config.n_mels,
-            low_freq=config.low,
-            high_freq=config.highest,
-        )
+        return self._energy(waveform.unfold(0, size, hop)).add_(FLOOR).log_()
 
     def _energy(self, windows: Float[Tensor, "S w"]) -> Float[Tensor, "S M"]:
-        spectrum = torch.fft.rfft(windows * self._window, n=self.config.n_fft)
-        power = torch.view_as_real(spectrum).square().sum(dim=-1)
-        return power @ self._bands
+        """The energy of every mel band, some windows at a time."""
+        chunks = []
+        for chunk in windows.split(CHUNK):
+            spectrum = torch.fft.rfft(chunk * self._window, n=self.config.n_fft)
+            chunks.append(torch.view_as_real(spectrum).square().sum(dim=-1) @ self._bands)
+        return torch.cat(chunks)
 
     def mfcc(self, log_mel: Float[Tensor, "S M"]) -> Float[Tensor, "S F"]:
         """Coefficients, then their deltas, then the deltas of the deltas; all normalized."""
@@ -152,10 +156,13 @@ def statistics(utterances: Iterable[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor
     Raises:
         InputError: there are no frames.
     """
-    n, total, squares = 0, torch.zeros(()), torch.zeros(())
+    n = 0
+    total = squares = torch.zeros(())
     for frames in utterances:
-        wide = frames.double()
-        n, total, squares = n + len(wide), total + wide.sum(dim=0), squares + wide.square().sum(dim=0)
+        frames = frames.double()
+        n += len(frames)
+        total = total + frames.sum(dim=0)
+        squares = squares + frames.square().sum(dim=0)
     if n == 0:
         raise InputError("statistics need at least one frame, but there is none; look at what was left out, and why")
     mean = total / n
@@ -187,24 +194,24 @@ class VectorReader:
         """
         try:
             with path.open("rb") as file:
-                found = np.lib.format.read_array(file, allow_pickle=False)
+                array = np.lib.format.read_array(file, allow_pickle=False)
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}; check the path") from error
         except Exception as error:  # NumPy raises errors of many kinds where the file is not one of its own
-            told = str(error).strip().rstrip(".").replace("\n", " ")
-            raise InputError(f"{path} cannot be read as vectors: {told}; write it with numpy.save") from error
-        if found.ndim != 2 or not len(found) or found.shape[1] != self.config.n_features:
+            reason = str(error).strip().rstrip(".").replace("\n", " ")
+            raise InputError(f"{path} cannot be read as vectors: {reason}; write it with numpy.save") from error
+        if array.ndim != 2 or not len(array) or array.shape[1] != self.config.n_features:
             raise InputError(
                 f"{path} cannot be used: vectors must have shape (frames, {self.config.n_features}), but they have "
-                f"{found.shape}; set n_features, or leave the file out"
+                f"{array.shape}; set n_features, or leave the file out"
             )
-        if found.dtype.kind != "f":
-            raise InputError(f"{path} cannot be used: vectors must be floats, but it holds {found.dtype}; convert it")
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
-            frames = torch.from_numpy(found.astype(np.float32))
+        if array.dtype.kind != "f":
+            raise InputError(f"{path} cannot be used: vectors must be floats, but it holds {array.dtype}; convert it")
+        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite
+            frames = torch.from_numpy(array.astype(np.float32))
         if not frames.isfinite().all():
             raise InputError(f"{path} cannot be used: it has NaN or infinite values in float32; leave it out")
         if self.config.normalize == "none":
             return frames
-        wide = frames.double()  # squares of large values would not fit into float32
-        return normalized(wide, wide.mean(dim=0), wide.var(dim=0, correction=0)).float()
+        double = frames.double()  # squares of large values would not fit into float32
+        return normalized(double, double.mean(dim=0), double.var(dim=0, correction=0)).float()

@@ -1,4 +1,4 @@
-"""Manifests: TSV files that name recordings and what is said in each."""
+"""Manifests: TSV files that name recordings and their transcripts."""
 
 import math
 import os
@@ -17,13 +17,15 @@ from transduce.errors import InputError
 NEEDED = ("id", "audio", "seconds", "speaker")
 """Columns of every manifest. The target column is needed as well, and there may be others."""
 
+HoldOut = Literal["speakers", "recordings"]
+
 
 @dataclass(frozen=True)
 class Recording:
     """One utterance.
 
     audio: a sound file, or a .npy file of floats (frames, features).
-    text: the reference. It may be blank: such a recording is not trained on, and all that is written for it is wrong.
+    text: the reference. It may be blank: such a recording is not trained on, and every word written for it is wrong.
     columns: the cells of the other columns, by name.
     """
 
@@ -50,25 +52,25 @@ def read_manifest(path: Path | str, target_column: str = "text") -> list[Recordi
     path = Path(path)
     header, rows = split_table(read_lines(path), str(path))
     _check_header(path, header, target_column)
-    recordings, seen = [], dict[str, int]()
+    recordings: dict[str, Recording] = {}
     for number, cells in enumerate(rows, start=2):
-        where = f"{path}, line {number},"
+        place = f"{path}, line {number},"
         row = dict(zip(header, cells, strict=True))
-        name, audio, seconds, speaker = (row.pop(column) for column in NEEDED)
-        if name in seen:
+        name, audio, seconds, speaker, text = (row.pop(column) for column in (*NEEDED, target_column))
+        if name in recordings:
+            first = 2 + [*recordings].index(name)
             raise InputError(
-                f"an id must stand once, but {where} has id={name!r}, as line {seen[name]} has; rename one of them"
+                f"an id must stand once, but {place} has id={name!r}, as line {first} has; rename one of them"
             )
-        seen[name] = number
-        file = path.parent / _named(audio, where)
-        recordings.append(Recording(name, file, _positive(seconds, where), speaker, row.pop(target_column), row))
-    return recordings
+        sound = path.parent / _named(audio, place)
+        recordings[name] = Recording(name, sound, _positive(seconds, place), speaker, text, row)
+    return [*recordings.values()]
 
 
 def manifest_audio(path: Path) -> list[Path]:
     """The sound files that a manifest names, in its order; it may lack every other column.
 
-    Names may be any bytes: one that no file can have is a matter of that recording alone.
+    Names may be any bytes: one that no file can have concerns that recording alone.
 
     Raises:
         InputError: there is no column `audio`, a line has another number of cells or names no file; by file and line.
@@ -80,37 +82,36 @@ def manifest_audio(path: Path) -> list[Path]:
             f"a manifest's first line must name the column audio, but {path} has {', '.join(header)}; add it, or name "
             "the sound files themselves"
         )
-    return [
-        path.parent / _named(row[header.index("audio")], f"{path}, line {number},")
-        for number, row in enumerate(rows, start=2)
-    ]
+    column = header.index("audio")
+    return [path.parent / _named(row[column], f"{path}, line {number},") for number, row in enumerate(rows, start=2)]
 
 
-def _named(audio: str, where: str) -> str:
+def _named(audio: str, place: str) -> str:
     if not audio:
-        raise InputError(f"audio must name a file, but {where} names none; name one, or leave out the line")
+        raise InputError(f"audio must name a file, but {place} names none; name one, or leave out the line")
     return audio
 
 
 def _check_header(path: Path, header: list[str], target_column: str) -> None:
-    there = ", ".join(header)
+    columns = ", ".join(header)
+    needed = (*NEEDED, target_column)
     if target_column in NEEDED:
-        raise InputError(f"the target column must hold text, but it is {target_column!r}; {path} has {there}")
-    if missing := [column for column in (*NEEDED, target_column) if column not in header]:
+        raise InputError(f"the target column must hold text, but it is {target_column!r}; {path} has {columns}")
+    if missing := [column for column in needed if column not in header]:
         raise InputError(
-            f"a manifest's first line must name the columns {', '.join((*NEEDED, target_column))}, but {path} has "
-            f"{there or 'none'} and lacks {', '.join(missing)}; add them, or name another target column"
+            f"a manifest's first line must name the columns {', '.join(needed)}, but {path} has {columns or 'none'} "
+            f"and lacks {', '.join(missing)}; add them, or name another target column"
         )
 
 
-def _positive(cell: str, where: str) -> float:
+def _positive(cell: str, place: str) -> float:
     try:
         seconds = float(cell)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise InputError(
-            f"seconds must be a positive number, but {where} has {cell!r}; write the length of the sound, such as 2.5"
+            f"seconds must be a positive number, but {place} has {cell!r}; write the length of the sound, such as 2.5"
         )
     return seconds
 
@@ -121,39 +122,56 @@ def cells(recordings: Sequence[Recording], column: str) -> list[str]:
     Raises:
         InputError: there is no such column.
     """
-    for r in recordings:
-        if column not in r.columns:
+    for recording in recordings:
+        if column not in recording.columns:
             raise InputError(
                 f"a text must be in another column of the manifests, but it is {column!r}, and there are "
-                f"{', '.join(r.columns) or 'no others'}; name one of them"
+                f"{', '.join(recording.columns) or 'no others'}; name one of them"
             )
-    return [r.columns[column] for r in recordings]
+    return [recording.columns[column] for recording in recordings]
 
 
-HoldOut = Literal["speakers", "recordings"]
+def label_symbols(cells: Iterable[str]) -> list[str]:
+    """The symbols of the labels in these cells, which spaces separate: <AH> for the phone AH; sorted."""
+    return sorted({f"<{label}>" for cell in cells for label in cell.split()})
+
+
+def encode_labels(tokenizer: Tokenizer, cells: Sequence[str]) -> list[list[int]]:
+    """The ids of the symbols of every cell's labels, such as phones.
+
+    Raises:
+        InputError: the tokenizer lacks the symbol of one of them.
+    """
+    known = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
+    if missing := [symbol for symbol in label_symbols(cells) if symbol not in known]:
+        raise InputError(
+            f"a label needs a symbol of its own in the vocabulary, but there is none for {missing[0][1:-1]!r}; name it "
+            f"with --symbols {missing[0]!r}, or correct the column"
+        )
+    return [[known[f"<{label}>"] for label in cell.split()] for cell in cells]
 
 
 def split(
-    recordings: Sequence[Recording], what: HoldOut, share: float, seed: int
+    recordings: Sequence[Recording], unit: HoldOut, share: float, seed: int
 ) -> tuple[list[Recording], list[Recording]]:
     """Most recordings for training, and those that are held out for validation; both keep their order.
 
-    Which ones are held out is a function of `share`, `seed` and the set of speakers, or the list of recordings.
+    The choice is a function of `share`, `seed` and the set of speakers, or the list of recordings.
 
     Args:
-        what: whole speakers, or recordings of all of them.
+        unit: whole speakers, or recordings of all of them.
         share: the share of speakers or recordings held out, rounded; at least one is held out, and at least one stays.
 
     Raises:
         InputError: there is one speaker or recording only, or `share` is not between 0 and 1.
     """
     within("(0, 1)", share=share)
-    names = [r.speaker if what == "speakers" else r.id for r in recordings]
-    groups = sorted(set(names)) if what == "speakers" else names
+    names = [r.speaker if unit == "speakers" else r.id for r in recordings]
+    groups = sorted(set(names)) if unit == "speakers" else names
     if len(groups) < 2:
-        other = "hold out recordings (hold_out=recordings)" if what == "speakers" else "look at leave_out"
+        other = "hold out recordings (hold_out=recordings)" if unit == "speakers" else "look at leave_out"
         raise InputError(
-            f"holding out {what} takes two, but there are {len(groups)}; name a manifest for validation, or {other}"
+            f"holding out {unit} takes two, but there are {len(groups)}; name a manifest for validation, or {other}"
         )
     n = min(max(round(share * len(groups)), 1), len(groups) - 1)
     held_out = {groups[i] for i in np.random.default_rng(seed).permutation(len(groups))[:n]}
@@ -174,7 +192,7 @@ class Manifests:
     valid: Path | None = None
     """None: validation is taken out of the training recordings, see hold_out."""
     test: Path | None = Path("test.tsv")
-    """Recordings that only the finished model hears; None: no test."""
+    """Recordings for the finished model alone; None: no test."""
     target_column: str = "text"
     """The column that the model writes: any column, for example a translation."""
     hold_out: HoldOut = "speakers"
@@ -189,7 +207,7 @@ class Manifests:
         within("(0, 1)", share=self.share)
 
     def read(self, seed: int) -> tuple[list[Recording], list[Recording], list[Recording]]:
-        """Training, validation and test recordings; `seed` decides what validation takes.
+        """Training, validation and test recordings; `seed` decides which ones validation takes.
 
         Raises:
             InputError: a manifest is missing or wrong, leave_out is not a speaker, no recording is left for training or
@@ -199,18 +217,17 @@ class Manifests:
         test = self._read(self.test) if self.test else []
         if self.leave_out:
             everybody = [*train, *test]
-            test = [r for r in everybody if r.speaker == self.leave_out]
             train = self._without(train)
+            test = [r for r in everybody if r.speaker == self.leave_out]
             if not test:
                 names = ", ".join(sorted({r.speaker for r in everybody})[:10])
                 raise InputError(
                     f"leave_out must be a speaker of the manifests, but {self.leave_out!r} is not: {names}"
                 )
-        train, valid = (
-            (train, self._without(self._read(self.valid)))
-            if self.valid
-            else split(train, self.hold_out, self.share, seed)
-        )
+        if self.valid:
+            valid = self._without(self._read(self.valid))
+        else:
+            train, valid = split(train, self.hold_out, self.share, seed)
         if not train or not valid:
             raise InputError(
                 f"training and validation need recordings, but there are {len(train)} and {len(valid)}; "
@@ -240,23 +257,3 @@ def recordings_fingerprint(*splits: Sequence[Recording], column: str = "") -> st
         for split in splits
         for r in split
     )
-
-
-def label_symbols(cells: Iterable[str]) -> list[str]:
-    """The symbols that stand for the labels in these cells, which spaces separate: <AH> for AH, in the order of the alphabet."""
-    return sorted({f"<{label}>" for cell in cells for label in cell.split()})
-
-
-def encode_labels(tokenizer: Tokenizer, cells: Sequence[str]) -> list[list[int]]:
-    """The ids of the symbols of every cell's labels.
-
-    Raises:
-        InputError: the tokenizer lacks the symbol of one of them.
-    """
-    known = {name: i for i, name in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
-    if lacking := [symbol for symbol in label_symbols(cells) if symbol not in known]:
-        raise InputError(
-            f"a label needs a symbol of its own in the vocabulary, but there is none for {lacking[0][1:-1]!r}; name it with "
-            f"--symbols {lacking[0]!r}, or correct the column"
-        )
-    return [[known[f"<{label}>"] for label in cell.split()] for cell in cells]

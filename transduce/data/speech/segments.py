@@ -1,4 +1,4 @@
-"""Where to cut long recordings: in pauses, and where there is none, where it is quietest."""
+"""Segments of long recordings: cut in pauses, and where there is none, at the quietest place."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,21 +16,24 @@ PAUSE = 0.3
 """Seconds that a pause lasts at least: longer than the closure of a stop consonant, or a hesitation within a phrase."""
 
 CLICK = 0.05
-"""Seconds: what is loud for a shorter time is no speech."""
+"""Seconds: a shorter loud sound is no speech."""
 
 LEAD, TRAIL = 0.02, 0.09
 """Seconds of a pause that a segment keeps before and after the speech, at least: words fade out more slowly than in."""
 
 DROPS = (15.0, 35.0)
-"""By how many decibels the level falls in a pause: the least that counts, and what is always enough."""
+"""Decibels by which the level falls in a pause: the least that counts, and the drop that is always enough."""
 
 QUIET = 0.1
-"""Seconds over which the quietest place is looked for: longer than the closure of a [t], shorter than a pause."""
+"""Seconds over which the quietest place is measured: longer than the closure of a [t], shorter than a pause."""
+
+Span = tuple[int, int]
+"""The first sample of a segment, and the one behind its last."""
 
 
 @dataclass(frozen=True)
 class Levels:
-    """How loud a recording is: a hundred numbers a second, which are enough to know where to cut it."""
+    """The loudness of a recording: a hundred numbers a second, which are enough to know where to cut it."""
 
     power: Float[Tensor, " frames"]
     """The mean square of the samples of every FRAME; the last is filled up with zeros."""
@@ -38,40 +41,47 @@ class Levels:
     n_samples: int
     sample_rate: int
     loudest: Float[Tensor, ""]
-    """How far the loudest sample is from 0; NaN if one is."""
+    """The distance of the loudest sample from 0; NaN if one is."""
 
 
 def levels(blocks: Iterable[Float[Tensor, " _"]], sample_rate: int) -> Levels:
     """The levels of a recording that is given block by block; the borders of the blocks do not matter."""
-    size, n, loudest = max(1, round(FRAME * sample_rate)), 0, torch.zeros(())
-    powers, rest = [], torch.zeros(0)
+    size = max(1, round(FRAME * sample_rate))
+    n_samples = 0
+    loudest = torch.zeros(())
+    powers = []
+    rest = torch.zeros(0)
     for block in blocks:
-        n, loudest = n + len(block), torch.maximum(loudest, block.abs().amax())
+        n_samples += len(block)
+        loudest = torch.maximum(loudest, block.abs().amax())
         rest = torch.cat([rest, block])
-        whole = len(rest) // size * size
-        powers.append(rest[:whole].view(-1, size).square().mean(dim=1))
-        rest = rest[whole:]
+        complete = len(rest) // size * size
+        powers.append(rest[:complete].view(-1, size).square().mean(dim=1))
+        rest = rest[complete:]
     rest = torch.nn.functional.pad(rest, (0, -len(rest) % size))
     powers.append(rest.view(-1, size).square().mean(dim=1))
-    return Levels(torch.cat(powers), size, n, sample_rate, loudest)
+    return Levels(torch.cat(powers), size, n_samples, sample_rate, loudest)
 
 
-def cut(
-    blocks: Iterable[Float[Tensor, " _"]], spans: Sequence[tuple[int, int]], name: str
+def split_segments(
+    blocks: Iterable[Float[Tensor, " _"]], spans: Sequence[Span], name: str
 ) -> Iterator[Float[Tensor, " _"]]:
     """The samples of every span of a recording that is given block by block; spans are in order and do not overlap.
 
     Args:
-        name: what messages call it.
+        name: stands for the recording in messages.
 
     Raises:
         InputError: the recording ends before the last span does.
     """
-    given, begin, block = iter(blocks), 0, torch.zeros(0)
+    blocks = iter(blocks)
+    begin = 0  # of the block
+    block = torch.zeros(0)
     for start, stop in spans:
         parts = [block[max(0, start - begin) : max(0, stop - begin)]]
         while begin + len(block) < stop:
-            begin, following = begin + len(block), next(given, None)
+            begin += len(block)
+            following = next(blocks, None)
             if following is None:
                 raise InputError(
                     f"{name} must stay as it is while it is read, but now it ends after {begin} samples; try again"
@@ -81,8 +91,8 @@ def cut(
         yield torch.cat(parts)
 
 
-def segments(found: Levels, longest: float, shortest: float = 0.0, margin: float = 0.0) -> list[tuple[int, int]]:
-    """Cut a long recording: the start and stop samples of its segments, in order.
+def segments(levels: Levels, longest: float, shortest: float = 0.0, margin: float = 0.0) -> list[Span]:
+    """The spans of the segments of a long recording, in order.
 
     A recording of at most `longest` seconds is one segment. A longer one is cut in every pause; of the
     pause, LEAD and TRAIL stay with the speech, and `margin` seconds more on either side. Two neighbours are one segment
@@ -95,30 +105,30 @@ def segments(found: Levels, longest: float, shortest: float = 0.0, margin: float
     """
     if not longest >= 1:
         raise InputError(f"longest must be at least one second, but longest={longest} s; 30.0 is usual")
-    limit = int(longest * found.sample_rate)
-    if found.n_samples <= limit:
-        return [(0, found.n_samples)]
-    spans = _joined(_between_pauses(found, margin), limit, int(shortest * found.sample_rate))
-    return [part for first, last in spans for part in _at_quietest(found, first, last, limit)]
+    limit = int(longest * levels.sample_rate)
+    if levels.n_samples <= limit:
+        return [(0, levels.n_samples)]
+    spans = _merge_short(_between_pauses(levels, margin), limit, int(shortest * levels.sample_rate))
+    return [part for span in spans for part in _split_at_quietest(levels, span, limit)]
 
 
-def _between_pauses(found: Levels, margin: float) -> list[tuple[int, int]]:
-    """The spans between pauses, with what stays of these; the whole where there is no pause, or nothing else."""
-    size, n = found.frame_samples, found.n_samples
-    spoken = _runs(~_long(~_long(_loud(found), CLICK), PAUSE))
-    if not spoken:
-        return [(0, n)]
-    lead, trail = (round(found.sample_rate * min(each + margin, PAUSE / 2)) for each in (LEAD, TRAIL))
-    return [(max(0, a * size - lead), min(n, b * size + trail)) for a, b in spoken]
+def _between_pauses(levels: Levels, margin: float) -> list[Span]:
+    """The spans between pauses, with a part of these; the whole recording if there is no pause, or nothing else."""
+    speech = _runs(~_long(~_long(_loud(levels), CLICK), PAUSE))
+    if not speech:
+        return [(0, levels.n_samples)]
+    size = levels.frame_samples
+    lead, trail = (round(levels.sample_rate * min(part + margin, PAUSE / 2)) for part in (LEAD, TRAIL))
+    return [(max(0, start * size - lead), min(levels.n_samples, stop * size + trail)) for start, stop in speech]
 
 
-def _loud(found: Levels) -> Bool[Tensor, " frames"]:
-    """Which frames may be speech: those whose level is near enough to that of the loud ones.
+def _loud(levels: Levels) -> Bool[Tensor, " frames"]:
+    """The frames that may be speech: those whose level is near enough to that of the loud ones.
 
     The drop that makes a pause is 70 % of the way from the loud frames (the 95th percentile) to the quiet ones (the
     5th), within DROPS.
     """
-    level = 10 * found.power.clamp_min(1e-12).log10()
+    level = 10 * levels.power.clamp_min(1e-12).log10()
     ranked = level.sort().values
     quiet, high = (float(ranked[int(share * (len(ranked) - 1))]) for share in (0.05, 0.95))
     return level > high - min(max(0.7 * (high - quiet), DROPS[0]), DROPS[1])
@@ -126,55 +136,54 @@ def _loud(found: Levels) -> Bool[Tensor, " frames"]:
 
 def _long(frames: Bool[Tensor, " n"], seconds: float) -> Bool[Tensor, " n"]:
     """The frames that belong to a run of at least so many seconds."""
-    found = torch.zeros_like(frames)
+    in_long_run = torch.zeros_like(frames)
     for start, stop in _runs(frames):
         if stop - start >= round(seconds / FRAME):
-            found[start:stop] = True
-    return found
+            in_long_run[start:stop] = True
+    return in_long_run
 
 
-def _runs(frames: Bool[Tensor, " n"]) -> list[tuple[int, int]]:
+def _runs(frames: Bool[Tensor, " n"]) -> list[Span]:
     """Start and stop of every run of True."""
     edges = torch.nn.functional.pad(frames.byte(), (1, 1)).diff().nonzero()[:, 0].tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _joined(spans: list[tuple[int, int]], limit: int, least: int) -> list[tuple[int, int]]:
+def _merge_short(spans: list[Span], limit: int, least: int) -> list[Span]:
     """The same spans, except that two neighbours become one where either is shorter than `least` and both fit.
 
-    The shortest pause comes first, so that what belongs together is joined, and a short span does not go to the longer
-    one before it, across a longer pause.
+    The shortest pause comes first, so that a short span joins the nearer neighbour.
     """
-    first, last = list(range(len(spans))), list(range(len(spans)))  # of the spans that one is joined with, at its ends
-    for left in sorted(range(len(spans) - 1), key=lambda i: spans[i + 1][0] - spans[i][1]):
-        a, b = first[left], last[left + 1]
-        (start, middle), (next_start, stop) = (spans[a][0], spans[left][1]), (spans[left + 1][0], spans[b][1])
-        if min(middle - start, stop - next_start) < least and stop - start <= limit:
-            last[a], first[b] = b, a
-    found, i = [], 0
+    merged = [[start, stop, i] for i, (start, stop) in enumerate(spans)]  # with the last of the spans that are in it
+    for i in sorted(range(len(spans) - 1), key=lambda i: spans[i + 1][0] - spans[i][1]):
+        left, right = merged[i], merged[i + 1]
+        if min(left[1] - left[0], right[1] - right[0]) < least and right[1] - left[0] <= limit:
+            left[1:] = right[1:]
+            merged[right[2]] = left  # found from either end
+    result = []
+    i = 0
     while i < len(spans):
-        found.append((spans[i][0], spans[last[i]][1]))
-        i = last[i] + 1
-    return found
+        start, stop, last = merged[i]
+        result.append((start, stop))
+        i = last + 1
+    return result
 
 
-def _at_quietest(found: Levels, start: int, stop: int, limit: int) -> list[tuple[int, int]]:
+def _split_at_quietest(levels: Levels, span: Span, limit: int) -> list[Span]:
     """Segments that cover a span, each of at most `limit` samples and at least about a quarter of that.
 
     Cuts lie between frames. Of several equally quiet places, the cut is at the middle one.
     """
-    size, width, parts = found.frame_samples, round(QUIET / FRAME), []
+    start, stop = span
+    size = levels.frame_samples
+    width = round(QUIET / FRAME)
+    parts = []
     while stop - start > limit:
         first = -(-(start + limit // 2) // size)
         last = min(start + limit, stop - limit // 4) // size  # so that the last segment is not shorter than a frame
-        middle = size * (first + _quietest(found.power[first:last], width))
+        energy = levels.power[first:last].double().unfold(0, width, 1).sum(dim=1)
+        quietest = (energy == energy.min()).nonzero()[:, 0]
+        middle = size * (first + int(quietest[len(quietest) // 2]) + width // 2)
         parts.append((start, middle))
         start = middle
     return [*parts, (start, stop)]
-
-
-def _quietest(power: Float[Tensor, " n"], width: int) -> int:
-    """The middle of the `width` consecutive frames that have the least energy."""
-    energy = power.double().unfold(0, width, 1).sum(dim=1)
-    least = (energy == energy.min()).nonzero()[:, 0]
-    return int(least[len(least) // 2]) + width // 2
