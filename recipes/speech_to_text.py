@@ -278,31 +278,18 @@ def run(x: Experiment) -> dict[str, float]:
     )
     config = ex.with_frames(x.model, reader.n_features, tokenizer.vocab_size)
     _, spoken = ex.in_languages(tokenizer, tokenizer, x.decoding)
-    pairs, held_out = (
-        ex.SpeechPairs(
-            split,
-            reader,
-            spoken,
-            frames_per_batch=x.frames_per_batch,
-            max_seconds=x.max_seconds,
-            workers=x.workers,
-            seed=x.training.seed,
-            ctc_column=x.interctc_column or ctc_column,
-            labels=x.interctc_column is not None,
-            **more,
-        )
-        for split, more in (
-            (
-                recordings,
-                {
-                    "augmentation": x.augmentation,
-                    "out_lengths": config.frames.out_lengths,
-                    "two_views": max(x.training.consistency, x.ctc_consistency) > 0,
-                },
-            ),
-            (valid, {}),
-        )
+    settings = ex.SpeechPairsConfig(
+        frames_per_batch=x.frames_per_batch,
+        max_seconds=x.max_seconds,
+        workers=x.workers,
+        seed=x.training.seed,
+        ctc_column=x.interctc_column or ctc_column,
+        labels=x.interctc_column is not None,
     )
+    two_views = max(x.training.consistency, x.ctc_consistency) > 0
+    augmented = replace(settings, augmentation=x.augmentation, two_views=two_views)
+    pairs = ex.SpeechPairs(recordings, reader, spoken, augmented, config.frames.out_lengths)
+    held_out = ex.SpeechPairs(valid, reader, spoken, settings)
     print(f"train: {pairs}\nvalid: {held_out}")
     # in longer or shorter segments than these the model would be lost
     shortest, longest = (extreme(r.seconds for r in pairs.recordings) for extreme in (min, max))

@@ -31,7 +31,7 @@ from transduce.data.config import FeatureConfig
 from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.manifest import read_manifest
-from transduce.data.speech.pairs import FrameReader, SpeechPairs
+from transduce.data.speech.pairs import FrameReader, SpeechPairs, SpeechPairsConfig
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.model.positions import sinusoidal
 from transduce.model.presets import conformer_tiny
@@ -92,7 +92,8 @@ def read_sound(folder: Path, x: argparse.Namespace) -> tuple[Callable[[int], Epo
     tokenizer = SentencePieceTokenizer.train([r.text for r in recordings], vocab_size=VOCABULARY)
     recordings = recordings[: 40 if x.tiny else None]
     reader = FrameReader(FeatureExtractor(FeatureConfig(n_coefficients=20, deltas=1)), FeatureCache(folder))
-    pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=1000 if x.tiny else 5000, workers=x.threads)
+    settings = SpeechPairsConfig(frames_per_batch=1000 if x.tiny else 5000, workers=x.threads)
+    pairs = SpeechPairs(recordings, reader, tokenizer, settings)
     return pairs.epoch, len(pairs.recordings)
 
 

@@ -1,6 +1,8 @@
 """Recordings of tones that stand for words, and what makes frames of them."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +10,8 @@ from tests.runs import FEATURES, record, sentences
 from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.speech.manifest import Recording
-from transduce.data.speech.pairs import FrameReader
+from transduce.data.speech.pairs import FrameReader, SpeechPairs, SpeechPairsConfig
+from transduce.data.text.base_tokenizer import Tokenizer
 
 TEXTS = sentences(20)
 
@@ -26,3 +29,14 @@ def recordings(folder) -> list[Recording]:
 @pytest.fixture(scope="module")
 def reader(folder) -> FrameReader:
     return FrameReader(FeatureExtractor(FEATURES), FeatureCache(folder / "cache"))
+
+
+def speech_pairs(
+    recordings: Sequence[Recording],
+    reader: FrameReader,
+    tokenizer: Tokenizer,
+    out_lengths: Callable = lambda n_frames: n_frames,
+    **settings: Any,
+) -> SpeechPairs:
+    """SpeechPairs with these fields of their configuration."""
+    return SpeechPairs(recordings, reader, tokenizer, SpeechPairsConfig(**settings), out_lengths)

@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 
 import transduce as td
+from tests.data.conftest import speech_pairs
 from tests.runs import ENGLISH, GERMAN, RATE, random_speech_run, record, sentences
 from transduce.data.batch import Batch
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.feature_cache import FeatureCache
-from transduce.data.speech.pairs import FrameReader, SpeechPairs
+from transduce.data.speech.pairs import FrameReader
 from transduce.data.text.pairs import TextPairs
 from transduce.data.text.parallel_text import ParallelText
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, train_tokenizer_pair
@@ -122,7 +123,7 @@ def speech(tmp_path_factory):
     transcriber = td.load(random_speech_run(folder / "run"))
     recordings = record(folder, sentences(5))
     reader = FrameReader(transcriber.feature_extractor, FeatureCache(folder / "cache"))
-    return transcriber, SpeechPairs(recordings, reader, transcriber.tokenizer, frames_per_batch=300)
+    return transcriber, speech_pairs(recordings, reader, transcriber.tokenizer, frames_per_batch=300)
 
 
 def test_speech_validation_is_loss_error_rates_and_samples(speech):

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Integer, Shaped
 from torch import Tensor, nn
 
 IGNORE = -100
-"""In target_out: no prediction is asked for at this position (the value that torch's losses ignore)."""
+"""In target_out: a position without a prediction (the value that torch's losses ignore)."""
 
 Row = Sequence[int] | Integer[np.ndarray, " _"]
 """Ids of one example."""
@@ -31,7 +31,7 @@ class Batch:
     n_tokens: int
     """Target tokens to predict, EOS included, padding not."""
     host_lengths: tuple[Int[Tensor, " B"] | None, Int[Tensor, " B"]] | None = None
-    """source_lengths and target_lengths before `to` moved them, for what reads them on the host, such as CTC."""
+    """source_lengths and target_lengths before `to` moved them, for losses that read them on the host, such as CTC."""
     ctc_targets: Int[Tensor, "B H"] | None = None
     """Targets of CTC where they are another text than the target: ids, each row with an EOS."""
     ctc_target_lengths: Int[Tensor, " B"] | None = None
@@ -46,12 +46,11 @@ class Batch:
         the trainer does.
         """
         pinned = device.type == "cuda"
-        names = [f.name for f in fields(self) if f.name != "ctc_target_lengths"]
-        tensors = {name: t for name in names if isinstance(t := getattr(self, name), torch.Tensor)}
-        moved: dict[str, Any] = {
-            name: (t.pin_memory() if pinned and t.device.type == "cpu" else t).to(device, non_blocking=pinned)
-            for name, t in tensors.items()
-        }
+        moved: dict[str, Any] = {}
+        for name in (field.name for field in fields(self) if field.name != "ctc_target_lengths"):
+            if isinstance(tensor := getattr(self, name), Tensor):
+                on_host = tensor.pin_memory() if pinned and tensor.device.type == "cpu" else tensor
+                moved[name] = on_host.to(device, non_blocking=pinned)
         return replace(self, **moved, host_lengths=self.host_lengths or (self.source_lengths, self.target_lengths))
 
 
@@ -70,7 +69,7 @@ def pad_frames(rows: Sequence[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor, "B S
 
 
 def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[np.ndarray, " _"]]:
-    """Cut sequences, sorted by length, into batches with rows * longest <= tokens_per_batch on every side.
+    """Indices of sequences, sorted by length, in batches with rows * longest <= tokens_per_batch on every side.
 
     A sequence longer than the budget is a batch of its own.
 
@@ -79,7 +78,9 @@ def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[n
     """
     longest = lengths.max(axis=1)
     order = np.lexsort((*lengths.T, longest))
-    longest, batches, start = longest[order], [], 0
+    longest = longest[order]
+    batches = []
+    start = 0
     while start < len(order):
         most = max(1, tokens_per_batch // int(longest[start]))  # rows: the first one is the shortest
         size = longest[start : start + most] * np.arange(1, most + 1)[: len(order) - start]
@@ -96,10 +97,11 @@ def padding_share(lengths: Int[np.ndarray, "n k"], batches: list[Int[np.ndarray,
 
 
 class Batches(Sequence[Batch]):
-    """A list of n batches of which batch i is make(i), made whenever it is asked for."""
+    """A list of n batches of which batch i is make(i), made at every access."""
 
     def __init__(self, n: int, make: Callable[[int], Batch]) -> None:
-        self.n, self.make = n, make
+        self.n = n
+        self.make = make
 
     def __len__(self) -> int:
         return self.n
@@ -131,9 +133,10 @@ class Epoch(Batches):
     ) -> None:
         rng = np.random.default_rng((seed, epoch))
         shuffled = rng.permutation(len(lengths))  # so that equal lengths meet different neighbours in every epoch
-        batches = [shuffled[b] for b in bucket(lengths[shuffled], tokens_per_batch)]
+        batches = [shuffled[batch] for batch in bucket(lengths[shuffled], tokens_per_batch)]
         self.padding_share = padding_share(lengths, batches)
-        batches = batches if short_first else [batches[i] for i in rng.permutation(len(batches))]
+        if not short_first:
+            batches = [batches[i] for i in rng.permutation(len(batches))]
         self.batches = batches
         """The indices of every batch's examples."""
         # without self, as a circle would keep the examples in memory until Python looks for circles
@@ -165,7 +168,7 @@ def batch_of(
     *,
     bos: int,
 ) -> Batch:
-    """One batch of a padded source, or none, and of targets that end in EOS."""
+    """One batch of a padded source, or without source, and of targets that end in EOS."""
     target_out, target_lengths = pad(target, IGNORE)
     target_in = torch.full_like(target_out, bos)
     target_in[:, 1:] = torch.where(target_out[:, 1:] == IGNORE, 0, target_out[:, :-1])

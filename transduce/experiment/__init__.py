@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transduce.data.speech.pairs import (
         FrameReader as FrameReader,
         SpeechPairs as SpeechPairs,
+        SpeechPairsConfig as SpeechPairsConfig,
         make_feature_extractor as make_feature_extractor,
     )
     from transduce.data.text.corpus import (

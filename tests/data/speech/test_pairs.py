@@ -10,7 +10,7 @@ import pytest
 import soundfile
 import torch
 
-from tests.data.conftest import TEXTS
+from tests.data.conftest import TEXTS, speech_pairs
 from tests.runs import FEATURES, RATE, record, sound
 from transduce.data.config import Augmentation
 from transduce.data.speech.audio import read_audio
@@ -46,7 +46,7 @@ def rows(pairs: SpeechPairs, epoch: int) -> list[tuple[torch.Tensor, list[int], 
 
 @pytest.mark.parametrize("epoch", [0, 1, 4])
 def test_every_recording_comes_once_with_its_own_text(recordings, reader, tokenizer, epoch):
-    pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200)
+    pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=200)
     want = {}
     for r in recordings:
         frames = reader.feature_extractor(read_audio(r.audio, RATE))
@@ -62,7 +62,7 @@ def test_what_is_heard_may_be_another_text_and_alone_must_fit_the_sound(recordin
     """Both rows of a recording go together; a target of any length goes with a short text that is heard."""
     long = [replace(r, text=100 * "grün ", columns={"said": r.text}) for r in recordings[:2]]
     both = [*long, *(replace(r, text=f"{r.text} {r.text}", columns={"said": r.text}) for r in recordings[2:])]
-    pairs = SpeechPairs(both, reader, tokenizer, frames_per_batch=200, ctc_column="said")
+    pairs = speech_pairs(both, reader, tokenizer, frames_per_batch=200, ctc_column="said")
     want = Counter((r.text, r.columns["said"]) for r in both)
     found = Counter[tuple[str, str]]()
     for made in pairs.epoch(1):
@@ -78,13 +78,13 @@ def test_what_is_heard_may_be_another_text_and_alone_must_fit_the_sound(recordin
         )
     assert found == Counter({(text.strip(), said): n for (text, said), n in want.items()})
     with pytest.raises(ValueError, match="another column of the manifests, but it is 'spoken', and there are said"):
-        SpeechPairs(both, reader, tokenizer, frames_per_batch=200, ctc_column="spoken")
+        speech_pairs(both, reader, tokenizer, frames_per_batch=200, ctc_column="spoken")
 
 
 def test_batches_are_a_function_of_seed_and_epoch(recordings, reader, tokenizer):
     def batches(seed: int, epoch: int) -> list[torch.Tensor]:
         some = {"frames_per_batch": 200, "augmentation": Augmentation(), "seed": seed}
-        pairs = SpeechPairs(recordings[:10], reader, tokenizer, **some)
+        pairs = speech_pairs(recordings[:10], reader, tokenizer, **some)
         return [batch.source for batch in pairs.epoch(epoch)]
 
     def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
@@ -106,7 +106,7 @@ def test_two_views_differ_in_their_masks_alone_where_nothing_else_is_drawn(recor
         vtlp=0.0,
     )
     some = {"frames_per_batch": 400, "augmentation": masked}
-    one, two = (SpeechPairs(recordings, reader, tokenizer, **some, two_views=on) for on in (False, True))
+    one, two = (speech_pairs(recordings, reader, tokenizer, **some, two_views=on) for on in (False, True))
     other = shared = n_frames = 0
     for plain, both in zip(one.epoch(3), two.epoch(3), strict=True):
         assert plain.second_source is None and torch.equal(plain.source, both.source)
@@ -116,7 +116,7 @@ def test_two_views_differ_in_their_masks_alone_where_nothing_else_is_drawn(recor
             assert not second[n:].any() and differ.sum() <= 2 * 10  # at most ten frames are masked in either
             other, shared, n_frames = other + int(differ.any()), shared + int((~differ).sum()), n_frames + n
     assert other > 15 and shared > 0.5 * n_frames  # of 20 recordings; the mask may have no width
-    again = SpeechPairs(recordings, reader, tokenizer, **some, two_views=True)
+    again = speech_pairs(recordings, reader, tokenizer, **some, two_views=True)
     assert all(torch.equal(a.second_source, b.second_source) for a, b in zip(two.epoch(3), again.epoch(3), strict=True))
     assert not all(
         torch.equal(a.second_source, b.second_source) for a, b in zip(two.epoch(3), two.epoch(4), strict=False)
@@ -127,7 +127,7 @@ def test_mel_bands_are_masked_differently_too_and_without_masks_views_are_alike(
     for masks, alike in ((2, False), (0, True)):
         augmentation = Augmentation(n_time_masks=0, n_frequency_masks=masks, vtlp=0.0)
         some = {"frames_per_batch": 400, "augmentation": augmentation}
-        pairs = SpeechPairs(recordings, reader, tokenizer, **some, two_views=True)
+        pairs = speech_pairs(recordings, reader, tokenizer, **some, two_views=True)
         assert all(torch.equal(b.source, b.second_source) == alike for b in pairs.epoch(1))
 
 
@@ -136,7 +136,7 @@ def test_two_views_are_heard_from_other_vocal_tracts(recordings, folder, tokeniz
     config = replace(FEATURES, n_coefficients=0, normalize="none")
     reader = FrameReader(FeatureExtractor(config), FeatureCache(folder / "plain"))
     some = {"augmentation": Augmentation(speeds=(1.0,), n_time_masks=0, n_frequency_masks=0, vtlp=0.2)}
-    pairs = SpeechPairs(recordings[:8], reader, tokenizer, frames_per_batch=400, two_views=True, **some)
+    pairs = speech_pairs(recordings[:8], reader, tokenizer, frames_per_batch=400, two_views=True, **some)
     epoch = pairs.epoch(1)
     factors = []
     for rows, batch in zip(epoch.batches, epoch, strict=True):
@@ -157,7 +157,7 @@ def test_two_views_have_a_level_and_noise_of_their_own(recordings, folder, token
     config = replace(FEATURES, n_coefficients=0, normalize="none")
     reader = FrameReader(FeatureExtractor(config), FeatureCache(folder / "plain"))
     augmentation = Augmentation(speeds=(1.0,), n_time_masks=0, n_frequency_masks=0, vtlp=0.0, **how)
-    pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=400, augmentation=augmentation, two_views=True)
+    pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=400, augmentation=augmentation, two_views=True)
     epoch, apart = pairs.epoch(1), []
     for rows, batch in zip(epoch.batches, epoch, strict=True):
         for i, first, second in zip(rows, batch.source, batch.second_source, strict=True):
@@ -172,14 +172,14 @@ def test_two_views_have_a_level_and_noise_of_their_own(recordings, folder, token
 
 
 def test_the_first_epoch_goes_from_short_to_long_and_no_other(recordings, reader, tokenizer):
-    pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
+    pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
     longest = [[int(batch.source_lengths.max()) for batch in pairs.epoch(n)] for n in range(4)]
     assert all(len(batches) > 4 for batches in longest)
     assert [all(a <= b for a, b in pairwise(batches)) for batches in longest] == [True, False, False, False]
 
 
 def test_budget_and_lengths_agree_with_what_is_made(recordings, reader, tokenizer):
-    pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
+    pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
     for n in range(2):
         epoch = pairs.epoch(n)
         for batch, chosen in zip(epoch, epoch.batches, strict=True):
@@ -193,7 +193,7 @@ def test_budget_and_lengths_agree_with_what_is_made(recordings, reader, tokenize
 
 def test_silence_is_drawn_for_either_side_and_counts_in_the_budget(recordings, reader, tokenizer):
     augmentation = replace(PLAIN, silence=0.25)
-    pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=400, augmentation=augmentation)
+    pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=400, augmentation=augmentation)
     (n_frames,) = pairs.n_frames.values()
     added = set()
     for n in range(10):
@@ -215,13 +215,13 @@ def test_what_is_reckoned_with_natural_log_mels_is_refused_for_others(recordings
         ({"silence": 0.2, "lowest_snr": 9.0}, "silence=0.2, lowest_snr=9.0"),
     ):
         with pytest.raises(ValueError, match=f"natural log-mels, but {told} and log_mel='{kind}'"):
-            SpeechPairs(recordings[:2], other, tokenizer, frames_per_batch=200, augmentation=replace(PLAIN, **fields))
+            speech_pairs(recordings[:2], other, tokenizer, frames_per_batch=200, augmentation=replace(PLAIN, **fields))
     usual = replace(Augmentation(), vtlp=0.0)
-    assert SpeechPairs(recordings[:2], other, tokenizer, frames_per_batch=200, augmentation=usual).recordings
+    assert speech_pairs(recordings[:2], other, tokenizer, frames_per_batch=200, augmentation=usual).recordings
 
 
 def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader, tokenizer):
-    pairs = SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
+    pairs = speech_pairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
     made = {s: {len(reader(r.audio, speed=s)): i for i, r in enumerate(recordings)} for s in (0.9, 1.1)}
     lengths = [Counter(len(frames) for frames, _, _ in rows(pairs, n)) for n in range(3)]
     assert len({tuple(sorted(each.items())) for each in lengths}) == 3
@@ -232,7 +232,7 @@ def test_every_speed_is_drawn_and_changes_from_epoch_to_epoch(recordings, reader
 def test_sound_that_vanishes_after_the_first_look_ends_nothing(tmp_path, tokenizer):
     made = record(tmp_path, TEXTS[:6])
     reader = FrameReader(FeatureExtractor(FEATURES), FeatureCache(tmp_path / "cache"))
-    pairs = SpeechPairs(made, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
+    pairs = speech_pairs(made, reader, tokenizer, frames_per_batch=200, augmentation=SPEEDS)
     want = [rows(pairs, n) for n in range(2)]
     for r in made:
         r.audio.unlink()
@@ -254,7 +254,7 @@ def test_half_a_recording_does_not_learn_the_whole_text(tmp_path, reader, tokeni
     assert 0.3 * promised < there < 0.55 * promised
     caplog.clear()
     cut = Recording("cut", path, promised, "A", text)
-    pairs = SpeechPairs([*good, cut], reader, tokenizer, frames_per_batch=900)
+    pairs = speech_pairs([*good, cut], reader, tokenizer, frames_per_batch=900)
     assert pairs.recordings == good and pairs.skipped["shorter than its manifest says"] == 1
     assert sum(pairs.skipped.values()) == 1
     frames = FEATURES.n_frames(round(there * RATE))
@@ -262,11 +262,11 @@ def test_half_a_recording_does_not_learn_the_whole_text(tmp_path, reader, tokeni
     assert told(caplog)[-1].startswith(f"{path} lasts {covered:.2f} s, but its manifest says {promised:g}; ")
     assert len(told(caplog)) == (1 if ending == "opus" else 2)  # the header of the others tells as well
     with pytest.raises(ValueError) as error:
-        SpeechPairs([cut], reader, tokenizer, frames_per_batch=900)
+        speech_pairs([cut], reader, tokenizer, frames_per_batch=900)
     assert str(error.value).endswith(told(caplog)[-1])
     for seconds in (there, 0.0):  # 0: unknown
         shorter = replace(cut, seconds=seconds)
-        assert SpeechPairs([shorter], reader, tokenizer, frames_per_batch=900).recordings == [shorter]
+        assert speech_pairs([shorter], reader, tokenizer, frames_per_batch=900).recordings == [shorter]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_tenth_of_a_recording_and_a_tenth_of_a_second_may_lack(tmp_path, token
         Recording("a", tmp_path / "a.npy", seconds, "A", "red"),
         Recording("b", tmp_path / "b.npy", 0.2, "A", "red"),
     ]
-    pairs = SpeechPairs(both, reader, tokenizer, frames_per_batch=900)
+    pairs = speech_pairs(both, reader, tokenizer, frames_per_batch=900)
     assert pairs.recordings == (both if fits else both[1:])
 
 
@@ -304,7 +304,7 @@ def test_what_cannot_be_used_is_left_out_counted_and_named(tmp_path, reader, tok
         *(Recording(name, tmp_path / f"{name}.wav", 1.0, "A", "red") for name in ("text", "empty", "none", "short")),
     ]
     with caplog.at_level(logging.WARNING):
-        pairs = SpeechPairs(
+        pairs = speech_pairs(
             [*bad[:3], *good, *bad[3:]],
             reader,
             tokenizer,
@@ -330,7 +330,7 @@ def test_what_cannot_be_used_is_left_out_counted_and_named(tmp_path, reader, tok
 def test_nothing_left_is_told_with_the_reason(tmp_path, reader, tokenizer):
     bad = [Recording(str(i), tmp_path / "none.wav", 1.0, "A", "red") for i in range(2)]
     with pytest.raises(ValueError) as error:
-        SpeechPairs(bad, reader, tokenizer, frames_per_batch=300)
+        speech_pairs(bad, reader, tokenizer, frames_per_batch=300)
     assert str(error.value) == (
         "training needs recordings, but of 2 none is left: 0 blank text, 0 longer than 30 s, 0 shorter than its "
         "manifest says, 2 unusable sound, "
@@ -338,7 +338,7 @@ def test_nothing_left_is_told_with_the_reason(tmp_path, reader, tokenizer):
         "check the path"
     )
     with pytest.raises(ValueError) as error:
-        SpeechPairs([], reader, tokenizer, frames_per_batch=300)
+        speech_pairs([], reader, tokenizer, frames_per_batch=300)
     assert str(error.value).endswith("; look at the manifest")
 
 
@@ -403,7 +403,7 @@ def test_vectors_take_the_same_way(tmp_path, tokenizer, caplog):
     reader = FrameReader(make_feature_extractor(config, recordings, cache, 0), cache)
     assert isinstance(reader.feature_extractor, VectorReader) and reader.n_features == 3
     with caplog.at_level(logging.WARNING):
-        pairs = SpeechPairs(
+        pairs = speech_pairs(
             [*recordings, wide], reader, tokenizer, frames_per_batch=60, augmentation=SPEEDS, max_seconds=0.23
         )
     unusable, long = told(caplog)

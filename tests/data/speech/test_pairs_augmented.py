@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.conftest import TEXTS
+from tests.data.conftest import TEXTS, speech_pairs
 from tests.runs import RATE
 from transduce.data.config import Augmentation
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import generator
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
-from transduce.data.speech.pairs import PLAIN, SpeechPairs
+from transduce.data.speech.pairs import PLAIN
 from transduce.data.text.sentencepiece_bpe import UNK, SentencePieceTokenizer
 
 
@@ -80,10 +80,10 @@ def test_each_augmentation_does_what_its_formula_says_and_nothing_else(recording
     """Drawn from (seed + 1, epoch, recording) and, for tokens, (seed + 2, epoch, recording)."""
     tokenizer = SentencePieceTokenizer.train(TEXTS, vocab_size=290)
     plain, augmented = (
-        SpeechPairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=a, seed=5)
+        speech_pairs(recordings, reader, tokenizer, frames_per_batch=200, augmentation=a, seed=5)
         for a in (PLAIN, replace(PLAIN, **switched_on))
     )
-    a, epoch = augmented.augmentation, augmented.epoch(3)
+    a, epoch = augmented.config.augmentation, augmented.epoch(3)
     other_frames = other_tokens = 0
     for batch, before, chosen in zip(epoch, plain.epoch(3), epoch.batches, strict=True):
         rows = chosen.tolist()
@@ -109,7 +109,7 @@ def test_what_happens_to_an_utterance_does_not_depend_on_its_batch(recordings, r
     tokenizer = SentencePieceTokenizer.train(TEXTS, vocab_size=290)
 
     def heard(frames_per_batch: int) -> tuple[int, dict[int, tuple[list[int], torch.Tensor]]]:
-        pairs = SpeechPairs(
+        pairs = speech_pairs(
             recordings,
             reader,
             tokenizer,

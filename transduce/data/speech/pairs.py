@@ -1,4 +1,4 @@
-"""Recordings as training data: frames that are augmented anew in every epoch, and the ids of what is said."""
+"""Recordings as training data: frames that are augmented anew in every epoch, and the ids of their texts."""
 
 import logging
 import math
@@ -41,8 +41,8 @@ ROUNDING = 1e-3
 """Seconds by which a manifest may be off, as it is written with three decimals."""
 
 SHORTFALL = 0.1
-"""Seconds, or the share of a recording, that may be missing from its frames. Where more is missing, the recording was
-cut short, and its text may say more than can be heard."""
+"""Seconds, or the share of a recording, that may be missing from its frames. If more is missing, the recording was cut
+short, and its text may say more than its sound."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,16 @@ class FrameReader:
         rng = rng or generator(0, 0, 0)
         frames = self._unmasked(path, speed)
         if isinstance(self.feature_extractor, FeatureExtractor):
-            frames, config = add_silence(frames, *silence), self.feature_extractor.config
+            frames = add_silence(frames, *silence)
+            low, high = self.feature_extractor.config.low, self.feature_extractor.config.highest
             if augmentation.gain or augmentation.tilt:
-                how = {"gain": augmentation.gain, "tilt": augmentation.tilt}
-                frames = change_level(frames, **how, low=config.low, high=config.highest, rng=rng)
+                gain, tilt = augmentation.gain, augmentation.tilt
+                frames = change_level(frames, gain=gain, tilt=tilt, low=low, high=high, rng=rng)
             if augmentation.lowest_snr is not None:
                 widths = self.feature_extractor.band_widths
                 frames = add_noise(frames, widths, lowest_snr=augmentation.lowest_snr, rng=rng)
             if augmentation.vtlp:
-                factor = draw_vtlp(augmentation.vtlp, rng)
-                frames = perturb_vocal_tract(frames, factor, low=config.low, high=config.highest)
+                frames = perturb_vocal_tract(frames, draw_vtlp(augmentation.vtlp, rng), low=low, high=high)
             frames = mask_frequency(
                 frames, spans=augmentation.n_frequency_masks, widest=augmentation.frequency_mask_width, rng=rng
             )
@@ -129,26 +129,39 @@ class FrameReader:
         return self.cache.get(path, self.feature_extractor, speed)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpeechPairsConfig:
+    """The choice of recordings, and how they become batches."""
+
+    frames_per_batch: int
+    """Bound on rows times the longest recording of a batch."""
+    augmentation: Augmentation = PLAIN
+    max_seconds: float = 30.0
+    """Longer recordings are left out."""
+    ctc_column: str = ""
+    """The column of the targets of CTC, or of CTC inside the encoder, if it is not the target column."""
+    labels: bool = False
+    """Whether that column has labels such as phones, one token each (see `encode_labels`)."""
+    two_views: bool = False
+    """Whether batches have a `second_source`: the source with another level, noise, vocal tract and masks."""
+    seed: int = 0
+    workers: int = 0
+    """Threads that fill the cache of log-mels, at least one."""
+
+
 class SpeechPairs:
     """Training data for the trainer: the batches of `epoch(n)` are a function of (seed, n).
 
     Every recording is read once. Those that cannot be used are left out, counted in `skipped` by reason, and named in a
-    warning. `recordings` and `target` are what is left; `n_frames` has their numbers of frames, by speed.
+    warning. `recordings` and `target` are those that are left; `n_frames` has their numbers of frames, by speed.
 
     Args:
-        frames_per_batch: a bound on rows times the longest recording of a batch.
-        max_seconds: longer recordings are left out.
-        out_lengths: how many positions the encoder sees of so many frames, as the model's `Frames.out_lengths` says it.
-            No text can have more tokens than positions.
-        workers: threads that fill the cache of log-mels; 0: this one.
-        ctc_column: the column that CTC learns, or that CTC inside the encoder learns, if it is not the target's.
-        labels: whether that column holds labels such as phones, one token each (see data/speech/labels.py).
-        two_views: whether batches have a `second_source`, which differs from the source in all that moves no position of
-            it: level, noise, vocal tract and masks.
+        out_lengths: the model's `Frames.out_lengths`: the positions of the encoder for numbers of frames. No text can
+            have more tokens than positions.
 
     Raises:
-        InputError: no recording is left, a recording lacks that column, the tokenizer has nothing that begins or ends a
-            text, or the features are not those that the augmentation is for.
+        InputError: no recording is left, a recording lacks the column, the tokenizer has no id that begins or ends a
+            text, or the augmentation is for other features.
     """
 
     def __init__(
@@ -156,139 +169,135 @@ class SpeechPairs:
         recordings: Sequence[Recording],
         reader: FrameReader,
         tokenizer: Tokenizer,
-        *,
-        frames_per_batch: int,
-        augmentation: Augmentation = PLAIN,
-        max_seconds: float = 30.0,
+        config: SpeechPairsConfig,
         out_lengths: Callable[[np.ndarray], np.ndarray] = lambda n_frames: n_frames,
-        workers: int = 0,
-        seed: int = 0,
-        ctc_column: str = "",
-        labels: bool = False,
-        two_views: bool = False,
     ) -> None:
-        self.two_views = two_views
-        self.reader, self.augmentation, self.frames_per_batch, self.seed = reader, augmentation, frames_per_batch, seed
+        self.reader = reader
+        self.config = config
         (self.bos_id,) = tokenizer.required("bos_id")
-        self.hidden_id = self.bos_id if tokenizer.unk_id is None else tokenizer.unk_id
-        """What stands for a token that is dropped."""
-        if isinstance(config := reader.feature_extractor.config, FeatureConfig):
-            augmentation.check_features(config)
-        speeds = reader.speeds(augmentation)
-        usable, n_frames, self.skipped, told = _usable(recordings, reader, speeds, max_seconds, workers)
-        target = tokenizer.with_eos(tokenizer.encode([r.text for r in usable]))
-        ctc_targets = target
-        if ctc_column:
-            column = cells(usable, ctc_column)
-            ctc_targets = tokenizer.with_eos(encode_labels(tokenizer, column) if labels else tokenizer.encode(column))
+        self.dropped_id = self.bos_id if tokenizer.unk_id is None else tokenizer.unk_id
+        """The id in the place of a token that is dropped."""
+        if isinstance(features := reader.feature_extractor.config, FeatureConfig):
+            config.augmentation.check_features(features)
+        speeds = reader.speeds(config.augmentation)
+        usable, n_frames, self.skipped, warning = _usable(recordings, reader, speeds, config)
+        target = ctc_targets = tokenizer.with_eos(tokenizer.encode([r.text for r in usable]))
+        if config.ctc_column:
+            column = cells(usable, config.ctc_column)
+            ctc_targets = tokenizer.with_eos(
+                encode_labels(tokenizer, column) if config.labels else tokenizer.encode(column)
+            )
         n_positions = out_lengths(n_frames.min(axis=0))
-        kept = [i for i, row in enumerate(ctc_targets) if n_positions[i] >= positions_needed(row)]
-        self.skipped["fewer positions than tokens"] = len(usable) - len(kept)
-        if not kept:
+        fits = [i for i, row in enumerate(ctc_targets) if n_positions[i] >= positions_needed(row)]
+        self.skipped["fewer positions than tokens"] = len(usable) - len(fits)
+        if not fits:
             counts = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items())
-            raise InputError(f"training needs recordings, but of {len(recordings)} none is left: {counts}; {told}")
-        self.recordings, self.target = [usable[i] for i in kept], [target[i] for i in kept]
-        self.ctc_targets = [ctc_targets[i] for i in kept] if ctc_column else None
-        self.n_frames = dict(zip(speeds, n_frames[:, kept], strict=True))
+            raise InputError(f"training needs recordings, but of {len(recordings)} none is left: {counts}; {warning}")
+        self.recordings = [usable[i] for i in fits]
+        self.target = [target[i] for i in fits]
+        self.ctc_targets = [ctc_targets[i] for i in fits] if config.ctc_column else None
+        self.n_frames = dict(zip(speeds, n_frames[:, fits], strict=True))
 
     def __str__(self) -> str:
         first = self.epoch(0)
         hours = sum(r.seconds for r in self.recordings) / 3600
+        n_speakers = len({r.speaker for r in self.recordings})
         left_out = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items() if n) or "none"
         return (
-            f"{len(self.recordings):,} recordings, {hours:.2f} hours, {len({r.speaker for r in self.recordings})} "
-            f"speakers, {sum(map(len, self.target)):,} target tokens, {len(first)} batches of at most "
-            f"{self.frames_per_batch} frames, {first.padding_share:.1%} padding; left out: {left_out}"
+            f"{len(self.recordings):,} recordings, {hours:.2f} hours, {n_speakers} speakers, "
+            f"{sum(map(len, self.target)):,} target tokens, {len(first)} batches of at most "
+            f"{self.config.frames_per_batch} frames, {first.padding_share:.1%} padding; left out: {left_out}"
         )
 
     def epoch(self, n: int) -> Epoch:
         """The batches of epoch n; in epoch 0 they go from short to long."""
-        speeds = list(self.n_frames)
-        drawn = [draw_speed(speeds, generator(self.seed, n, i)) for i in range(len(self.recordings))]
-        silence = [self._silence(n, i) for i in range(len(self.recordings))]
-        lengths = np.array([self.n_frames[speed][i] + sum(silence[i]) for i, speed in enumerate(drawn)])
-        share = self.augmentation.token_dropout
+        config = self.config
+        indices = range(len(self.recordings))
+        speeds = [draw_speed([*self.n_frames], generator(config.seed, n, i)) for i in indices]
+        silence = [self._silence(n, i) for i in indices]
+        lengths = [self.n_frames[speed][i] + sum(silence[i]) for i, speed in enumerate(speeds)]
 
-        def make(rows: list[int]) -> Batch:
-            def read(i: int, seed: int) -> Float[Tensor, "S F"]:
-                rng = generator(seed, n, i)
-                return self.reader(self.recordings[i].audio, self.augmentation, rng, drawn[i], silence[i])
+        def frames(rows: list[int], seed: int) -> tuple[Float[Tensor, "B S F"], Int[Tensor, " B"]]:
+            return pad_frames(
+                [
+                    self.reader(
+                        self.recordings[i].audio, config.augmentation, generator(seed, n, i), speeds[i], silence[i]
+                    )
+                    for i in rows
+                ]
+            )
 
-            source, source_lengths = pad_frames([read(i, self.seed + 1) for i in rows])
-            batch = batch_of(source, source_lengths, [self.target[i] for i in rows], bos=self.bos_id)
-            if self.two_views:
-                second, _ = pad_frames([read(i, self.seed + 4) for i in rows])
-                batch = replace(batch, second_source=second)
+        def batch(rows: list[int]) -> Batch:
+            made = batch_of(*frames(rows, config.seed + 1), [self.target[i] for i in rows], bos=self.bos_id)
+            if config.two_views:
+                made = replace(made, second_source=frames(rows, config.seed + 4)[0])
             if self.ctc_targets is not None:
-                targets, lengths = pad([self.ctc_targets[i] for i in rows], 0)
-                batch = replace(batch, ctc_targets=targets, ctc_target_lengths=lengths)
-            if share:
-                for ids, length, i in zip(batch.target_in, batch.target_lengths.tolist(), rows, strict=True):
-                    rng = generator(self.seed + 2, n, i)
-                    ids[:length] = drop_tokens(ids[:length], share=share, instead=self.hidden_id, rng=rng)
-            return batch
+                ctc_targets, ctc_lengths = pad([self.ctc_targets[i] for i in rows], 0)
+                made = replace(made, ctc_targets=ctc_targets, ctc_target_lengths=ctc_lengths)
+            if share := config.augmentation.token_dropout:
+                for ids, length, i in zip(made.target_in, made.target_lengths.tolist(), rows, strict=True):
+                    rng = generator(config.seed + 2, n, i)
+                    ids[:length] = drop_tokens(ids[:length], share=share, instead=self.dropped_id, rng=rng)
+            return made
 
         return Epoch(
-            lengths[:, None],
-            make,
-            tokens_per_batch=self.frames_per_batch,
-            seed=self.seed,
+            np.array(lengths)[:, None],
+            batch,
+            tokens_per_batch=config.frames_per_batch,
+            seed=config.seed,
             epoch=n,
             short_first=n == 0,
         )
 
     def _silence(self, epoch: int, i: int) -> tuple[int, int]:
-        """How many frames of silence utterance i gets before and after it."""
-        config = self.reader.feature_extractor.config
-        if isinstance(config, VectorConfig) or not self.augmentation.silence:
+        """Frames of silence before and after utterance i."""
+        features = self.reader.feature_extractor.config
+        if isinstance(features, VectorConfig) or not self.config.augmentation.silence:
             return 0, 0
-        most = int(self.augmentation.silence / config.hop + 1e-6)
-        before, after = torch.randint(most + 1, (2,), generator=generator(self.seed + 3, epoch, i)).tolist()
+        most = int(self.config.augmentation.silence / features.hop + 1e-6)
+        before, after = torch.randint(most + 1, (2,), generator=generator(self.config.seed + 3, epoch, i)).tolist()
         return before, after
 
 
 def _usable(
-    recordings: Sequence[Recording], reader: FrameReader, speeds: Sequence[float], max_seconds: float, workers: int
+    recordings: Sequence[Recording], reader: FrameReader, speeds: Sequence[float], config: SpeechPairsConfig
 ) -> tuple[list[Recording], Int[np.ndarray, "speeds n"], dict[str, int], str]:
     """Recordings with text and with sound of the right length, and their numbers of frames.
 
-    Also how many others there are, by reason, and the first warning about them.
+    Also the number of others, by reason, and the first warning about them.
     """
-    spoken = [r for r in recordings if r.text.strip()]
-    short = [r for r in spoken if r.seconds <= max_seconds]
-    bad = reader.fill([r.audio for r in short], speeds, workers)
-    sound = [r for r in short if r.audio not in bad]
-    n_frames = np.array([[reader.n_frames(r.audio, s) for r in sound] for s in speeds], dtype=np.int64)
-    config = reader.feature_extractor.config
-    seconds = np.array(
-        [[speed * config.seconds(n) for n in row] for speed, row in zip(speeds, n_frames.tolist(), strict=True)]
-    )
-    long, cut = _wrong_lengths(sound, seconds.min(axis=0), max_seconds)
-    warnings = [*bad.values(), *long.values(), *cut.values()]
-    for told in warnings:
-        logger.warning("%s", told)
-    skipped = {
-        "blank text": len(recordings) - len(spoken),
-        f"longer than {max_seconds:g} s": len(spoken) - len(short) + len(long),
-        "shorter than its manifest says": len(cut),
-        "unusable sound": len(short) - len(sound),
-    }
-    fits = [i for i in range(len(sound)) if i not in long and i not in cut]
-    return [sound[i] for i in fits], n_frames[:, fits], skipped, next(iter(warnings), "look at the manifest")
-
-
-def _wrong_lengths(
-    recordings: Sequence[Recording], seconds: Float[np.ndarray, " n"], max_seconds: float
-) -> tuple[dict[int, str], dict[int, str]]:
-    """Warnings, by index: about recordings that are too long after all, and about those that are cut short."""
-    long, cut = dict[int, str](), dict[int, str]()
-    for i, (r, lasts) in enumerate(zip(recordings, seconds.tolist(), strict=True)):
-        told = f"{r.audio} lasts {lasts:.2f} s, but its manifest says {r.seconds:g}; it is left out, "
-        if lasts > max_seconds + ROUNDING:  # it might not fit into memory
-            long[i] = f"{told}being longer than {max_seconds:g} s"
-        elif r.seconds - lasts > SHORTFALL * max(1.0, r.seconds):
-            cut[i] = f"{told}for its text may say more; fetch it again or correct the manifest"
-    return long, cut
+    too_long = f"longer than {config.max_seconds:g} s"
+    cut_short = "shorter than its manifest says"
+    with_text = [r for r in recordings if r.text.strip()]
+    short = [r for r in with_text if r.seconds <= config.max_seconds]
+    errors = reader.fill([r.audio for r in short], speeds, config.workers)
+    warnings = [*errors.values()]
+    skipped = {"blank text": len(recordings) - len(with_text), too_long: len(with_text) - len(short), cut_short: 0}
+    skipped["unusable sound"] = sum(r.audio in errors for r in short)
+    usable = []
+    n_frames = []
+    for r in short:
+        if r.audio in errors:
+            continue
+        counts = [reader.n_frames(r.audio, speed) for speed in speeds]
+        features = reader.feature_extractor.config
+        seconds = min(speed * features.seconds(n) for speed, n in zip(speeds, counts, strict=True))
+        if seconds > config.max_seconds + ROUNDING:  # it might not fit into memory
+            reason, advice = too_long, f"being {too_long}"
+        elif r.seconds - seconds > SHORTFALL * max(1.0, r.seconds):
+            reason, advice = cut_short, "for its text may say more; fetch it again or correct the manifest"
+        else:
+            usable.append(r)
+            n_frames.append(counts)
+            continue
+        skipped[reason] += 1
+        warnings.append(
+            f"{r.audio} lasts {seconds:.2f} s, but its manifest says {r.seconds:g}; it is left out, {advice}"
+        )
+    for warning in warnings:
+        logger.warning("%s", warning)
+    by_speed = np.array(n_frames, dtype=np.int64).reshape(-1, len(speeds)).T
+    return usable, by_speed, skipped, next(iter(warnings), "look at the manifest")
 
 
 def positions_needed(row: Sequence[int]) -> int:
@@ -319,14 +328,13 @@ def make_feature_extractor(
         return FeatureExtractor(config)
     plain = FeatureExtractor(replace(config, normalize="none"))
     paths = [r.audio for r in recordings if r.seconds <= max_seconds]
-    bad = cache.fill(paths, plain, workers=workers)
-    if len(bad) == len(set(paths)):
-        none = (
-            f"of {len(recordings)} recordings none lasts {max_seconds:g} s or less" if recordings else "there are none"
-        )
-        told = next(iter(bad.values()), none)
-        raise InputError(f"normalize={config.normalize} needs training data that can be used, but none can: {told}")
-    log_mels = (cache.get(path, plain) for path in paths if path not in bad)
+    errors = cache.fill(paths, plain, workers=workers)
+    if len(errors) == len(set(paths)):
+        reason = next(iter(errors.values()), "there are none")
+        if recordings and not errors:
+            reason = f"of {len(recordings)} recordings none lasts {max_seconds:g} s or less"
+        raise InputError(f"normalize={config.normalize} needs training data that can be used, but none can: {reason}")
+    log_mels = (cache.get(path, plain) for path in paths if path not in errors)
     usable = (log_mel for log_mel in log_mels if config.seconds(len(log_mel)) <= max_seconds + ROUNDING)
     mean, std = statistics(plain.mfcc(log_mel) for log_mel in usable)
     return FeatureExtractor(config, mean=mean, std=std)
