@@ -37,9 +37,9 @@ from transduce.tasks.formats import plain_output
 
 if TYPE_CHECKING:
     from transduce.tasks.generate import Generator
-    from transduce.tasks.perplexity import Perplexity, Windows
+    from transduce.tasks.perplexity import Perplexity, StridedWindows
 else:  # torch takes seconds to import, and --help does without
-    Generator = Perplexity = Windows = Any
+    Generator = Perplexity = StridedWindows = Any
 
 RULE = "-" * 20
 """Between two texts: they may hold line breaks."""
@@ -194,14 +194,14 @@ def score_perplexity(
     """
     from transduce.run import load_run
     from transduce.tasks.generate import Generator
-    from transduce.tasks.perplexity import windows
+    from transduce.tasks.perplexity import strided_windows
 
     text = "".join(f"{line}\n" for line in read_side(file))
     found = load_run(run := local(run))
     if found.model.encoder is not None or found.target_tokenizer is None:
         machine.load(Generator, run)  # it says what is wrong
     assert found.target_tokenizer is not None
-    batches, figures = windows(
+    batches, figures = strided_windows(
         found.model, found.target_tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens
     )
     digest = lines_fingerprint([text])
@@ -232,7 +232,7 @@ class Measurement(Job):
 
         return partial(self._rows, self.machine.load(Generator, self.run))
 
-    def _rows(self, generator: Generator, start: int, batches: list[Windows], progress: Progress) -> Rows:
+    def _rows(self, generator: Generator, start: int, batches: list[StridedWindows], progress: Progress) -> Rows:
         rows = []
         for batch in batches:
             rows.append(f"{batch.nats(generator.model)!r}\n")
@@ -241,4 +241,4 @@ class Measurement(Job):
 
     def written(self, rows: Iterable[str]) -> Iterable[str]:
         """The figures of the whole."""
-        return [f"{self.figures.of(map(float, ''.join(rows).split()))}\n"]
+        return [f"{self.figures.with_nats(map(float, ''.join(rows).split()))}\n"]

@@ -244,7 +244,7 @@ def merge(output: Positional[Annotated[Path, arg(metavar="OUTPUT", help="As --ou
     if "figures" in job:
         from transduce.tasks.perplexity import Perplexity
 
-        write_rows(output, [f"{Perplexity(**job['figures']).of(map(float, ''.join(texts()).split()))}\n"])
+        write_rows(output, [f"{Perplexity(**job['figures']).with_nats(map(float, ''.join(texts()).split()))}\n"])
     else:
         write_rows(output, texts())
     print(f"{output}: {len(parts)} parts, {job['n_inputs']} inputs", file=sys.stderr)

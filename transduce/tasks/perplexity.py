@@ -1,4 +1,4 @@
-"""How well a decoder alone predicts a text: nats per token, perplexity, bits per byte."""
+"""Predictions of a text by a decoder alone: nats per token, perplexity, bits per byte."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ from transduce.tasks.states import token_log_probs
 
 @dataclass(frozen=True)
 class Perplexity:
-    """What a text costs a model, and how that was measured."""
+    """The cost of a text for a model, and how it was measured."""
 
     nats: float
     """The cost of all predicted tokens together."""
@@ -45,7 +45,7 @@ class Perplexity:
         """Comparable between tokenizers."""
         return self.nats / math.log(2) / self.n_bytes
 
-    def of(self, nats: Iterable[float]) -> "Perplexity":
+    def with_nats(self, nats: Iterable[float]) -> "Perplexity":
         """The same text at another cost, the sum of these."""
         return replace(self, nats=sum(nats))
 
@@ -57,22 +57,22 @@ class Perplexity:
 
 
 @dataclass(frozen=True)
-class Windows:
-    """Windows of one batch, one `stride` after the other; of each the last `fresh` predictions count."""
+class StridedWindows:
+    """A batch of windows, `stride` tokens apart; the last `n_counted` predictions of each count."""
 
     tokens: Integer[np.ndarray, " L"]
     width: int
-    """Of a window: its inputs, and the token behind them."""
+    """The inputs of a window, and the token after them."""
     stride: int
-    fresh: int
+    n_counted: int
 
     @torch.inference_mode()
     def nats(self, model: Engine) -> float:
         """The cost of the predictions that count, summed in float64."""
         tokens = torch.from_numpy(self.tokens.astype(np.int64)).to(model.device)
         rows: Int[Tensor, "B T"] = tokens.unfold(0, self.width, self.stride)
-        states: Float[Tensor, "B t D"] = model.decoder_states(rows[:, :-1])[:, -self.fresh :]
-        targets = rows[:, -self.fresh :].flatten()
+        states: Float[Tensor, "B t D"] = model.decoder_states(rows[:, :-1])[:, -self.n_counted :]
+        targets = rows[:, -self.n_counted :].flatten()
         return -token_log_probs(model, states.flatten(0, 1), targets).double().sum().item()
 
 
@@ -85,26 +85,28 @@ def measure_perplexity(
     stride: int | None = None,
     batch_tokens: int = 4096,
 ) -> Perplexity:
-    """Every token of a text is predicted once, from up to `window` tokens before it.
+    """Predict every token of a text once, from up to `window` tokens before it.
 
     Windows begin `stride` tokens apart, and of each the tokens count that the one before did not reach: so all but those
     of the first window have at least window - stride tokens of context. The text is made tokens as it is for training
-    (`encode_text`): BOS stands first where the tokenizer has one, otherwise the first token is given and not predicted;
-    and where EOS is another one, every line is a text between the two, and both are predicted.
+    (`encode_text`): BOS stands first where the tokenizer has one, otherwise the first token is not predicted; and where EOS
+    is another token, every line is a text between the two, and both are predicted.
 
     Args:
         window: positions; the model's max_positions if not given.
         stride: half of the window if not given; the whole window is fastest, 1 the fairest.
-        batch_tokens: positions in one go: speed and memory, never the figures.
+        batch_tokens: positions of a batch: speed and memory, never the figures.
 
     Raises:
         InputError: no token to predict, a stride outside 1 ... window, or a window longer than learned positions.
     """
-    batches, nothing = windows(model.config, tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens)
-    return nothing.of(each.nats(model) for each in batches)
+    batches, uncosted = strided_windows(
+        model.config, tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens
+    )
+    return uncosted.with_nats(batch.nats(model) for batch in batches)
 
 
-def windows(
+def strided_windows(
     config: TransformerConfig,
     tokenizer: Tokenizer,
     text: str,
@@ -112,8 +114,8 @@ def windows(
     window: int | None = None,
     stride: int | None = None,
     batch_tokens: int = 4096,
-) -> tuple[list[Windows], Perplexity]:
-    """What `measure_perplexity` measures, in batches, and the perplexity without its nats."""
+) -> tuple[list[StridedWindows], Perplexity]:
+    """The windows of `measure_perplexity`, in batches, and the perplexity without its nats."""
     config = config.of(config.decoder)
     limit = config.max_positions
     window = window or limit
@@ -125,31 +127,35 @@ def windows(
             f"stride={stride}, window={window} and max_positions={limit}"
         )
     stream = encode_text(tokenizer, text)
-    if len(stream) < 2:
+    n_tokens = len(stream) - 1
+    if n_tokens < 1:
         raise InputError(f"perplexity needs a token to predict, but the text has {len(text)} characters")
-    start, end = tokenizer.bos_id, tokenizer.eos_id
-    given = stream[:1].tolist() if start is None else []
+    has_bos = tokenizer.bos_id is not None
+    unpredicted = "" if has_bos else tokenizer.decode([stream[:1].tolist()])[0]
+    signature = "|".join(
+        (
+            f"tokens:{n_tokens}",
+            f"vocabulary:{tokenizer.vocab_size}",
+            f"window:{window}",
+            f"stride:{stride}",
+            f"first:{'bos' if has_bos else 'given'}",
+            f"eos:{'no' if tokenizer.bos_id == tokenizer.eos_id else 'yes'}",
+            f"version:{version('transduce')}",
+        )
+    )
     batches = list(_windows(stream, window, stride, max(1, batch_tokens // window)))
-    n_tokens, first, lines = len(stream) - 1, "given" if start is None else "bos", "no" if start == end else "yes"
-    signature = (
-        f"tokens:{n_tokens}|vocabulary:{tokenizer.vocab_size}|window:{window}|stride:{stride}|first:{first}|eos:{lines}|"
-        f"version:{version('transduce')}"
-    )
-    return batches, Perplexity(
-        0.0, n_tokens, len(text.encode()) - len(tokenizer.decode([given])[0].encode()), signature
-    )
+    return batches, Perplexity(0.0, n_tokens, len(text.encode()) - len(unpredicted.encode()), signature)
 
 
-def _windows(stream: Integer[np.ndarray, " L"], window: int, stride: int, size: int) -> Iterator[Windows]:
-    """The first window, whole windows in batches of `size`, and what is left."""
+def _windows(stream: Integer[np.ndarray, " L"], window: int, stride: int, batch_size: int) -> Iterator[StridedWindows]:
+    """The first window, whole windows in batches, and the rest."""
     first = stream[: window + 1]
-    yield Windows(first, len(first), stride, len(first) - 1)
+    yield StridedWindows(first, len(first), stride, len(first) - 1)
     starts = range(stride, len(stream) - window, stride)
-    for i in range(0, len(starts), size):
-        some = starts[i : i + size]
-        yield Windows(stream[some[0] : some[-1] + window + 1], window + 1, stride, stride)
-    begin = stride * (len(starts) + 1)
-    seen = begin - stride + window  # predictions end here
-    if seen < len(stream) - 1:
-        rest = stream[begin:]
-        yield Windows(rest, len(rest), stride, len(stream) - 1 - seen)
+    for i in range(0, len(starts), batch_size):
+        some = starts[i : i + batch_size]
+        yield StridedWindows(stream[some[0] : some[-1] + window + 1], window + 1, stride, stride)
+    n_left = len(stream) - 1 - window - stride * len(starts)
+    if n_left > 0:
+        rest = stream[stride * (len(starts) + 1) :]
+        yield StridedWindows(rest, len(rest), stride, n_left)

@@ -18,7 +18,7 @@ from transduce.errors import InputError
 from transduce.model.transformer import Transformer
 from transduce.tasks.config import SearchConfig
 from transduce.tasks.inputs import check_list, per_line, warn_of_lacking
-from transduce.tasks.no_speech import no_speech_probs, warn_if_unmeasurable
+from transduce.tasks.no_speech import detects_speech, no_speech_probs
 from transduce.tasks.request import Details, Request
 from transduce.tasks.search import Output, chosen, outputs_of, timestamps
 from transduce.tasks.segmenting import errors_of, group_by_duration, segment_audio, warn_of_unusual
@@ -136,8 +136,10 @@ class Transcriber(Seq2SeqTask[Audio]):
                 decoding.max_seconds,
                 self.decoding.max_seconds,
             )
-        if decoding.no_speech_threshold:
-            warn_if_unmeasurable(self.engine, self.tokenizer)
+        if decoding.no_speech_threshold and not detects_speech(self.engine, self.tokenizer):
+            logger.warning(
+                "no_speech_threshold changes nothing: this model has neither a CTC head nor a token for no speech"
+            )
         for i, audio in enumerate(sounds):
             name = audio_name(audio, f"sound {i + 1}")
             request = Request(number=first_sound + i)

@@ -1,4 +1,4 @@
-"""When the words of an output were said, and how sure CTC is of them."""
+"""Times of words in sound, and their confidence, by CTC."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torchaudio.functional import forced_align
+from torchaudio.functional import forced_align, merge_tokens
 
 from transduce.data.config import FeatureConfig, VectorConfig
 from transduce.data.text.base_tokenizer import Tokenizer
@@ -18,13 +18,16 @@ from transduce.tasks.states import Source, encoded
 from transduce.tasks.words import Word, word_spans
 
 LOUD = 0.8
-"""How far below the loud frames a pause between two words begins: this share of the way to the quiet ones. Chosen on the
-validation part of joined digits, where the median error of a boundary is 43 ms with 0.7, 16 with 0.8 and 8 with 0.9; but
-there pauses are as quiet as the quietest place, and rooms are not."""
+"""Pauses are below this share of the way from loud frames down to quiet ones. Chosen on the validation part of joined
+digits, where the median error of a boundary is 43 ms with 0.7, 16 with 0.8 and 8 with 0.9; but there pauses are as quiet
+as the quietest frame, and rooms are not."""
+
+FrameSpan = tuple[int, int]
+"""The first frame or position, and the one behind the last."""
 
 
 class CTCAligner:
-    """The words of transcripts, by the CTC head of the model that wrote them.
+    """Aligns transcripts with their sound by the CTC head of the model that wrote them.
 
     Raises:
         InputError: the model has no CTC head, or the tokenizer no padding to be its blank.
@@ -37,15 +40,17 @@ class CTCAligner:
                 "and --ctc-weight 0.5"
             )
         (self.blank_id,) = tokenizer.required("pad_id")
-        self.model, self.tokenizer, self.features = model, tokenizer, features
+        self.model = model
+        self.tokenizer = tokenizer
+        self.features = features
 
     def with_words(self, frames: Source, outputs: list[Output]) -> list[Output]:
-        """The outputs for one sound, each with its words; their seconds begin with the sound."""
+        """The outputs of one sound with their words, in seconds from its beginning."""
         words = self(frames, [output.tokens for output in outputs])
-        return [replace(output, words=own) for output, own in zip(outputs, words, strict=True)]
+        return [replace(output, words=each) for output, each in zip(outputs, words, strict=True)]
 
     @torch.no_grad()
-    def __call__(self, frames: Source, rows: Sequence[Sequence[int]]) -> list[list[Word]]:
+    def __call__(self, frames: Source, transcripts: Sequence[Sequence[int]]) -> list[list[Word]]:
         """The words of several transcripts of one sound, without their ends.
 
         Where there are fewer positions than CTC needs for the tokens, the confidence is 0 and there are no times.
@@ -53,43 +58,45 @@ class CTCAligner:
         assert isinstance(frames, Tensor)
         logits = self.model.ctc_logits(encoded(self.model, [frames]).states)[0].cpu()
         level = frames[:, 0] if isinstance(self.features, FeatureConfig) else None  # the 0th coefficient is loudness
-        return [self._words(ids, logits, len(frames), level) for ids in rows]
+        return [self._words(ids, logits, len(frames), level) for ids in transcripts]
 
     def _words(
         self, ids: Sequence[int], logits: Float[Tensor, "S V"], n_frames: int, level: Float[Tensor, " n"] | None
     ) -> list[Word]:
-        spans, words = ctc_spans(logits, ids, blank_id=self.blank_id), word_spans(self.tokenizer, ids)
-        if not spans or not words:
+        words = word_spans(self.tokenizer, ids)
+        spans = ctc_spans(logits, ids, blank_id=self.blank_id)
+        if not spans:
             return [Word(word, 0.0) for word, _, _ in words]
-        shares, stack = (
-            ctc_posteriors(logits, ids, spans, blank_id=self.blank_id).log(),
-            self.model.config.frames.per_position,
-        )
-        spikes = [(spans[a][0] * stack, min(n_frames, spans[b - 1][1] * stack)) for _, a, b in words]
-        return [
-            Word(word, min(1.0, float(shares[a:b].mean().exp())), *(self._seconds(frame, n_frames) for frame in frames))
-            for (word, a, b), frames in zip(words, boundaries(spikes, n_frames, level), strict=True)
-        ]
+        log_probs = ctc_posteriors(logits, ids, spans, blank_id=self.blank_id).log()
+        per_position = self.model.config.frames.per_position
+        spikes = [(spans[a][0] * per_position, min(n_frames, spans[b - 1][1] * per_position)) for _, a, b in words]
+        timed = []
+        for (word, a, b), (start, stop) in zip(words, boundaries(spikes, n_frames, level), strict=True):
+            confidence = min(1.0, float(log_probs[a:b].mean().exp()))
+            timed.append(Word(word, confidence, self._seconds(start, n_frames), self._seconds(stop, n_frames)))
+        return timed
 
-    def _seconds(self, before: int, n_frames: int) -> float:
-        """When the frame begins that has so many before it: in the middle between the windows on either side."""
-        if before in (0, n_frames):
-            return self.features.seconds(n_frames) if before else 0.0
-        return before * self.features.hop + (self.features.seconds(1) - self.features.hop) / 2
+    def _seconds(self, frame: int, n_frames: int) -> float:
+        """The beginning of a frame: the middle between its window and the one before."""
+        if frame == 0:
+            return 0.0
+        if frame == n_frames:
+            return self.features.seconds(n_frames)
+        return frame * self.features.hop + (self.features.seconds(1) - self.features.hop) / 2
 
 
-def boundaries(
-    spikes: Sequence[tuple[int, int]], n_frames: int, level: Float[Tensor, " n"] | None
-) -> list[tuple[int, int]]:
-    """The first frame of every word, and the one behind its last; a spike of CTC is but some place within its word.
+def boundaries(spikes: Sequence[FrameSpan], n_frames: int, level: Float[Tensor, " n"] | None) -> list[FrameSpan]:
+    """The frames of every word, given the spike of CTC, which is but some place within its word.
 
-    Between two spikes the pause is the stretch that lies furthest below the loudness LOUD in sum, or, if nothing does,
-    the quietest frame; so are the pauses before the first and behind the last spike, which begin and end the sound.
-    Where nobody knows how loud frames are, words meet in the middle between their spikes.
+    Words end in the pauses between their spikes, and at the ends of the sound's own pauses. Where the loudness of frames
+    is not known, words meet in the middle between their spikes.
     """
-    gaps = list(zip([0, *(b for _, b in spikes)], [*(a for a, _ in spikes), n_frames], strict=True))
+    if not spikes:
+        return []
+    gaps = list(pairwise([0, *(frame for spike in spikes for frame in spike), n_frames]))[::2]
     if level is None:
-        pauses = [(0, 0), *((a + (b - a) // 2,) * 2 for a, b in gaps[1:-1]), (n_frames, n_frames)]
+        middles = [(a + (b - a) // 2,) * 2 for a, b in gaps[1:-1]]
+        pauses = [(0, 0), *middles, (n_frames, n_frames)]
     else:
         ranked = level.double().sort().values
         quiet, loud = (float(ranked[int(share * (len(ranked) - 1))]) for share in (0.05, 0.95))
@@ -98,8 +105,11 @@ def boundaries(
     return [(before[1], after[0]) for before, after in pairwise(pauses)]
 
 
-def _pause(below: Float[Tensor, " n"], start: int, stop: int) -> tuple[int, int]:
-    """The stretch of start ... stop with the greatest sum; at an end of the sound it reaches that end."""
+def _pause(below: Float[Tensor, " n"], start: int, stop: int) -> FrameSpan:
+    """The frames of start ... stop with the greatest sum, or the greatest one if none is above 0.
+
+    At an end of the sound, the pause reaches that end.
+    """
     total = torch.nn.functional.pad(below[start:stop].cumsum(0), (1, 0))
     if start == 0:
         return 0, int(total.argmax())
@@ -113,32 +123,24 @@ def _pause(below: Float[Tensor, " n"], start: int, stop: int) -> tuple[int, int]
     return start + int(total[: last + 1].argmin()), start + last
 
 
-def ctc_spans(logits: Float[Tensor, "S V"], ids: Sequence[int], *, blank_id: int) -> list[tuple[int, int]]:
-    """Where CTC's likeliest path for these tokens writes each: its first position, and the one behind its last.
+def ctc_spans(logits: Float[Tensor, "S V"], ids: Sequence[int], *, blank_id: int) -> list[FrameSpan]:
+    """The positions of each token in the most probable CTC path of a text.
 
     None at all where there are fewer positions than tokens and blanks between equal ones.
     """
     if not ids or len(logits) < len(ids) + sum(a == b for a, b in pairwise(ids)):
         return []
     log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    path, _ = forced_align(log_probs[None], torch.tensor([list(ids)], device=logits.device), blank=blank_id)
-    spans: list[tuple[int, int]] = []
-    before = blank_id
-    for position, token in enumerate(path[0].tolist()):
-        if token not in (blank_id, before):
-            spans.append((position, position))
-        if token != blank_id:
-            spans[-1] = (spans[-1][0], position + 1)
-        before = token
-    return spans
+    targets = torch.tensor([list(ids)], device=logits.device)
+    (path,), (scores,) = forced_align(log_probs[None], targets, blank=blank_id)
+    return [(span.start, span.end) for span in merge_tokens(path, scores, blank=blank_id)]
 
 
 def ctc_posteriors(
-    logits: Float[Tensor, "S V"], ids: Sequence[int], spans: Sequence[tuple[int, int]], *, blank_id: int
+    logits: Float[Tensor, "S V"], ids: Sequence[int], spans: Sequence[FrameSpan], *, blank_id: int
 ) -> Float[Tensor, " T"]:
-    """Each token's share in the probability of all that is not blank, summed from the middle between it and the token
-    before it to the middle between it and the one behind it."""
+    """The probability of each token among all but the blank, summed up to the middles between it and its neighbours."""
     probs = logits.double().softmax(-1)
-    middles = [(a[1] + b[0] + 1) // 2 for a, b in pairwise(spans)]
-    parts = [probs[a:b].sum(dim=0) for a, b in zip([0, *middles], [*middles, len(probs)], strict=True)]
+    middles = [(before[1] + after[0] + 1) // 2 for before, after in pairwise(spans)]
+    parts = [probs[a:b].sum(dim=0) for a, b in pairwise([0, *middles, len(probs)])]
     return torch.stack([part[token] / (part.sum() - part[blank_id]) for part, token in zip(parts, ids, strict=True)])
