@@ -26,7 +26,7 @@ speechocean762     43.81  test beam10.ctc wer              59  speech_to_text.py
 fsdd                0.67  test $SPEECH                      4  speech_to_text.py fsdd
 digits              0.12  test $SPEECH                     31  speech_to_text.py digits
 language            0.600 validation - loss                 2  language_model.py
-shakespeare         1.566 validation - loss                11  language_model.py shakespeare_cpu
+shakespeare         1.564 validation - loss                11  language_model.py shakespeare_cpu
 shakespeare_gpu     1.434 validation - loss                 2  language_model.py shakespeare
 shakespeare_gpt2    1.770 validation - loss                 5  language_model.py shakespeare_cpu --model.positions learned --model.activation gelu --model.no-gated --model.d-ff 512 --training.optim.optimizer adamw
 masked_language     1.341 test - loss                       3  masked_language_model.py
