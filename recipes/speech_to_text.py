@@ -300,7 +300,7 @@ def run(x: Experiment) -> dict[str, float]:
 
     # Model
     model = ex.new_model(x, config, x.start_from, target_tokenizer=tokenizer)
-    print(f"input: {config.flow}")
+    print(f"input: {config.input_description}")
 
     # Training
     losses = ex.token_losses(x, model, target_tokenizer=spoken, feature_extractor=reader.feature_extractor)

@@ -100,15 +100,16 @@ def test_projected_frames_have_one_linear_map_more():
     sizes = [sum(p.numel() for p in Transformer(config).parameters()) for config in (straight, projected)]
     assert sizes[1] - sizes[0] == 160 * 160 + 160
     assert straight.encoder.input.width == straight.d_model == 160
-    assert straight.flow == "40 features x 4 frames = 160 numbers per position = d_model: straight in"
+    assert straight.input_description == "40 features x 4 frames = 160 numbers per position = d_model: straight in"
     assert (
-        projected.flow == "40 features x 4 frames = 160 numbers per position = d_model: one linear map, as project=True"
+        projected.input_description
+        == "40 features x 4 frames = 160 numbers per position = d_model: one linear map, as project=True"
     )
 
 
 def test_flow_says_which_d_model_would_need_no_map():
     config = with_frames(speech_tiny(), 13, 300)
-    assert config.flow == (
+    assert config.input_description == (
         "13 features x 4 frames = 52 numbers per position, one linear map to d_model=160; d_model=52 would need none"
     )
     assert config.decoder.input.vocab_size == 300
@@ -157,7 +158,7 @@ def test_convolutions_begin_as_maps_of_their_size():
         model = model_of(Frames(n_features=4, conv_strides=(2, 2)), init=init, positions="none")
         first = model.source_input.convolutions[0]
         assert bound / 3 < first.weight.abs().max() <= bound and not first.bias.any(), init
-    assert model.config.flow == "4 features, convolutions with strides 2 and 2: a position for 4 frames"
+    assert model.config.input_description == "4 features, convolutions with strides 2 and 2: a position for 4 frames"
 
 
 def test_convolutions_over_features_end_in_a_map_of_what_is_left_of_them():
@@ -170,7 +171,7 @@ def test_convolutions_over_features_end_in_a_map_of_what_is_left_of_them():
     for convolution, fan in ((first, 9 + 9 * 7), (second, 9 * 7 + 9 * 7)):
         bound = (6 / fan) ** 0.5
         assert bound / 3 < convolution.weight.abs().max() <= bound and not convolution.bias.any()
-    assert model.config.flow == (
+    assert model.config.input_description == (
         "9 features, convolutions over time and features with strides 2 and 2: a position for 4 frames"
     )
 

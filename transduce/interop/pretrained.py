@@ -109,7 +109,7 @@ def check_carried(config: TransformerConfig, carried: Collection[str], name: str
         name: of the format.
     """
     for half in ("encoder", "decoder"):
-        own = config.of(getattr(config, half))
+        own = config.for_stack(getattr(config, half))
         if (own.positions, own.max_positions) != (config.positions, config.max_positions):
             raise InputError(
                 f"{name} knows one kind and number of positions, {config.positions!r} and {config.max_positions}, but "

@@ -163,7 +163,7 @@ class TransformerConfig:
         self._check_ctc_layers()
         self._check_conformer()
         for stack in (self.encoder, self.decoder):
-            self.of(stack)
+            self.for_stack(stack)
 
     def _check_attention(self) -> None:
         if self.head_width is None and self.d_model % self.n_heads:
@@ -222,7 +222,7 @@ class TransformerConfig:
                 f"conformer_kernel={self.conformer_kernel}; use conformer_kernel=0 (--model.conformer-kernel 0)"
             )
 
-    def of(self, stack: StackConfig | None) -> "TransformerConfig":
+    def for_stack(self, stack: StackConfig | None) -> "TransformerConfig":
         """The same with the positions of one half as those of the model."""
         if stack is None or (stack.positions is None and stack.max_positions is None):
             return self
@@ -267,7 +267,7 @@ class TransformerConfig:
         return self.encoder.input
 
     @property
-    def flow(self) -> str:
+    def input_description(self) -> str:
         """In words: how frames become the encoder's vectors, and which d_model would need no linear map."""
         frames = self.frames
         if frames.conv_strides:

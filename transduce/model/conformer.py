@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.model.config import TransformerConfig
-from transduce.model.inputs import silenced
+from transduce.model.inputs import zero_padding
 from transduce.model.layers import FeedForward, Layer, Sublayer, norm
 from transduce.taps import Taps
 
@@ -32,7 +32,7 @@ class ConvolutionModule(nn.Module):
 
     def forward(self, x: Float[Tensor, "N T D"], lengths: Int[Tensor, " N"] | None = None) -> Float[Tensor, "N T D"]:
         """The same number of positions, each having seen conformer_kernel // 2 on either side."""
-        channels = silenced(F.glu(self.pointwise(x)), lengths).transpose(1, 2)
+        channels = zero_padding(F.glu(self.pointwise(x)), lengths).transpose(1, 2)
         return self.output(F.silu(self.norm(self._depthwise(channels).transpose(1, 2))))
 
     def _depthwise(self, channels: Float[Tensor, "N D T"]) -> Float[Tensor, "N D T"]:

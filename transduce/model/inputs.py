@@ -51,7 +51,7 @@ class FrameInput(nn.Module):
         self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None
     ) -> tuple[Float[Tensor, "N U D"], Int[Tensor, " N"] | None]:
         """The vectors, U = frames.out_lengths(T) per row, and their lengths."""
-        frames = silenced(frames, lengths)
+        frames = zero_padding(frames, lengths)
         lengths = None if lengths is None else self.frames.out_lengths(lengths)
         frames = F.pad(frames, (0, 0, 0, -frames.size(1) % self.frames.stack))
         vectors = frames.reshape(frames.size(0), -1, self.frames.width)
@@ -91,13 +91,13 @@ class ConvolvedInput(nn.Module):
         over_features = self.frames.conv_dims == 2
         states = frames[..., None, :] if over_features else frames  # (N, T, channels), then the features
         for convolution, stride in zip(self.convolutions, self.frames.conv_strides, strict=True):
-            channels = silenced(states, lengths).transpose(1, 2)
+            channels = zero_padding(states, lengths).transpose(1, 2)
             states = self.activation(convolution(channels)).transpose(1, 2)
             lengths = None if lengths is None else -(-lengths // stride)
         return (states if self.projection is None else self.projection(states.flatten(2))), lengths
 
 
-def silenced(states: Float[Tensor, "N T *F"], lengths: Int[Tensor, " N"] | None) -> Float[Tensor, "N T *F"]:
+def zero_padding(states: Float[Tensor, "N T *F"], lengths: Int[Tensor, " N"] | None) -> Float[Tensor, "N T *F"]:
     """Zeros beyond the length of each row."""
     if lengths is None:
         return states

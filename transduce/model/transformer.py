@@ -37,7 +37,7 @@ class Stack(nn.Module):
         super().__init__()
         self.causal, self.recompute = causal, config.recompute
         self.experts_per_token, self.balance_weight = config.experts_per_token, config.balance_weight
-        self.positions = Positions(config.of(stack))
+        self.positions = Positions(config.for_stack(stack))
         self.embedding_norm = norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
         plain = causal or not config.conformer_kernel

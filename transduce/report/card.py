@@ -110,7 +110,7 @@ def facts(run: Run) -> list[str]:
     """The sizes of the vocabularies, and how sound flows in, a line each."""
     sides = (("source", run.source_tokenizer), ("target", run.target_tokenizer))
     lines = [f"{name} vocabulary: {side.vocab_size} tokens" for name, side in sides if side is not None]
-    return lines + ([f"input: {run.model.flow}"] if run.feature_extractor is not None else [])
+    return lines + ([f"input: {run.model.input_description}"] if run.feature_extractor is not None else [])
 
 
 def fields_of(run: Run) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def strided_windows(
     batch_tokens: int = 4096,
 ) -> tuple[list[StridedWindows], Perplexity]:
     """The windows of `measure_perplexity`, in batches, and the perplexity without its nats."""
-    config = config.of(config.decoder)
+    config = config.for_stack(config.decoder)
     limit = config.max_positions
     window = window or limit
     stride = stride or max(1, window // 2)

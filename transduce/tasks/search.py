@@ -286,7 +286,7 @@ def last_position(*models: Engine, source: bool = False) -> int:
         source: of the encoder, not of the decoder.
     """
     wholes = [model.config for model in models]
-    configs = [each.of(each.encoder if source or each.decoder is None else each.decoder) for each in wholes]
+    configs = [each.for_stack(each.encoder if source or each.decoder is None else each.decoder) for each in wholes]
     return min([config.max_positions for config in configs if config.positions == "learned"], default=sys.maxsize)
 
 

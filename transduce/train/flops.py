@@ -36,7 +36,7 @@ def flops_per_token(model: Any) -> float:
     config = model.config
     if config.decoder is None or config.encoder is not None:
         raise InputError(f"flops_per_token() takes a decoder alone, but the model is {config}")
-    config = config.of(config.decoder)
+    config = config.for_stack(config.decoder)
     n = sum(p.numel() for p in model.parameters())
     if config.positions == "learned":
         n -= config.max_positions * config.d_model
