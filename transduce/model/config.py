@@ -141,29 +141,21 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         at_least(1, d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff, max_positions=self.max_positions)
-        at_least(1, n_kv_heads=self.n_kv_heads, head_width=self.head_width)
+        at_least(1, n_kv_heads=self.n_kv_heads, head_width=self.head_width, experts_per_token=self.experts_per_token)
+        at_least(0, conformer_kernel=self.conformer_kernel, balance_weight=self.balance_weight)
         within("[1, 1000000]", window=self.window)
-        at_least(1, experts_per_token=self.experts_per_token)
-        at_least(0, conformer_kernel=self.conformer_kernel)
         within("[0, 1000000000]", first_position=self.first_position)
         within("[0, 10000]", n_experts=self.n_experts)
-        at_least(0, balance_weight=self.balance_weight)
         within("[0, 1)", dropout=self.dropout, attention_dropout=self.attention_dropout)
         within("(0, inf)", norm_eps=self.norm_eps)
         within("(0, 1000]", init_gain=self.init_gain)
         within("(1, inf)", rotary_theta=self.rotary_theta)
         within("[1, inf)", rotary_factor=self.rotary_factor)
-        if self.rotary_bands is not None:
-            low, high, n = self.rotary_bands
-            if not 0 < low < high or n < 1:
-                raise InputError(f"rotary_bands must be 0 < low < high and n >= 1, but they are {low}, {high} and {n}")
         check_choices(self)
         self._check_attention()
+        self._check_positions()
         self._check_halves()
-        self._check_ctc_layers()
-        self._check_conformer()
-        for stack in (self.encoder, self.decoder):
-            self.for_stack(stack)
+        self._check_encoder()
 
     def _check_attention(self) -> None:
         if self.head_width is None and self.d_model % self.n_heads:
@@ -172,18 +164,27 @@ class TransformerConfig:
             raise InputError(
                 f"n_kv_heads must divide n_heads, but n_kv_heads={self.n_kv_heads} and n_heads={self.n_heads}"
             )
-        if self.positions == "rotary" and self.d_head % 2:
+        if self.n_experts:
+            within(f"[1, {self.n_experts}]", experts_per_token=self.experts_per_token)
+
+    def _check_positions(self) -> None:
+        if self.rotary_bands is not None:
+            low, high, n = self.rotary_bands
+            if not 0 < low < high or n < 1:
+                raise InputError(f"rotary_bands must be 0 < low < high and n >= 1, but they are {low}, {high} and {n}")
+        stacks = (stack for stack in (self.encoder, self.decoder) if stack is not None)
+        rotary = "rotary" in (self.positions, *(stack.positions for stack in stacks))
+        if rotary and self.d_head % 2:
             raise InputError(
                 f"rotary positions need heads of an even width, but theirs is {self.d_head}; set head_width"
             )
-        if self.attention == "linear" and (self.window is not None or self.positions == "rotary"):
+        if self.attention == "linear" and (self.window is not None or rotary):
+            positions = "rotary" if rotary else self.positions
             raise InputError(
                 "linear attention sums over all that it sees, without a window and without rotation, but "
-                f"window={self.window} and positions={self.positions!r}; use window=None and other positions, or "
+                f"window={self.window} and positions={positions!r}; use window=None and other positions, or "
                 "attention='softmax'"
             )
-        if self.n_experts:
-            within(f"[1, {self.n_experts}]", experts_per_token=self.experts_per_token)
 
     def _check_halves(self) -> None:
         if self.encoder is None and self.decoder is None:
@@ -201,18 +202,16 @@ class TransformerConfig:
                 f"but there is no {'decoder' if self.encoder else 'encoder'}; use ctc=False"
             )
 
-    def _check_ctc_layers(self) -> None:
+    def _check_encoder(self) -> None:
         n_layers = self.encoder.n_layers if self.encoder else 0
-        below = range(1, n_layers) if self.ctc else range(0)
-        if list(self.ctc_layers) != sorted({*self.ctc_layers} & {*below}):
+        below_last = range(1, n_layers) if self.ctc else ()
+        if list(self.ctc_layers) != sorted({*self.ctc_layers} & {*below_last}):
             raise InputError(
                 "ctc_layers must be layers below the last one of an encoder with ctc=True, in order, but "
                 f"ctc_layers={shown(self.ctc_layers)}, ctc={self.ctc} and there are {n_layers} layers"
             )
         if self.ctc_conditioning and not self.ctc_layers:
             raise InputError("ctc_conditioning takes place after ctc_layers, but there are none; name some")
-
-    def _check_conformer(self) -> None:
         fits = self.encoder is not None and self.norm_position == "pre" and not self.n_experts
         if self.conformer_kernel and not (fits and self.conformer_kernel % 2):
             raise InputError(
@@ -223,14 +222,14 @@ class TransformerConfig:
             )
 
     def for_stack(self, stack: StackConfig | None) -> "TransformerConfig":
-        """The same with the positions of one half as those of the model."""
-        if stack is None or (stack.positions is None and stack.max_positions is None):
+        """The same model, whose positions are those of one half."""
+        if stack is None:
             return self
-        kind, n = stack.positions or self.positions, stack.max_positions or self.max_positions
-        encoder, decoder = (
-            each and replace(each, positions=None, max_positions=None) for each in (self.encoder, self.decoder)
+        return replace(
+            self,
+            positions=stack.positions or self.positions,
+            max_positions=stack.max_positions or self.max_positions,
         )
-        return replace(self, encoder=encoder, decoder=decoder, positions=kind, max_positions=n)
 
     @property
     def d_head(self) -> int:
@@ -261,20 +260,22 @@ class TransformerConfig:
             InputError: there is no encoder, or its input is not frames.
         """
         if self.encoder is None or not isinstance(self.encoder.input, Frames):
-            raise InputError(
-                f"speech needs an encoder that takes Frames, but this model's takes {'tokens' if self.encoder else 'nothing, as there is none'}"
-            )
+            other = "tokens" if self.encoder else "nothing, as there is none"
+            raise InputError(f"speech needs an encoder that takes Frames, but this model's takes {other}")
         return self.encoder.input
 
     @property
     def input_description(self) -> str:
-        """In words: how frames become the encoder's vectors, and which d_model would need no linear map."""
+        """How frames become the encoder's vectors, and the d_model that would need no linear map."""
         frames = self.frames
         if frames.conv_strides:
-            how = f"strides {' and '.join(map(str, frames.conv_strides))}"
-            over = " over time and features" if frames.conv_dims == 2 else ""
-            return f"{frames.n_features} features, convolutions{over} with {how}: a position for {frames.per_position} frames"
-        told = f"{frames.n_features} features x {frames.stack} frames = {frames.width} numbers per position"
+            strides = " and ".join(map(str, frames.conv_strides))
+            axes = " over time and features" if frames.conv_dims == 2 else ""
+            return (
+                f"{frames.n_features} features, convolutions{axes} with strides {strides}: a position for "
+                f"{frames.per_position} frames"
+            )
+        product = f"{frames.n_features} features x {frames.stack} frames = {frames.width} numbers per position"
         if frames.width != self.d_model:
-            return f"{told}, one linear map to d_model={self.d_model}; d_model={frames.width} would need none"
-        return f"{told} = d_model: " + ("one linear map, as project=True" if frames.project else "straight in")
+            return f"{product}, one linear map to d_model={self.d_model}; d_model={frames.width} would need none"
+        return f"{product} = d_model: " + ("one linear map, as project=True" if frames.project else "straight in")

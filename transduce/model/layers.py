@@ -49,10 +49,10 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.p)
-        dropped = min(max(1, round(self.p * 256)), 255)
+        n_dropped = min(max(1, round(self.p * 256)), 255)  # of 256
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(1 << 63), None)
-        kept = words.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
-        return x * kept.to(x.dtype) * (256 / (256 - dropped))  # torch.where is not vectorized
+        mask = words.view(torch.uint8)[: x.numel()].view(x.shape) >= n_dropped
+        return x * mask.to(x.dtype) * (256 / (256 - n_dropped))  # torch.where is not vectorized
 
 
 class FeedForward(nn.Module):
@@ -66,7 +66,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.gated = config.gated
-        widths = dict.fromkeys(("gate", "value") if self.gated else ("wide",), config.d_ff)
+        widths = dict.fromkeys(("gate", "value") if config.gated else ("wide",), config.d_ff)
         self.wide = FusedLinear(config.d_model, widths, bias=config.bias)
         self.narrow = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
@@ -75,7 +75,7 @@ class FeedForward(nn.Module):
         return self.narrow(self.activate(self.wide(x)))
 
     def activate(self, x: Float[Tensor, "*B W"]) -> Float[Tensor, "*B H"]:
-        """What stands between the two maps."""
+        """Activation and gate, between the two maps."""
         if not self.gated:
             return self.activation(x)
         gate, value = x.chunk(2, dim=-1)
@@ -108,32 +108,35 @@ class Experts(nn.Module):
         if taps is not None and taps.router_scores is not None:
             taps.router_scores.append(scores)
         weights, chosen = scores.topk(self.n_chosen)
-        choices, order = chosen.flatten().sort(stable=True)  # all positions of the first expert, then of the second ...
-        ends = torch.searchsorted(choices, torch.arange(len(self.experts), device=x.device), right=True, out_int32=True)
+        choices, order = chosen.flatten().sort(stable=True)  # positions of the first expert, then of the second, ...
+        numbers = torch.arange(len(self.experts), device=x.device)
+        ends = torch.searchsorted(choices, numbers, right=True, out_int32=True)
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         rows = x.flatten(0, 1)[order // self.n_chosen]
         if self.can_group and self.training and x.device.type == "cuda" and dtype == torch.bfloat16:
-            done = self.grouped(rows.to(dtype), choices, ends)
+            outputs = self.grouped(rows.to(dtype), choices, ends)
         else:
             parts = rows.tensor_split(ends[:-1].tolist())
-            done = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
-        done = done[order.argsort()].view(*chosen.shape, -1)
-        return (done * weights.softmax(-1).to(done.dtype)[..., None]).sum(dim=-2)
+            outputs = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+        outputs = outputs[order.argsort()].view(*chosen.shape, -1)
+        return (outputs * weights.softmax(-1).to(outputs.dtype)[..., None]).sum(dim=-2)
 
     def grouped(
         self, x: Float[Tensor, "M D"], choices: Int[Tensor, " M"], ends: Int[Tensor, " X"]
     ) -> Float[Tensor, "M D"]:
         """Row m through expert choices[m]. Rows are sorted by expert, and those of expert i end before ends[i]."""
 
-        def through(x: Tensor, name: str) -> Tensor:
+        def apply(name: str, x: Tensor) -> Tensor:
             maps = [getattr(expert, name) for expert in self.experts]
-            weight = torch.stack([each.weight for each in maps]).to(x.dtype)
+            weight = torch.stack([linear.weight for linear in maps]).to(x.dtype)
             y = F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
-            return y if maps[0].bias is None else y + torch.stack([each.bias for each in maps]).to(x.dtype)[choices]
+            if maps[0].bias is None:
+                return y
+            return y + torch.stack([linear.bias for linear in maps]).to(x.dtype)[choices]
 
         first = self.experts[0]
         assert isinstance(first, FeedForward)
-        return through(first.activate(through(x, "wide")), "narrow")
+        return apply("narrow", first.activate(apply("wide", x)))
 
 
 def balance_loss(
@@ -215,6 +218,7 @@ class Layer(nn.Module):
         return self.feed_forward_sublayer(x, self.feed_forward)
 
     def _memory(self, memory: Tensor | None, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the memory, which the cache has after the first call."""
         if cache is not None and cache.memory is not None:
             return cache.memory
         assert self.cross is not None

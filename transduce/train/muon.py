@@ -34,7 +34,7 @@ def orthogonal(matrices: Float[Tensor, "N R C"]) -> Float[Tensor, "N R C"]:
 class Muon(torch.optim.AdamW):
     """Muon over the groups that have `rows`, AdamW over the others.
 
-    `rows` says, for each parameter of the group, of how many rows each of its maps are, as the maps of queries, keys and
+    `rows` are, for each parameter of the group, the numbers of rows of its maps, as the maps of queries, keys and
     values are one parameter. A step has the size of AdamW's, 0.2 for each weight, so both share one rate; momentum is
     Nesterov's, 0.95, and weight decay is decoupled. Source of the size: Liu et al. (2025), Muon is scalable for LLM
     training, equation 4.
@@ -45,28 +45,31 @@ class Muon(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step, unless `found_inf` is there and not 0; see `optim.step`."""
-        groups, found = self.param_groups, getattr(self, "found_inf", None)
+        groups = self.param_groups
         self.param_groups = [group for group in groups if "rows" not in group]
         super().step()
         self.param_groups = groups
+        overflow = getattr(self, "found_inf", None)
+        finite = None if overflow is None else overflow == 0
         for group in groups:
             if "rows" in group:
-                self._turn(group, None if found is None else found == 0)
+                self._step_maps(group, finite)
 
-    def _turn(self, group: dict[str, Any], finite: Tensor | None) -> None:
-        """Step for all maps of one shape at once: a GPU would spend more time on beginning its kernels than in them."""
-        maps: dict[tuple[int, ...], list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
+    def _step_maps(self, group: dict[str, Any], finite: Tensor | None) -> None:
+        """Step all maps of one shape at once: a GPU would spend more time on beginning its kernels than in them."""
+        maps: dict[torch.Size, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
         for p, rows in zip(group["params"], group["rows"], strict=True):
             if p.grad is None:
                 continue
             state = self.state[p]
-            if not state:  # AdamW reads `step` of every state
-                state["step"], state["momentum"] = torch.zeros(()), torch.zeros_like(p)
-            for own in zip(*(x.split(rows) for x in (p, p.grad, state["momentum"])), strict=True):
-                maps[tuple(own[0].shape)].append(own)
+            if not state:
+                state["step"] = torch.zeros(())  # AdamW reads it
+                state["momentum"] = torch.zeros_like(p)
+            for views in zip(p.split(rows), p.grad.split(rows), state["momentum"].split(rows), strict=True):
+                maps[views[0].shape].append(views)
         for shape, all_of_shape in maps.items():
-            places = [list(parts) for parts in zip(*all_of_shape, strict=True)]
-            weights, gradients, before = (torch.stack(parts) for parts in places)
+            weight_views, gradient_views, momentum_views = map(list, zip(*all_of_shape, strict=True))
+            weights, gradients, before = map(torch.stack, (weight_views, gradient_views, momentum_views))
             rate = group["lr"]
             momentum = before.lerp(gradients, 1 - self.momentum)
             if finite is not None:
@@ -74,5 +77,5 @@ class Muon(torch.optim.AdamW):
                 rate = finite.to(weights) * rate
             change = orthogonal(gradients.lerp(momentum, self.momentum)) * (0.2 * math.sqrt(max(shape)))
             weights -= rate * (change + group["weight_decay"] * weights)
-            torch._foreach_copy_(places[0], list(weights))
-            torch._foreach_copy_(places[2], list(momentum))
+            torch._foreach_copy_(weight_views, list(weights))
+            torch._foreach_copy_(momentum_views, list(momentum))

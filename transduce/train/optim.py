@@ -17,64 +17,61 @@ INPUTS = {"source_input": "encoder", "target_input": "decoder"}
 
 
 def levels(model: nn.Module) -> dict[str, int]:
-    """How many layers lie above each parameter, by name: 0 for the output, 1 for the last layer of a stack.
+    """The number of layers above each parameter, by name: 0 for the output, 1 for the last layer of a stack.
 
     The norm after a stack is the output's. Embeddings and positions lie below the first layer; a table that is also the
     output is the output's.
     """
     names = [name for name, _ in model.named_parameters()]
-    heights: dict[str, int] = {}
-    for stack, i in (layer.groups() for name in names if (layer := LAYER.match(name))):
-        heights[stack] = max(heights.get(stack, 0), int(i) + 1)
-    found: dict[str, int] = {}
-    for name in names:
-        first, *rest = name.split(".")
+    n_layers = {layer[1]: int(layer[2]) + 1 for name in names if (layer := LAYER.match(name))}
+
+    def level(name: str) -> int:
         if layer := LAYER.match(name):
-            found[name] = heights[layer[1]] - int(layer[2])
-        elif first in INPUTS or rest[:1] in (["positions"], ["embedding_norm"]):
-            found[name] = heights.get(INPUTS.get(first, first), 0) + 1
-        else:
-            found[name] = 0
-    return found
+            return n_layers[layer[1]] - int(layer[2])
+        first, *rest = name.split(".")
+        below_layers = first in INPUTS or rest[:1] in (["positions"], ["embedding_norm"])
+        return n_layers.get(INPUTS.get(first, first), 0) + 1 if below_layers else 0
+
+    return {name: level(name) for name in names}
 
 
 def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the model's parameters; or Muon over the linear maps of its layers, and AdamW over what is left.
+    """AdamW over the model's parameters; or Muon over the linear maps of its layers, and AdamW over the others.
 
     Weight decay is for matrices alone, and each level has a factor on its rate.
     """
     above = levels(model) if config.layer_decay < 1 else {}
-    maps: dict[nn.Parameter, list[int]] = {}  # what Muon steps, and how many rows each map in it has
-    for name, _, linear, of in linear_maps(model) if config.optimizer == "muon" else ():
-        if LAYER.match(name) and isinstance(linear.weight, nn.Parameter):  # with LoRA it is a sum
-            maps.setdefault(linear.weight, []).append(len(of))
+    rows: dict[nn.Parameter, list[int]] = {}
+    """By the weight that Muon steps, the number of rows of each map in it."""
+    for each in linear_maps(model) if config.optimizer == "muon" else ():
+        if LAYER.match(each.name) and isinstance(each.module.weight, nn.Parameter):  # with LoRA it is a sum
+            rows.setdefault(each.module.weight, []).append(len(each.rows))
     groups: list[dict[str, Any]] = []
     for level in sorted({0, *above.values()}):
-        own = [p for name, p in model.named_parameters() if p.requires_grad and above.get(name, 0) == level]
-        turned = [p for p in own if p in maps]
+        parameters = [p for name, p in model.named_parameters() if p.requires_grad and above.get(name, 0) == level]
+        matrices = [p for p in parameters if p.dim() >= 2 and p not in rows]
+        vectors = [p for p in parameters if p.dim() < 2]
+        by_muon = [p for p in parameters if p in rows]
         factor = config.layer_decay**level
-        for chosen, decay in (
-            ([p for p in own if p.dim() >= 2 and p not in maps], config.weight_decay),
-            ([p for p in own if p.dim() < 2], 0.0),
-        ):
-            groups.append({"params": chosen, "weight_decay": decay, "factor": factor})
-        if turned:
-            rows = [maps[p] for p in turned]
-            groups.append({"params": turned, "weight_decay": config.weight_decay, "factor": factor, "rows": rows})
+        groups.append({"params": matrices, "weight_decay": config.weight_decay, "factor": factor})
+        groups.append({"params": vectors, "weight_decay": 0.0, "factor": factor})
+        if by_muon:
+            of_maps = [rows[p] for p in by_muon]
+            groups.append({"params": by_muon, "weight_decay": config.weight_decay, "factor": factor, "rows": of_maps})
     kind = Muon if config.optimizer == "muon" else torch.optim.AdamW
     return kind(groups, lr=config.peak_rate, betas=config.betas, eps=config.eps, fused=True)
 
 
 def scale_of(scaler: torch.amp.GradScaler) -> tuple[float, int] | None:
-    """The factor of the loss, and how many good updates there were since it changed; None of a scaler that is off."""
+    """The factor of the loss, and the number of good updates since it changed; None of a scaler that is off."""
     state = scaler.state_dict()
     return (state["scale"], state["_growth_tracker"]) if state else None
 
 
-def set_scale(scaler: torch.amp.GradScaler, kept: tuple[float, int] | None) -> None:
-    """Set what `scale_of` gives; None changes nothing."""
-    if kept is not None:
-        scaler.load_state_dict(scaler.state_dict() | {"scale": kept[0], "_growth_tracker": kept[1]})
+def set_scale(scaler: torch.amp.GradScaler, scale: tuple[float, int] | None) -> None:
+    """Set the result of `scale_of`; None changes nothing."""
+    if scale is not None:
+        scaler.load_state_dict(scaler.state_dict() | {"scale": scale[0], "_growth_tracker": scale[1]})
 
 
 def step(optimizer: torch.optim.AdamW, *, rate: float, finite: Bool[Tensor, ""]) -> None:
