@@ -210,7 +210,9 @@ def language_validator(
     """Loss on held-out text, and how the model goes on from places in it."""
 
     def look(model: Transformer) -> Validation:
-        half = model.config.for_stack(model.config.decoder).max_positions // 2  # one half each for prompt and continuation
+        half = (
+            model.config.for_stack(model.config.decoder).max_positions // 2
+        )  # one half each for prompt and continuation
         length = max(1, min(generation.max_length, half, len(valid) // 2))
         last = len(valid) - 2 * length
         starts = range(0, last + 1, max(1, last // max(1, n_samples - 1)))[:n_samples]
