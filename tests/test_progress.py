@@ -9,7 +9,7 @@ import pytest
 from tqdm import tqdm
 
 from transduce import progress
-from transduce.train.log import Log
+from transduce.train.log import Log, ProgressBar, RunFiles, TensorBoard
 from transduce.train.state import Progress, Validation
 
 
@@ -29,7 +29,7 @@ def clock(monkeypatch):
 def test_a_training_of_two_minutes_is_five_lines_of_progress_in_a_log_file(tmp_path, monkeypatch, clock):
     """At most: one in 30 seconds, and one at the end; lines of the training stand alone, and none is overwritten."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    log = Log(tmp_path, 600)
+    log = Log([ProgressBar(600), RunFiles(tmp_path), TensorBoard(tmp_path)])
     monkeypatch.setattr("transduce.train.log.learning_curve", lambda *_: None)
     log.open(Progress())
     for update in range(1, 601):

@@ -12,7 +12,7 @@ def test_the_share_of_the_device_is_shown_where_it_is_known(tmp_path, monkeypatc
     monkeypatch.setattr("transduce.train.trainer.peak_flops", lambda device: 1000.0)
     training = toy.trainer(tmp_path, config=toy.config(max_updates=3), flops_per_token=10.0)
     training.run()
-    shown = training.log.shown
+    shown = training.log.sinks[0].shown
     assert float(shown["MFU"].rstrip("%")) == pytest.approx(float(shown["tokens/s"].replace(",", "")), rel=1e-3)
     assert "MFU=" in capsys.readouterr().err
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.train import toy
 from transduce.plot import attention_map, learning_curve, read_picture
-from transduce.train.log import Log
+from transduce.train.log import Log, ProgressBar, RunFiles, Sink, TensorBoard
 from transduce.train.state import Progress, Validation
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,8 @@ def test_nothing_is_loaded_for_help_that_only_a_training_needs(program):
 
 def test_tensorboard_has_samples_and_pictures_and_the_bar_the_score(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("transduce.train.log.learning_curve", learning_curve)
-    log, progress = Log(tmp_path, 9), Progress(update=3, validations=[(3, 41.5)])
+    log = Log([ProgressBar(9), RunFiles(tmp_path), TensorBoard(tmp_path)])
+    progress = Progress(update=3, validations=[(3, 41.5)])
     log.open(Progress())
     log.validation(
         progress,
@@ -54,3 +56,40 @@ def test_tensorboard_has_samples_and_pictures_and_the_bar_the_score(tmp_path, mo
     np.testing.assert_allclose(read_picture(tmp_path / "kept.png"), drawn, rtol=0, atol=1 / 255)
     assert (image.step, (image.height, image.width)) == (3, drawn.shape[:2]) and drawn.std() > 0
     assert read_picture(tmp_path / "learning_curve.png").std() > 0
+
+
+def test_a_sink_of_ones_own_receives_what_the_others_do(tmp_path, monkeypatch):
+    """In order: its opening, every update, means of some, validations with their numbers, messages, and the end."""
+
+    class Events(Sink):
+        def __init__(self) -> None:
+            self.events = []
+
+        def open(self, progress):
+            self.events.append(("open", progress.update))
+
+        def update(self, losses, tokens_per_second):
+            self.losses = losses
+            self.events.append("update")
+
+        def numbers(self, progress, kind, values):
+            self.events.append((kind, progress.update))
+            assert values["loss"] == pytest.approx(self.losses["loss"] if kind == "train" else -7.0)
+
+        def validation(self, progress, validation):
+            self.events.append(("validation", validation.score))
+
+        def message(self, text):
+            self.events.append(text)
+
+        def close(self):
+            self.events.append("close")
+
+    monkeypatch.setattr("transduce.train.log.EVERY", 1)
+    own = Events()
+    training = toy.trainer(tmp_path, sinks=[own], validate=toy.Scores([7.0]), config=toy.config(max_updates=2))
+    training.run()
+    training.log.message("a line")
+    assert own.events == [
+        ("open", 0), "update", ("train", 1), "update", ("train", 2), ("valid", 2), ("validation", 7.0), "close", "a line"
+    ]  # fmt: skip

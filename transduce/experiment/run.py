@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -37,8 +36,9 @@ from transduce.run import (
 from transduce.tasks.load import same_features
 from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
+from transduce.train.log import Sink
 from transduce.train.objectives import Objective
-from transduce.train.state import Validation
+from transduce.train.state import Progress, Validation
 from transduce.train.trainer import Data, Trainer, TrainingConfig
 
 
@@ -168,6 +168,17 @@ def _differing(
     return None
 
 
+class Reports(Sink):
+    """Writes the reports of a run after every validation."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def validation(self, progress: Progress, validation: Validation) -> None:
+        """Write them."""
+        write_reports(self.directory)
+
+
 def train(
     x: AnyExperiment,
     objective: Objective,
@@ -215,7 +226,7 @@ def train(
             directory=x.run,
             flops_per_token=flops_per_token,
             pretrained=getattr(x, "start_from", None) is not None,
-            report=partial(write_reports, x.run),
+            sinks=[Reports(x.run)],
         )
         _say_what_is_frozen(trainer.model)
         trainer.run()

@@ -1,10 +1,11 @@
-"""The log of a training: a progress bar, metrics.jsonl, TensorBoard, sample outputs and a learning curve."""
+"""The log of a training, a list of sinks: a progress bar, files of the run, TensorBoard, others."""
 
 import json
 import math
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,90 +20,88 @@ EVERY = 50
 """Updates between two training lines in metrics.jsonl."""
 
 
-class Log:
-    """Writes the log into `directory`. When a training resumes, the lines of updates that it repeats are removed first.
-
-    Args:
-        full_speed: the tokens/s that would use the whole device; MFU is the share of it that the training reaches
-            (Chowdhery et al. 2022, PaLM). None: unknown.
-    """
-
-    def __init__(self, directory: Path, max_updates: int, full_speed: float | None = None) -> None:
-        self.full_speed = full_speed
-        self.directory, self.path, self.max_updates = directory, directory / "metrics.jsonl", max_updates
-        self.bar: Any = None
-        self.board: Any = None
-        self.recent: deque[tuple[float, int]] = deque(maxlen=EVERY)
-        self.losses: list[dict[str, float]] = []
-        self.shown: dict[str, str] = {}
+class Sink:
+    """Receives what a training reports; a subclass overrides the methods that it needs."""
 
     def open(self, progress: Progress) -> None:
-        """Start the log after update `progress.update`."""
-        from torch.utils.tensorboard import SummaryWriter  # slow to load, so only a training does
+        """Start after update `progress.update`; later updates that were reported are repeated."""
 
-        if self.path.exists():
-            kept = [line for line in read_json_lines(self.path) if line.get("update", math.inf) <= progress.update]
-            write_file(self.path, "".join(json.dumps(line) + "\n" for line in kept))
-        if progress.update:
-            self.say(f"resuming after update {progress.update}")
-        self.board = SummaryWriter(str(self.directory / "tensorboard"), purge_step=progress.update + 1)
-        self.bar = Bar(total=self.max_updates, initial=progress.update, unit="update", mininterval=0.5)
+    def update(self, losses: dict[str, float], tokens_per_second: float) -> None:
+        """Receive the losses of every update, in nats per token."""
+
+    def numbers(self, progress: Progress, kind: str, values: dict[str, float]) -> None:
+        """Receive the means of the last EVERY updates ("train") or the metrics of a validation."""
+
+    def validation(self, progress: Progress, validation: Validation) -> None:
+        """Receive a validation, after its numbers."""
+
+    def message(self, text: str) -> None:
+        """Receive a line for the user."""
 
     def close(self) -> None:
-        """Finish the progress bar and write what is left for TensorBoard."""
-        self.bar.close()
-        self.board.close()
+        """Finish."""
 
-    def say(self, message: str) -> None:
-        """Print a line to the terminal without disturbing the progress bar."""
-        tqdm.write(message, file=sys.stderr)
 
-    def update(self, progress: Progress, losses: dict[str, float], *, norm: float, rate: float, n_tokens: int) -> None:
-        """Show an update; one in EVERY updates writes the means since the last line.
+class Log:
+    """Passes what a training reports to sinks, in their order."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self.sinks = sinks
+        self.recent: deque[tuple[float, int]] = deque(maxlen=EVERY)
+        """Time and number of tokens of the last updates."""
+        self.losses: list[dict[str, float]] = []
+        """Finite losses since the last training line."""
+
+    def open(self, progress: Progress) -> None:
+        """Open all sinks."""
+        for sink in self.sinks:
+            sink.open(progress)
+
+    def update(
+        self,
+        progress: Progress,
+        losses: dict[str, float],
+        *,
+        norm: float,
+        rate: float,
+        n_tokens: int,
+    ) -> None:
+        """Report an update; one in EVERY updates reports the means since the last line.
 
         Args:
-            losses: the "loss" in nats per token, and its parts, which are written where there is more than one.
+            losses: the "loss" in nats per token, and its parts.
         """
         self.recent.append((time.monotonic(), n_tokens))
-        if math.isfinite(losses["loss"]):  # a skipped update says nothing about the others
+        if math.isfinite(losses["loss"]):
             self.losses.append(losses)
         speed = self._tokens_per_second()
-        self.bar.update()
-        self.shown |= {"loss": f"{losses['loss']:.3f}", "tokens/s": f"{speed:,.0f}"}
-        if self.full_speed:
-            self.shown["MFU"] = f"{speed / self.full_speed:.1%}"
-        self.bar.set_postfix(self.shown, refresh=False)
+        for sink in self.sinks:
+            sink.update(losses, speed)
         if progress.update % EVERY == 0:
             names = list(losses) if len(losses) > 2 else ["loss"]  # a single part is the loss again
             finite, self.losses = self.losses, []
             means = {name: sum(x[name] for x in finite) / len(finite) if finite else math.nan for name in names}
-            told = means | {"gradient_norm": norm, "rate": rate, "tokens_per_second": round(speed, 1)}
-            self._write(progress, "train", told)
+            more = {"gradient_norm": norm, "rate": rate, "tokens_per_second": round(speed, 1)}
+            for sink in self.sinks:
+                sink.numbers(progress, "train", means | more)
 
     def validation(self, progress: Progress, validation: Validation) -> None:
-        """Write the numbers, samples and pictures of a validation, and draw the learning curve anew."""
-        self.recent.clear()  # validation is not training speed
-        self._write(progress, "valid", validation.metrics)
-        told = ", ".join(f"{name} {value:.3f}" for name, value in validation.metrics.items())
-        best = " (best so far)" if progress.validations_since_best == 0 else ""
-        self.say(f"update {progress.update}, epoch {progress.epoch + 1}, {progress.seconds / 60:.1f} min: {told}{best}")
-        for source, reference, output in validation.samples:
-            self.say(f"  {source}\n    should be  {reference}\n    is         {output}")
-        self.shown |= {name: f"{value:.2f}" for name, value in validation.metrics.items() if name != "loss"}
-        self.bar.set_postfix(self.shown)
-        samples = self.directory / "samples"
-        samples.mkdir(exist_ok=True)
-        for name, draw in validation.pictures.items():
-            path = samples / f"{progress.update:08d}.{name}.png"
-            draw(path)
-            self.board.add_image(f"valid/{name}", read_picture(path), progress.update, dataformats="HWC")
-        if validation.samples:
-            # indented lines are code in Markdown, which is shown as it is
-            shown = [f"    {s}\n    should be  {r}\n    is         {o}" for s, r, o in validation.samples]
-            self.board.add_text("valid/samples", "\n    \n".join(shown), progress.update)
-            text = "".join(f"{s}\t{r}\t{o}\n" for s, r, o in validation.samples)
-            write_file(samples / f"{progress.update:08d}.tsv", text)
-        learning_curve(read_json_lines(self.path), self.directory / "learning_curve.png")
+        """Report a validation."""
+        self.recent.clear()  # its time is no time of training
+        for sink in self.sinks:
+            sink.numbers(progress, "valid", validation.metrics)
+        for sink in self.sinks:
+            sink.validation(progress, validation)
+
+    def message(self, text: str) -> None:
+        """Report a line for the user."""
+        for sink in self.sinks:
+            sink.message(text)
+
+    def close(self) -> None:
+        """Close all sinks."""
+        for sink in self.sinks:
+            sink.close()
 
     def _tokens_per_second(self) -> float:
         if len(self.recent) < 2:
@@ -110,31 +109,130 @@ class Log:
         seconds = self.recent[-1][0] - self.recent[0][0]
         return (sum(n for _, n in self.recent) - self.recent[0][1]) / max(seconds, 1e-9)
 
-    def _write(self, progress: Progress, kind: str, values: dict[str, float]) -> None:
-        line: dict[str, Any] = {"update": progress.update, "epoch": progress.epoch, "kind": kind}
-        line |= {"seconds": round(progress.seconds, 1), "skipped": progress.skipped}
-        line |= {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
-        with self.path.open("a") as file:
+
+class ProgressBar(Sink):
+    """Shows updates in a progress bar, and validations in lines above it.
+
+    Args:
+        full_speed: the tokens/s that would use the whole device; MFU is the share of it that the
+            training reaches (Chowdhery et al. 2022, PaLM). None: unknown.
+    """
+
+    def __init__(self, max_updates: int, full_speed: float | None = None) -> None:
+        self.max_updates = max_updates
+        self.full_speed = full_speed
+        self.bar: Any = None
+        self.shown: dict[str, str] = {}
+
+    def open(self, progress: Progress) -> None:
+        """Draw the bar."""
+        if progress.update:
+            self.message(f"resuming after update {progress.update}")
+        self.bar = Bar(total=self.max_updates, initial=progress.update, unit="update", mininterval=0.5)
+
+    def update(self, losses: dict[str, float], tokens_per_second: float) -> None:
+        """Move the bar."""
+        self.bar.update()
+        self.shown |= {"loss": f"{losses['loss']:.3f}", "tokens/s": f"{tokens_per_second:,.0f}"}
+        if self.full_speed:
+            self.shown["MFU"] = f"{tokens_per_second / self.full_speed:.1%}"
+        self.bar.set_postfix(self.shown, refresh=False)
+
+    def validation(self, progress: Progress, validation: Validation) -> None:
+        """Print metrics and samples."""
+        metrics = ", ".join(f"{name} {value:.3f}" for name, value in validation.metrics.items())
+        best = " (best so far)" if progress.validations_since_best == 0 else ""
+        minutes = progress.seconds / 60
+        self.message(f"update {progress.update}, epoch {progress.epoch + 1}, {minutes:.1f} min: {metrics}{best}")
+        for source, reference, output in validation.samples:
+            self.message(f"  {source}\n    should be  {reference}\n    is         {output}")
+        self.shown |= {n: f"{value:.2f}" for n, value in validation.metrics.items() if n != "loss"}
+        self.bar.set_postfix(self.shown)
+
+    def message(self, text: str) -> None:
+        """Print a line without disturbing the bar."""
+        tqdm.write(text, file=sys.stderr)
+
+    def close(self) -> None:
+        """Finish the bar."""
+        self.bar.close()
+
+
+class RunFiles(Sink):
+    """Writes metrics.jsonl, samples/ and learning_curve.png in a run's directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.metrics = directory / "metrics.jsonl"
+
+    def open(self, progress: Progress) -> None:
+        """Remove the lines of updates that are repeated."""
+        if self.metrics.exists():
+            lines = [
+                json.dumps(line) + "\n"
+                for line in read_json_lines(self.metrics)
+                if line.get("update", math.inf) <= progress.update
+            ]
+            write_file(self.metrics, "".join(lines))
+
+    def numbers(self, progress: Progress, kind: str, values: dict[str, float]) -> None:
+        """Append a line."""
+        line = {
+            "update": progress.update,
+            "epoch": progress.epoch,
+            "kind": kind,
+            "seconds": round(progress.seconds, 1),
+            "skipped": progress.skipped,
+            # JSON has no NaN
+            **{name: value if math.isfinite(value) else None for name, value in values.items()},
+        }
+        with self.metrics.open("a") as file:
             file.write(json.dumps(line) + "\n")
+
+    def validation(self, progress: Progress, validation: Validation) -> None:
+        """Write samples and pictures, and draw the learning curve anew."""
+        samples = self.directory / "samples"
+        samples.mkdir(exist_ok=True)
+        for name, draw in validation.pictures.items():
+            draw(samples / f"{progress.update:08d}.{name}.png")
+        if validation.samples:
+            text = "".join("\t".join(sample) + "\n" for sample in validation.samples)
+            write_file(samples / f"{progress.update:08d}.tsv", text)
+        learning_curve(read_json_lines(self.metrics), self.directory / "learning_curve.png")
+
+
+class TensorBoard(Sink):
+    """Writes numbers, samples and the pictures of RunFiles for TensorBoard."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.board: Any = None
+
+    def open(self, progress: Progress) -> None:
+        """Hide the events of updates that are repeated."""
+        from torch.utils.tensorboard import SummaryWriter  # slow to load, so only a training does
+
+        self.board = SummaryWriter(str(self.directory / "tensorboard"), purge_step=progress.update + 1)
+
+    def numbers(self, progress: Progress, kind: str, values: dict[str, float]) -> None:
+        """Write scalars."""
         for name, value in values.items():
             self.board.add_scalar(f"{kind}/{name}", value, progress.update)
         self.board.flush()
 
-
-class NoLog(Log):
-    """The log of a process that another one speaks for."""
-
-    def open(self, progress: Progress) -> None:
-        """Nothing."""
+    def validation(self, progress: Progress, validation: Validation) -> None:
+        """Write samples and pictures."""
+        for name in validation.pictures:
+            picture = read_picture(self.directory / "samples" / f"{progress.update:08d}.{name}.png")
+            self.board.add_image(f"valid/{name}", picture, progress.update, dataformats="HWC")
+        if validation.samples:
+            # indented lines are code in Markdown, which is shown as it is
+            shown = [
+                f"    {source}\n    should be  {reference}\n    is         {output}"
+                for source, reference, output in validation.samples
+            ]
+            self.board.add_text("valid/samples", "\n    \n".join(shown), progress.update)
 
     def close(self) -> None:
-        """Nothing."""
-
-    def say(self, message: str) -> None:
-        """Nothing."""
-
-    def update(self, progress: Progress, losses: dict[str, float], *, norm: float, rate: float, n_tokens: int) -> None:
-        """Nothing."""
-
-    def validation(self, progress: Progress, validation: Validation) -> None:
-        """Nothing."""
+        """Write what is left."""
+        self.board.close()

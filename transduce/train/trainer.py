@@ -24,7 +24,7 @@ from transduce.train.config import TrainingConfig
 from transduce.train.distributed import COLLECTIVE, world
 from transduce.train.flops import peak_flops
 from transduce.train.host import HostCopy, StopRequest
-from transduce.train.log import Log, NoLog
+from transduce.train.log import Log, ProgressBar, RunFiles, Sink, TensorBoard
 from transduce.train.objectives import Loss, Objective
 from transduce.train.optim import optimizer, scale_of, set_scale, step
 from transduce.train.parallel import DataParallel
@@ -68,7 +68,7 @@ class Trainer:
         flops_per_token: floating-point operations that training on one of n_tokens takes; where they are given
             and the GPU's peak is known, the progress bar shows which share of it is used (MFU).
         pretrained: whether the initial weights are those of another run; they are validated then, and may stay the best.
-        report: called in the first process whenever a validation is logged.
+        sinks: receive what the first process reports, after the bar and the files (train/log.py).
 
     Randomness is a function of (seed, update) and the order of (seed, epoch), so a resumed run needs no generator's
     state and ends, on a CPU, with the same bits.
@@ -84,11 +84,10 @@ class Trainer:
         directory: Path,
         flops_per_token: float | None = None,
         pretrained: bool = False,
-        report: Callable[[], object] = lambda: None,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         allow_user_without_name()
         self.objective, self.data, self.validate, self.config = objective, data, validate, config
-        self.report = report
         self.world = world()
         self.world.check(config)
         self.model: nn.Module = objective.model
@@ -114,7 +113,9 @@ class Trainer:
         self.saved_at = 0.0  # progress.seconds of the last checkpoint
         peak = peak_flops(self.device)
         full = peak / flops_per_token if peak and flops_per_token else None
-        self.log = (Log if self.world.first else NoLog)(directory, config.max_updates, full_speed=full)
+        bar = ProgressBar(config.max_updates, full_speed=full)
+        standard = (bar, RunFiles(directory), TensorBoard(directory))
+        self.log = Log([*standard, *sinks] if self.world.first else [])
 
     def run(self) -> Progress:
         """Train to the end; on Ctrl-C or SIGTERM save, then raise KeyboardInterrupt.
@@ -258,7 +259,9 @@ class Trainer:
         self.progress.skipped += 1
         if not (scaled and math.isfinite(loss) and scale >= 1):  # else a smaller scale will do
             self.progress.skipped_in_a_row += 1
-        self.log.say(f"update {update} skipped: loss {loss}, gradient norm {norm}{at} ({self.progress.skipped} so far)")
+        self.log.message(
+            f"update {update} skipped: loss {loss}, gradient norm {norm}{at} ({self.progress.skipped} so far)"
+        )
         if self.progress.skipped_in_a_row >= self.config.max_skipped:
             raise self._diverged(
                 f"loss and gradient must be finite, but {self.config.max_skipped} updates in a row had loss {loss} or "
@@ -295,8 +298,6 @@ class Trainer:
         self.progress.by = validation.by
         self.progress.losses.append(loss)
         self.log.validation(self.progress, validation)  # before the checkpoint: a resumed run takes it back otherwise
-        if self.world.first:
-            self.report()
         self._save()
         self.validation_seconds = self._clock() - before
 
