@@ -29,7 +29,7 @@ from transduce.decode.sample import GREEDY, Sampler
 from transduce.decode.scorer import ModelScorer
 from transduce.device import computes_bf16
 from transduce.engine.select import engine_for
-from transduce.interop.gpt2 import import_gpt2
+from transduce.interop.families import read_model
 from transduce.kernels import library
 from transduce.model.transformer import Transformer
 
@@ -109,7 +109,7 @@ def main() -> None:
     theirs = rival(tiny=x.tiny)
     with tempfile.TemporaryDirectory() as directory:
         theirs.save_pretrained(directory)
-        ours = import_gpt2(Path(directory))
+        ours = read_model(Path(directory))
         n_parameters = sum(p.numel() for p in ours.parameters())
         on_cpu, folder = x.device == "cpu", Path(directory)
         systems = {

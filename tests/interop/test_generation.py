@@ -13,7 +13,8 @@ from tests.interop.rivals import LINES, compare, translated
 from tests.interop.test_gpt2 import PROMPTS
 from tests.interop.test_marian import changed
 from transduce.cli.main import main
-from transduce.interop import marian
+from transduce.interop.config_json import read_settings
+from transduce.interop.families import read_run
 from transduce.interop.generation import DRAWN, NEUTRAL, WITHOUT_EFFECT, Generation, read_generation
 from transduce.interop.settings import LlamaSettings
 
@@ -85,7 +86,7 @@ def test_a_setting_of_another_kind_is_refused(tmp_path, spm, settings, message):
     test_marian.rival(tmp_path / "theirs", 0, spm)
     changed(tmp_path / "theirs" / "generation_config.json", **settings)
     with pytest.raises(ValueError) as error:
-        marian.import_run(tmp_path / "theirs")
+        read_run(tmp_path / "theirs", read_settings(tmp_path / "theirs"))
     assert message.format(tmp_path / "theirs") in str(error.value)
 
 
@@ -183,11 +184,9 @@ def test_a_decoder_alone_goes_on_as_its_file_says(tmp_path, capsys):
     ],
 )
 def test_of_a_decoder_alone_what_has_no_equal_is_refused(tmp_path, settings, message):
-    from transduce.interop.llama import import_run
-
     test_llama.rival(tmp_path, "qwen2", vocab_size=294, eos_token_id=292, bos_token_id=None)
     test_llama.chat_tokenizer(tmp_path, begins=False)
     changed(tmp_path / "generation_config.json", **settings)
     with pytest.raises(ValueError) as error:
-        import_run(tmp_path)
+        read_run(tmp_path, read_settings(tmp_path))
     assert message.format(tmp_path) in str(error.value)

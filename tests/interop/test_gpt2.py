@@ -17,7 +17,8 @@ import transduce as td
 from tests.runs import ENGLISH, library_tokenizer
 from transduce.cli.main import main
 from transduce.data.text.json_tokenizer import JSONTokenizer
-from transduce.interop.gpt2 import export_gpt2, import_gpt2
+from transduce.interop.families import read_model
+from transduce.interop.gpt2 import export_gpt2
 from transduce.tasks.generate import GenerationConfig, Generator
 from transduce.tasks.perplexity import measure_perplexity
 
@@ -97,7 +98,7 @@ def loaded_in_silence(directory: Path, caplog) -> nn.Module:
 @pytest.mark.parametrize("settings", SIZES, ids=names)
 def test_logits_are_those_of_transformers_and_come_back(tmp_path, rng, caplog, settings):
     theirs = rival(tmp_path / "theirs", **settings)
-    ours = import_gpt2(tmp_path / "theirs")
+    ours = read_model(tmp_path / "theirs")
     ids = torch.randint(53, (5, 37), generator=rng)
     with torch.no_grad():
         want = theirs(ids).logits
@@ -118,7 +119,7 @@ def test_logits_are_those_of_transformers_and_come_back(tmp_path, rng, caplog, s
 def test_a_model_without_biases_is_exported_with_zeros(tmp_path, rng, caplog):
     """nanoGPT's models have none."""
     rival(tmp_path / "theirs")
-    config = replace(import_gpt2(tmp_path / "theirs").config, bias=False, init_gain=0.9)
+    config = replace(read_model(tmp_path / "theirs").config, bias=False, init_gain=0.9)
     torch.manual_seed(1)
     ours = td.Transformer(config).eval()
     assert not any(name.endswith("bias") for name, _ in ours.named_parameters())
@@ -148,7 +149,7 @@ def test_older_files_are_read_too(tmp_path, rng):
     ids = torch.randint(53, (2, 9), generator=rng)
     with torch.no_grad():
         states = theirs.half().float()(ids).last_hidden_state
-        got = import_gpt2(tmp_path)(target_in=ids)
+        got = read_model(tmp_path)(target_in=ids)
         torch.testing.assert_close(got, states @ theirs.wte.weight.T, rtol=1e-5, atol=1e-5)
 
 
@@ -294,7 +295,7 @@ def changed(directory: Path, **values) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "gptj"}, "model_type must be 'gpt2', but in {} it is 'gptj'"),
+        ({"model_type": "gptj"}, "or 'speech_to_text', but in {} it is 'gptj'"),
         ({"scale_attn_weights": False}, "scale_attn_weights must be True"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx must be False"),
         ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn must be False"),
@@ -318,7 +319,7 @@ def test_a_model_of_another_make_is_refused(tmp_path, values, message):
     rival(tmp_path)
     changed(tmp_path, **values)
     with pytest.raises(ValueError, match=re.escape(message.format(tmp_path))):
-        import_gpt2(tmp_path)
+        read_model(tmp_path)
 
 
 def test_what_is_no_gpt2_is_not_exported(tmp_path):

@@ -14,7 +14,8 @@ from tests.interop.test_gpt2 import NASTY, PROMPTS, TEXT, changed
 from tests.language_runs import byte_bpe, language_model
 from transduce.cli.main import main
 from transduce.data.text.json_tokenizer import JSONTokenizer
-from transduce.interop.llama import export_llama, import_llama
+from transduce.interop.families import read_model
+from transduce.interop.llama import export_llama
 from transduce.model.size import n_parameters
 from transduce.tasks.generate import GenerationConfig
 
@@ -54,7 +55,7 @@ def compare(directory, rng, kind: str, **settings) -> None:
     import transformers
 
     theirs = rival(directory / "theirs", kind, **settings)
-    ours = import_llama(directory / "theirs")
+    ours = read_model(directory / "theirs")
     ids = torch.randint(theirs.config.vocab_size, (3, 40), generator=rng)
     with torch.no_grad():
         want = theirs(ids).logits
@@ -124,7 +125,7 @@ def test_models_like_llama_are_read_and_go_out_as_one(tmp_path, rng, kind, setti
     import transformers
 
     theirs = rival(tmp_path / "theirs", kind, **settings)
-    ours, ids = import_llama(tmp_path / "theirs"), torch.randint(53, (3, 40), generator=rng)
+    ours, ids = read_model(tmp_path / "theirs"), torch.randint(53, (3, 40), generator=rng)
     with torch.no_grad():
         want = theirs(ids).logits
         torch.testing.assert_close(ours(target_in=ids), want, rtol=1e-4, atol=1e-4)
@@ -149,7 +150,7 @@ def test_older_files_are_read_too(tmp_path, rng):
     (tmp_path / "config.json").write_text(json.dumps(config))
     ids = torch.randint(53, (2, 9), generator=rng)
     with torch.no_grad():
-        torch.testing.assert_close(import_llama(tmp_path)(target_in=ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(read_model(tmp_path)(target_in=ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 def chat_tokenizer(directory, *, begins: bool) -> None:
@@ -251,7 +252,7 @@ def test_a_model_of_another_make_is_refused(tmp_path, kind, values, message):
     rival(tmp_path, kind)
     changed(tmp_path, **values)
     with pytest.raises(ValueError, match=re.escape(message.format(tmp_path))):
-        import_llama(tmp_path)
+        read_model(tmp_path)
 
 
 def test_what_is_no_llama_is_not_exported(tmp_path):

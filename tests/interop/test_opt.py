@@ -11,7 +11,8 @@ import torch
 import transduce as td
 from tests.interop.test_gpt2 import PROMPTS, changed, pieces
 from transduce.cli.main import main
-from transduce.interop.opt import import_run
+from transduce.interop.config_json import read_settings
+from transduce.interop.families import read_model, read_run
 from transduce.tasks.generate import GenerationConfig
 
 pytestmark = pytest.mark.usefixtures("transformers")
@@ -66,7 +67,7 @@ def test_logits_are_those_of_transformers(tmp_path, rng, kind, settings):
     theirs = rival(tmp_path, kind, **settings)
     ids = torch.randint(SIZE, (3, 40), generator=rng)
     with torch.no_grad():
-        torch.testing.assert_close(import_run(tmp_path).model(target_in=ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(read_model(tmp_path)(target_in=ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", SIZES)
@@ -104,14 +105,14 @@ def test_what_cannot_be_represented_is_refused(tmp_path, kind, values, message):
     rival(tmp_path, kind)
     changed(tmp_path, **values)
     with pytest.raises(ValueError, match=re.escape(message.format(tmp_path))):
-        import_run(tmp_path)
+        read_run(tmp_path, read_settings(tmp_path))
 
 
 def test_added_tokens_stand_behind_the_others(tmp_path):
     rival(tmp_path, "OPT")
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<pad>": 7}))
     with pytest.raises(ValueError) as error:
-        import_run(tmp_path)
+        read_run(tmp_path, read_settings(tmp_path))
     assert str(error.value) == (
         f"added_tokens.json must number tokens behind those of vocab.json, but in {tmp_path} '<pad>' has 7"
     )

@@ -18,10 +18,8 @@ from tests.interop.test_llama import rival as llama
 from transduce.cli.main import main
 from transduce.errors import InputError
 from transduce.files import read_json, read_weights
-from transduce.interop.encoder_decoder import read_model
-from transduce.interop.families import FAMILIES, model_type_of
-from transduce.interop.gpt2 import import_gpt2
-from transduce.interop.llama import import_llama
+from transduce.interop.config_json import read_settings
+from transduce.interop.families import FAMILIES, read_model
 from transduce.interop.settings import SETTINGS
 
 pytestmark = pytest.mark.usefixtures("transformers")
@@ -47,11 +45,6 @@ def text_model(directory: Path, kind: str, **settings: Any) -> Any:
 
 SIZES = {"layers": 2, "attention_heads": 2, "ffn_dim": 17}
 KINDS = {"bart": "Bart", "marian": "Marian", "pegasus": "Pegasus"}
-
-
-def read_text_model(directory: Path) -> torch.nn.Module:
-    """The model alone: there is no tokenizer."""
-    return read_model(directory).model
 
 
 def same_logits(ours: torch.nn.Module, theirs: Any, rng: torch.Generator) -> None:
@@ -93,9 +86,9 @@ def as_pickle(directory: Path, *, old: bool = False, shards: int = 1) -> None:
 @pytest.mark.parametrize("form", [{}, {"old": True}, {"shards": 3}])
 def test_pickled_weights_are_those_of_safetensors(tmp_path, form):
     gpt2(tmp_path)
-    want = import_gpt2(tmp_path).state_dict()
+    want = read_model(tmp_path).state_dict()
     as_pickle(tmp_path, **form)
-    found = import_gpt2(tmp_path).state_dict()
+    found = read_model(tmp_path).state_dict()
     assert found.keys() == want.keys() and all(torch.equal(found[name], want[name]) for name in want)
 
 
@@ -133,7 +126,7 @@ def test_a_pickle_of_anything_else_is_refused_and_not_run(tmp_path, content, rea
     else:
         torch.save(content(tmp_path / "run"), path)
     with pytest.raises(ValueError) as error:
-        import_gpt2(tmp_path)
+        read_model(tmp_path)
     assert str(error.value).startswith(str(path)) and reason in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
@@ -142,7 +135,7 @@ def test_without_weights_the_names_of_the_files_are_told(tmp_path):
     gpt2(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError) as error:
-        import_gpt2(tmp_path)
+        read_model(tmp_path)
     assert str(error.value) == (
         f"weights are read from model.safetensors or pytorch_model.bin, but {tmp_path} has neither; write them with "
         "transformers: AutoModel.from_pretrained(NAME).save_pretrained(DIRECTORY)"
@@ -162,14 +155,14 @@ TIED = (
 def test_a_tied_table_may_be_stored_under_any_of_its_names(tmp_path, rng, kind, name):
     theirs = text_model(tmp_path, KINDS[kind])
     rewrite(lambda w: {n: w[n] for n in w if n not in TIED} | {name: next(w[n] for n in TIED if n in w)})(tmp_path)
-    same_logits(read_text_model(tmp_path), theirs, rng)
+    same_logits(read_model(tmp_path), theirs, rng)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_may_lack_the_part_that_all_have_in_common(tmp_path, rng, kind):
     theirs = text_model(tmp_path, KINDS[kind])
     rewrite(lambda w: {name.removeprefix("model."): w[name] for name in w})(tmp_path)
-    same_logits(read_text_model(tmp_path), theirs, rng)
+    same_logits(read_model(tmp_path), theirs, rng)
 
 
 def test_so_may_the_names_and_tables_of_language_models(tmp_path, rng):
@@ -178,11 +171,11 @@ def test_so_may_the_names_and_tables_of_language_models(tmp_path, rng):
         theirs = llama(tmp_path, "llama", tie_word_embeddings=tied)
         rewrite(lambda w: {name.removeprefix("model."): w[name] for name in w})(tmp_path)
         with torch.no_grad():
-            torch.testing.assert_close(import_llama(tmp_path)(target_in=ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(read_model(tmp_path)(target_in=ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
     theirs = llama(tmp_path, "llama", tie_word_embeddings=True)
     rewrite(lambda w: {name.replace("model.embed_tokens", "lm_head"): w[name] for name in w})(tmp_path)
     with torch.no_grad():
-        torch.testing.assert_close(import_llama(tmp_path)(target_in=ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(read_model(tmp_path)(target_in=ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -191,7 +184,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, value):
     name = "model.encoder.layers.1.fc1.bias"
     rewrite(lambda w: w | {name: torch.full_like(w[name], value)})(tmp_path)
     with pytest.raises(ValueError) as error:
-        read_text_model(tmp_path)
+        read_model(tmp_path)
     assert str(error.value) == (
         f"weights must be finite numbers of float32, but in {tmp_path} {name} are not; take another copy"
     )
@@ -218,7 +211,7 @@ def test_what_a_text_model_cannot_have_is_refused(tmp_path, harm, message):
     text_model(tmp_path, "Bart")
     harm(tmp_path)
     with pytest.raises(ValueError) as error:
-        read_text_model(tmp_path)
+        read_model(tmp_path)
     assert message.format(tmp_path) in str(error.value)
 
 
@@ -227,7 +220,7 @@ def test_positions_that_were_learned_are_not_taken_for_sinusoids(tmp_path):
     name = "model.encoder.embed_positions.weight"
     rewrite(lambda w: w | {name: torch.randn(20, 12)})(tmp_path)
     with pytest.raises(ValueError, match="positions must be sinusoids"):
-        read_text_model(tmp_path)
+        read_model(tmp_path)
 
 
 WRITTEN_OTHERWISE = {
@@ -260,7 +253,7 @@ def test_settings_that_are_missing_have_their_defaults(tmp_path, rng):
     for name in ("scale_embedding", "dropout", "attention_dropout", "activation_function", "eos_token_id"):
         del plain[name]
     path.write_text(json.dumps(plain))
-    same_logits(read_text_model(tmp_path), theirs, rng)
+    same_logits(read_model(tmp_path), theirs, rng)
 
 
 WRONG: list[Any] = [None, "x", -1, 0, 1.5, True, [], [None], {}, 10**30]
@@ -275,7 +268,7 @@ def test_no_value_of_a_setting_is_more_than_refused(tmp_path, kind):
         for value in WRONG if kind == "bart" else WRONG[:3]:
             (tmp_path / "config.json").write_text(json.dumps(plain | {name: value}))
             with suppress(InputError):
-                read_text_model(tmp_path)
+                read_model(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["llama", *(pytest.param(each, marks=pytest.mark.long) for each in ("qwen3", "phi3"))])
@@ -287,7 +280,7 @@ def test_nor_is_one_of_a_language_model(tmp_path, kind):
         for value in (*WRONG, *more):
             (tmp_path / "config.json").write_text(json.dumps(plain | {name: value}))
             with suppress(InputError):
-                import_llama(tmp_path)
+                read_model(tmp_path)
 
 
 @pytest.mark.parametrize("read", [read_json, read_weights])
@@ -316,4 +309,4 @@ def test_no_file_of_a_model_is_waited_for(tmp_path, capsys, name):
 def test_the_family_is_found_by_the_model_type(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": ["bart"]}))
     with pytest.raises(ValueError, match="model_type must be"):
-        model_type_of(tmp_path)
+        read_settings(tmp_path)

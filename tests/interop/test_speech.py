@@ -19,7 +19,10 @@ from torch import Tensor
 import transduce as td
 from transduce.cli.main import main
 from transduce.data.text.json_tokenizer import JSONTokenizer
-from transduce.interop.speech import NAMES, import_run
+from transduce.interop.config_json import read_settings
+from transduce.interop.families import read_run
+from transduce.interop.pretrained import Imported
+from transduce.interop.speech import NAMES
 
 pytestmark = pytest.mark.usefixtures("transformers")
 
@@ -47,6 +50,10 @@ class Rival(NamedTuple):
         with torch.no_grad():
             ids = self.model.generate(**self.heard(waveform), max_new_tokens=BOUND, **(self.task | settings))
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True)[0].strip()
+
+
+def imported(directory: Path) -> Imported:
+    return read_run(directory, read_settings(directory))
 
 
 def read(path: Path) -> np.ndarray:
@@ -362,7 +369,7 @@ def test_what_cannot_be_represented_is_refused(untrained, tmp_path, kind, file, 
     shutil.copytree(untrained[kind], tmp_path / "theirs")
     changed(tmp_path / "theirs" / f"{file}.json", **values)
     with pytest.raises(ValueError) as error:
-        import_run(tmp_path / "theirs")
+        imported(tmp_path / "theirs")
     assert message.format(tmp_path / "theirs") in str(error.value)
 
 
@@ -372,7 +379,7 @@ def test_positions_that_are_no_sinusoids_are_refused(untrained, tmp_path):
     weights["model.encoder.embed_positions.weight"][3, 4] += 0.5
     save_file(weights, tmp_path / "theirs" / "model.safetensors")
     with pytest.raises(ValueError, match=re.escape(f"{tmp_path}/theirs embed_positions differs from them by 0.5")):
-        import_run(tmp_path / "theirs")
+        imported(tmp_path / "theirs")
 
 
 @pytest.fixture(scope="module")
@@ -436,7 +443,7 @@ def test_whispers_settings_are_those_of_generate(untrained, tmp_path, settings, 
 def test_a_language_may_be_told_by_its_name(untrained, tmp_path, language):
     shutil.copytree(untrained["whisper"], tmp_path / "theirs")
     changed(tmp_path / "theirs" / "generation_config.json", language=language)
-    tokenizer = import_run(tmp_path / "theirs").target_tokenizer
+    tokenizer = imported(tmp_path / "theirs").target_tokenizer
     assert tokenizer.tokens(tokenizer.opening) == ["<|de|>", "<|transcribe|>", "<|notimestamps|>"]
 
 
@@ -449,7 +456,7 @@ def test_names_of_languages_are_those_of_transformers():
 def test_the_files_of_a_slow_tokenizer_are_read(untrained, tmp_path):
     """vocab.json, merges.txt and added_tokens.json, as the first Whispers had them."""
     shutil.copytree(untrained["whisper"], tmp_path / "theirs")
-    want = import_run(tmp_path / "theirs").target_tokenizer
+    want = imported(tmp_path / "theirs").target_tokenizer
     path = tmp_path / "theirs" / "tokenizer.json"
     plain = json.loads(path.read_text())
     path.unlink()
@@ -458,7 +465,7 @@ def test_the_files_of_a_slow_tokenizer_are_read(untrained, tmp_path):
     (tmp_path / "theirs" / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
     added = {token["content"]: token["id"] for token in plain["added_tokens"]}
     (tmp_path / "theirs" / "added_tokens.json").write_text(json.dumps(added))
-    found = import_run(tmp_path / "theirs").target_tokenizer
+    found = imported(tmp_path / "theirs").target_tokenizer
     texts = [*WORDS, " two  spaces", "a<|0.00|>b", "Größe 東京"]
     assert found.encode(texts) == want.encode(texts) and found.opening == want.opening
     rows = [[*row, *added.values()] for row in want.encode(texts)]

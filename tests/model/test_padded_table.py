@@ -17,7 +17,8 @@ from transduce.decode.beam import beam_search
 from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.scorer import ModelScorer
-from transduce.interop.gpt2 import export_gpt2, import_gpt2
+from transduce.interop.families import read_model
+from transduce.interop.gpt2 import export_gpt2
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import gpt2
 from transduce.model.transformer import Transformer
@@ -147,7 +148,7 @@ def test_gpt2_is_exported_without_them(tmp_path, name):
     for file in ("config.json", "model.safetensors"):
         assert (tmp_path / "padded" / file).read_bytes() == (tmp_path / "plain" / file).read_bytes()
     assert load_file(tmp_path / "padded" / "model.safetensors")["transformer.wte.weight"].shape == (V, 8)
-    again = import_gpt2(tmp_path / "padded")
+    again = read_model(tmp_path / "padded")
     assert again.config.decoder.input == Tokens(vocab_size=V)
     ids = torch.arange(9)[None]
     assert torch.equal(again(target_in=ids), padded.eval()(target_in=ids))

@@ -24,17 +24,20 @@ def import_run(
     """
     from transduce.config import from_dict
     from transduce.files import save_weights
-    from transduce.interop.families import FAMILIES, model_type_of
+    from transduce.interop.config_json import read_settings
+    from transduce.interop.families import FAMILIES, read_run
     from transduce.run import WEIGHTS, Run, save_run
     from transduce.tasks.config import GenerationConfig, SearchConfig
 
     if len(words) not in (2, 3):
         raise InputError(f"import takes [KIND] HF_DIRECTORY RUN, but got {' '.join(words) or 'nothing'}")
     directory, run = map(Path, words[-2:])
-    kind = model_type_of(directory, words[0] if len(words) == 3 else None)
+    if unknown := {*words[:-2]} - {*FAMILIES}:
+        raise InputError(f"KIND must be one of {', '.join(FAMILIES)}, but it is {unknown.pop()!r}")
+    settings = read_settings(directory, words[:-2] or FAMILIES)
     check_new(run)
-    model, source, target, decoding, features = FAMILIES[kind](directory)
-    experiment = {"imported": kind} | ({"decoding": decoding} if decoding else {})
+    model, source, target, decoding, features = read_run(directory, settings)
+    experiment = {"imported": settings.model_type} | ({"decoding": decoding} if decoding else {})
     how = GenerationConfig if model.config.encoder is None else SearchConfig
     from_dict(how, decoding, f"what {directory} says of searching")
     save_run(run, Run(model.config, experiment, source, target, features))

@@ -3,7 +3,7 @@
 config.json leaves out settings that have their defaults, and anybody may have written it. So it is read in one place.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 from transduce.config import from_dict
 from transduce.errors import InputError
 from transduce.files import read_json
-from transduce.interop.settings import SETTINGS, Settings
+from transduce.interop.settings import SETTINGS, EncoderDecoderSettings, Settings
 from transduce.model.config import Activation, TransformerConfig
 
 CONFIG = "config.json"
 
 AnyDataclass = TypeVar("AnyDataclass")
-AnySettings = TypeVar("AnySettings", bound=Settings)
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
@@ -60,6 +59,8 @@ FIELDS = {
     "scale_embedding": "scale_embeddings",
     "num_key_value_heads": "n_kv_heads",
     "head_dim": "head_width",
+    "mlp_bias": "bias",
+    "rope_theta": "rotary_theta",
 }
 """Our field of each setting that means the same in every model that has it."""
 
@@ -76,6 +77,37 @@ FIXED: dict[str, Collection[Any]] = {
 }
 """The values of settings that a Transformer here can have."""
 
+LLAMA = {
+    "norm": "rms",
+    "norm_position": "pre",
+    "gated": True,
+    "positions": "rotary",
+    "scale_embeddings": False,
+}
+BIASLESS = LLAMA | {"bias": False}
+SPEECH = {"norm_position": "pre", "sinusoids": "tensor2tensor"}
+BLOCKS: dict[str, dict[str, Any]] = {
+    "gpt2": {"norm_position": "pre", "positions": "learned", "scale_embeddings": False, "init": "gpt2"},
+    "llama": LLAMA,
+    "qwen2": BIASLESS | {"qkv_bias": True},
+    "qwen3": BIASLESS | {"qk_norm": True},
+    "mistral": BIASLESS,
+    "gemma": BIASLESS | {"scale_embeddings": True},
+    "phi3": BIASLESS,
+    "olmo": BIASLESS | {"norm": "layer", "norm_eps": 1e-5},
+    "opt": {"positions": "learned", "scale_embeddings": False},
+    "xglm": {"norm_position": "pre", "sinusoids": "tensor2tensor", "first_position": 2},
+    "marian": {},
+    "m2m_100": {"norm_position": "pre", "sinusoids": "tensor2tensor"},
+    "bart": {"positions": "learned", "embedding_norm": True},
+    "mbart": {"positions": "learned", "embedding_norm": True, "norm_position": "pre"},
+    "pegasus": {"norm_position": "pre"},
+    "blenderbot": {"positions": "learned", "norm_position": "pre"},
+    "whisper": SPEECH | {"positions": "learned", "scale_embeddings": False},
+    "speech_to_text": SPEECH,
+}
+"""By model_type, the fields of TransformerConfig that have one value in all of its models."""
+
 IN_TRAINING = "; they matter in training alone, so make them equal in config.json"
 EQUAL = {
     ("embd_pdrop", "resid_pdrop"): IN_TRAINING,
@@ -87,23 +119,21 @@ EQUAL = {
 """Settings that must be equal, for a Transformer here has one field for both, and the way out."""
 
 
-def read_settings(directory: Path, kind: type[AnySettings]) -> AnySettings:
+def read_settings(directory: Path, kinds: Iterable[str] = SETTINGS) -> Settings:
     """Read config.json.
 
     Args:
-        kind: The settings of the model_type that it must have, or of several, which are subclasses.
+        kinds: The values that model_type may have.
 
     Raises:
         InputError: the directory holds another kind of model, a setting has another type, or it would silently give
             other numbers here.
     """
     plain = read_json(directory / CONFIG)
-    model_type = plain.get("model_type")
-    known = [name for name, each in SETTINGS.items() if issubclass(each, kind)]
-    if model_type not in known:
-        raise InputError(f"model_type must be {one_of(known)}, but in {directory} it is {model_type!r}")
-    settings = parse_settings(SETTINGS[model_type], plain, directory)
-    assert isinstance(settings, kind)
+    kind = plain.get("model_type")
+    if kind not in (known := [*kinds]):
+        raise InputError(f"model_type must be {one_of(known)}, but in {directory} it is {kind!r}")
+    settings = known_fields(SETTINGS[kind], plain, directory / CONFIG)
     for name, allowed in FIXED.items():
         if hasattr(settings, name):
             require_value(settings, name, allowed, directory)
@@ -113,27 +143,17 @@ def read_settings(directory: Path, kind: type[AnySettings]) -> AnySettings:
     return settings
 
 
-def parse_settings(kind: type[AnySettings], plain: dict[str, Any], directory: Path) -> AnySettings:
-    """The settings that config.json in this directory holds; see `known_fields`."""
-    return known_fields(kind, plain | as_ids(plain), directory / CONFIG)
-
-
-def as_ids(plain: dict[str, Any]) -> dict[str, Any]:
-    """The eos_token_id of a file, which may be an id, a list of them or null, as a list."""
-    if "eos_token_id" not in plain:
-        return {}
-    ends = plain["eos_token_id"]
-    return {"eos_token_id": ends if isinstance(ends, list | tuple) else [] if ends is None else [ends]}
-
-
 def known_fields(kind: type[AnyDataclass], plain: dict[str, Any], path: Path) -> AnyDataclass:
     """The dataclass of what a file says, whose other settings are ignored.
 
     Raises:
         InputError: a setting is missing or has another type.
     """
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    return from_dict(kind, {name: value for name, value in plain.items() if name in names}, str(path))
+    values = {field.name: plain[field.name] for field in fields(kind) if field.name in plain}  # type: ignore[arg-type]
+    ends = values.get("eos_token_id", ())
+    if not isinstance(ends, list | tuple):  # an id or null
+        values["eos_token_id"] = [] if ends is None else [ends]
+    return from_dict(kind, values, str(path))
 
 
 def one_of(values: Collection[Any]) -> str:
@@ -156,13 +176,24 @@ def require_equal(settings: object, one: str, other: str, directory: Path, way_o
 
 def our_fields(settings: Settings) -> dict[str, Any]:
     """Translate settings into fields of TransformerConfig, as far as all models have them alike."""
-    ours = {FIELDS[name]: value for name, value in vars(settings).items() if name in FIELDS}
-    n_layers = ours.pop("n_layers")
-    return ours | {
-        "decoder": {"input": {"vocab_size": settings.vocab_size}, "n_layers": n_layers},
-        "activation": ACTIVATIONS[ours["activation"]],
-        "tie": "output" if settings.tie_word_embeddings else "none",
-    }
+    values = {FIELDS[name]: value for name, value in vars(settings).items() if name in FIELDS}
+    tokens = {"vocab_size": settings.vocab_size}
+    ours = {"dropout": 0.0} | values | BLOCKS[settings.model_type]
+    ours["decoder"] = {"input": tokens, "n_layers": ours.pop("n_layers")}
+    ours["activation"] = ACTIVATIONS[ours["activation"]]
+    ours["tie"] = "output" if settings.tie_word_embeddings else "none"
+    if isinstance(settings, EncoderDecoderSettings):
+        ours["encoder"] = {"input": tokens, "n_layers": settings.encoder_layers}
+    return ours
+
+
+def our_config(ours: dict[str, Any], directory: Path) -> TransformerConfig:
+    """The configuration that config.json in this directory describes by these fields.
+
+    Raises:
+        InputError: one of them is out of its range.
+    """
+    return from_dict(TransformerConfig, ours, str(directory / CONFIG))
 
 
 def their_settings(config: TransformerConfig, model_type: str, architecture: str) -> dict[str, Any]:

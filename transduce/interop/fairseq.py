@@ -7,10 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenizers import Tokenizer as LibraryTokenizer
+
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
-from transduce.interop.encoder_decoder import read_model
+from transduce.interop.encoder_decoder import read_model as read_model
 from transduce.interop.generation import Generation, read_decoding, read_generation, require_settings
 from transduce.interop.pretrained import (
     TOKENIZER,
@@ -18,6 +20,7 @@ from transduce.interop.pretrained import (
     read_optional,
     read_table,
 )
+from transduce.interop.settings import BARTSettings
 
 LANGUAGE = re.compile("[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")
 """What tags of languages look like in NLLB and mBART: eng_Latn, en_XX."""
@@ -31,7 +34,7 @@ M2M100 = {
 """The languages of M2M-100 and of its models for WMT21 (`language_codes`), in the order of their tags, which no file has."""
 
 
-def import_run(directory: Path) -> Imported:
+def read_run(directory: Path, settings: BARTSettings) -> Imported:
     """Read a model and its tokenizer: tokenizer.json, or sentencepiece.bpe.model and vocab.json of M2M-100.
 
     Raises:
@@ -39,7 +42,7 @@ def import_run(directory: Path) -> Imported:
             safetensors; or a file of the tokenizer is missing or does not fit the model.
     Source: Fan et al. (2021), M2M-100; NLLB team (2022); Lewis et al. (2020), BART; Liu et al. (2020), mBART.
     """
-    model, settings = read_model(directory)
+    model = read_model(directory, settings)
     generation = read_generation(directory, settings, Generation)
     source, target = _tokenizers(directory, generation, settings.vocab_size)
     n_forced = 1 if target.opens_by_language else len(target.opening)
@@ -68,7 +71,7 @@ def _read_vocabulary(directory: Path, size: int, end: int, language_codes: str) 
         added = {token["content"]: token["id"] for token in plain["added_tokens"]}
         languages = {token: i for token, i in added.items() if LANGUAGE.fullmatch(token)}
         unk_id = added.get("<unk>", tokenizer.unk_id)
-        around = _around(plain.get("post_processor") or {}, end)
+        around = _around(LibraryTokenizer.from_str(json.dumps(plain)), end)
         return Vocabulary({"tokenizer": plain}, unk_id, {*added.values()}, languages, *around)
     spm = directory / "sentencepiece.bpe.model"
     if not spm.is_file() or not (directory / "vocab.json").is_file():
@@ -140,22 +143,16 @@ def _without_ids_from(size: int, plain: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _around(post_processor: dict[str, Any], eos_id: int) -> tuple[list[int], list[int]]:
-    """The ids that a tokenizer.json puts before every text, and behind its end."""
-    if "cls" in post_processor:  # as RoBERTa and BART have it
-        return [post_processor["cls"][1]], []
-    ids = post_processor.get("special_tokens", {})
-    before: list[int] = []
-    behind: list[int] = []
-    side = before
-    for part in post_processor.get("single", []):
-        if "Sequence" in part:
-            side = behind
-        else:
-            side += ids[part["SpecialToken"]["id"]]["ids"]
-    if eos_id not in behind:
-        raise InputError(
-            f"texts must end with eos_token_id={eos_id}, but the post_processor of tokenizer.json puts {behind} behind "
-            "them"
-        )
-    return before, [i for i in behind if i != eos_id]
+def _around(library: LibraryTokenizer, end: int) -> tuple[list[int], list[int]]:
+    """The ids that a tokenizer puts before every text, and behind its end.
+
+    Raises:
+        InputError: texts have another end.
+    """
+    encoding = library.encode("a")
+    n_before = encoding.special_tokens_mask.index(0)
+    n_text = encoding.special_tokens_mask.count(0)
+    behind = encoding.ids[n_before + n_text :]
+    if end not in behind:
+        raise InputError(f"texts must end with eos_token_id={end}, but tokenizer.json puts {behind} behind them")
+    return encoding.ids[:n_before], [i for i in behind if i != end]

@@ -1,49 +1,56 @@
-"""Which models of transformers can be read, by the model_type in their config.json."""
+"""Read a directory as transformers' save_pretrained writes it; the model_type in config.json says which module does."""
 
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
-from transduce.errors import InputError
-from transduce.files import read_json
 from transduce.interop import fairseq, gpt2, llama, marian, opt, speech
-from transduce.interop.config_json import CONFIG, one_of
+from transduce.interop.config_json import read_settings
 from transduce.interop.pretrained import Imported
+from transduce.interop.settings import Settings
+from transduce.model.transformer import Transformer
 
-FAMILIES: dict[str, Callable[[Path], Imported]] = {
-    "gpt2": gpt2.import_run,
-    "llama": llama.import_run,
-    "qwen2": llama.import_run,
-    "qwen3": llama.import_run,
-    "mistral": llama.import_run,
-    "gemma": llama.import_run,
-    "phi3": llama.import_run,
-    "olmo": llama.import_run,
-    "opt": opt.import_run,
-    "xglm": opt.import_run,
-    "marian": marian.import_run,
-    "m2m_100": fairseq.import_run,
-    "bart": fairseq.import_run,
-    "mbart": fairseq.import_run,
-    "pegasus": fairseq.import_run,
-    "blenderbot": fairseq.import_run,
-    "whisper": speech.import_run,
-    "speech_to_text": speech.import_run,
+FAMILIES: dict[str, ModuleType] = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "qwen2": llama,
+    "qwen3": llama,
+    "mistral": llama,
+    "gemma": llama,
+    "phi3": llama,
+    "olmo": llama,
+    "opt": opt,
+    "xglm": opt,
+    "marian": marian,
+    "m2m_100": fairseq,
+    "bart": fairseq,
+    "mbart": fairseq,
+    "pegasus": fairseq,
+    "blenderbot": fairseq,
+    "whisper": speech,
+    "speech_to_text": speech,
 }
-"""By model_type, the function that reads a directory as save_pretrained writes it."""
+"""By model_type."""
 
 
-def model_type_of(directory: Path, kind: str | None = None) -> str:
-    """The model_type in config.json.
-
-    Args:
-        kind: what it must be; None: any that can be read.
+def read_model(directory: Path) -> Transformer:
+    """Read config.json and the weights, in one file or in shards, as a model in evaluation mode.
 
     Raises:
-        InputError: there is no config.json, or its model_type is another one or one that cannot be read.
+        InputError: the directory holds a model that cannot be read, or one with parts that a Transformer here lacks.
     """
-    model_type = read_json(directory / CONFIG).get("model_type")
-    allowed = [kind] if kind in FAMILIES else [*FAMILIES]
-    if model_type not in allowed or kind not in (None, model_type):
-        requested = "" if kind in (None, *FAMILIES) else f", and {kind!r} was asked for"
-        raise InputError(f"model_type must be {one_of(allowed)}, but in {directory} it is {model_type!r}{requested}")
-    return model_type
+    settings = read_settings(directory)
+    model: Transformer = FAMILIES[settings.model_type].read_model(directory, settings)
+    return model
+
+
+def read_run(directory: Path, settings: Settings) -> Imported:
+    """Read the model with its tokenizers and with how it generates.
+
+    Args:
+        settings: what `read_settings` found in the directory.
+
+    Raises:
+        InputError: as `read_model`; or a file of the tokenizer is missing or does not fit the model.
+    """
+    run: Imported = FAMILIES[settings.model_type].read_run(directory, settings)
+    return run

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from transduce.errors import InputError
 from transduce.files import read_json
-from transduce.interop.config_json import CONFIG, as_ids, known_fields
+from transduce.interop.config_json import CONFIG, known_fields
 from transduce.interop.settings import EncoderDecoderSettings, Settings
 from transduce.model.config import TransformerConfig
 
@@ -185,7 +185,7 @@ def read_generation(directory: Path, settings: Settings, kind: type[AnyGeneratio
     for name, allowed in (NEUTRAL | (DRAWN if plain.get("do_sample") else {})).items():
         if name not in names and name in plain and plain[name] not in allowed:
             raise refusal(directory, name, " or ".join(map(json.dumps, allowed)) or "null", plain[name])
-    generation = known_fields(kind, plain | as_ids(plain), path)
+    generation = known_fields(kind, plain, path)
     if isinstance(settings, EncoderDecoderSettings):
         ends = generation.eos_token_id
         single = len(ends) == 1 and settings.eos_token_id == ends

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import zeros
 
-from transduce.config import from_dict, shown, to_dict
+from transduce.config import shown
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
-from transduce.interop.config_json import CONFIG, our_fields, parse_settings, read_settings, their_settings
+from transduce.interop.config_json import known_fields, our_config, our_fields, their_settings
 from transduce.interop.generation import Generation, read_generation, read_sampling
 from transduce.interop.names import GPT2, named_weights
 from transduce.interop.pretrained import (
@@ -24,30 +24,26 @@ from transduce.interop.pretrained import (
 from transduce.interop.settings import GPT2Settings
 from transduce.interop.weights import fill_transformer, read_tensors
 from transduce.model.config import TransformerConfig
-from transduce.model.presets import gpt2
 from transduce.model.transformer import Transformer
 
 
-def import_gpt2(directory: Path) -> Transformer:
-    """Read config.json and the weights, in one file or in shards, of a GPT2LMHeadModel or GPT2Model.
+def read_model(directory: Path, settings: GPT2Settings) -> Transformer:
+    """Read the weights, in one file or in shards, of a GPT2LMHeadModel or GPT2Model.
 
     Raises:
-        InputError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
-            weights.
+        InputError: the model has parts that a Transformer here lacks, or there are no weights.
     Source: Radford et al. (2019); file format of transformers' save_pretrained.
     """
-    config = _our_config(read_settings(directory, GPT2Settings), directory)
-    return fill_transformer(config, GPT2, read_tensors(directory, "transformer."), directory)
+    return fill_transformer(_our_config(settings, directory), GPT2, read_tensors(directory, "transformer."), directory)
 
 
-def import_run(directory: Path) -> Imported:
+def read_run(directory: Path, settings: GPT2Settings) -> Imported:
     """Read a GPT-2 and its tokenizer: tokenizer.json, or vocab.json and merges.txt.
 
     Raises:
-        InputError: as `import_gpt2`; or there is no tokenizer, or it ends texts with another id.
+        InputError: as `read_model`; or there is no tokenizer, or it ends texts with another id.
     """
-    model = import_gpt2(directory)
-    settings = read_settings(directory, GPT2Settings)
+    model = read_model(directory, settings)
     tokenizer = JSONTokenizer.load(directory)
     if {*settings.eos_token_id} != {tokenizer.eos_id} - {None}:
         raise InputError(
@@ -71,7 +67,7 @@ def export_gpt2(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer
     end = tokenizer.eos_id if tokenizer else None
     theirs = their_settings(config, "gpt2", "GPT2LMHeadModel")
     theirs |= {"embd_pdrop": config.dropout, "bos_token_id": end, "eos_token_id": end}
-    check_same(_our_config(parse_settings(GPT2Settings, theirs, directory), directory), config, {"bias"}, "GPT-2")
+    check_same(_our_config(known_fields(GPT2Settings, theirs, directory), directory), config, {"bias"}, "GPT-2")
     weights = named_weights(model, GPT2)
     if config.tie != "none":
         del weights["lm_head.weight"]
@@ -88,5 +84,4 @@ def export_gpt2(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer
 
 def _our_config(settings: GPT2Settings, directory: Path) -> TransformerConfig:
     """Translate the settings of config.json."""
-    ours = to_dict(gpt2()) | our_fields(settings) | {"d_ff": settings.n_inner or 4 * settings.n_embd}
-    return from_dict(TransformerConfig, ours, str(directory / CONFIG))
+    return our_config(our_fields(settings) | {"d_ff": settings.n_inner or 4 * settings.n_embd}, directory)

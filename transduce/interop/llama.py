@@ -8,19 +8,11 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from transduce.config import from_dict
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
-from transduce.interop.config_json import (
-    CONFIG,
-    our_fields,
-    parse_settings,
-    read_settings,
-    require_value,
-    their_settings,
-)
+from transduce.interop.config_json import CONFIG, known_fields, our_config, our_fields, require_value, their_settings
 from transduce.interop.generation import Generation, read_generation, read_sampling
 from transduce.interop.names import LLAMA, PHI3, named_weights
 from transduce.interop.pretrained import (
@@ -33,11 +25,9 @@ from transduce.interop.pretrained import (
     write_model,
 )
 from transduce.interop.settings import (
-    GemmaSettings,
     LlamaLikeSettings,
     LlamaSettings,
     MistralSettings,
-    OlmoSettings,
     Phi3Settings,
     Qwen2Settings,
     Qwen3Settings,
@@ -59,37 +49,26 @@ BANDS = ("low_freq_factor", "high_freq_factor", "original_max_position_embedding
 """The settings of rotary_bands."""
 
 
-def import_llama(directory: Path) -> Transformer:
-    """Read config.json and the weights, in one file or in shards, as a model in evaluation mode.
+def read_model(directory: Path, settings: LlamaLikeSettings) -> Transformer:
+    """Read the weights, in one file or in shards, as a model in evaluation mode.
 
     Raises:
-        InputError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
-            weights.
+        InputError: the model has parts that a Transformer here lacks, or there are no weights.
     Source: Touvron et al. (2023), LLaMA; Yang et al. (2024), Qwen2; Yang et al. (2025), Qwen3; Jiang et al. (2023),
     Mistral 7B; Gemma team (2024), Gemma; Abdin et al. (2024), Phi-3; Groeneveld et al. (2024), OLMo; file format of
     transformers' save_pretrained.
     """
-    settings = read_settings(directory, LlamaLikeSettings)
-    names = PHI3 if isinstance(settings, Phi3Settings) else LLAMA
-    optional = r"norm\.weight" if isinstance(settings, OlmoSettings) else "$^"  # its norms have no weights
+    kind = settings.model_type
+    names = PHI3 if kind == "phi3" else LLAMA
+    optional = r"norm\.weight" if kind == "olmo" else "$^"  # its norms have no weights
     config = _our_config(settings, directory)
     model = fill_transformer(config, names, read_tensors(directory), directory, optional=optional)
-    if isinstance(settings, GemmaSettings):  # which stores what is added to 1
+    if kind == "gemma":  # which stores what is added to 1
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name.endswith("norm.weight"):
                     parameter.add_(1)
     return model
-
-
-def import_run(directory: Path) -> Imported:
-    """Read a model and its tokenizer.json.
-
-    Raises:
-        InputError: as `import_llama`; or there is no tokenizer, or nothing ends texts.
-    """
-    model = import_llama(directory)
-    return with_tokenizer(model, directory, read_settings(directory, LlamaLikeSettings))
 
 
 def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None) -> None:
@@ -105,7 +84,7 @@ def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenize
     theirs = _their_config(config, tokenizer)
     kind = theirs["model_type"]
     free = {"scale_embeddings", "qkv_bias", "head_width", "n_kv_heads"}
-    stored = parse_settings(KINDS[kind], theirs, directory)
+    stored = known_fields(KINDS[kind], theirs, directory)
     check_same(_our_config(stored, directory), config, free, kind.capitalize())
     weights = named_weights(model, LLAMA)
     if config.scale_embeddings:
@@ -120,32 +99,18 @@ def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenize
 
 def _our_config(settings: LlamaLikeSettings, directory: Path) -> TransformerConfig:
     """Translate the settings of config.json."""
+    ours = our_fields(settings) | _rotation(settings, directory) | {"window": _window(settings, directory)}
     if not isinstance(settings, LlamaSettings):
         require_value(settings, "attention_bias", [False], directory)
-    ours = our_fields(settings) | {
-        "norm": "rms",
-        "norm_position": "pre",
-        "gated": True,
-        "positions": "rotary",
-        "dropout": settings.resid_pdrop if isinstance(settings, Phi3Settings) else 0.0,
-        "scale_embeddings": isinstance(settings, GemmaSettings),
-        "bias": isinstance(settings, LlamaSettings) and settings.mlp_bias,
-        "qkv_bias": True if settings.model_type == "qwen2" else None,
-        "qk_norm": isinstance(settings, Qwen3Settings),
-        "window": _window(settings, directory),
-        **_rotation(settings, directory),
-    }
-    if isinstance(settings, GemmaSettings) and settings.hidden_act == "gelu":  # its files mean the approximation
+    if settings.model_type == "gemma" and settings.hidden_act == "gelu":  # its files mean the approximation
         ours["activation"] = "gelu_tanh"
-    if isinstance(settings, OlmoSettings):
-        ours |= {"norm": "layer", "norm_eps": 1e-5}
-    return from_dict(TransformerConfig, ours, str(directory / CONFIG))
+    return our_config(ours, directory)
 
 
 def _rotation(settings: LlamaLikeSettings, directory: Path) -> dict[str, Any]:
     """How positions rotate; older files have rope_theta beside rope_scaling, newer ones rope_parameters."""
     rope = settings.rope_parameters or settings.rope_scaling or {}
-    ours = {"rotary_theta": rope.get("rope_theta", settings.rope_theta)}
+    ours = {"rotary_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise InputError(
@@ -204,6 +169,15 @@ def _their_config(config: TransformerConfig, tokenizer: JSONTokenizer | None) ->
     elif config.rotary_factor != 1:
         theirs["rope_scaling"] = {"rope_type": "linear", "factor": config.rotary_factor}
     return theirs
+
+
+def read_run(directory: Path, settings: LlamaLikeSettings) -> Imported:
+    """Read a model and its tokenizer.json.
+
+    Raises:
+        InputError: as `read_model`; or there is no tokenizer, or nothing ends texts.
+    """
+    return with_tokenizer(read_model(directory, settings), directory, settings)
 
 
 def with_tokenizer(model: Transformer, directory: Path, settings: Settings) -> Imported:

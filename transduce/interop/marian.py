@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.files import regular
-from transduce.interop.encoder_decoder import read_model
+from transduce.interop.config_json import read_settings
+from transduce.interop.encoder_decoder import read_model as read_model
 from transduce.interop.generation import Generation, read_decoding, read_generation, require_settings
 from transduce.interop.pretrained import TOKENIZER, Imported, read_optional, read_table
 from transduce.interop.settings import MarianSettings
@@ -31,18 +32,19 @@ def import_marian(directory: Path) -> Marian:
             weights.
     Source: Junczys-Dowmunt et al. (2018), Marian; file format of transformers' save_pretrained.
     """
-    model, settings = read_model(directory, MarianSettings)
-    assert settings.decoder_start_token_id is not None
+    settings = read_settings(directory, ["marian"])
+    assert isinstance(settings, MarianSettings) and settings.decoder_start_token_id is not None
+    model = read_model(directory, settings)
     return Marian(model, settings.decoder_start_token_id, settings.eos_token_id[0], settings.pad_token_id)
 
 
-def import_run(directory: Path) -> Imported:
+def read_run(directory: Path, settings: MarianSettings) -> Imported:
     """Read a MarianMTModel with its MarianTokenizer: source.spm, target.spm, vocab.json and perhaps target_vocab.json.
 
     Raises:
         InputError: as `import_marian`; or a file of the tokenizer is missing or does not fit the model.
     """
-    model, settings = read_model(directory, MarianSettings)
+    model = read_model(directory, settings)
     generation = read_generation(directory, settings, Generation)
     require_settings(
         directory,

@@ -5,51 +5,44 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transduce.config import from_dict
 from transduce.files import copy_weights
-from transduce.interop.config_json import CONFIG, our_fields, read_settings, require_value
+from transduce.interop.config_json import our_config, our_fields, require_value
 from transduce.interop.llama import with_tokenizer
 from transduce.interop.names import OPT, XGLM
 from transduce.interop.pretrained import Imported
-from transduce.interop.settings import OPTSettings, Settings, XGLMSettings
+from transduce.interop.settings import OPTSettings, XGLMSettings
 from transduce.interop.weights import fill_transformer, read_tensors, share_table
-from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Transformer
 
 TABLES = ["model.decoder.embed_tokens.weight", "lm_head.weight"]
 POSITIONS = "model.decoder.embed_positions.weight"
 
 
-def import_run(directory: Path) -> Imported:
+def read_run(directory: Path, settings: OPTSettings | XGLMSettings) -> Imported:
     """Read a model and its tokenizer: tokenizer.json, or vocab.json and merges.txt.
 
     Raises:
-        InputError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
-            weights; or there is no tokenizer, or nothing in it ends texts as config.json says.
+        InputError: as `read_model`; or there is no tokenizer, or nothing in it ends texts as config.json says.
+    """
+    return with_tokenizer(read_model(directory, settings), directory, settings)
+
+
+def read_model(directory: Path, settings: OPTSettings | XGLMSettings) -> Transformer:
+    """Read the weights, in one file or in shards, as a model in evaluation mode.
+
+    Raises:
+        InputError: the model has parts that a Transformer here lacks, or there are no weights.
     Source: Zhang et al. (2022), OPT; Lin et al. (2022), XGLM; file format of transformers' save_pretrained.
     """
-    settings = read_settings(directory, Settings)
+    ours = our_fields(settings)
     if isinstance(settings, XGLMSettings):
         require_value(settings, "pad_token_id", [0, 1], directory)  # any other would make a position zero
-        ours = {"positions": "sinusoidal", "sinusoids": "tensor2tensor", "first_position": 2, "norm_position": "pre"}
-        config = from_dict(TransformerConfig, our_fields(settings) | ours, str(directory / CONFIG))
-        model = fill_transformer(config, XGLM, read_tensors(directory), directory)
-    else:
-        assert isinstance(settings, OPTSettings)
-        model = _read_opt(directory, settings)
-    return with_tokenizer(model, directory, settings)
-
-
-def _read_opt(directory: Path, settings: OPTSettings) -> Transformer:
-    ours = our_fields(settings) | {
-        "positions": "learned",
-        "scale_embeddings": False,
-        "norm_position": "pre" if settings.do_layer_norm_before else "post",
-    }
+        return fill_transformer(our_config(ours, directory), XGLM, read_tensors(directory), directory)
+    ours["norm_position"] = "pre" if settings.do_layer_norm_before else "post"
     narrow = settings.word_embed_proj_dim not in (None, settings.hidden_size)
     if narrow:
         ours["tie"] = "none"
-    config = from_dict(TransformerConfig, ours, str(directory / CONFIG))
+    config = our_config(ours, directory)
     weights = read_tensors(directory)
     if narrow:
         weights = _unproject(weights, settings, directory)

@@ -8,31 +8,24 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 
-from transduce.config import at_least, from_dict
+from transduce.config import at_least
 from transduce.data.config import FeatureConfig
 from transduce.data.speech.features import FeatureExtractor
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 from transduce.files import read_json, regular
-from transduce.interop.config_json import CONFIG, known_fields, read_settings, require_equal, require_value
-from transduce.interop.encoder_decoder import encoder_decoder_fields
+from transduce.interop.config_json import known_fields, our_config, our_fields, require_equal, require_value
 from transduce.interop.generation import Generation, WhisperGeneration, read_decoding, read_generation, refusal
 from transduce.interop.names import SPEECH2TEXT, WHISPER
 from transduce.interop.pretrained import TOKENIZER, Imported, read_optional, read_table
 from transduce.interop.settings import Speech2TextSettings, SpeechSettings, WhisperSettings
 from transduce.interop.weights import fill_transformer, read_tensors
-from transduce.model.config import TransformerConfig
 from transduce.model.inputs import ConvolvedInput
-
-AnyFeatures = TypeVar("AnyFeatures", bound="FeatureSettings")
-
-FIXED: dict[str, list[Any]] = {"padding_value": [0.0], "dither": [0.0], "do_normalize": [None, False]}
-"""The values of settings of features that are known here."""
+from transduce.model.transformer import Transformer
 
 START, PLAIN = "<|startoftranscript|>", "<|notimestamps|>"
 """What stands first before every transcript of a Whisper, and last before one without times. Between them one of many
@@ -59,54 +52,77 @@ NAMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSettings:
-    """The settings of features that all models of speech have, with the defaults of transformers."""
+    """The settings of features of a Whisper or a Speech2Text, with the defaults of transformers."""
 
     feature_size: int = 80
     sampling_rate: int = 16000
     padding_value: float = 0.0
     dither: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class WhisperFeatures(FeatureSettings):
-    """Those of a Whisper."""
-
     hop_length: int = 160
     chunk_length: int = 30
     n_fft: int = 400
     do_normalize: bool | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speech2TextFeatures(FeatureSettings):
-    """Those of a Speech2Text."""
-
     num_mel_bins: int = 80
     do_ceptral_normalize: bool = True
     normalize_means: bool = True
     normalize_vars: bool = True
 
 
-def import_run(directory: Path) -> Imported:
-    """Read config.json, the weights, the settings of features and the tokenizer of a Whisper or a Speech2Text.
+def read_model(directory: Path, settings: SpeechSettings) -> Transformer:
+    """Read the weights, in one file or in shards, of the model that config.json describes.
 
     Raises:
-        InputError: the directory lacks one of them, or holds a model with parts that a Transformer here lacks.
+        InputError: the model has parts that a Transformer here lacks, or there are no weights.
     Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision; Wang et al. (2020),
     fairseq S2T; file format of transformers' save_pretrained.
     """
-    settings = read_settings(directory, SpeechSettings)
     require_value(settings, "tie_word_embeddings", [True], directory)
     if settings.d_model % 2:
         raise InputError(f"d_model must be even, but in {directory} it is {settings.d_model}")
+    ours = our_fields(settings)
+    ours["encoder"] |= {"positions": "sinusoidal", "max_positions": settings.max_source_positions}
     if isinstance(settings, WhisperSettings):
-        return _whisper(directory, settings)
+        ours["encoder"]["input"] = {"n_features": settings.num_mel_bins, "conv_strides": [1, 2]}
+        ours["max_positions"] = settings.max_target_positions
+        config = our_config(ours, directory)
+        # a bias of keys would change nothing
+        return fill_transformer(config, WHISPER, read_tensors(directory), directory, optional=r"k_proj\.bias")
     assert isinstance(settings, Speech2TextSettings)
-    return _speech2text(directory, settings)
+    kernels = settings.conv_kernel_sizes
+    if len({*kernels}) != 1 or settings.input_channels != 1:
+        raise InputError(
+            f"conv_kernel_sizes must be one size and input_channels 1, but in {directory} they are "
+            f"{[*kernels]} and {settings.input_channels}"
+        )
+    ours["encoder"]["input"] = {
+        "n_features": settings.input_feat_per_channel,
+        "conv_strides": [2] * len(kernels),
+        "conv_kernel": kernels[0],
+        "conv_channels": settings.conv_channels // 2,
+        "conv_activation": "glu",
+    }
+    ours |= {"max_positions": settings.max_source_positions, "first_position": settings.pad_token_id + 1}
+    model = fill_transformer(our_config(ours, directory), SPEECH2TEXT, read_tensors(directory), directory)
+    if settings.scale_embedding:  # of the two halves of a gated convolution, the one that is no gate
+        assert isinstance(model.source_input, ConvolvedInput)
+        with torch.no_grad():
+            for parameter in model.source_input.convolutions[-1].parameters():
+                parameter[: settings.d_model] *= settings.d_model**0.5
+    return model
 
 
-def _whisper(directory: Path, settings: WhisperSettings) -> Imported:
-    plain = _read_features(directory, WhisperFeatures)
+def read_run(directory: Path, settings: SpeechSettings) -> Imported:
+    """Read the model, the settings of features and the tokenizer of a Whisper or a Speech2Text.
+
+    Raises:
+        InputError: the directory lacks one of them, or as `read_model`.
+    """
+    return (_whisper if isinstance(settings, WhisperSettings) else _speech2text)(directory, settings)
+
+
+def _whisper(directory: Path, settings: SpeechSettings) -> Imported:
+    plain = _read_features(directory)
+    require_value(plain, "do_normalize", [None, False], directory)
     features = FeatureConfig(
         sample_rate=plain.sampling_rate,
         frame=plain.n_fft / plain.sampling_rate,
@@ -124,36 +140,26 @@ def _whisper(directory: Path, settings: WhisperSettings) -> Imported:
             f"Whisper's sound must last for twice max_source_positions={settings.max_source_positions} frames, but in "
             f"{directory} it is padded to {n_frames}"
         )
-    n_positions = settings.max_target_positions
-    frames = {"n_features": settings.num_mel_bins, "conv_strides": [1, 2]}
-    config = _config(
-        directory, settings, frames, {"positions": "learned", "max_positions": n_positions, "scale_embeddings": False}
-    )
-    # a bias of keys would change nothing
-    model = fill_transformer(config, WHISPER, read_tensors(directory), directory, optional=r"k_proj\.bias")
+    model = read_model(directory, settings)
+    size = settings.vocab_size
     generation = read_generation(directory, settings, WhisperGeneration)
-    tokenizer = _whisper_tokenizer(directory, generation, config.vocab_size)
+    tokenizer = _whisper_tokenizer(directory, generation, size)
     timestamps = generation.return_timestamps
     n_given = 1 + len(tokenizer.opening) - timestamps
-    decoding = read_decoding(directory, generation, config.vocab_size, n_given=n_given, n_positions=n_positions)
+    n_positions = settings.max_target_positions
+    decoding = read_decoding(directory, generation, size, n_given=n_given, n_positions=n_positions)
     decoding |= {"max_seconds": features.pad_to, "timestamps": timestamps}
     return Imported(model, None, tokenizer, decoding, FeatureExtractor(features))
 
 
-def _speech2text(directory: Path, settings: Speech2TextSettings) -> Imported:
-    plain = _read_features(directory, Speech2TextFeatures)
+def _speech2text(directory: Path, settings: SpeechSettings) -> Imported:
+    plain = _read_features(directory)
     if plain.do_ceptral_normalize and not (plain.normalize_means and plain.normalize_vars):
         raise InputError(
             f"normalize_means and normalize_vars must be both true, but in {directory} they are "
             f"{[plain.normalize_means, plain.normalize_vars]}"
         )
     require_equal(plain, "num_mel_bins", "feature_size", directory)
-    kernels = settings.conv_kernel_sizes
-    if len({*kernels}) != 1 or settings.input_channels != 1:
-        raise InputError(
-            f"conv_kernel_sizes must be one size and input_channels 1, but in {directory} they are "
-            f"{[*kernels]} and {settings.input_channels}"
-        )
     features = FeatureConfig(
         sample_rate=plain.sampling_rate,
         n_mels=plain.num_mel_bins,
@@ -161,48 +167,24 @@ def _speech2text(directory: Path, settings: Speech2TextSettings) -> Imported:
         log_mel="kaldi",
         normalize="utterance" if plain.do_ceptral_normalize else "none",
     )
-    frames = {
-        "n_features": settings.input_feat_per_channel,
-        "conv_strides": [2] * len(kernels),
-        "conv_kernel": kernels[0],
-        "conv_channels": settings.conv_channels // 2,
-        "conv_activation": "glu",
-    }
-    own = {"max_positions": settings.max_source_positions, "first_position": settings.pad_token_id + 1}
-    config = _config(directory, settings, frames, own)
-    model = fill_transformer(config, SPEECH2TEXT, read_tensors(directory), directory)
-    if settings.scale_embedding:  # of the two halves of a gated convolution, the one that is no gate
-        assert isinstance(model.source_input, ConvolvedInput)
-        with torch.no_grad():
-            for parameter in model.source_input.convolutions[-1].parameters():
-                parameter[: config.d_model] *= config.d_model**0.5
+    model = read_model(directory, settings)
     generation = read_generation(directory, settings, Generation)
-    tokenizer = _piece_table(directory, generation, config.vocab_size)
-    decoding = read_decoding(directory, generation, config.vocab_size, n_forced=len(tokenizer.opening))
+    tokenizer = _piece_table(directory, generation, settings.vocab_size)
+    decoding = read_decoding(directory, generation, settings.vocab_size, n_forced=len(tokenizer.opening))
     decoding["max_seconds"] = features.hop * settings.max_source_positions
     return Imported(model, None, tokenizer, decoding, FeatureExtractor(features))
 
 
-def _config(
-    directory: Path, settings: SpeechSettings, frames: dict[str, Any], own: dict[str, Any]
-) -> TransformerConfig:
-    """Translate what both kinds of models have in common, beside the fields in which they differ."""
-    ours = encoder_decoder_fields(settings, frames) | {"norm_position": "pre", "sinusoids": "tensor2tensor"} | own
-    ours["encoder"] |= {"positions": "sinusoidal", "max_positions": settings.max_source_positions}
-    return from_dict(TransformerConfig, ours, str(directory / CONFIG))
-
-
-def _read_features(directory: Path, kind: type[AnyFeatures]) -> AnyFeatures:
+def _read_features(directory: Path) -> FeatureSettings:
     """Read preprocessor_config.json, or processor_config.json, which also holds other settings."""
     path = directory / "processor_config.json"
     plain = read_optional(path).get("feature_extractor")
     if not isinstance(plain, dict):
         path = directory / "preprocessor_config.json"
         plain = read_json(path)
-    settings = known_fields(kind, plain, path)
-    for name, allowed in FIXED.items():
-        if hasattr(settings, name):
-            require_value(settings, name, allowed, directory)
+    settings = known_fields(FeatureSettings, plain, path)
+    for name in ("padding_value", "dither"):
+        require_value(settings, name, [0.0], directory)
     at_least(1, sampling_rate=settings.sampling_rate)
     return settings
 
