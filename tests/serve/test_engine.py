@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -61,40 +61,33 @@ def running(work: Upper, **config: Any) -> Iterator[Engine]:
         assert not engine.is_alive()
 
 
-async def outputs(engine: Engine, requests: list[Request]) -> list[Any]:
-    """Every input of one client's request, and its pieces, or the exception."""
-    engine.submit(requests)
-
-    async def all_of(request: Request) -> list[Any]:
-        pieces = list[Any]()
-        try:
-            while (piece := await request.next_piece()) is not END:
-                if isinstance(piece, Exception):
-                    raise piece
-                pieces.append(piece)
-        finally:
-            request.cancelled = True
-        return pieces
-
-    return await asyncio.gather(*map(all_of, requests), return_exceptions=True)
+async def _asked(engine: Engine, texts: Sequence[str], **how: Any) -> list[Any]:
+    """What every input of a request gets: its pieces."""
+    return await engine.outputs(Request(texts, **how))
 
 
 def test_inputs_of_a_kind_are_worked_on_together():
     async def run(engine: Engine) -> list[Any]:
-        requests = [Request(text, kind) for text, kind in zip("abcdefg", (1, 2, 1, 1, 2, 1, 1), strict=True)]
-        return await outputs(engine, requests)
+        first = asyncio.create_task(_asked(engine, "x"))
+        await asyncio.to_thread(work.began.wait, 20)
+        kinds = zip("abcdefg", (1, 2, 1, 1, 2, 1, 1), strict=True)
+        others = [asyncio.create_task(_asked(engine, text, kind=kind)) for text, kind in kinds]
+        await asyncio.sleep(0)
+        work.gate.set()
+        return await asyncio.gather(first, *others)
 
     work = Upper()
-    with running(work, batch=3, wait_ms=50.0) as engine:
-        assert asyncio.run(run(engine)) == [[each] for each in "ABCDEFG"]
-    assert work.batches == [(1, ["a", "c", "d"]), (2, ["b", "e"]), (1, ["f", "g"])]
+    work.gate.clear()
+    with running(work, batch=3, wait_ms=0.0) as engine:
+        assert asyncio.run(run(engine)) == [[[each]] for each in "XABCDEFG"]
+    assert work.batches == [(None, ["x"]), (1, ["a", "c", "d"]), (2, ["b", "e"]), (1, ["f", "g"])]
 
 
 def test_what_comes_while_a_batch_waits_joins_it(monkeypatch):
     async def run(engine: Engine) -> None:
-        first = asyncio.create_task(outputs(engine, [Request("a")]))
+        first = asyncio.create_task(_asked(engine, "a"))
         assert await asyncio.to_thread(waits.wait, 20)
-        await outputs(engine, [Request("b")])
+        await _asked(engine, "b")
         await first
 
     work, waits = Upper(), threading.Event()
@@ -107,15 +100,21 @@ def test_what_comes_while_a_batch_waits_joins_it(monkeypatch):
 
 
 def test_an_input_at_fault_fails_alone():
+    async def run(engine: Engine) -> list[Any]:
+        first = asyncio.create_task(_asked(engine, "x"))
+        await asyncio.to_thread(work.began.wait, 20)
+        others = [asyncio.create_task(_asked(engine, [text])) for text in ("a", "bad", "b")]
+        await asyncio.sleep(0)
+        work.gate.set()
+        return await asyncio.gather(first, *others, return_exceptions=True)
+
     work = Upper()
+    work.gate.clear()
     with running(work) as engine:
-        found = asyncio.run(_asked(engine, ["a", "bad", "b"]))
-    assert found[::2] == [["A"], ["B"]]
-    assert isinstance(found[1], ValueError) and str(found[1]) == "bad cannot be used"
-
-
-async def _asked(engine: Engine, texts: list[str], **how: Any) -> list[Any]:
-    return await outputs(engine, [Request(text, **how) for text in texts])
+        found = asyncio.run(run(engine))
+    assert work.batches[1] == (None, ["a", "bad", "b"])
+    assert found[1::2] == [[["A"]], [["B"]]]
+    assert isinstance(found[2], ValueError) and str(found[2]) == "bad cannot be used"
 
 
 def test_a_full_queue_refuses_and_forgets_nothing():
@@ -125,7 +124,7 @@ def test_a_full_queue_refuses_and_forgets_nothing():
         waiting = asyncio.create_task(_asked(engine, ["c", "d", "e"]))
         await asyncio.sleep(0)
         with pytest.raises(Busy, match="too many requests wait for this model; try again in 1 s"):
-            engine.submit([Request("f"), Request("g")])
+            engine.submit(Request("fg"))
         last = asyncio.create_task(_asked(engine, ["h"]))
         await asyncio.sleep(0)
         work.gate.set()
@@ -169,9 +168,9 @@ def test_what_could_not_be_done_by_the_deadline_is_not_let_in(monkeypatch):
         work.began.clear()
         working = asyncio.create_task(_asked(engine, ["a"]))
         await asyncio.to_thread(work.began.wait, 20)
-        engine.submit([Request("b")])
+        engine.submit(Request("b"))
         with pytest.raises(Busy):
-            engine.submit([Request("c"), Request("d"), Request("e")])
+            engine.submit(Request("cde"))
         work.gate.set()
         await working
 
@@ -185,7 +184,7 @@ def test_what_is_too_late_is_dropped_before_it_is_begun():
     async def run(engine: Engine) -> list[Any]:
         working = asyncio.create_task(_asked(engine, ["a"]))
         await asyncio.to_thread(work.began.wait, 20)
-        found = [*await _asked(engine, ["b"]), *await working]
+        found = await asyncio.gather(_asked(engine, ["b"]), working, return_exceptions=True)
         work.gate.set()
         engine.config = ServeConfig()
         return [*found, *await _asked(engine, ["c"])]
@@ -200,7 +199,7 @@ def test_what_is_too_late_is_dropped_before_it_is_begun():
 
 def test_a_stream_holds_no_batch_up_and_ends_when_nobody_listens():
     async def run(engine: Engine) -> None:
-        pieces = engine.submit([Request("endless", stream=True)])
+        pieces = engine.submit(Request(["endless"], stream=True))
         assert await anext(pieces) == (0, "ENDLESS")
         assert await _asked(engine, ["a"]) == [["A"]]
         assert await anext(pieces) == (0, "endless")
@@ -217,8 +216,7 @@ def test_a_stream_that_has_begun_goes_on_beyond_the_deadline():
     """It takes 0.25 s, with a piece every 0.05 s; and its second input waits longer than the deadline, but the stream goes on."""
 
     async def run(engine: Engine) -> list[Any]:
-        requests = [Request("paused", stream=True), Request("paused too", stream=True)]
-        return await outputs(engine, requests)
+        return await _asked(engine, ["paused", "paused too"], stream=True)
 
     with running(Upper(), deadline=0.15) as engine:
         first, second = asyncio.run(run(engine))
@@ -227,7 +225,7 @@ def test_a_stream_that_has_begun_goes_on_beyond_the_deadline():
 
 def test_pieces_that_are_there_are_read_however_late():
     async def run(engine: Engine) -> list[Any]:
-        pieces = engine.submit([Request("a")])
+        pieces = engine.submit(Request("a"))
         await asyncio.sleep(0.3)
         return [piece async for piece in pieces]
 
@@ -237,10 +235,10 @@ def test_pieces_that_are_there_are_read_however_late():
 
 def test_a_stream_that_stands_still_ends():
     async def run(engine: Engine) -> None:
-        pieces = engine.submit([Request("endless", stream=True)])
+        pieces = engine.submit(Request(["endless"], stream=True))
         await anext(pieces)
         work.gate.clear()
-        engine.submit([Request("a")])  # the thread waits with it at the gate
+        engine.submit(Request("a"))  # the thread waits with it at the gate
         with pytest.raises(Late):
             _ = [piece async for piece in pieces]
 

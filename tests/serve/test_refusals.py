@@ -6,7 +6,7 @@ import logging
 import re
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -196,9 +196,9 @@ class Held:
         assert self.gate.wait(60)
         yield from self.work(kind, payloads)
 
-    def submitting(self, requests: Sequence[Any]) -> Any:
+    def submitting(self, request: Any) -> Any:
         """Queue some, and say so."""
-        outputs = self.submit(requests)
+        outputs = self.submit(request)
         self.submitted.release()
         return outputs
 

@@ -113,7 +113,7 @@ async def _answer(sound: Upload, task: str) -> Response:
     body, samples = sound.body, sound.samples
     if body.stream:
         request = _request(samples, sound.run.task, Details(), stream=True)
-        return events(_deltas(sound.run.engine.submit([request])))
+        return events(_deltas(sound.run.engine.submit(request)))
     details = Details(word_times=body.word_times, no_speech=body.response_format == "verbose_json")
     transcript = await transcribe(sound.run, samples, details)
     if body.response_format in ("text", "srt", "vtt"):
@@ -180,14 +180,14 @@ def check_seconds(seconds: float, config: ServeConfig) -> None:
 
 async def transcribe(run: Served[Transcriber], samples: Samples, details: Details | None = None) -> Transcript:
     """The transcript of a sound."""
-    (segments,) = await run.engine.outputs([_request(samples, run.task, details or Details())])
+    (segments,) = await run.engine.outputs(_request(samples, run.task, details or Details()))
     return Transcript("", sorted(segments, key=attrgetter("start")))
 
 
 def _request(samples: Samples, transcriber: Transcriber, details: Details, *, stream: bool = False) -> Request:
     """A request to transcribe a sound; a long one is computed segment by segment, like a stream."""
     n_segments = 1 + int(samples.seconds / transcriber.decoding.max_seconds)
-    return Request(samples, details, cost=SEGMENT_COST * n_segments, stream=stream or n_segments > 1)
+    return Request([samples], details, [SEGMENT_COST * n_segments], stream=stream or n_segments > 1)
 
 
 async def _deltas(segments: AsyncIterator[tuple[int, Segment]]) -> AsyncIterator[dict[str, Any]]:

@@ -121,34 +121,30 @@ async def complete(state: State, query: Annotated[CompletionBody, Depends(body(C
         "created": int(time()),
         "model": run.name,
     }
-    requests = _requests(query, config)
+    request = _request(query, config)
     if query.stream:
-        return events(_chunks(head, run.engine.submit(requests), query, n_read), last="[DONE]")
+        return events(_chunks(head, run.engine.submit(request), query, n_read), last="[DONE]")
     choices = list[dict[str, Any]]()
     n_written = 0
-    for request, (outputs,) in zip(requests, await run.engine.outputs(requests), strict=True):
+    for prompt, (outputs,) in zip(request.inputs, await run.engine.outputs(request), strict=True):
         for output in outputs:
             end = ending(output, query.stops)
             n_written += end.n_tokens
-            text = request.payload.text * query.echo + truncate_at_stop(output.text, query.stops)
+            text = prompt.text * query.echo + truncate_at_stop(output.text, query.stops)
             choices.append(_choice(len(choices), text, end.reason))
     return JSONResponse({**head, "choices": choices, "usage": _usage(n_read, n_written)})
 
 
-def _requests(query: CompletionBody, config: GenerationConfig) -> list[Request]:
-    """A request for every prompt and part of its n texts; as a stream, for every text."""
+def _request(query: CompletionBody, config: GenerationConfig) -> Request:
+    """An input for every prompt and part of its n texts; as a stream, for every text."""
     size = 1 if query.stream else config.batch_size
-    return [
-        Request(
-            Prompt(prompt, number, first_text),
-            GenerationRequest(config.changed(n=n), query.stops, query.stream),
-            cost=n * ceil(config.max_length / TOKENS_PER_TEXT),
-            stream=query.stream,
-        )
-        for number, prompt in enumerate(query.prompts)
-        for first_text in range(0, config.n, size)
-        for n in [min(size, config.n - first_text)]
+    prompts = [
+        Prompt(text, number, first, min(size, config.n - first))
+        for number, text in enumerate(query.prompts)
+        for first in range(0, config.n, size)
     ]
+    costs = [prompt.n * ceil(config.max_length / TOKENS_PER_TEXT) for prompt in prompts]
+    return Request(prompts, GenerationRequest(config, query.stops, query.stream), costs, query.stream)
 
 
 def _count_tokens(generator: Generator, prompts: list[str]) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from statistics import StatisticsError, fmean, linear_regression
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from starlette.exceptions import HTTPException
@@ -55,63 +55,65 @@ class Late(HTTPException):
         super().__init__(503, message, {"Retry-After": "1"})
 
 
-class Deadline:
-    """The moment by which a client's inputs must get their next piece; each piece renews it."""
-
-    def __init__(self, seconds: float = math.inf) -> None:
-        self.seconds = seconds
-        self.arrived = monotonic()
-        self.renew()
-
-    def renew(self) -> None:
-        """Begin anew."""
-        self.moment = monotonic() + self.seconds
-
-    @property
-    def left(self) -> float:
-        """Seconds to the deadline."""
-        return self.moment - monotonic()
-
-
 @dataclass(eq=False)
 class Request:
-    """An input that waits for its output. Those of one kind are computed together."""
+    """A client's request: inputs of one kind, which is computed together, and their outputs."""
 
-    payload: Any
+    inputs: Sequence[Any]
     kind: Hashable = None
-    cost: int = field(default=1, kw_only=True)
-    """Its part of a batch, in texts."""
-    stream: bool = field(default=False, kw_only=True)
-    """Compute it beside the batches, as it takes long, or its pieces are sent as they come."""
-    deadline: Deadline = field(default_factory=Deadline, init=False)
-    """Shared by all inputs of a client's request."""
-    turn: float = field(default=0.0, init=False)
-    """Its place in the queue."""
+    costs: Sequence[int] = ()
+    """The part of a batch that each input takes, in texts; 1 if empty."""
+    stream: bool = False
+    """Compute each input beside the batches, as it takes long, or its pieces are sent as they come."""
     cancelled: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        self.costs = self.costs or [1] * len(self.inputs)
+        self.arrived = monotonic()
+        self.extend(math.inf)
         self._loop = asyncio.get_running_loop()
-        self._pieces = asyncio.Queue[Any]()
+        self._pieces = asyncio.Queue[tuple[int, Any]]()
 
-    def put(self, piece: Any) -> None:
-        """Send a piece of the output, END or an exception from the thread of the model."""
-        self.deadline.renew()
+    def extend(self, seconds: float) -> None:
+        """Let the next piece be due in so many seconds, and each later one in as many after it."""
+        self.seconds = seconds
+        self.deadline = monotonic() + seconds
+
+    def put(self, i: int, piece: Any) -> None:
+        """Send a piece of an output, END or an exception from the thread of the model."""
+        self.extend(self.seconds)
         with suppress(RuntimeError):  # the loop is closed: nobody reads
-            self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+            self._loop.call_soon_threadsafe(self._pieces.put_nowait, (i, piece))
 
     @property
     def expired(self) -> bool:
-        """Whether nobody waits for the output any more."""
-        return self.cancelled or self.deadline.left < 0
+        """Whether nobody waits for the outputs any more."""
+        return self.cancelled or monotonic() > self.deadline
 
-    async def next_piece(self) -> Any:
-        """Wait for the next piece, END or exception.
+    async def pieces(self) -> AsyncIterator[tuple[int, Any]]:
+        """Yield the number of an input and a piece of its output, as they come; those of streams in
+        the order of the inputs. To close the iterator cancels the request.
 
         Raises:
-            Late: it does not come before the deadline.
+            Late: the deadline passed.
+            InputError: an input cannot be used.
         """
+        n_open = len(self.inputs)
+        try:
+            while n_open:
+                i, piece = await self._next()
+                if isinstance(piece, Exception):
+                    raise piece
+                if piece is END:
+                    n_open -= 1
+                else:
+                    yield i, piece
+        finally:
+            self.cancelled = True
+
+    async def _next(self) -> tuple[int, Any]:
         while self._pieces.empty():
-            if (left := self.deadline.left) <= 0:
+            if (left := self.deadline - monotonic()) <= 0:
                 raise Late
             with anyio.move_on_after(left):
                 return await self._pieces.get()
@@ -145,6 +147,19 @@ class Pace:
         return batches * (time - slope * size) + n * slope
 
 
+class _Input(NamedTuple):
+    """An input of a request in the queue."""
+
+    request: Request
+    i: int
+    turn: float
+
+    @property
+    def cost(self) -> int:
+        """Its part of a batch."""
+        return self.request.costs[self.i]
+
+
 class Engine(threading.Thread):
     """The thread of one model, and its queue."""
 
@@ -154,12 +169,12 @@ class Engine(threading.Thread):
         self.config = config
         self.on_batch: Callable[[int], object] = lambda n: None
         """Called with the number of inputs of every batch."""
-        self._queue: list[Request] = []
+        self._queue: list[_Input] = []
         """Inputs that wait, in the order of their turns."""
         self._turns = {False: 0.0, True: 0.0}
         """The turns that batches and streams have come to, by `stream`."""
         self._jobs: dict[Generator[None, None, None], Request] = {}
-        """Batches and streams that are being computed, each with its first input."""
+        """Batches and streams that are being computed, each with the request of its first input."""
         self._changed = threading.Condition()
         self._stopping = False
         self._pace = Pace()
@@ -169,12 +184,12 @@ class Engine(threading.Thread):
         """The cost of the inputs that wait, in texts."""
         return sum(self._costs().values())
 
-    def _costs(self) -> Counter[Deadline]:
-        """The cost of the inputs that wait, by client's request."""
-        costs = Counter[Deadline]()
-        for request in self._queue:
-            if not request.expired:
-                costs[request.deadline] += request.cost
+    def _costs(self) -> Counter[Request]:
+        """The cost of the inputs that wait, by request."""
+        costs = Counter[Request]()
+        for each in self._queue:
+            if not each.request.expired:
+                costs[each.request] += each.cost
         return costs
 
     def check_room(self, cost: int = 1) -> None:
@@ -195,45 +210,26 @@ class Engine(threading.Thread):
             seconds = self._pace.seconds(math.ceil(before / config.batch), before)
             raise Busy(max(1, math.ceil(min(seconds, config.deadline))))
 
-    def submit(self, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Any]]:
-        """Queue the inputs of one client's request, all or none.
-
-        Returns:
-            The number of each input with a piece of its output, one input after the other, as they
-            come; to close the iterator cancels the request.
+    def submit(self, request: Request) -> AsyncIterator[tuple[int, Any]]:
+        """Queue the inputs of a request, all or none, and return its `pieces`.
 
         Raises:
             Busy: the queue is full.
-            Late: the deadline passed, in the iterator.
-            InputError: an input cannot be used, in the iterator.
         """
-        deadline = Deadline(self.config.deadline)
         with self._changed:
-            self.check_room(sum(request.cost for request in requests))
-            turns = dict(self._turns)  # start-time fair queueing (Goyal et al. 1996)
-            for request in requests:
-                request.deadline = deadline
-                request.turn = turns[request.stream]
-                turns[request.stream] += request.cost
-                insort(self._queue, request, key=attrgetter("turn"))
+            self.check_room(sum(request.costs))
+            request.extend(self.config.deadline)
+            turn = self._turns[request.stream]  # start-time fair queueing (Goyal et al. 1996)
+            for i, cost in enumerate(request.costs):
+                insort(self._queue, _Input(request, i, turn), key=attrgetter("turn"))
+                turn += cost
             self._changed.notify()
-        return self._outputs(requests)
+        return request.pieces()
 
-    async def _outputs(self, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Any]]:
-        try:
-            for i, request in enumerate(requests):
-                while (piece := await request.next_piece()) is not END:
-                    if isinstance(piece, Exception):
-                        raise piece
-                    yield i, piece
-        finally:
-            for request in requests:
-                request.cancelled = True
-
-    async def outputs(self, requests: Sequence[Request]) -> list[list[Any]]:
+    async def outputs(self, request: Request) -> list[list[Any]]:
         """All pieces of every input."""
-        outputs: list[list[Any]] = [[] for _ in requests]
-        async for i, piece in self.submit(requests):
+        outputs: list[list[Any]] = [[] for _ in request.inputs]
+        async for i, piece in self.submit(request):
             outputs[i].append(piece)
         return outputs
 
@@ -250,30 +246,31 @@ class Engine(threading.Thread):
                 if next(job, END) is END:
                     del self._jobs[job]
 
-    def _compute(self, requests: list[Request]) -> Generator[None, None, None]:
+    def _compute(self, inputs: list[_Input]) -> Generator[None, None, None]:
         """Hand over one piece a step; if one of several inputs fails, compute each by itself."""
         began = monotonic()
-        pending = dict(enumerate(requests))
+        first = inputs[0].request
+        pending = dict(enumerate(inputs))
         try:
-            with closing(self.work(requests[0].kind, [request.payload for request in requests])) as pieces:
-                for i, piece in pieces:
-                    requests[i].put(piece)
+            with closing(self.work(first.kind, [each.request.inputs[each.i] for each in inputs])) as pieces:
+                for k, piece in pieces:
+                    inputs[k].request.put(inputs[k].i, piece)
                     if piece is END or isinstance(piece, Exception):
-                        del pending[i]
+                        del pending[k]
                     yield
-                    if all(request.expired for request in pending.values()):
+                    if all(each.request.expired for each in pending.values()):
                         break
         except Exception as error:
-            if len(requests) > 1:
-                for request in pending.values():
-                    if not request.expired:
-                        yield from self._compute([request])
+            if len(inputs) > 1:
+                for each in pending.values():
+                    if not each.request.expired:
+                        yield from self._compute([each])
                 return
             if not isinstance(error, InputError):
                 logger.exception("a request failed")
-            requests[0].put(error)
-        if not requests[0].stream:
-            self._pace.add(sum(request.cost for request in requests), monotonic() - began)
+            first.put(inputs[0].i, error)
+        if not first.stream:
+            self._pace.add(sum(each.cost for each in inputs), monotonic() - began)
 
     def _admit(self) -> bool:
         """Wait for inputs, and begin those that fit beside the running jobs; False at the end."""
@@ -285,39 +282,41 @@ class Engine(threading.Thread):
             if not self._jobs:
                 self._wait_for_more()
             groups = self._take()
-        for requests in filter(None, groups):
-            self.on_batch(len(requests))
-            self._jobs[self._compute(requests)] = requests[0]
+        for inputs in filter(None, groups):
+            self.on_batch(len(inputs))
+            self._jobs[self._compute(inputs)] = inputs[0].request
         return True
 
     def _wait_for_more(self) -> None:
         """Let a batch that is not full wait a few milliseconds for others."""
-        moments = [request.deadline.arrived for request in self._queue if not request.stream]
+        moments = [each.request.arrived for each in self._queue if not each.request.stream]
         until = min(moments, default=0.0) + self.config.wait_ms / 1000
         while (left := until - monotonic()) > 0 and not self._stopping and self.waiting < self.config.batch:
             self._changed.wait(left)
 
-    def _take(self) -> list[list[Request]]:
-        """Take the inputs whose turn it is: a batch of one kind, and a stream of each client.
+    def _take(self) -> list[list[_Input]]:
+        """Take the inputs whose turn it is: a batch of one kind, and a stream of each request.
 
         Expired inputs are dropped.
         """
-        clients = {first.deadline for first in self._jobs.values() if first.stream}
-        batch_runs = len(clients) < len(self._jobs)
-        batch, others = list[Request](), list[Request]()
+        streams = {request for request in self._jobs.values() if request.stream}
+        batch_runs = len(streams) < len(self._jobs)
+        batch, others = list[_Input](), list[_Input]()
         groups = [batch]
-        for request in self._queue:
-            is_full = batch and (request.kind != batch[0].kind or sum(each.cost for each in batch) >= self.config.batch)
+        for each in self._queue:
+            request = each.request
+            is_other = batch and request.kind != batch[0].request.kind
+            is_full = sum(each.cost for each in batch) >= self.config.batch
             if request.expired:
                 continue
-            if request.stream and request.deadline not in clients and len(clients) < MAX_STREAMS:
-                clients.add(request.deadline)
-                groups.append([request])
-            elif not (request.stream or batch_runs or is_full):
-                batch.append(request)
+            if request.stream and request not in streams and len(streams) < MAX_STREAMS:
+                streams.add(request)
+                groups.append([each])
+            elif not (request.stream or batch_runs or is_other or is_full):
+                batch.append(each)
             else:
-                others.append(request)
+                others.append(each)
                 continue
-            self._turns[request.stream] = request.turn
+            self._turns[request.stream] = each.turn
         self._queue = others
         return groups

@@ -164,8 +164,8 @@ async def translate(state: State, query: Annotated[TranslationBody, Depends(body
     flat = [line for text in lines for line in text]
     check_bound(len(flat), state.config.texts, "lines")
     n_best = 1 + query.alternatives
-    request = TranslationRequest(n_best)
-    outputs = iter(await run.engine.outputs([Request(line, request, cost=n_best) for line in flat]))
+    request = Request(flat, TranslationRequest(n_best), [n_best] * len(flat))
+    outputs = iter(await run.engine.outputs(request))
     ranked = list[list[str]]()
     for text in lines:
         columns = zip(*([output.text for output, _ in next(outputs)[0]] for _ in text), strict=True)

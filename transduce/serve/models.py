@@ -158,11 +158,12 @@ def _transcribe(transcriber: Transcriber, details: Details, sounds: list[Any]) -
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt. Draws depend on its number and that of its first text in the client's request."""
+    """A prompt, and which of its texts to generate; draws depend on all these numbers."""
 
     text: str
-    number: int = 0
-    first_text: int = 0
+    number: int
+    first: int
+    n: int
 
 
 @dataclass(frozen=True)
@@ -199,17 +200,20 @@ def _generate(generator: TextGenerator, request: GenerationRequest, prompts: lis
     if request.stream:
         (prompt,) = prompts
         pieces = generator.stream(
-            prompt.text, config, prompt_number=prompt.number, text_number=prompt.first_text, stop=stops
+            prompt.text, config, prompt_number=prompt.number, text_number=prompt.first, stop=stops
         )
         yield from ((0, piece) for piece in _until_stop(pieces, stops))
         yield 0, END
         return
     i = 0
     for group in [[prompt] for prompt in prompts] if config.temperature > 0 else [prompts]:
-        texts = [prompt.text for prompt in group]
         first = group[0]
         for outputs in generator.generate(
-            texts, config, first_prompt=first.number, first_text=first.first_text, stop=stops
+            [prompt.text for prompt in group],
+            config.changed(n=first.n),
+            first_prompt=first.number,
+            first_text=first.first,
+            stop=stops,
         ):
             yield i, outputs
             yield i, END

@@ -127,8 +127,8 @@ async def translate(state: State, query: Annotated[LineBody, Depends(body(LineBo
     """The n best translations of a line, with their scores and the decoder's attention."""
     run = state.find(query.model, Translator)
     check_bound(len(query.line), state.config.characters, "characters")
-    request = Request(query.line, TranslationRequest(query.n_best, attention=True), cost=query.n_best)
-    ((outputs,),) = await run.engine.outputs([request])
+    request = Request([query.line], TranslationRequest(query.n_best, attention=True), [query.n_best])
+    ((outputs,),) = await run.engine.outputs(request)
     return LineTranslations(
         outputs=[
             RankedTranslation(
