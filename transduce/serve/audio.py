@@ -6,7 +6,7 @@ import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import fastapi
 import torch
@@ -19,7 +19,7 @@ from transduce.errors import InputError
 from transduce.serve.body import body_schema, read_body
 from transduce.serve.config import ServeConfig
 from transduce.serve.engine import Request
-from transduce.serve.errors import OpenAIError, PlainError, events, responses
+from transduce.serve.errors import Json, OpenAIError, PlainError, events, responses
 from transduce.serve.models import Served
 from transduce.serve.state import TOKEN, ServerState, State
 from transduce.tasks.formats import HEAD, WRITE
@@ -119,7 +119,7 @@ async def _answer(sound: Upload, task: str) -> Response:
     if body.response_format in ("text", "srt", "vtt"):
         head = HEAD.get(body.response_format, "")
         return PlainTextResponse(head + WRITE[body.response_format](transcript))
-    answer: dict[str, Any] = {"text": transcript.text, "usage": {"type": "duration", "seconds": samples.seconds}}
+    answer: Json = {"text": transcript.text, "usage": {"type": "duration", "seconds": samples.seconds}}
     if body.response_format == "verbose_json":
         answer |= {"task": task, "language": body.language, "duration": samples.seconds}
         answer["segments"] = [_segment(i, segment) for i, segment in enumerate(transcript.segments)]
@@ -190,7 +190,7 @@ def _request(samples: Samples, transcriber: Transcriber, details: Details, *, st
     return Request([samples], details, [SEGMENT_COST * n_segments], stream=stream or n_segments > 1)
 
 
-async def _deltas(segments: AsyncIterator[tuple[int, Segment]]) -> AsyncIterator[dict[str, Any]]:
+async def _deltas(segments: AsyncIterator[tuple[int, Segment]]) -> AsyncIterator[Json]:
     """Yield the events of a stream: one for each segment, and the whole text."""
     texts = list[str]()
     async for _, segment in segments:
@@ -200,7 +200,7 @@ async def _deltas(segments: AsyncIterator[tuple[int, Segment]]) -> AsyncIterator
     yield {"type": "transcript.text.done", "text": " ".join(texts)}
 
 
-def _segment(i: int, segment: Segment) -> dict[str, Any]:
+def _segment(i: int, segment: Segment) -> Json:
     best = segment.outputs[0]
     raw = best.text.encode()
     return {

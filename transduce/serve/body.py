@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 from fastapi import HTTPException, Request
@@ -12,6 +12,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import FormParser, MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
+from transduce.serve.errors import Json
 from transduce.serve.state import server_state
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
@@ -38,7 +39,7 @@ def body(model: type[BodyT]) -> Callable[[Request], Awaitable[BodyT]]:
     return read
 
 
-def body_schema(model: type[BaseModel], *content_types: str) -> dict[str, Any]:
+def body_schema(model: type[BaseModel], *content_types: str) -> Json:
     """The description of such a body in OpenAPI."""
     schema = model.model_json_schema()
     content = {content_type: {"schema": schema} for content_type in content_types}
@@ -80,9 +81,9 @@ async def read_body(request: Request, model: type[BodyT], n_bytes: int) -> BodyT
     return checked
 
 
-async def _form_fields(parser: FormParser | MultiPartParser) -> dict[str, Any]:
+async def _form_fields(parser: FormParser | MultiPartParser) -> Json:
     """The fields of a form; those that come several times, or are called NAME[], are lists."""
-    fields: dict[str, Any] = {}
+    fields: Json = {}
     form = await parser.parse()
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, model_validator
 from transduce.serve.body import body, body_schema, check_bound
 from transduce.serve.config import ServeConfig
 from transduce.serve.engine import Request
-from transduce.serve.errors import OpenAIError, events, responses
+from transduce.serve.errors import Json, OpenAIError, events, responses
 from transduce.serve.models import Ending, GenerationRequest, Prompt, Served, ending, truncate_at_stop
 from transduce.serve.state import TOKEN, State
 from transduce.tasks.config import GenerationConfig
@@ -94,18 +94,18 @@ class CompletionBody(BaseModel):
 
 
 @router.get("/v1/models")
-async def models(state: State) -> dict[str, Any]:
+async def models(state: State) -> Json:
     """The runs that are served, by the names of their directories."""
     return {"object": "list", "data": [_model(run) for run in state.runs]}
 
 
 @router.get("/v1/models/{name}")
-async def model(state: State, name: str) -> dict[str, Any]:
+async def model(state: State, name: str) -> Json:
     """One run."""
     return _model(state.find(name))
 
 
-def _model(run: Served[Any]) -> dict[str, Any]:
+def _model(run: Served[Any]) -> Json:
     return {"id": run.name, "object": "model", "created": run.created, "owned_by": "transduce"}
 
 
@@ -124,7 +124,7 @@ async def complete(state: State, query: Annotated[CompletionBody, Depends(body(C
     request = _request(query, config)
     if query.stream:
         return events(_chunks(head, run.engine.submit(request), query, n_read), last="[DONE]")
-    choices = list[dict[str, Any]]()
+    choices = list[Json]()
     n_written = 0
     for prompt, (outputs,) in zip(request.inputs, await run.engine.outputs(request), strict=True):
         for output in outputs:
@@ -164,13 +164,13 @@ def _usage(n_read: int, n_written: int) -> dict[str, int]:
     return {"prompt_tokens": n_read, "completion_tokens": n_written, "total_tokens": n_read + n_written}
 
 
-def _choice(index: int, text: str, reason: str | None = None) -> dict[str, Any]:
+def _choice(index: int, text: str, reason: str | None = None) -> Json:
     return {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
 
 
 async def _chunks(
-    head: dict[str, Any], pieces: AsyncIterator[tuple[int, Any]], query: CompletionBody, n_read: int
-) -> AsyncIterator[dict[str, Any]]:
+    head: Json, pieces: AsyncIterator[tuple[int, Any]], query: CompletionBody, n_read: int
+) -> AsyncIterator[Json]:
     """Yield the events of a stream: the pieces of each text with its reason to end, the usage."""
     with_usage = (query.stream_options or {}).get("include_usage")
     if with_usage:

@@ -10,6 +10,8 @@ from starlette.exceptions import HTTPException
 
 from transduce.errors import InputError
 
+Json = dict[str, Any]
+
 OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 """OpenAI's types of errors; others below 500 are invalid requests."""
 
@@ -35,7 +37,7 @@ class OpenAIError(BaseModel):
     error: Detail
 
 
-def responses(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+def responses(model: type[BaseModel]) -> dict[int | str, Json]:
     """The description of errors in OpenAPI."""
     return {status: {"model": model} for status in (400, 401, 404, 408, 413, 415, 429, 503)}
 
@@ -49,7 +51,7 @@ def http_error(error: Exception) -> HTTPException:
     return HTTPException(500, "the server failed, and its log says why; please report it")
 
 
-def error_body(path: str, error: HTTPException) -> dict[str, Any]:
+def error_body(path: str, error: HTTPException) -> Json:
     """An error as the clients of this path read it."""
     if not path.startswith("/v1/"):
         return {"error": error.detail}
@@ -58,7 +60,7 @@ def error_body(path: str, error: HTTPException) -> dict[str, Any]:
     return OpenAIError(error=Detail(message=error.detail, type=kind)).model_dump()
 
 
-def events(items: AsyncIterator[dict[str, Any]], *, last: str = "") -> StreamingResponse:
+def events(items: AsyncIterator[Json], *, last: str = "") -> StreamingResponse:
     """Send items as server-sent events, as OpenAI does; an error is the last of them."""
 
     async def lines() -> AsyncIterator[str]:

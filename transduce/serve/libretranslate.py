@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from transduce.serve.body import body, body_schema, check_bound
 from transduce.serve.engine import Request
-from transduce.serve.errors import PlainError, responses
+from transduce.serve.errors import Json, PlainError, responses
 from transduce.serve.models import Languages, Served, TranslationRequest
 from transduce.serve.state import TOKEN, ServerState, State
 from transduce.tasks.translate import Translator
@@ -183,7 +183,7 @@ async def translate(state: State, query: Annotated[TranslationBody, Depends(body
 
 
 @router.get("/frontend/settings", dependencies=TOKEN)
-async def settings(state: State) -> dict[str, Any]:
+async def settings(state: State) -> Json:
     """The settings of LibreTranslate's pages."""
     pair = next(iter(_translators(state)), Languages("", ""))
     needs_key = bool(state.token.token)
