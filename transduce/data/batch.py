@@ -1,4 +1,5 @@
-"""Sequences of many lengths in few rectangular batches, whose order is a function of (seed, epoch)."""
+"""Sequences of many lengths in few rectangular batches, whose order is a function of (seed,
+epoch)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -31,19 +32,21 @@ class Batch:
     n_tokens: int
     """Target tokens to predict, EOS included, padding not."""
     host_lengths: tuple[Int[Tensor, " B"] | None, Int[Tensor, " B"]] | None = None
-    """source_lengths and target_lengths before `to` moved them, for losses that read them on the host, such as CTC."""
+    """source_lengths and target_lengths before `to` moved them, for losses that read them on the
+    host, such as CTC."""
     ctc_targets: Int[Tensor, "B H"] | None = None
     """Targets of CTC where they are another text than the target: ids, each row with an EOS."""
     ctc_target_lengths: Int[Tensor, " B"] | None = None
     """Lengths of ctc_targets, with EOS; they stay on the host, where CTC reads them."""
     second_source: Shaped[Tensor, "B S *F"] | None = None
-    """The same source with other masks, noise and vocal tract, for a training whose outputs of both should agree."""
+    """The same source with other masks, noise and vocal tract, for a training whose outputs of both
+    should agree."""
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device.
 
-        The copy to a GPU is asynchronous, which takes pinned memory. Pinning takes time, so call this in a thread, as
-        the trainer does.
+        The copy to a GPU is asynchronous, which takes pinned memory. Pinning takes time, so call
+        this in a thread, as the trainer does.
         """
         pinned = device.type == "cuda"
         moved: dict[str, Any] = {}
@@ -51,7 +54,11 @@ class Batch:
             if isinstance(tensor := getattr(self, name), Tensor):
                 on_host = tensor.pin_memory() if pinned and tensor.device.type == "cpu" else tensor
                 moved[name] = on_host.to(device, non_blocking=pinned)
-        return replace(self, **moved, host_lengths=self.host_lengths or (self.source_lengths, self.target_lengths))
+        return replace(
+            self,
+            **moved,
+            host_lengths=self.host_lengths or (self.source_lengths, self.target_lengths),
+        )
 
 
 def pad(rows: Sequence[Row], value: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
@@ -63,13 +70,16 @@ def pad(rows: Sequence[Row], value: int) -> tuple[Int[Tensor, "B T"], Int[Tensor
     return torch.from_numpy(ids), torch.from_numpy(lengths)
 
 
-def pad_frames(rows: Sequence[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor, "B S F"], Int[Tensor, " B"]]:
+def pad_frames(
+    rows: Sequence[Float[Tensor, "_ F"]],
+) -> tuple[Float[Tensor, "B S F"], Int[Tensor, " B"]]:
     """Rows of vectors as one box, filled up with zeros, and their lengths."""
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True), torch.tensor([len(row) for row in rows])
 
 
 def bucket(lengths: Int[np.ndarray, "n k"], tokens_per_batch: int) -> list[Int[np.ndarray, " _"]]:
-    """Indices of sequences, sorted by length, in batches with rows * longest <= tokens_per_batch on every side.
+    """Indices of sequences, sorted by length, in batches with rows * longest <= tokens_per_batch on
+    every side.
 
     A sequence longer than the budget is a batch of its own.
 
@@ -117,8 +127,8 @@ class Epoch(Batches):
         lengths: the k lengths of every example, in positions.
         make: makes the batch of the examples with these indices.
         tokens_per_batch: bound on rows * longest, on every side.
-        short_first: whether short examples come first, which makes the first epoch easy; otherwise the order of the
-            batches is random.
+        short_first: whether short examples come first, which makes the first epoch easy; otherwise
+            the order of the batches is random.
     """
 
     def __init__(
@@ -144,7 +154,13 @@ class Epoch(Batches):
 
 
 def pair_epoch(
-    source: Sequence[Row], target: Sequence[Row], *, tokens_per_batch: int, seed: int, epoch: int, bos: int
+    source: Sequence[Row],
+    target: Sequence[Row],
+    *,
+    tokens_per_batch: int,
+    seed: int,
+    epoch: int,
+    bos: int,
 ) -> Epoch:
     """An epoch of pairs of ids; every side ends in EOS."""
     return Epoch(

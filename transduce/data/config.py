@@ -33,21 +33,24 @@ class FeatureConfig:
     n_mels: int = 80
     """Mel bands."""
     n_coefficients: int = 40
-    """Cosines of the DCT, of n_mels, from the 0th (loudness) on; 0: no cosines, but the log-mels themselves."""
+    """Cosines of the DCT, of n_mels, from the 0th (loudness) on; 0: no cosines, but the log-mels
+    themselves."""
     low: float = 20.0
     """Hz where the lowest mel band begins."""
     high: float | None = None
     """Hz where the highest mel band ends; None is half the sample rate."""
     deltas: Literal[0, 1, 2] = 0
-    """1 appends the slopes of the coefficients over five frames, 2 also the slopes of the slopes."""
+    """1 appends the slopes of the coefficients over five frames, 2 also the slopes of the
+    slopes."""
     log_mel: LogMel = "plain"
-    """How log-mels are computed (see FeatureExtractor): plainly, as by Kaldi's fbank for Speech2Text, or as for
-    Whisper."""
+    """How log-mels are computed (see FeatureExtractor): plainly, as by Kaldi's fbank for
+    Speech2Text, or as for Whisper."""
     pad_to: float = 0.0
     """Seconds: shorter sound is padded to this duration with silence behind it; 0: none is."""
     normalize: Normalize = "utterance"
-    """Each feature gets mean 0 and variance 1 over the utterance, or over the training data (global; see `statistics`), or
-    mean 0 over the utterance and the variance of the training data (mean)."""
+    """Each feature gets mean 0 and variance 1 over the utterance, or over the training data
+    (global; see `statistics`), or mean 0 over the utterance and the variance of the training data
+    (mean)."""
 
     def __post_init__(self) -> None:
         within("(0, 1]", frame=self.frame)
@@ -97,8 +100,8 @@ class FeatureConfig:
 
     @property
     def n_fft(self) -> int:
-        """Points of the DFT: the first power of two that holds a window, filled up with zeros to its right; Whisper's are
-        those of the window."""
+        """Points of the DFT: the first power of two that holds a window, filled up with zeros to
+        its right; Whisper's are those of the window."""
         return self.frame_samples if self.log_mel == "whisper" else 2 ** math.ceil(math.log2(self.frame_samples))
 
     @property
@@ -109,8 +112,9 @@ class FeatureConfig:
     def n_frames(self, n_samples: int) -> int:
         """S of a waveform: 1 + (n_samples - frame_samples) // hop_samples.
 
-        Windows lie inside the waveform, the first at its first sample; what does not fill a last one is left out. Whisper's
-        lie around every hop_samples-th sample, so that there are n_samples // hop_samples.
+        Windows lie inside the waveform, the first at its first sample; what does not fill a last
+        one is left out. Whisper's lie around every hop_samples-th sample, so that there are
+        n_samples // hop_samples.
         """
         n_samples = max(n_samples, self.pad_samples)
         if self.log_mel == "whisper":
@@ -118,7 +122,8 @@ class FeatureConfig:
         return max(0, 1 + (n_samples - self.frame_samples) // self.hop_samples)
 
     def seconds(self, n_frames: int) -> float:
-        """The duration of so many windows, at least one; it falls short of the waveform by less than one hop."""
+        """The duration of so many windows, at least one; it falls short of the waveform by less
+        than one hop."""
         return (self.frame_samples + (n_frames - 1) * self.hop_samples) / self.sample_rate
 
 
@@ -131,7 +136,8 @@ class VectorConfig:
     hop: float = 0.01
     """Seconds from one vector to the next."""
     normalize: Literal["utterance", "none"] = "utterance"
-    """Give each feature mean 0 and variance 1 over the utterance, or leave the vectors as they are."""
+    """Give each feature mean 0 and variance 1 over the utterance, or leave the vectors as they
+    are."""
 
     def __post_init__(self) -> None:
         at_least(1, n_features=self.n_features)
@@ -160,19 +166,22 @@ class Augmentation:
     frequency_mask_width: int = 15
     """The most bands in one frequency mask (F)."""
     token_dropout: float = 0.0
-    """The share of target tokens that training hides from the decoder, so that it relies on the sound."""
+    """The share of target tokens that training hides from the decoder, so that it relies on the
+    sound."""
     vtlp: float = 0.1
-    """Frequencies are stretched by a factor drawn from 1 - vtlp ... 1 + vtlp, as by another vocal tract; 0: never."""
+    """Frequencies are stretched by a factor drawn from 1 - vtlp ... 1 + vtlp, as by another vocal
+    tract; 0: never."""
     silence: float = 0.0
-    """Up to so many seconds of silence are put before an utterance, and up to so many after it; 0: none. So it does not
-    matter how closely a recording is cut."""
+    """Up to so many seconds of silence are put before an utterance, and up to so many after it; 0:
+    none. So it does not matter how closely a recording is cut."""
     lowest_snr: float | None = None
-    """White noise is added, at a signal-to-noise ratio drawn from lowest_snr ... 60 dB; none if not given."""
+    """White noise is added, at a signal-to-noise ratio drawn from lowest_snr ... 60 dB; none if not
+    given."""
     gain: float = 0.0
     """The level changes by -gain ... gain dB; it matters where normalize is not utterance."""
     tilt: float = 0.0
-    """The balance of high and low changes by -tilt ... tilt dB an octave, as by another microphone; it matters where
-    normalize is not utterance."""
+    """The balance of high and low changes by -tilt ... tilt dB an octave, as by another microphone;
+    it matters where normalize is not utterance."""
 
     def __post_init__(self) -> None:
         if not self.speeds:
@@ -192,7 +201,8 @@ class Augmentation:
         """Check that this augmentation is possible with these features.
 
         Raises:
-            InputError: VTLP, silence, noise or another level would be computed on log-mels of another kind.
+            InputError: VTLP, silence, noise or another level would be computed on log-mels of
+                another kind.
         """
         off = {"vtlp": 0.0, "silence": 0.0, "lowest_snr": None, "gain": 0.0, "tilt": 0.0}
         on = {name: getattr(self, name) for name, value in off.items() if getattr(self, name) != value}
@@ -206,17 +216,20 @@ class Augmentation:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
-    """How a text is corrupted for masked language modelling. The chosen tokens that are not replaced stay unchanged.
+    """How a text is corrupted for masked language modelling. The chosen tokens that are not
+    replaced stay unchanged.
 
     Source: Devlin et al. (2019), BERT, section 3.1.
     """
 
     mask_probability: float = 0.15
-    """The share of a row's tokens that is chosen, at least one token. BOS and EOS are never chosen."""
+    """The share of a row's tokens that is chosen, at least one token. BOS and EOS are never
+    chosen."""
     mask_replace_probability: float = 0.8
     """The share of the chosen tokens that is replaced by the mask symbol."""
     random_replace_probability: float = 0.1
-    """The share of the chosen tokens that is replaced by a random token; all tokens have the same probability."""
+    """The share of the chosen tokens that is replaced by a random token; all tokens have the same
+    probability."""
 
     def __post_init__(self) -> None:
         within("(0, 1]", mask_probability=self.mask_probability)

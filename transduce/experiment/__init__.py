@@ -16,18 +16,17 @@ if TYPE_CHECKING:
         VectorConfig as VectorConfig,
     )
     from transduce.data.speech.feature_cache import FeatureCache as FeatureCache
+    from transduce.data.speech.frame_reader import (
+        FrameReader as FrameReader,
+        make_feature_extractor as make_feature_extractor,
+    )
     from transduce.data.speech.manifest import (
         Manifests as Manifests,
         cells as cells,
         label_symbols as label_symbols,
         recordings_fingerprint as recordings_fingerprint,
     )
-    from transduce.data.speech.pairs import (
-        FrameReader as FrameReader,
-        SpeechPairs as SpeechPairs,
-        SpeechPairsConfig as SpeechPairsConfig,
-        make_feature_extractor as make_feature_extractor,
-    )
+    from transduce.data.speech.pairs import SpeechPairs as SpeechPairs, SpeechPairsConfig as SpeechPairsConfig
     from transduce.data.text.corpus import (
         Directions as Directions,
         Files as Files,

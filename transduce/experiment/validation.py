@@ -12,8 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.batch import IGNORE, Batch, pad, pad_frames
+from transduce.data.speech.frame_reader import FrameReader
 from transduce.data.speech.manifest import Recording
-from transduce.data.speech.pairs import FrameReader, SpeechPairs
+from transduce.data.speech.pairs import SpeechPairs
 from transduce.data.text.parallel_text import ParallelText
 from transduce.data.text.shards import Stream
 from transduce.data.text.windows import MaskedBatches, decode_masked

@@ -17,8 +17,9 @@ from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import change_speed, perturb_vocal_tract
 from transduce.data.speech.feature_cache import FeatureCache
 from transduce.data.speech.features import FeatureExtractor, VectorConfig, VectorReader
+from transduce.data.speech.frame_reader import PLAIN, FrameReader, make_feature_extractor
 from transduce.data.speech.manifest import Recording
-from transduce.data.speech.pairs import PLAIN, FrameReader, SpeechPairs, make_feature_extractor, positions_needed
+from transduce.data.speech.pairs import SpeechPairs, positions_needed
 from transduce.data.text.sentencepiece_bpe import BOS, EOS, SentencePieceTokenizer
 from transduce.model.config import Frames
 

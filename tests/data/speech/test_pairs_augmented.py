@@ -13,7 +13,7 @@ from transduce.data.config import Augmentation
 from transduce.data.speech.audio import read_audio
 from transduce.data.speech.augment import generator
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor
-from transduce.data.speech.pairs import PLAIN
+from transduce.data.speech.frame_reader import PLAIN
 from transduce.data.text.sentencepiece_bpe import UNK, SentencePieceTokenizer
 
 

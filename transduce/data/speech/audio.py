@@ -1,4 +1,5 @@
-"""Recordings of any libsndfile format as one channel at one rate; errors name the file that cannot be used."""
+"""Recordings of any libsndfile format as one channel at one rate; errors name the file that cannot
+be used."""
 
 import logging
 import math
@@ -23,45 +24,51 @@ from transduce.errors import InputError
 logger = logging.getLogger("transduce")
 
 BLOCK = 2**20
-"""Samples decoded at once. A header may promise any length, so memory is taken block by block for what is there."""
+"""Samples decoded at once. A header may promise any length, so memory is taken block by block for
+what is there."""
 
 LONGEST_RATIO = 1000
-"""The largest b of a ratio a : b, as its filters have about a * b weights. 16000 : 44099 is rounded to 283 : 780."""
+"""The largest b of a ratio a : b, as its filters have about a * b weights. 16000 : 44099 is rounded
+to 283 : 780."""
 
 RATES = (1000, 768_000)
 """Sample rates that a header may claim, in Hz."""
 
 MISSING = 0.1
-"""Seconds that may be missing from a file without a warning, as the header of an MP3 is only an estimate."""
+"""Seconds that may be missing from a file without a warning, as the header of an MP3 is only an
+estimate."""
 
 STREAMED = 0x7FFF_0000
-"""Bytes in the header of a file that was written to a pipe, when the length was not known, or more."""
+"""Bytes in the header of a file that was written to a pipe, when the length was not known, or
+more."""
 
 CUT = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)")
-"""libsndfile's remark on a WAV, AIFF or AU file that holds another number of bytes than its header says."""
+"""libsndfile's remark on a WAV, AIFF or AU file that holds another number of bytes than its header
+says."""
 
 
 def read_audio(sound: Path | BufferedIOBase, sample_rate: int, *, name: str = "") -> Float[Tensor, " n"]:
     """The waveform of a file, its channels averaged, at `sample_rate` Hz, in [-1, 1].
 
-    A waveform that is louder than full scale (floats may be, and resampling overshoots) is scaled down as a whole. If a
-    file ends before its header says, the samples that are there are used, with a warning. That holds for WAV, AIFF, AU
-    and MP3; a cut Ogg file looks whole.
+    A waveform that is louder than full scale (floats may be, and resampling overshoots) is scaled
+    down as a whole. If a file ends before its header says, the samples that are there are used,
+    with a warning. That holds for WAV, AIFF, AU and MP3; a cut Ogg file looks whole.
 
     Args:
         sound: a file, or an open one that can seek.
         name: stands for it in messages; its path if not given.
 
     Raises:
-        InputError: the file is missing, a directory, empty, not sound or damaged, or it has no samples, or NaN or
-            infinite ones; the message names it.
+        InputError: the file is missing, a directory, empty, not sound or damaged, or it has no
+            samples, or NaN or infinite ones; the message names it.
     """
     name = name or str(sound)
     return _within_full_scale(torch.cat([*audio_blocks(sound, sample_rate, name=name)]), name)
 
 
 def audio_blocks(sound: Path | BufferedIOBase, sample_rate: int, *, name: str) -> Iterator[Float[Tensor, " _"]]:
-    """The waveform of `read_audio`, block by block and not yet scaled, so that a long recording takes no more memory.
+    """The waveform of `read_audio`, block by block and not yet scaled, so that a long recording
+    takes no more memory.
 
     An open file is afterwards where it was before, also if the last blocks are not needed.
 
@@ -98,7 +105,8 @@ def read_samples(samples: np.ndarray | Tensor, rate: int, sample_rate: int, *, n
     """Samples of one channel, at `rate` Hz, as `read_audio` would read them from a file.
 
     Args:
-        samples: floats of shape (n,), full scale being -1 ... 1; or integers of 16 or 32 bits, which have their own.
+        samples: floats of shape (n,), full scale being -1 ... 1; or integers of 16 or 32 bits,
+            which have their own.
         name: stands for them in messages.
 
     Raises:
@@ -148,7 +156,10 @@ def sound_status(path: Path) -> os.stat_result:
     """
     try:
         status = path.stat()
-    except (OSError, ValueError) as error:  # ValueError: no file has such a name, for it holds a zero byte
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # ValueError: no file has such a name, for it holds a zero byte
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path} cannot be read: {reason}; check the path") from error
     if not stat.S_ISREG(status.st_mode):
@@ -168,7 +179,8 @@ def change_rate(waveform: Float[Tensor, " n"], ratio: Fraction) -> Float[Tensor,
 
 
 def _at_rate(blocks: Iterator[Float[Tensor, " _"]], ratio: Fraction) -> Iterator[Float[Tensor, " _"]]:
-    """The same sound at another rate, in blocks that do not depend on the borders of those given."""
+    """The same sound at another rate, in blocks that do not depend on the borders of those
+    given."""
     ratio = ratio.limit_denominator(LONGEST_RATIO)
     if ratio == 1:
         yield from blocks
@@ -203,7 +215,10 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
         source = os.fsencode(sound) if isinstance(sound, Path) and os.name == "posix" else sound
         with soundfile.SoundFile(source) as file:
             yield file
-    except (soundfile.SoundFileError, TypeError) as error:  # TypeError: a format without header, such as .raw
+    except (
+        soundfile.SoundFileError,
+        TypeError,
+    ) as error:  # TypeError: a format without header, such as .raw
         message = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
         raise InputError(
             f"{name} cannot be read as sound: it is damaged or of an unknown format (libsndfile: "
@@ -215,7 +230,8 @@ def _opened(sound: Path | BufferedIOBase, name: str) -> Iterator[soundfile.Sound
 
 
 def _promised_seconds(file: soundfile.SoundFile) -> float:
-    """The duration in the header. Of a WAV, libsndfile itself counts only the samples that are there."""
+    """The duration in the header. Of a WAV, libsndfile itself counts only the samples that are
+    there."""
     seconds = file.frames / file.samplerate
     if cut := CUT.search(file.extra_info):
         promised, present = map(int, cut.groups())

@@ -23,7 +23,8 @@ from transduce.progress import Bar
 from transduce.threads import use_one_core
 
 FORMULA = 1
-"""A part of every key; increase it whenever `log_mel`, `read_audio` or `change_speed` give other numbers."""
+"""A part of every key; increase it whenever `log_mel`, `read_audio` or `change_speed` give other
+numbers."""
 
 Settings = tuple[int | float | str, ...]
 
@@ -32,13 +33,13 @@ Settings = tuple[int | float | str, ...]
 class FeatureCache:
     """A directory of .npy files, each the log-mel of one sound file at one speed, float32.
 
-    (float16 would halve the size, but its steps of 1/128 around -13 move MFCC by more than 1e-3.) A file's name is a
-    hash of the sound file's path, size and time of change, of the settings that its log-mel depends on, and of the
-    speed. Files are written whole or not at all, so any number of processes may use one directory. It may be deleted at
-    any time.
+    (float16 would halve the size, but its steps of 1/128 around -13 move MFCC by more than 1e-3.) A
+    file's name is a hash of the sound file's path, size and time of change, of the settings that
+    its log-mel depends on, and of the speed. Files are written whole or not at all, so any number
+    of processes may use one directory. It may be deleted at any time.
 
-    The cache remembers the files that `fill` has looked up. From then on `get` does not need the sound file, and
-    training goes on when the disk of the sound files is away.
+    The cache remembers the files that `fill` has looked up. From then on `get` does not need the
+    sound file, and training goes on when the disk of the sound files is away.
     """
 
     directory: Path
@@ -59,10 +60,12 @@ class FeatureCache:
         return self.directory / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
 
     def get(self, path: Path, features: FeatureExtractor, speed: float = 1.0) -> Float[Tensor, "S M"]:
-        """The log-mel of a sound file. If the directory lacks it or holds a damaged one, it is computed and written.
+        """The log-mel of a sound file. If the directory lacks it or holds a damaged one, it is
+        computed and written.
 
         Raises:
-            InputError: the sound cannot be read or is shorter than one window; the message names the file.
+            InputError: the sound cannot be read or is shorter than one window; the message names
+                the file.
         """
         config = features.config
         known = self._known.get((path, _settings(config), speed))
@@ -75,7 +78,8 @@ class FeatureCache:
     def _compute(
         self, path: Path, features: FeatureExtractor, speeds: Sequence[float]
     ) -> dict[float, Float[Tensor, "S M"]]:
-        """Compute and write the log-mels of a sound file, which is read once, and return them by speed."""
+        """Compute and write the log-mels of a sound file, which is read once, and return them by
+        speed."""
         waveform = read_audio(path, features.config.sample_rate)
         log_mels = {}
         for speed in speeds:
@@ -91,15 +95,20 @@ class FeatureCache:
         return log_mels
 
     def fill(
-        self, paths: Sequence[Path], features: FeatureExtractor, speeds: Sequence[float] = (1.0,), workers: int = 0
+        self,
+        paths: Sequence[Path],
+        features: FeatureExtractor,
+        speeds: Sequence[float] = (1.0,),
+        workers: int = 0,
     ) -> dict[Path, str]:
         """Compute what is missing, in `workers` threads, at least one. Progress goes to stderr.
 
-        Reading sound, resampling and the DFT leave Python's lock to others, so threads share the work. After an
-        interruption, the files that are written stay.
+        Reading sound, resampling and the DFT leave Python's lock to others, so threads share the
+        work. After an interruption, the files that are written stay.
 
         Returns:
-            The files that cannot be used at one of the speeds, each with the reason, which names the file.
+            The files that cannot be used at one of the speeds, each with the reason, which names
+            the file.
 
         Raises:
             OSError: the directory cannot be written.
@@ -136,8 +145,16 @@ class FeatureCache:
 
 
 def _settings(config: FeatureConfig) -> Settings:
-    """The settings that a log-mel depends on; those of another kind than the plain one are added behind."""
-    plain = (config.sample_rate, config.frame, config.hop, config.n_mels, config.low, config.highest)
+    """The settings that a log-mel depends on; those of another kind than the plain one are added
+    behind."""
+    plain = (
+        config.sample_rate,
+        config.frame,
+        config.hop,
+        config.n_mels,
+        config.low,
+        config.highest,
+    )
     other = (config.log_mel, config.pad_to)
     return plain if other == ("plain", 0.0) else (*plain, *other)
 

@@ -16,36 +16,39 @@ from transduce.data.config import FeatureConfig, VectorConfig
 from transduce.errors import InputError
 
 FLOOR = 1e-6
-"""Added to the energy of a mel band before its logarithm: digital silence becomes log(1e-6) = -13.8."""
+"""Added to the energy of a mel band before its logarithm: digital silence becomes log(1e-6) =
+-13.8."""
 
 EPSILON = 1e-5
 """Added to a variance before the division by its root, so that a constant feature becomes 0."""
 
 CHUNK = 512
-"""How many frames are transformed at once: they fit into a CPU's caches, and an hour of sound takes no more memory."""
+"""How many frames are transformed at once: they fit into a CPU's caches, and an hour of sound takes
+no more memory."""
 
 
 class FeatureExtractor:
     """Waveforms to MFCC, as a FeatureConfig describes them.
 
-    The steps are a periodic Hann window, |DFT|², triangles that are equally wide in HTK mels and 1 high,
-    log(x + FLOOR), an orthonormal DCT-II, deltas, and normalization. There is no pre-emphasis, dither or liftering, and
-    no padding at the ends.
+    The steps are a periodic Hann window, |DFT|², triangles that are equally wide in HTK mels and 1
+    high, log(x + FLOOR), an orthonormal DCT-II, deltas, and normalization. There is no
+    pre-emphasis, dither or liftering, and no padding at the ends.
 
-    The log-mels may be others. Kaldi's fbank scales samples to 16 bits, takes the mean of each window away, has
-    pre-emphasis, and a power of a Hann window (Povey's). Whisper's triangles are of the same area and wide in Slaney's
-    mels, on windows that reach over the ends, where sound is mirrored; of the decimal logarithm, what lies 8 below the
-    loudest or lower is set to that, and the result x becomes (x + 4) / 4.
+    The log-mels may be others. Kaldi's fbank scales samples to 16 bits, takes the mean of each
+    window away, has pre-emphasis, and a power of a Hann window (Povey's). Whisper's triangles are
+    of the same area and wide in Slaney's mels, on windows that reach over the ends, where sound is
+    mirrored; of the decimal logarithm, what lies 8 below the loudest or lower is set to that, and
+    the result x becomes (x + 4) / 4.
 
     Args:
         mean: mean of every feature in the training data; for normalize="global" and "mean" only.
         std: standard deviation of every feature there; likewise.
 
     Raises:
-        InputError: a mel band is narrower than the steps of the DFT; or mean and std are missing, have another shape,
-            or are given where they are not used.
-    Source: Davis & Mermelstein (1980), Comparison of parametric representations; Povey et al. (2011), The Kaldi speech
-    recognition toolkit; Radford et al. (2022), Whisper, section 2.2.
+        InputError: a mel band is narrower than the steps of the DFT; or mean and std are missing,
+            have another shape, or are given where they are not used.
+    Source: Davis & Mermelstein (1980), Comparison of parametric representations; Povey et al.
+    (2011), The Kaldi speech recognition toolkit; Radford et al. (2022), Whisper, section 2.2.
     """
 
     def __init__(
@@ -95,7 +98,8 @@ class FeatureExtractor:
         return self.mfcc(self.log_mel(waveform))
 
     def log_mel(self, waveform: Float[Tensor, " n"]) -> Float[Tensor, "S M"]:
-        """log(energy + FLOOR) of every mel band, or the log-mels of config.log_mel, S = n_frames(n).
+        """log(energy + FLOOR) of every mel band, or the log-mels of config.log_mel, S =
+        n_frames(n).
 
         Raises:
             InputError: the waveform is shorter than one window.
@@ -148,8 +152,11 @@ class FeatureExtractor:
         return normalized(frames, frames.mean(dim=0), frames.var(dim=0, correction=0), epsilon)
 
 
-def statistics(utterances: Iterable[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
-    """Mean and standard deviation of every feature over all frames, for normalize="global" and "mean"; summed in float64.
+def statistics(
+    utterances: Iterable[Float[Tensor, "_ F"]],
+) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
+    """Mean and standard deviation of every feature over all frames, for normalize="global" and
+    "mean"; summed in float64.
 
     The frames must not be normalized: make them with normalize="none".
 
@@ -189,8 +196,8 @@ class VectorReader:
         """The vectors of one file, as float32.
 
         Raises:
-            InputError: the file is missing or empty, is not an array of this width, or has NaN or infinite values; the
-                message names it.
+            InputError: the file is missing or empty, is not an array of this width, or has NaN or
+                infinite values; the message names it.
         """
         try:
             with path.open("rb") as file:

@@ -11,7 +11,13 @@ import numpy as np
 
 from transduce.config import within
 from transduce.data.text.base_tokenizer import Tokenizer
-from transduce.data.text.lines import decode_line, lines_fingerprint, raw_lines, read_lines, split_table
+from transduce.data.text.lines import (
+    decode_line,
+    lines_fingerprint,
+    raw_lines,
+    read_lines,
+    split_table,
+)
 from transduce.errors import InputError
 
 NEEDED = ("id", "audio", "seconds", "speaker")
@@ -24,9 +30,9 @@ HoldOut = Literal["speakers", "recordings"]
 class Recording:
     """One utterance.
 
-    audio: a sound file, or a .npy file of floats (frames, features).
-    text: the reference. It may be blank: such a recording is not trained on, and every word written for it is wrong.
-    columns: the cells of the other columns, by name.
+    audio: a sound file, or a .npy file of floats (frames, features). text: the reference. It may be
+    blank: such a recording is not trained on, and every word written for it is wrong. columns: the
+    cells of the other columns, by name.
     """
 
     id: str
@@ -46,8 +52,8 @@ def read_manifest(path: Path | str, target_column: str = "text") -> list[Recordi
         target_column: the column that becomes `Recording.text`; "text" is then one of the others.
 
     Raises:
-        InputError: a column is missing or named twice, a line has another number of cells, an id stands twice, seconds
-            are no positive number, no audio is named; by file and line.
+        InputError: a column is missing or named twice, a line has another number of cells, an id
+            stands twice, seconds are no positive number, no audio is named; by file and line.
     """
     path = Path(path)
     header, rows = split_table(read_lines(path), str(path))
@@ -73,7 +79,8 @@ def manifest_audio(path: Path) -> list[Path]:
     Names may be any bytes: one that no file can have concerns that recording alone.
 
     Raises:
-        InputError: there is no column `audio`, a line has another number of cells or names no file; by file and line.
+        InputError: there is no column `audio`, a line has another number of cells or names no file;
+            by file and line.
     """
     first, *others = [line.removesuffix(b"\n").removesuffix(b"\r") for line in raw_lines(path)] or [b""]
     header, rows = split_table([decode_line(first, str(path), 1), *map(os.fsdecode, others)], str(path))
@@ -132,7 +139,8 @@ def cells(recordings: Sequence[Recording], column: str) -> list[str]:
 
 
 def label_symbols(cells: Iterable[str]) -> list[str]:
-    """The symbols of the labels in these cells, which spaces separate: <AH> for the phone AH; sorted."""
+    """The symbols of the labels in these cells, which spaces separate: <AH> for the phone AH;
+    sorted."""
     return sorted({f"<{label}>" for cell in cells for label in cell.split()})
 
 
@@ -154,13 +162,15 @@ def encode_labels(tokenizer: Tokenizer, cells: Sequence[str]) -> list[list[int]]
 def split(
     recordings: Sequence[Recording], unit: HoldOut, share: float, seed: int
 ) -> tuple[list[Recording], list[Recording]]:
-    """Most recordings for training, and those that are held out for validation; both keep their order.
+    """Most recordings for training, and those that are held out for validation; both keep their
+    order.
 
     The choice is a function of `share`, `seed` and the set of speakers, or the list of recordings.
 
     Args:
         unit: whole speakers, or recordings of all of them.
-        share: the share of speakers or recordings held out, rounded; at least one is held out, and at least one stays.
+        share: the share of speakers or recordings held out, rounded; at least one is held out, and
+            at least one stays.
 
     Raises:
         InputError: there is one speaker or recording only, or `share` is not between 0 and 1.
@@ -196,12 +206,13 @@ class Manifests:
     target_column: str = "text"
     """The column that the model writes: any column, for example a translation."""
     hold_out: HoldOut = "speakers"
-    """What validation takes out of the training recordings where it has no manifest: whole speakers, if there are
-    many, or some recordings of every speaker."""
+    """What validation takes out of the training recordings where it has no manifest: whole
+    speakers, if there are many, or some recordings of every speaker."""
     share: float = 0.1
     """The share of speakers or recordings that validation takes."""
     leave_out: str = ""
-    """Test on this speaker alone: all recordings of the speaker, from both manifests, and train on none of them."""
+    """Test on this speaker alone: all recordings of the speaker, from both manifests, and train on
+    none of them."""
 
     def __post_init__(self) -> None:
         within("(0, 1)", share=self.share)
@@ -210,8 +221,8 @@ class Manifests:
         """Training, validation and test recordings; `seed` decides which ones validation takes.
 
         Raises:
-            InputError: a manifest is missing or wrong, leave_out is not a speaker, no recording is left for training or
-                for validation, or the test has no texts.
+            InputError: a manifest is missing or wrong, leave_out is not a speaker, no recording is
+                left for training or for validation, or the test has no texts.
         """
         train = self._read(self.train)
         test = self._read(self.test) if self.test else []
@@ -251,7 +262,8 @@ class Manifests:
 
 
 def recordings_fingerprint(*splits: Sequence[Recording], column: str = "") -> str:
-    """SHA-256 of ids, lengths, texts and the cells of a column, which does not depend on where the recordings are."""
+    """SHA-256 of ids, lengths, texts and the cells of a column, which does not depend on where the
+    recordings are."""
     return lines_fingerprint(
         f"{r.id}\t{r.seconds}\t{r.text}" + (f"\t{r.columns[column]}" if column else "")
         for split in splits

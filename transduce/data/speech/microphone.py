@@ -25,7 +25,8 @@ def record(wait: Callable[[], object]) -> tuple[Float[np.ndarray, " n"], int]:
         wait: what is recorded until it returns.
 
     Raises:
-        InputError: sounddevice is not installed, or there is no microphone, or no sound came from it.
+        InputError: sounddevice is not installed, or there is no microphone, or no sound came from
+            it.
     """
     check_microphone()
     import sounddevice

@@ -1,132 +1,33 @@
-"""Recordings as training data: frames that are augmented anew in every epoch, and the ids of their texts."""
+"""Recordings as training data: frames that are augmented anew in every epoch, and the ids of their
+texts."""
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Generator, Tensor
+from torch import Tensor
 
 from transduce.data.batch import Batch, Epoch, batch_of, pad, pad_frames
 from transduce.data.config import Augmentation, FeatureConfig, VectorConfig
 from transduce.data.speech.augment import (
-    add_noise,
-    add_silence,
-    change_level,
     draw_speed,
-    draw_vtlp,
     drop_tokens,
     generator,
-    mask_frequency,
-    mask_time,
-    perturb_vocal_tract,
 )
-from transduce.data.speech.feature_cache import FeatureCache
-from transduce.data.speech.features import FeatureExtractor, VectorReader, statistics
+from transduce.data.speech.frame_reader import PLAIN, ROUNDING, FrameReader
 from transduce.data.speech.manifest import Recording, cells, encode_labels
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.errors import InputError
 
 logger = logging.getLogger("transduce")
 
-PLAIN = Augmentation(speeds=(1.0,), n_time_masks=0, n_frequency_masks=0, vtlp=0.0)
-"""No augmentation."""
-
-ROUNDING = 1e-3
-"""Seconds by which a manifest may be off, as it is written with three decimals."""
-
 SHORTFALL = 0.1
-"""Seconds, or the share of a recording, that may be missing from its frames. If more is missing, the recording was cut
-short, and its text may say more than its sound."""
-
-
-@dataclass(frozen=True)
-class FrameReader:
-    """Reads the frames of a file: MFCC of sound, by way of the cache, or the vectors of a .npy file."""
-
-    feature_extractor: FeatureExtractor | VectorReader
-    cache: FeatureCache
-
-    @property
-    def n_features(self) -> int:
-        """F, numbers per frame."""
-        return self.feature_extractor.config.n_features
-
-    def __call__(
-        self,
-        path: Path,
-        augmentation: Augmentation = PLAIN,
-        rng: Generator | None = None,
-        speed: float = 1.0,
-        silence: tuple[int, int] = (0, 0),
-    ) -> Float[Tensor, "S F"]:
-        """Frames at one speed. Mel bands are masked before the DCT, spans of time after normalization.
-
-        Vectors have neither speed nor mel bands, so of the augmentation they get the time masks alone.
-
-        Args:
-            rng: draws the level, the noise, the vocal tract and the masks, none of which moves a position.
-            silence: frames of silence before and after the utterance.
-
-        Raises:
-            InputError: the file cannot be used; the message names it.
-        """
-        rng = rng or generator(0, 0, 0)
-        frames = self._unmasked(path, speed)
-        if isinstance(self.feature_extractor, FeatureExtractor):
-            frames = add_silence(frames, *silence)
-            low, high = self.feature_extractor.config.low, self.feature_extractor.config.highest
-            if augmentation.gain or augmentation.tilt:
-                gain, tilt = augmentation.gain, augmentation.tilt
-                frames = change_level(frames, gain=gain, tilt=tilt, low=low, high=high, rng=rng)
-            if augmentation.lowest_snr is not None:
-                widths = self.feature_extractor.band_widths
-                frames = add_noise(frames, widths, lowest_snr=augmentation.lowest_snr, rng=rng)
-            if augmentation.vtlp:
-                frames = perturb_vocal_tract(frames, draw_vtlp(augmentation.vtlp, rng), low=low, high=high)
-            frames = mask_frequency(
-                frames, spans=augmentation.n_frequency_masks, widest=augmentation.frequency_mask_width, rng=rng
-            )
-            frames = self.feature_extractor.mfcc(frames)
-        return mask_time(
-            frames,
-            spans=augmentation.n_time_masks,
-            widest=augmentation.time_mask_width,
-            hop=self.feature_extractor.config.hop,
-            share=augmentation.time_mask_proportion,
-            rng=rng,
-        )
-
-    def speeds(self, augmentation: Augmentation) -> tuple[float, ...]:
-        """The speeds at which a file is needed; vectors have one speed only."""
-        return (1.0,) if isinstance(self.feature_extractor, VectorReader) else augmentation.speeds
-
-    def fill(self, paths: Sequence[Path], speeds: Sequence[float], workers: int) -> dict[Path, str]:
-        """Compute what the cache lacks, and return the files that cannot be used, each with the reason."""
-        if isinstance(self.feature_extractor, FeatureExtractor):
-            return self.cache.fill(paths, self.feature_extractor, speeds, workers)
-        errors = {}
-        for path in paths:
-            try:
-                self.feature_extractor(path)
-            except InputError as error:
-                errors[path] = str(error)
-        return errors
-
-    def n_frames(self, path: Path, speed: float) -> int:
-        """S, the number of frames of a file that can be used."""
-        return len(self._unmasked(path, speed))
-
-    def _unmasked(self, path: Path, speed: float) -> Float[Tensor, "S _"]:
-        """The vectors of a file, or the log-mels of its sound."""
-        if isinstance(self.feature_extractor, VectorReader):
-            return self.feature_extractor(path)
-        return self.cache.get(path, self.feature_extractor, speed)
+"""Seconds, or the share of a recording, that may be missing from its frames. If more is missing,
+the recording was cut short, and its text may say more than its sound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,11 +40,13 @@ class SpeechPairsConfig:
     max_seconds: float = 30.0
     """Longer recordings are left out."""
     ctc_column: str = ""
-    """The column of the targets of CTC, or of CTC inside the encoder, if it is not the target column."""
+    """The column of the targets of CTC, or of CTC inside the encoder, if it is not the target
+    column."""
     labels: bool = False
     """Whether that column has labels such as phones, one token each (see `encode_labels`)."""
     two_views: bool = False
-    """Whether batches have a `second_source`: the source with another level, noise, vocal tract and masks."""
+    """Whether batches have a `second_source`: the source with another level, noise, vocal tract and
+    masks."""
     seed: int = 0
     workers: int = 0
     """Threads that fill the cache of log-mels, at least one."""
@@ -152,16 +55,17 @@ class SpeechPairsConfig:
 class SpeechPairs:
     """Training data for the trainer: the batches of `epoch(n)` are a function of (seed, n).
 
-    Every recording is read once. Those that cannot be used are left out, counted in `skipped` by reason, and named in a
-    warning. `recordings` and `target` are those that are left; `n_frames` has their numbers of frames, by speed.
+    Every recording is read once. Those that cannot be used are left out, counted in `skipped` by
+    reason, and named in a warning. `recordings` and `target` are those that are left; `n_frames`
+    has their numbers of frames, by speed.
 
     Args:
-        out_lengths: the model's `Frames.out_lengths`: the positions of the encoder for numbers of frames. No text can
-            have more tokens than positions.
+        out_lengths: the model's `Frames.out_lengths`: the positions of the encoder for numbers of
+            frames. No text can have more tokens than positions.
 
     Raises:
-        InputError: no recording is left, a recording lacks the column, the tokenizer has no id that begins or ends a
-            text, or the augmentation is for other features.
+        InputError: no recording is left, a recording lacks the column, the tokenizer has no id that
+            begins or ends a text, or the augmentation is for other features.
     """
 
     def __init__(
@@ -221,7 +125,11 @@ class SpeechPairs:
             return pad_frames(
                 [
                     self.reader(
-                        self.recordings[i].audio, config.augmentation, generator(seed, n, i), speeds[i], silence[i]
+                        self.recordings[i].audio,
+                        config.augmentation,
+                        generator(seed, n, i),
+                        speeds[i],
+                        silence[i],
                     )
                     for i in rows
                 ]
@@ -260,7 +168,10 @@ class SpeechPairs:
 
 
 def _usable(
-    recordings: Sequence[Recording], reader: FrameReader, speeds: Sequence[float], config: SpeechPairsConfig
+    recordings: Sequence[Recording],
+    reader: FrameReader,
+    speeds: Sequence[float],
+    config: SpeechPairsConfig,
 ) -> tuple[list[Recording], Int[np.ndarray, "speeds n"], dict[str, int], str]:
     """Recordings with text and with sound of the right length, and their numbers of frames.
 
@@ -272,7 +183,11 @@ def _usable(
     short = [r for r in with_text if r.seconds <= config.max_seconds]
     errors = reader.fill([r.audio for r in short], speeds, config.workers)
     warnings = [*errors.values()]
-    skipped = {"blank text": len(recordings) - len(with_text), too_long: len(with_text) - len(short), cut_short: 0}
+    skipped = {
+        "blank text": len(recordings) - len(with_text),
+        too_long: len(with_text) - len(short),
+        cut_short: 0,
+    }
     skipped["unusable sound"] = sum(r.audio in errors for r in short)
     usable = []
     n_frames = []
@@ -285,7 +200,10 @@ def _usable(
         if seconds > config.max_seconds + ROUNDING:  # it might not fit into memory
             reason, advice = too_long, f"being {too_long}"
         elif r.seconds - seconds > SHORTFALL * max(1.0, r.seconds):
-            reason, advice = cut_short, "for its text may say more; fetch it again or correct the manifest"
+            reason, advice = (
+                cut_short,
+                "for its text may say more; fetch it again or correct the manifest",
+            )
         else:
             usable.append(r)
             n_frames.append(counts)
@@ -301,40 +219,7 @@ def _usable(
 
 
 def positions_needed(row: Sequence[int]) -> int:
-    """The fewest positions that CTC can align with these ids: one per id except EOS, and a blank between equal ids."""
+    """The fewest positions that CTC can align with these ids: one per id except EOS, and a blank
+    between equal ids."""
     ids = row[:-1]
     return len(ids) + sum(a == b for a, b in pairwise(ids))
-
-
-def make_feature_extractor(
-    config: FeatureConfig | VectorConfig,
-    recordings: Sequence[Recording],
-    cache: FeatureCache,
-    workers: int,
-    *,
-    max_seconds: float = math.inf,
-) -> FeatureExtractor | VectorReader:
-    """The feature extractor of a config. Where it needs statistics, they are those of the recordings.
-
-    Args:
-        max_seconds: longer recordings are left out of the statistics, as they are left out of training.
-
-    Raises:
-        InputError: statistics are needed, and no recording can be used.
-    """
-    if isinstance(config, VectorConfig):
-        return VectorReader(config)
-    if not config.has_statistics:
-        return FeatureExtractor(config)
-    plain = FeatureExtractor(replace(config, normalize="none"))
-    paths = [r.audio for r in recordings if r.seconds <= max_seconds]
-    errors = cache.fill(paths, plain, workers=workers)
-    if len(errors) == len(set(paths)):
-        reason = next(iter(errors.values()), "there are none")
-        if recordings and not errors:
-            reason = f"of {len(recordings)} recordings none lasts {max_seconds:g} s or less"
-        raise InputError(f"normalize={config.normalize} needs training data that can be used, but none can: {reason}")
-    log_mels = (cache.get(path, plain) for path in paths if path not in errors)
-    usable = (log_mel for log_mel in log_mels if config.seconds(len(log_mel)) <= max_seconds + ROUNDING)
-    mean, std = statistics(plain.mfcc(log_mel) for log_mel in usable)
-    return FeatureExtractor(config, mean=mean, std=std)

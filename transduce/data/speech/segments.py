@@ -13,19 +13,23 @@ FRAME = 0.01
 """Seconds over which the level is measured: at least one period of the deepest voice."""
 
 PAUSE = 0.3
-"""Seconds that a pause lasts at least: longer than the closure of a stop consonant, or a hesitation within a phrase."""
+"""Seconds that a pause lasts at least: longer than the closure of a stop consonant, or a hesitation
+within a phrase."""
 
 CLICK = 0.05
 """Seconds: a shorter loud sound is no speech."""
 
 LEAD, TRAIL = 0.02, 0.09
-"""Seconds of a pause that a segment keeps before and after the speech, at least: words fade out more slowly than in."""
+"""Seconds of a pause that a segment keeps before and after the speech, at least: words fade out
+more slowly than in."""
 
 DROPS = (15.0, 35.0)
-"""Decibels by which the level falls in a pause: the least that counts, and the drop that is always enough."""
+"""Decibels by which the level falls in a pause: the least that counts, and the drop that is always
+enough."""
 
 QUIET = 0.1
-"""Seconds over which the quietest place is measured: longer than the closure of a [t], shorter than a pause."""
+"""Seconds over which the quietest place is measured: longer than the closure of a [t], shorter than
+a pause."""
 
 Span = tuple[int, int]
 """The first sample of a segment, and the one behind its last."""
@@ -33,7 +37,8 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Levels:
-    """The loudness of a recording: a hundred numbers a second, which are enough to know where to cut it."""
+    """The loudness of a recording: a hundred numbers a second, which are enough to know where to
+    cut it."""
 
     power: Float[Tensor, " frames"]
     """The mean square of the samples of every FRAME; the last is filled up with zeros."""
@@ -45,7 +50,8 @@ class Levels:
 
 
 def levels(blocks: Iterable[Float[Tensor, " _"]], sample_rate: int) -> Levels:
-    """The levels of a recording that is given block by block; the borders of the blocks do not matter."""
+    """The levels of a recording that is given block by block; the borders of the blocks do not
+    matter."""
     size = max(1, round(FRAME * sample_rate))
     n_samples = 0
     loudest = torch.zeros(())
@@ -66,7 +72,8 @@ def levels(blocks: Iterable[Float[Tensor, " _"]], sample_rate: int) -> Levels:
 def split_segments(
     blocks: Iterable[Float[Tensor, " _"]], spans: Sequence[Span], name: str
 ) -> Iterator[Float[Tensor, " _"]]:
-    """The samples of every span of a recording that is given block by block; spans are in order and do not overlap.
+    """The samples of every span of a recording that is given block by block; spans are in order and
+    do not overlap.
 
     Args:
         name: stands for the recording in messages.
@@ -94,11 +101,12 @@ def split_segments(
 def segments(levels: Levels, longest: float, shortest: float = 0.0, margin: float = 0.0) -> list[Span]:
     """The spans of the segments of a long recording, in order.
 
-    A recording of at most `longest` seconds is one segment. A longer one is cut in every pause; of the
-    pause, LEAD and TRAIL stay with the speech, and `margin` seconds more on either side. Two neighbours are one segment
-    where either is shorter than `shortest` seconds and both together are not too long, across the shortest pause first.
-    Where somebody speaks for longer than `longest` without a pause, the cut is at the quietest place in the second half
-    of the longest segment possible.
+    A recording of at most `longest` seconds is one segment. A longer one is cut in every pause; of
+    the pause, LEAD and TRAIL stay with the speech, and `margin` seconds more on either side. Two
+    neighbours are one segment where either is shorter than `shortest` seconds and both together are
+    not too long, across the shortest pause first. Where somebody speaks for longer than `longest`
+    without a pause, the cut is at the quietest place in the second half of the longest segment
+    possible.
 
     Raises:
         InputError: `longest` is below one second.
@@ -113,7 +121,8 @@ def segments(levels: Levels, longest: float, shortest: float = 0.0, margin: floa
 
 
 def _between_pauses(levels: Levels, margin: float) -> list[Span]:
-    """The spans between pauses, with a part of these; the whole recording if there is no pause, or nothing else."""
+    """The spans between pauses, with a part of these; the whole recording if there is no pause, or
+    nothing else."""
     speech = _runs(~_long(~_long(_loud(levels), CLICK), PAUSE))
     if not speech:
         return [(0, levels.n_samples)]
@@ -125,8 +134,8 @@ def _between_pauses(levels: Levels, margin: float) -> list[Span]:
 def _loud(levels: Levels) -> Bool[Tensor, " frames"]:
     """The frames that may be speech: those whose level is near enough to that of the loud ones.
 
-    The drop that makes a pause is 70 % of the way from the loud frames (the 95th percentile) to the quiet ones (the
-    5th), within DROPS.
+    The drop that makes a pause is 70 % of the way from the loud frames (the 95th percentile) to the
+    quiet ones (the 5th), within DROPS.
     """
     level = 10 * levels.power.clamp_min(1e-12).log10()
     ranked = level.sort().values
@@ -150,7 +159,8 @@ def _runs(frames: Bool[Tensor, " n"]) -> list[Span]:
 
 
 def _merge_short(spans: list[Span], limit: int, least: int) -> list[Span]:
-    """The same spans, except that two neighbours become one where either is shorter than `least` and both fit.
+    """The same spans, except that two neighbours become one where either is shorter than `least`
+    and both fit.
 
     The shortest pause comes first, so that a short span joins the nearer neighbour.
     """
@@ -170,7 +180,8 @@ def _merge_short(spans: list[Span], limit: int, least: int) -> list[Span]:
 
 
 def _split_at_quietest(levels: Levels, span: Span, limit: int) -> list[Span]:
-    """Segments that cover a span, each of at most `limit` samples and at least about a quarter of that.
+    """Segments that cover a span, each of at most `limit` samples and at least about a quarter of
+    that.
 
     Cuts lie between frames. Of several equally quiet places, the cut is at the middle one.
     """

@@ -19,13 +19,23 @@ LARGEST = "[0, 10000000]"
 SPECIAL = {
     "pad_id": ("<pad>", "[PAD]", "<|pad|>"),
     "bos_id": ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "[CLS]", END),
-    "eos_id": ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "[SEP]", END, "<|im_end|>", "<|eot_id|>"),
+    "eos_id": (
+        "</s>",
+        "<eos>",
+        "[EOS]",
+        "<|end_of_text|>",
+        "[SEP]",
+        END,
+        "<|im_end|>",
+        "<|eot_id|>",
+    ),
 }
 """Names of special tokens in vocabularies that do not say which one is which."""
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 """The name of a byte in vocabularies with byte fallback."""
 TAG = re.compile(r"<2([^<>\s]+)>")
-"""The tag in front of a source of a multilingual model, for the language to translate into: <2de>."""
+"""The tag in front of a source of a multilingual model, for the language to translate into:
+<2de>."""
 logger = logging.getLogger("transduce")
 
 
@@ -35,14 +45,16 @@ def tag_of(language: str) -> str:
 
 
 class Tokenizer(ABC):
-    """Text to ids and back: SentencePiece, a tokenizer of the library `tokenizers` or single characters."""
+    """Text to ids and back: SentencePiece, a tokenizer of the library `tokenizers` or single
+    characters."""
 
     vocab_size: int
     """Number of tokens, special ones included."""
     bos_id: int | None = None
     """The id that begins every text; None where nothing marks a beginning."""
     eos_id: int | None = None
-    """The id that ends every text; None where nothing marks an end. Equal to bos_id, it stands between texts."""
+    """The id that ends every text; None where nothing marks an end. Equal to bos_id, it stands
+    between texts."""
     pad_id: int | None = None
     """The id of padding, which is the blank of CTC, too; None where there is none."""
     unk_id: int | None = None
@@ -52,7 +64,8 @@ class Tokenizer(ABC):
     lacks_language = False
     """Whether texts have the tag of a language, but none was chosen (`with_language`)."""
     tagged_languages: tuple[str, ...] = ()
-    """The languages of the tags in front of sources, of a model that was trained on such sources."""
+    """The languages of the tags in front of sources, of a model that was trained on such
+    sources."""
     timestamp_begin_id: int | None = None
     """The first of the tokens of time, that of 0 seconds, if there are any, as in Whisper."""
     no_speech_id: int | None = None
@@ -86,10 +99,14 @@ class Tokenizer(ABC):
 
     @cached_property
     def surfaces(self) -> list[bytes]:
-        """The bytes that each token adds to a text behind others, in UTF-8: nothing for special tokens."""
+        """The bytes that each token adds to a text behind others, in UTF-8: nothing for special
+        tokens."""
         special = {*self.suppressed, self.eos_id}
         ids = range(self.vocab_size)
-        anchor = next((i for i, text in enumerate(self.decode([[i] for i in ids])) if text and i not in special), 0)
+        anchor = next(
+            (i for i, text in enumerate(self.decode([[i] for i in ids])) if text and i not in special),
+            0,
+        )
         before, *texts = self.decode([[anchor], *([anchor, i] for i in ids)])
         return [
             bytes.fromhex(byte[1])
@@ -101,7 +118,8 @@ class Tokenizer(ABC):
         ]
 
     def spelled(self, text: str) -> bytes:
-        """The text as its tokens write it behind others: normalized, and with the space that may stand before a word.
+        """The text as its tokens write it behind others: normalized, and with the space that may
+        stand before a word.
 
         Raises:
             InputError: a part of it has no token.
@@ -112,7 +130,8 @@ class Tokenizer(ABC):
         return b"".join(self.surfaces[i] for i in ids)
 
     def required(self, *names: str) -> tuple[int, ...]:
-        """The special ids of these names, such as "bos_id" and "eos_id", of a model that cannot do without them.
+        """The special ids of these names, such as "bos_id" and "eos_id", of a model that cannot do
+        without them.
 
         Raises:
             InputError: there is no such token.
@@ -148,7 +167,8 @@ class Tokenizer(ABC):
         )
 
     def with_tag(self: AnyTokenizer, language: str) -> AnyTokenizer:
-        """The same tokenizer for sources that begin with the tag of this language, to translate into it.
+        """The same tokenizer for sources that begin with the tag of this language, to translate
+        into it.
 
         Raises:
             InputError: there is no such tag.
@@ -157,9 +177,11 @@ class Tokenizer(ABC):
         raise InputError(f"a language must be one that the model writes ({languages}), but it is {language!r}")
 
     def with_symbols(self: AnyTokenizer, symbols: Sequence[str]) -> AnyTokenizer:
-        """The same tokenizer, in which each of these symbols, such as <2de>, is one token wherever a text has it.
+        """The same tokenizer, in which each of these symbols, such as <2de>, is one token wherever
+        a text has it.
 
-        The ids of all other tokens stay as they are; a symbol that is no token yet gets one behind them.
+        The ids of all other tokens stay as they are; a symbol that is no token yet gets one behind
+        them.
 
         Raises:
             InputError: this kind of tokenizer has no symbols, or one of them marks something else.
@@ -174,7 +196,8 @@ class Tokenizer(ABC):
         """Ids without bos_id and eos_id, a list per text."""
 
     def with_dropout(self, rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int) -> list[list[int]]:
-        """Encoded texts as if each merge of BPE was skipped with probability `dropout`: other ones for every seed.
+        """Encoded texts as if each merge of BPE was skipped with probability `dropout`: other ones
+        for every seed.
 
         Raises:
             InputError: this kind of tokenizer does not do that.
@@ -219,14 +242,15 @@ class CharTokenizer(Tokenizer):
         self._ids = {character: i for i, character in enumerate(characters)}
 
     @classmethod
-    def train(cls, texts: Iterable[str]) -> "CharTokenizer":
-        """A vocabulary of every character that occurs in the texts.
+    def train(cls, texts: Iterable[str], *, vocab_size: int = 0, symbols: Sequence[str] = ()) -> "CharTokenizer":
+        """A vocabulary of every character that occurs in the texts; vocab_size has no effect.
 
         Raises:
-            InputError: the texts are empty.
+            InputError: the texts are empty, or there are symbols.
         """
         characters = "".join(sorted(set().union(*texts)))
-        return cls(json.dumps({"characters": characters}).encode())
+        tokenizer = cls(json.dumps({"characters": characters}).encode())
+        return tokenizer.with_symbols(symbols) if symbols else tokenizer
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """An id per character.
@@ -254,5 +278,7 @@ def warn_if_smaller(size: int, requested: int) -> None:
     """Warn that a text has too few distinct pieces for a vocabulary of the requested size."""
     if size < requested:
         logger.warning(
-            "the vocabulary has %s tokens instead of %s: the text has no more", f"{size:,}", f"{requested:,}"
+            "the vocabulary has %s tokens instead of %s: the text has no more",
+            f"{size:,}",
+            f"{requested:,}",
         )

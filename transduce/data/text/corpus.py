@@ -1,4 +1,5 @@
-"""Parallel corpora: a folder, files of any name, or a folder of several languages. Nothing is left out silently."""
+"""Parallel corpora: a folder, files of any name, or a folder of several languages. Nothing is left
+out silently."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ Split = Literal["train", "valid", "test"]
 
 
 def corpus_folder(name: str) -> Path | None:
-    """The folder `name` inside the one that the environment variable TRANSDUCE_DATA names; None if it is not set."""
+    """The folder `name` inside the one that the environment variable TRANSDUCE_DATA names; None if
+    it is not set."""
     root = os.environ.get("TRANSDUCE_DATA")
     return Path(root) / name if root else None
 
@@ -98,13 +100,15 @@ class Corpus:
         return self.files("train").read_or_survey(cache), self.read("valid"), test
 
     def test_groups(self) -> list[str]:
-        """The group of every test pair, whose score is reported by itself; empty if there is one score for all."""
+        """The group of every test pair, whose score is reported by itself; empty if there is one
+        score for all."""
         return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Folder(Corpus):
-    """Parallel text as SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz in one folder, the layout of Multi30k."""
+    """Parallel text as SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz in one folder, the layout of
+    Multi30k."""
 
     data: Path | None = None
     """The folder."""
@@ -125,7 +129,8 @@ class Folder(Corpus):
 
 @dataclass(frozen=True, kw_only=True)
 class Files(Corpus):
-    """Parallel text in files of any name: two per split, one TSV of source, tab, target, or Parquet and Arrow files."""
+    """Parallel text in files of any name: two per split, one TSV of source, tab, target, or Parquet
+    and Arrow files."""
 
     train_source: Path | None = None
     """Training text, one sentence a line, plain or .gz."""
@@ -146,17 +151,20 @@ class Files(Corpus):
     test_tsv: Path | None = None
     """Tab-separated pairs, instead of the two files."""
     train_table: Path | None = None
-    """A Parquet or Arrow file, or a folder of them, instead of the two files (pip install '.[arrow]' in a clone)."""
+    """A Parquet or Arrow file, or a folder of them, instead of the two files (pip install
+    '.[arrow]' in a clone)."""
     valid_table: Path | None = None
     """A Parquet or Arrow file, or a folder of them, instead of the two files."""
     test_table: Path | None = None
     """A Parquet or Arrow file, or a folder of them, instead of the two files."""
     source_column: str = "source"
-    """The column of tables that goes in; translation.en is the field en of the column translation."""
+    """The column of tables that goes in; translation.en is the field en of the column
+    translation."""
     target_column: str = "target"
     """The column of tables that comes out."""
     hold_out: int = 0
-    """Pairs that validation takes out of the training text, where it has no files; the seed decides which."""
+    """Pairs that validation takes out of the training text, where it has no files; the seed decides
+    which."""
 
     def __post_init__(self) -> None:
         at_least(0, hold_out=self.hold_out)
@@ -209,13 +217,15 @@ class Files(Corpus):
 
 @dataclass(frozen=True, kw_only=True)
 class Directions:
-    """Parallel text of several languages in one folder; every source begins with a tag of the language to write, <2de>.
+    """Parallel text of several languages in one folder; every source begins with a tag of the
+    language to write, <2de>.
 
-    Files are SPLIT.LANGUAGE, whose lines i mean the same in all languages, or, where two languages have text of their
-    own, SPLIT.SOURCE-TARGET.LANGUAGE; plain or .gz. All text is kept in memory.
+    Files are SPLIT.LANGUAGE, whose lines i mean the same in all languages, or, where two languages
+    have text of their own, SPLIT.SOURCE-TARGET.LANGUAGE; plain or .gz. All text is kept in memory.
 
-    Source: Johnson et al. (2017), Google's multilingual neural machine translation system, for the tags; Arivazhagan et
-    al. (2019), Massively multilingual neural machine translation in the wild, section 4.2, for the temperature.
+    Source: Johnson et al. (2017), Google's multilingual neural machine translation system, for the
+    tags; Arivazhagan et al. (2019), Massively multilingual neural machine translation in the wild,
+    section 4.2, for the temperature.
     """
 
     data: Path | None = None
@@ -223,10 +233,11 @@ class Directions:
     languages: tuple[str, ...] = ()
     """The endings of the files, such as en de fr."""
     directions: tuple[str, ...] = ()
-    """Directions to train and validate, such as en-de de-en; if none is named, from each language to each other one."""
+    """Directions to train and validate, such as en-de de-en; if none is named, from each language
+    to each other one."""
     test_directions: tuple[str, ...] = ()
-    """Directions to test, if they are others: translation between two languages whose pairs were never trained on is
-    called zero-shot."""
+    """Directions to test, if they are others: translation between two languages whose pairs were
+    never trained on is called zero-shot."""
     train: str = "train"
     """The name of the training files without their ending."""
     valid: str = "val"
@@ -234,8 +245,8 @@ class Directions:
     test: str = "test"
     """The name of the test files, which only the finished model sees."""
     temperature: float = 1.0
-    """A direction of n pairs is drawn in proportion to n^(1 / temperature): 1, every pair once an epoch; 5, small
-    corpora more often than that."""
+    """A direction of n pairs is drawn in proportion to n^(1 / temperature): 1, every pair once an
+    epoch; 5, small corpora more often than that."""
     valid_pairs: int = 100
     """Validation takes so many pairs of every direction, evenly spread over the file."""
 
@@ -253,7 +264,8 @@ class Directions:
 
     @property
     def pairs(self) -> dict[str, tuple[str, str]]:
-        """Source and target language by the name of the direction: from each language to each other one."""
+        """Source and target language by the name of the direction: from each language to each other
+        one."""
         languages = dict.fromkeys(self.languages)
         return {f"{source}-{target}": (source, target) for source, target in permutations(languages, 2)}
 
@@ -301,7 +313,10 @@ class Directions:
             files = self._files(getattr(self, split), source, target)
             text = files.read() if split == "train" else files.read_whole()
             tag = tag_of(target)
-            yield name, replace(text, source=[f"{tag} {line}" if line.strip() else line for line in text.source])
+            yield (
+                name,
+                replace(text, source=[f"{tag} {line}" if line.strip() else line for line in text.source]),
+            )
 
     def _files(self, split: str, source: str, target: str) -> PairFiles:
         own = (f"{split}.{source}-{target}", f"{split}.{target}-{source}")

@@ -1,4 +1,5 @@
-"""Tokenizers as models of transformers have them, with the ids, ends and tags of languages that those models know."""
+"""Tokenizers as models of transformers have them, with the ids, ends and tags of languages that
+those models know."""
 
 import json
 import re
@@ -13,14 +14,17 @@ from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 
 TAG = re.compile(">>.*?<<")
-"""The tag in front of a line of Marian's multilingual models, for the language to translate into: >>fra<<."""
+"""The tag in front of a line of Marian's multilingual models, for the language to translate into:
+>>fra<<."""
 ROLES = ("bos", "eos", "pad", "unk")
 PLACES = ("opening", "first", "closing", "bos")
-"""Where a text has the tag of its language: alone in front, first in front, behind its end, or in the place of bos."""
+"""Where a text has the tag of its language: alone in front, first in front, behind its end, or in
+the place of bos."""
 
 
 class Pieces:
-    """The pieces of a SentencePiece model with a table of ids; what is not in the table is unknown."""
+    """The pieces of a SentencePiece model with a table of ids; what is not in the table is
+    unknown."""
 
     def __init__(self, model: bytes, pieces: Sequence[str], unk_id: int) -> None:
         self.vocab_size = len(pieces)
@@ -34,10 +38,12 @@ class Pieces:
         return self._ids.get(token)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids, a list per text; a tag such as >>fra<< in front is one token, where the table has any."""
+        """Ids, a list per text; a tag such as >>fra<< in front is one token, where the table has
+        any."""
         tags = [TAG.match(text) if self._tagged else None for text in texts]
         rows = self._processor.encode(
-            [text[tag.end() :] if tag else text for text, tag in zip(texts, tags, strict=True)], out_type=str
+            [text[tag.end() :] if tag else text for text, tag in zip(texts, tags, strict=True)],
+            out_type=str,
         )
         return [
             [self._ids.get(piece, self._unk_id) for piece in ([tag[0], *row] if tag else row)]
@@ -52,12 +58,13 @@ class Pieces:
 
 
 class ImportedTokenizer(Tokenizer):
-    """Pieces of SentencePiece with a table of ids, or a JSON of the library `tokenizers`, with the settings of a model.
+    """Pieces of SentencePiece with a table of ids, or a JSON of the library `tokenizers`, with the
+    settings of a model.
 
-    Its file is JSON: `sentencepiece` (in base64) and `pieces` by id, "" where there is none, or else `tokenizer`;
-    `size`, the ids that the model has; `special`, those of bos, eos, pad and unk; `opening` and `closing`, which stand
-    before every text and behind its end; `languages`, the ids of their tags, and `place`, where a text has the tag of
-    its own.
+    Its file is JSON: `sentencepiece` (in base64) and `pieces` by id, "" where there is none, or
+    else `tokenizer`; `size`, the ids that the model has; `special`, those of bos, eos, pad and unk;
+    `opening` and `closing`, which stand before every text and behind its end; `languages`, the ids
+    of their tags, and `place`, where a text has the tag of its own.
     """
 
     def __init__(self, model: bytes) -> None:
@@ -89,7 +96,14 @@ class ImportedTokenizer(Tokenizer):
                 self._tokenizer = Pieces(pieces, plain["pieces"], self.unk_id)
             if self._tokenizer.vocab_size > size:
                 raise InputError(f"it has {self._tokenizer.vocab_size} tokens, but size={size}")
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RuntimeError,
+            RecursionError,
+        ) as error:
             raise InputError(f"a tokenizer of an imported model is JSON with its parts, but: {error!r:.200}") from error
         self._unwritten = {*ids}
         self._by_language: dict[str, ImportedTokenizer] = {}
@@ -118,7 +132,12 @@ class ImportedTokenizer(Tokenizer):
         Raises:
             InputError: they do not go together.
         """
-        parts = {"size": size, "special": special, "opening": list(opening), "closing": list(closing)}
+        parts = {
+            "size": size,
+            "special": special,
+            "opening": list(opening),
+            "closing": list(closing),
+        }
         plain = {**tokenizer, **parts, "languages": languages or {}, "place": place}
         return cls(json.dumps(plain, ensure_ascii=False).encode())
 
@@ -157,7 +176,8 @@ class ImportedTokenizer(Tokenizer):
 
     @property
     def suppressed(self) -> tuple[int, ...]:
-        """See Tokenizer. The unknown token may be produced, and is not written, as in transformers."""
+        """See Tokenizer. The unknown token may be produced, and is not written, as in
+        transformers."""
         return () if self.pad_id is None or self.pad_id == self.eos_id else (self.pad_id,)
 
     def with_eos(self, rows: Any) -> list[list[int]]:

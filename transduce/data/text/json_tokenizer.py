@@ -1,4 +1,5 @@
-"""Tokenizers of the library `tokenizers`, as one JSON file holds them; GPT-2's byte-level BPE is one."""
+"""Tokenizers of the library `tokenizers`, as one JSON file holds them; GPT-2's byte-level BPE is
+one."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -23,14 +24,16 @@ from transduce.errors import InputError
 _PRINTED = {*range(33, 127), *range(161, 173), *range(174, 256)}
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
 LETTERS = "".join(chr(byte if byte in _PRINTED else 256 + _OTHERS.index(byte)) for byte in range(256))
-"""The letter that stands for each byte in byte-level BPE: itself if it can be printed, else one from U+0100 on."""
+"""The letter that stands for each byte in byte-level BPE: itself if it can be printed, else one
+from U+0100 on."""
 
 
 class JSONTokenizer(Tokenizer):
     """A tokenizer.json of the library `tokenizers`: BPE, unigram, or any other model that it has.
 
-    The special tokens are known by their names (`SPECIAL`); encoding adds none of them, and decoding leaves them out.
-    GPT-2's END is bos_id and eos_id at once. Where nothing begins a text, padding does, as in T5 and Marian.
+    The special tokens are known by their names (`SPECIAL`); encoding adds none of them, and
+    decoding leaves them out. GPT-2's END is bos_id and eos_id at once. Where nothing begins a text,
+    padding does, as in T5 and Marian.
     """
 
     def __init__(self, model: bytes) -> None:
@@ -66,8 +69,10 @@ class JSONTokenizer(Tokenizer):
         A small text may have fewer merges than requested, with a warning.
 
         Raises:
-            InputError: vocab_size is beyond LARGEST, or leaves no room for END, the 256 bytes and the symbols.
-        Source: Radford et al. (2019), Language models are unsupervised multitask learners, section 2.2.
+            InputError: vocab_size is beyond LARGEST, or leaves no room for END, the 256 bytes and
+                the symbols.
+        Source: Radford et al. (2019), Language models are unsupervised multitask learners, section
+        2.2.
         """
         within(LARGEST, vocab_size=vocab_size)
         least = 257 + len(symbols)
@@ -89,7 +94,8 @@ class JSONTokenizer(Tokenizer):
         return trained
 
     def with_symbols(self, symbols: Sequence[str]) -> "JSONTokenizer":
-        """See Tokenizer. A symbol that is a name in `SPECIAL`, such as <pad>, becomes that special token."""
+        """See Tokenizer. A symbol that is a name in `SPECIAL`, such as <pad>, becomes that special
+        token."""
         for symbol in symbols:
             if symbol in self._special:
                 raise InputError(
@@ -147,7 +153,8 @@ class JSONTokenizer(Tokenizer):
         return [bytes(map(LETTERS.index, name)) if {*name} <= {*LETTERS} else name.encode() for name in names]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids, a list per text; where a text has a special token such as END written out, that is the token.
+        """Ids, a list per text; where a text has a special token such as END written out, that is
+        the token.
 
         Raises:
             InputError: a part of a text is no token, and the vocabulary has no unknown token.
@@ -165,7 +172,8 @@ class JSONTokenizer(Tokenizer):
         return self._tokenizer.decode_batch([list(row) for row in ids], skip_special_tokens=True)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The tokens as the vocabulary writes them: byte-level BPE has a letter per byte, Ġ for a space."""
+        """The tokens as the vocabulary writes them: byte-level BPE has a letter per byte, Ġ for a
+        space."""
         return [self._tokenizer.id_to_token(int(i)) or "" for i in ids]
 
 
@@ -177,7 +185,8 @@ def _byte_level(model: models.BPE) -> LibraryTokenizer:
 
 
 def _add_tokens(tokenizer: LibraryTokenizer, directory: Path) -> None:
-    """Add the tokens of files beside vocab.json and merges.txt: more tokens, special ones, and the beginning of texts.
+    """Add the tokens of files beside vocab.json and merges.txt: more tokens, special ones, and the
+    beginning of texts.
 
     Raises:
         InputError: a token has another id than the next one.

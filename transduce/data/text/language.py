@@ -1,4 +1,5 @@
-"""Text for language models, from files, from one text that is split in two, or from shards; and its tokenizer."""
+"""Text for language models, from files, from one text that is split in two, or from shards; and its
+tokenizer."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,21 +13,28 @@ from transduce.config import within
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import read_lines
 from transduce.data.text.shards import Stream, open_shards, smallest_type
-from transduce.data.text.tokenizer_files import KINDS, TokenizerKind, load_tokenizer, train_tokenizer
+from transduce.data.text.tokenizer_files import (
+    KINDS,
+    TokenizerKind,
+    load_tokenizer,
+    train_tokenizer,
+)
 from transduce.errors import InputError
 
 PART = 1 << 20
 """Characters that are encoded at a time: tokenizers take some hundred bytes for each."""
 
 CUT = re.compile(r"\S\n(?=\S)")
-"""A text may be split after this. Byte-level BPE joins white space in a row, except for its last character."""
+"""A text may be split after this. Byte-level BPE joins white space in a row, except for its last
+character."""
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> Integer[np.ndarray, " n"]:
     """All ids of a text.
 
-    If texts begin and end with different ids (SentencePiece), every line that is not blank is a text. If one id marks
-    both (byte-level BPE), or none does (characters), the file is one text with its line breaks, after that id.
+    If texts begin and end with different ids (SentencePiece), every line that is not blank is a
+    text. If one id marks both (byte-level BPE), or none does (characters), the file is one text
+    with its line breaks, after that id.
     """
     start, end = tokenizer.bos_id, tokenizer.eos_id
     kind = smallest_type(tokenizer.vocab_size)
@@ -156,7 +164,8 @@ class OneText(PlainText):
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """A folder of shards, as scripts/corpora/make_shards.py writes it: train-*.bin, valid-*.bin and the tokenizer."""
+    """A folder of shards, as scripts/corpora/make_shards.py writes it: train-*.bin, valid-*.bin and
+    the tokenizer."""
 
     data: Path | None = None
     """The folder."""
@@ -176,7 +185,8 @@ class Shards:
             tokenizer: that of the file `kind`, where it is one; otherwise it is not used.
 
         Raises:
-            InputError: no folder is named, it lacks shards or the tokenizer, or another tokenizer or symbols are named.
+            InputError: no folder is named, it lacks shards or the tokenizer, or another tokenizer
+                or symbols are named.
         """
         if self.data is None:
             raise InputError(

@@ -11,16 +11,13 @@ AT_ONCE = 1 << 24
 
 
 def pairs_of_tokens(source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> tuple[Ids, Ids, Ids]:
-    """Every source token of a sentence beside every target token: both ids, and the place of the target in the text."""
-    n_source, n_target = (np.array([len(row) for row in side]) for side in (source, target))
-    source_ids, target_ids = (
-        np.concatenate([np.asarray(row, dtype=np.int64) for row in side]) for side in (source, target)
-    )
-    starts = np.repeat(np.cumsum(n_source) - n_source, n_target)  # of each target token's source sentence
-    sizes = np.repeat(n_source, n_target)
-    place = np.repeat(np.arange(len(target_ids)), sizes)
-    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return source_ids[np.repeat(starts, sizes) + within], target_ids[place], place
+    """Every source token of a sentence beside every target token: both ids, and the place of the
+    target in the text."""
+    sentences = list(zip(source, target, strict=True))
+    source_ids = np.concatenate([np.tile(np.asarray(s, np.int64), len(t)) for s, t in sentences])
+    target_ids = np.concatenate([np.repeat(np.asarray(t, np.int64), len(s)) for s, t in sentences])
+    sizes = [len(s) for s, t in sentences for _ in t]
+    return source_ids, target_ids, np.repeat(np.arange(len(sizes)), sizes)
 
 
 def likeliest_translations(
@@ -32,13 +29,15 @@ def likeliest_translations(
     n: int,
     iterations: int = 5,
 ) -> Ids:
-    """The n most probable target tokens of every source token by IBM model 1, of shape (source_size, n).
+    """The n most probable target tokens of every source token by IBM model 1, of shape
+    (source_size, n).
 
-    Where there are fewer, the most probable is repeated; a token that never occurs has itself, or 0 where there is no
-    such target token. Of long texts as many sentences are read, evenly chosen, as fit into memory.
+    Where there are fewer, the most probable is repeated; a token that never occurs has itself, or 0
+    where there is no such target token. Of long texts as many sentences are read, evenly chosen, as
+    fit into memory.
 
-    Source: Brown et al. (1993), The mathematics of statistical machine translation, section 4.1, by expectation
-    maximization from equal probabilities.
+    Source: Brown et al. (1993), The mathematics of statistical machine translation, section 4.1, by
+    expectation maximization from equal probabilities.
     """
     cells = sum(len(s) * len(t) for s, t in zip(source, target, strict=True))
     step = max(1, -(-cells // AT_ONCE))

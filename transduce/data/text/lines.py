@@ -1,4 +1,5 @@
-"""Lines, tables and sentences: text files, plain or .gz, and the columns of Parquet and Arrow files."""
+"""Lines, tables and sentences: text files, plain or .gz, and the columns of Parquet and Arrow
+files."""
 
 import codecs
 import gzip
@@ -41,9 +42,11 @@ def check_text(path: Path) -> None:
 
 
 def read_lines(path: Path | str) -> list[str]:
-    """The lines of a UTF-8 file, plain or .gz. A line ends at \\n alone (a \\r before it is removed too).
+    """The lines of a UTF-8 file, plain or .gz. A line ends at \\n alone (a \\r before it is removed
+    too).
 
-    `str.splitlines` would also split at form feeds and U+2028, and shift one side of a corpus against the other.
+    `str.splitlines` would also split at form feeds and U+2028, and shift one side of a corpus
+    against the other.
 
     Raises:
         InputError: there is no such file, or it is not UTF-8; by file and line.
@@ -57,7 +60,8 @@ def each_line(path: Path) -> Iterator[str]:
 
 
 def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """The undecoded lines that the `readline` of an open file gives; `name` stands for the file in errors.
+    """The undecoded lines that the `readline` of an open file gives; `name` stands for the file in
+    errors.
 
     Raises:
         InputError: a line is longer than LONGEST_LINE.
@@ -75,7 +79,8 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     """The undecoded lines of a text, plain or packed by gzip, one after the other.
 
     Raises:
-        InputError: there is no such file, it is damaged, packed by something else, or in UTF-16, or a line is too long.
+        InputError: there is no such file, it is damaged, packed by something else, or in UTF-16, or
+            a line is too long.
     """
     check_text(path)
     with path.open("rb") as file:
@@ -93,7 +98,8 @@ def raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
-    """Lines of bytes as in `read_lines`, such as those of a file; `name` stands for the file in errors."""
+    """Lines of bytes as in `read_lines`, such as those of a file; `name` stands for the file in
+    errors."""
     for number, line in enumerate(lines, start=1):
         yield decode_line(line.removesuffix(b"\n"), name, number)
 
@@ -130,14 +136,16 @@ def lines_fingerprint(lines: Iterable[str]) -> str:
 def split_table(
     lines: Sequence[str], name: str, header: Sequence[str] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns, and the cells of every row, of a table whose cells are separated by tabs.
+    """The names of the columns, and the cells of every row, of a table whose cells are separated by
+    tabs.
 
     Args:
         name: stands for the table in errors.
         header: the names of the columns; None: the first line has them.
 
     Raises:
-        InputError: there is no line to name the columns, one is named twice, or a row has more or fewer cells.
+        InputError: there is no line to name the columns, one is named twice, or a row has more or
+            fewer cells.
     """
     rows = [line.split("\t") for line in lines]
     first = 1 if header else 2
@@ -178,7 +186,8 @@ def table_files(path: Path) -> tuple[Path, ...]:
 
 
 def each_cell_row(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """The cells of these columns, row by row; "translation.en" is the field en of the column translation.
+    """The cells of these columns, row by row; "translation.en" is the field en of the column
+    translation.
 
     A cell without a value is "", and a line break inside a cell becomes a space.
 
@@ -232,7 +241,8 @@ def _cells(batch: Any, column: str, path: Path) -> list[str]:
 
 
 def sentences(line: str) -> list[str]:
-    """The sentences of a line, in order. After a full stop, a small letter goes on with the same sentence."""
+    """The sentences of a line, in order. After a full stop, a small letter goes on with the same
+    sentence."""
     parts = []
     start = 0
     for end in SENTENCE_END.finditer(line):

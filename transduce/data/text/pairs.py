@@ -1,4 +1,5 @@
-"""Parallel text as training data: encoded once, filtered by length, and in other batches in every epoch."""
+"""Parallel text as training data: encoded once, filtered by length, and in other batches in every
+epoch."""
 
 import hashlib
 import io
@@ -21,7 +22,8 @@ from transduce.files import write_file, writing_whole
 from transduce.progress import Bar
 
 FEWER = 32
-"""Divides the size of a pool where there is BPE-dropout, as segmenting anew takes longer than reading."""
+"""Divides the size of a pool where there is BPE-dropout, as segmenting anew takes longer than
+reading."""
 
 Text = ParallelText | LargeText
 
@@ -29,18 +31,22 @@ Text = ParallelText | LargeText
 class TextPairs:
     """Training data for the trainer: the batches of `epoch(n)` are a function of (seed, n).
 
-    The ids lie end to end in one array, which is in memory, or a file that is mapped into memory where the text is a
-    `LargeText`. Then an epoch is a pool of about POOL pairs from all over the text: epoch n is pool n % n_pools of pass
-    n // n_pools, so that a resumed run need not go through what came before. The pairs of a pool are a function of
-    (seed, pass), and in a pass every pair is in one pool. In memory, the text is one pool.
+    The ids lie end to end in one array, which is in memory, or a file that is mapped into memory
+    where the text is a `LargeText`. Then an epoch is a pool of about POOL pairs from all over the
+    text: epoch n is pool n % n_pools of pass n // n_pools, so that a resumed run need not go
+    through what came before. The pairs of a pool are a function of (seed, pass), and in a pass
+    every pair is in one pool. In memory, the text is one pool.
 
     Args:
         tokens_per_batch: bound on rows times the longest row, on either side of a batch.
-        max_length: pairs with more tokens on a side, EOS included, are left out; `n_long` counts them.
-        bpe_dropout: the probability of skipping a merge, which gives another segmentation in every epoch.
+        max_length: pairs with more tokens on a side, EOS included, are left out; `n_long` counts
+            them.
+        bpe_dropout: the probability of skipping a merge, which gives another segmentation in every
+            epoch.
 
     Raises:
-        InputError: no pair is left, or a tokenizer lacks an id that ends, or on the target side begins, a text.
+        InputError: no pair is left, or a tokenizer lacks an id that ends, or on the target side
+            begins, a text.
     """
 
     def __init__(
@@ -143,11 +149,13 @@ text_pairs = TextPairs
 def encode_pairs(
     text: Text, source: Tokenizer, target: Tokenizer
 ) -> tuple[Integer[np.ndarray, " _"], Int[np.ndarray, " _"]]:
-    """The ids of a text, and their offsets: row 2i is the source of pair i, row 2i + 1 its target, each with EOS.
+    """The ids of a text, and their offsets: row 2i is the source of pair i, row 2i + 1 its target,
+    each with EOS.
 
-    Offsets are where each row begins, and the end of the last one. Of a large text both are files in its folder, which
-    are made once: their names are a hash of the tokenizers, of the languages that these are set to, and of what
-    validation holds out. The file of offsets is written last, so that there is none where the ids are not whole.
+    Offsets are where each row begins, and the end of the last one. Of a large text both are files
+    in its folder, which are made once: their names are a hash of the tokenizers, of the languages
+    that these are set to, and of what validation holds out. The file of offsets is written last, so
+    that there is none where the ids are not whole.
 
     Raises:
         InputError: all of the text is held out, or the files do not belong together.
@@ -196,9 +204,11 @@ def _encode(
 
 
 def permuted(indices: Int[np.ndarray, " m"], n: int, seed: tuple[int, ...]) -> Int[np.ndarray, " m"]:
-    """The images of these indices in a pseudorandom permutation of 0 ... n - 1; no table of all n is made.
+    """The images of these indices in a pseudorandom permutation of 0 ... n - 1; no table of all n
+    is made.
 
-    A Feistel network permutes the numbers of as many bits as n has, or one more, and is repeated for images beyond n.
+    A Feistel network permutes the numbers of as many bits as n has, or one more, and is repeated
+    for images beyond n.
 
     Source: Black and Rogaway (2002), Ciphers with arbitrary finite domains, "cycle-walking".
     """

@@ -1,4 +1,5 @@
-"""Parallel text: in files, as a whole in memory, or read from its files again and again where memory may not hold it."""
+"""Parallel text: in files, as a whole in memory, or read from its files again and again where
+memory may not hold it."""
 
 import hashlib
 import json
@@ -34,7 +35,8 @@ ItemT = TypeVar("ItemT")
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Sentence pairs: target[i] translates source[i]. `n_blank` pairs were left out, as a side was blank."""
+    """Sentence pairs: target[i] translates source[i]. `n_blank` pairs were left out, as a side was
+    blank."""
 
     source: list[str]
     target: list[str]
@@ -55,8 +57,8 @@ class ParallelText:
     def hold_out(self, n: int, seed: int) -> tuple["ParallelText", "ParallelText"]:
         """Split into a training text and n pairs for validation; both keep their order.
 
-        The choice is a function of n, the seed and the number of pairs. Pairs equal to one that is held out, on both
-        sides, leave the training text too; a line of the log counts them.
+        The choice is a function of n, the seed and the number of pairs. Pairs equal to one that is
+        held out, on both sides, leave the training text too; a line of the log counts them.
 
         Raises:
             InputError: no pair would be left for training.
@@ -89,7 +91,8 @@ class ParallelText:
 
 @dataclass(frozen=True)
 class PairFiles:
-    """Sentence pairs in files: in two, whose lines i translate each other, or in a TSV of source, tab, target.
+    """Sentence pairs in files: in two, whose lines i translate each other, or in a TSV of source,
+    tab, target.
 
     With `columns`, of source and target, they are Parquet or Arrow files, one after the other.
     """
@@ -104,7 +107,8 @@ class PairFiles:
         """The pairs one after the other, those with a blank side too.
 
         Raises:
-            InputError: the line counts differ, a line of a TSV has no tab or more than one, or a column is missing.
+            InputError: the line counts differ, a line of a TSV has no tab or more than one, or a
+                column is missing.
         """
         if self.columns:
             return ((s, t) for path in self.paths for s, t in each_cell_row(path, self.columns))
@@ -129,7 +133,8 @@ class PairFiles:
         return ParallelText.of(pairs)
 
     def read_or_survey(self, cache: Path) -> "ParallelText | LargeText":
-        """The pairs that have text on both sides, in memory where the files have no more than POOL pairs."""
+        """The pairs that have text on both sides, in memory where the files have no more than POOL
+        pairs."""
         beginning = list(islice(self, POOL + 1))
         return survey(self, cache) if len(beginning) > POOL else _with_text(beginning, str(self))
 
@@ -220,7 +225,8 @@ class LargeText:
         return replace(self, held_out=frozenset(held_out)), ParallelText.of(held_out)
 
     def sample(self) -> tuple[list[str], list[str]]:
-        """Source and target sentences to train a tokenizer on: at most SAMPLE pairs, all equally likely."""
+        """Source and target sentences to train a tokenizer on: at most SAMPLE pairs, all equally
+        likely."""
         text = ParallelText.of(pair for pair in self._sample() if pair not in self.held_out)
         return text.source, text.target
 
@@ -236,8 +242,8 @@ class LargeText:
 def survey(files: PairFiles, cache: Path) -> LargeText:
     """Read a large text once: count and hash its pairs, and draw the sample.
 
-    The results are kept in `cache`, under a hash of the files' paths, sizes and times of change, and of the columns
-    that are read, so that the next start need not read the text.
+    The results are kept in `cache`, under a hash of the files' paths, sizes and times of change,
+    and of the columns that are read, so that the next start need not read the text.
     """
     status = [(str(path.resolve()), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files.paths]
     folder = cache / hashlib.sha256(repr((status, files.columns)).encode()).hexdigest()[:16]

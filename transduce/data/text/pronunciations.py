@@ -1,4 +1,5 @@
-"""Words by their phones: a pronouncing dictionary has the sounds of words, and counts tell words that sound alike apart."""
+"""Words by their phones: a pronouncing dictionary has the sounds of words, and counts tell words
+that sound alike apart."""
 
 import json
 import math
@@ -17,23 +18,27 @@ from transduce.data.text.lines import read_lines
 from transduce.errors import InputError
 
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>", "▁")
-"""The first tokens. The last of them stands between words, <unk> for a word that the dictionary lacks."""
+"""The first tokens. The last of them stands between words, <unk> for a word that the dictionary
+lacks."""
 PAD, UNK, BOS, EOS, SPACE = range(len(SPECIAL))
 ALTERNATIVE = re.compile(r".*\(\d+\)")
 """The second, third, ... pronunciation of a word in a dictionary."""
 MARKS = '.,;:!?"()[]…“”„«»¿¡'  # around words; an apostrophe belongs to one
 
 PRIOR = 10.0
-"""Counts that the successors of a word share, whether they were seen or not: the more, the less pairs decide."""
+"""Counts that the successors of a word share, whether they were seen or not: the more, the less
+pairs decide."""
 
 Phones = tuple[str, ...]
 
 
 def read_dictionary(path: Path, *, keep_stress: bool = False) -> dict[str, str]:
-    """Phones, with spaces between them, by word in lower case, of a pronouncing dictionary's file, plain or .gz.
+    """Phones, with spaces between them, by word in lower case, of a pronouncing dictionary's file,
+    plain or .gz.
 
-    A line is a word and its phones, as in the CMU Pronouncing Dictionary: `hello HH AH0 L OW1`. Lines that begin with
-    ;;; and the rest of a line from # on are comments. Of several pronunciations, hello and hello(2), the first is taken.
+    A line is a word and its phones, as in the CMU Pronouncing Dictionary: `hello HH AH0 L OW1`.
+    Lines that begin with ;;; and the rest of a line from # on are comments. Of several
+    pronunciations, hello and hello(2), the first is taken.
 
     Args:
         keep_stress: AH0 and AH1 are two phones; by default they are one, AH.
@@ -64,16 +69,19 @@ def bare(word: str) -> str:
 
 
 class PronunciationTokenizer(Tokenizer):
-    """Words to phones, a token each, with a token between words; and phones to the words that sound so.
+    """Words to phones, a token each, with a token between words; and phones to the words that sound
+    so.
 
-    Words are separated by white space in the training texts, and written as they stand there. Of words that sound alike
-    the most probable are written, by how often each follows each in those texts. Phones that are no word become the one
-    that sounds most like them. A word without a pronunciation is <unk>, and never comes out.
+    Words are separated by white space in the training texts, and written as they stand there. Of
+    words that sound alike the most probable are written, by how often each follows each in those
+    texts. Phones that are no word become the one that sounds most like them. A word without a
+    pronunciation is <unk>, and never comes out.
 
-    The JSON has a pronunciation for every word, and counts of words and of pairs of words. Others may be added to it.
+    The JSON has a pronunciation for every word, and counts of words and of pairs of words. Others
+    may be added to it.
 
-    Source: Miao et al. (2015), EESEN: End-to-end speech recognition using deep RNN models and WFST-based decoding, for
-    CTC over phones and a lexicon in the search.
+    Source: Miao et al. (2015), EESEN: End-to-end speech recognition using deep RNN models and
+    WFST-based decoding, for CTC over phones and a lexicon in the search.
     """
 
     pad_id, unk_id, bos_id, eos_id = PAD, UNK, BOS, EOS
@@ -100,7 +108,10 @@ class PronunciationTokenizer(Tokenizer):
         if not all(self._phones.values()):
             silent = next(word for word, phones in self._phones.items() if not phones)
             raise InputError(f"a word must have phones, but {silent!r} has none; add them or leave the word out")
-        self._tokens = [*SPECIAL, *sorted({phone for phones in self._phones.values() for phone in phones})]
+        self._tokens = [
+            *SPECIAL,
+            *sorted({phone for phones in self._phones.values() for phone in phones}),
+        ]
         self.vocab_size = len(self._tokens)
         self._ids = {token: i for i, token in enumerate(self._tokens)}
         self._n_words = sum(self._counts.values())
@@ -182,7 +193,8 @@ class PronunciationTokenizer(Tokenizer):
         return path[:-1]
 
     def _log_prob(self, word: str, before: str) -> float:
-        """The log-probability of this word behind another one: all words share PRIOR more counts, by their frequency.
+        """The log-probability of this word behind another one: all words share PRIOR more counts,
+        by their frequency.
 
         Source: MacKay and Peto (1995), A hierarchical Dirichlet language model.
         """

@@ -1,6 +1,7 @@
 """SentencePiece BPE: raw text to ids and back (with single spaces); no character is unknown.
 
-Models that were learned elsewhere are taken too, BPE or unigram (Kudo 2018), whatever their special ids are.
+Models that were learned elsewhere are taken too, BPE or unigram (Kudo 2018), whatever their special
+ids are.
 """
 
 import io
@@ -29,18 +30,20 @@ BPE = 2
 """The type of a model that was learned by merging."""
 
 Normalization = Literal["identity", "nmt_nfkc"]
-"""identity keeps every character but tabs and others that end a line, which become spaces; nmt_nfkc is SentencePiece's
-rule for Unicode NFKC, which writes ² as 2, and a full-width comma as a comma."""
+"""identity keeps every character but tabs and others that end a line, which become spaces; nmt_nfkc
+is SentencePiece's rule for Unicode NFKC, which writes ² as 2, and a full-width comma as a comma."""
 
 BREAKS = "\t\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
 """Characters that would make one line several."""
 
 SIGMA = re.compile(r"[^\s<>]*Σ[^\s<>]*")
-"""Words with a capital sigma, whose small letter depends on its place in the word; symbols such as <2el> stay."""
+"""Words with a capital sigma, whose small letter depends on its place in the word; symbols such as
+<2el> stay."""
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model. Its first ids are 0 padding, 1 unknown (unused where bytes stand in), 2 begin and 3 end.
+    """A SentencePiece model. Its first ids are 0 padding, 1 unknown (unused where bytes stand in),
+    2 begin and 3 end.
 
     Source: Sennrich et al. (2016), BPE; Kudo and Richardson (2018), SentencePiece.
     """
@@ -80,27 +83,36 @@ class SentencePieceTokenizer(Tokenizer):
         lowercase: bool = False,
         normalization: Normalization = "identity",
     ) -> "SentencePieceTokenizer":
-        """Learn BPE from raw sentences, with byte fallback. A small corpus may give a smaller vocabulary, with a warning.
+        """Learn BPE from the lines of texts, with byte fallback. A small corpus may give a smaller
+        vocabulary, with a warning.
 
         Args:
             symbols: words that are one piece wherever they stand, such as <2de>.
-            lowercase: a text, but for symbols, comes back without capitals, as `str.lower` writes it.
+            lowercase: a text, but for symbols, comes back without capitals, as `str.lower` writes
+                it.
             normalization: how characters are changed; runs of spaces are one space in any case.
 
         Raises:
-            InputError: vocab_size is beyond LARGEST, or leaves no room for the 4 special pieces, 256 bytes, the symbols
-                and the characters; or a symbol marks something else.
+            InputError: vocab_size is beyond LARGEST, or leaves no room for the 4 special pieces,
+                256 bytes, the symbols and the characters; or a symbol marks something else.
         """
         _check_symbols(symbols, dict.fromkeys(PIECES, CONTROL))
         within(LARGEST, vocab_size=vocab_size)
-        sentences = (_lower_sigma(text) if lowercase else text for text in texts if text.strip())
+        sentences = (line for text in texts for line in text.split("\n") if line.strip())
         with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
             rules = {"normalization_rule_name": "nmt_nfkc_cf" if lowercase else "nmt_nfkc"}
             if normalization == "identity":
                 file.write(_rules(lowercase))
                 file.flush()
                 rules = {"normalization_rule_tsv": file.name}
-            proto = _parse(_learn(sentences, vocab_size, symbols, rules))
+            proto = _parse(
+                _learn(
+                    map(_lower_sigma, sentences) if lowercase else sentences,
+                    vocab_size,
+                    symbols,
+                    rules,
+                )
+            )
         proto.normalizer_spec.normalization_rule_tsv = ""  # the rules are in the model; the file is removed
         tokenizer = cls(proto.SerializeToString())
         warn_if_smaller(tokenizer.vocab_size, vocab_size)
@@ -108,7 +120,8 @@ class SentencePieceTokenizer(Tokenizer):
 
     @classmethod
     def adapt(cls, model: bytes) -> "SentencePieceTokenizer":
-        """A SentencePiece model of any origin: padding, unknown, begin and end get the ids 0 to 3, and are added if missing.
+        """A SentencePiece model of any origin: padding, unknown, begin and end get the ids 0 to 3,
+        and are added if missing.
 
         All other pieces keep their order, and a text its segmentation.
 
@@ -161,7 +174,8 @@ class SentencePieceTokenizer(Tokenizer):
         return self._processor.encode([*(map(_lower_sigma, texts) if self.lowercase else texts)])
 
     def with_dropout(self, rows: Iterable[Iterable[SupportsIndex]], *, dropout: float, seed: int) -> list[list[int]]:
-        """See Tokenizer. SentencePiece's own sampling is not used: it differs between processes whatever the seed.
+        """See Tokenizer. SentencePiece's own sampling is not used: it differs between processes
+        whatever the seed.
 
         Source: Provilkov et al. (2020), BPE-dropout, algorithm 1.
         """
@@ -194,7 +208,8 @@ class SentencePieceTokenizer(Tokenizer):
         return {i for i, piece in enumerate(proto.pieces) if piece.type != NORMAL}
 
     def _merge(self, word: str, dropout: float, rng: random.Random) -> list[str]:
-        """The pieces of a word: again and again, merge the pair that was learned first among those not dropped."""
+        """The pieces of a word: again and again, merge the pair that was learned first among those
+        not dropped."""
         pieces = list(word)
         while True:
             merges = [
@@ -227,7 +242,11 @@ def train_tokenizer_pair(
     """Trained tokenizers of both sides; if `joint`, one tokenizer of both texts, twice."""
     first, *second = (
         SentencePieceTokenizer.train(
-            texts, vocab_size=vocab_size, symbols=symbols, lowercase=lowercase, normalization=normalization
+            texts,
+            vocab_size=vocab_size,
+            symbols=symbols,
+            lowercase=lowercase,
+            normalization=normalization,
         )
         for texts in ([[*source, *target]] if joint else [source, target])
     )
@@ -248,7 +267,8 @@ def _lower_sigma(text: str) -> str:
 
 
 def _rules(lowercase: bool) -> str:
-    """A line for every character that changes: its code points and the new ones, in SentencePiece's format."""
+    """A line for every character that changes: its code points and the new ones, in SentencePiece's
+    format."""
     changed = dict.fromkeys(BREAKS, " ")
     if lowercase:
         changed |= {c: c.lower() for c in map(chr, range(sys.maxunicode + 1)) if c.lower() != c}
@@ -292,7 +312,9 @@ def _learn(sentences: Iterable[str], vocab_size: int, symbols: Sequence[str], ru
 
 def _parse(model: bytes) -> Any:
     """The protocol buffer of a SentencePiece model: its pieces, and how they were learned."""
-    from sentencepiece import sentencepiece_model_pb2  # slow to load, and needed only to change a model
+    from sentencepiece import (
+        sentencepiece_model_pb2,
+    )  # slow to load, and needed only to change a model
 
     module: Any = sentencepiece_model_pb2
     return module.ModelProto.FromString(model)

@@ -25,7 +25,8 @@ class Stream:
     """Ids end to end, which may lie in several arrays.
 
     Args:
-        checksums: one per array, where they are known; then a fingerprint is made without reading the ids.
+        checksums: one per array, where they are known; then a fingerprint is made without reading
+            the ids.
     """
 
     def __init__(self, parts: Sequence[Integer[np.ndarray, " _"]], checksums: Sequence[str] = ()) -> None:
@@ -46,13 +47,15 @@ class Stream:
         return np.concatenate(pieces).astype(np.int64)
 
     def chunks(self, overlap: int = 0, limit: int | None = None) -> Iterator[Int[np.ndarray, " _"]]:
-        """The first `limit` ids, or all, in chunks; each chunk ends with the first `overlap` ids of the next one."""
+        """The first `limit` ids, or all, in chunks; each chunk ends with the first `overlap` ids of
+        the next one."""
         stop = len(self) if limit is None else min(limit, len(self))
         for start in range(0, stop, CHUNK):
             yield self.read(start, min(start + CHUNK + overlap, stop))
 
     def fingerprint(self) -> str:
-        """SHA-256 of the checksums where they are known, else of the ids, however they are stored."""
+        """SHA-256 of the checksums where they are known, else of the ids, however they are
+        stored."""
         digest = hashlib.sha256("".join(self.checksums).encode())
         for chunk in [] if self.checksums else self.chunks():
             digest.update(chunk.astype("<u4").tobytes())
@@ -74,7 +77,8 @@ class ShardHeader:
 
 
 def write_shard(path: Path, ids: Integer[np.ndarray, " _"], *, vocab_size: int, tokenizer: bytes, source: str) -> None:
-    """Write the ids to NAME.bin, and then the header to NAME.json: a shard without a header is not finished.
+    """Write the ids to NAME.bin, and then the header to NAME.json: a shard without a header is not
+    finished.
 
     Raises:
         InputError: the vocabulary lacks an id.
@@ -120,7 +124,8 @@ def open_shards(paths: Sequence[Path], *, tokenizer: bytes, verify: bool = False
         verify: whether to read everything once and compare it with the checksums.
 
     Raises:
-        InputError: there is no shard, one was made with another tokenizer, or its bytes are not those of its header.
+        InputError: there is no shard, one was made with another tokenizer, or its bytes are not
+            those of its header.
     """
     if not paths:
         raise InputError(

@@ -13,7 +13,7 @@ from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.errors import InputError
 
 TokenizerKind = Literal["characters", "byte_bpe", "sentencepiece"]
-KINDS: dict[TokenizerKind, type[Tokenizer]] = {
+KINDS: dict[TokenizerKind, type[CharTokenizer | JSONTokenizer | SentencePieceTokenizer]] = {
     "characters": CharTokenizer,
     "byte_bpe": JSONTokenizer,
     "sentencepiece": SentencePieceTokenizer,
@@ -40,13 +40,7 @@ def train_tokenizer(
     Raises:
         InputError: vocab_size leaves no room, or there are symbols for characters.
     """
-    if kind == "characters":
-        tokenizer = CharTokenizer.train(texts)
-        return tokenizer.with_symbols(symbols) if symbols else tokenizer
-    if kind == "byte_bpe":
-        return JSONTokenizer.train(texts, vocab_size=vocab_size, symbols=symbols)
-    lines = [line for text in texts for line in text.split("\n")]
-    return SentencePieceTokenizer.train(lines, vocab_size=vocab_size, symbols=symbols)
+    return KINDS[kind].train(texts, vocab_size=vocab_size, symbols=symbols)
 
 
 def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
@@ -61,7 +55,8 @@ def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a file of any name, or of a folder: a run, shards, or vocab.json and merges.txt of GPT-2.
+    """The tokenizer of a file of any name, or of a folder: a run, shards, or vocab.json and
+    merges.txt of GPT-2.
 
     Raises:
         InputError: there is no tokenizer.
@@ -110,7 +105,8 @@ def tokenizer_file(tokenizer: Tokenizer, files: dict[str, type[Tokenizer]] = FIL
 
 
 def write_tokenizers(directory: Path, source: Tokenizer | None, target: Tokenizer | None, *, alone: bool) -> None:
-    """Write the files of a run's tokenizers: one, where both sides share it, or where there is a decoder `alone`."""
+    """Write the files of a run's tokenizers: one, where both sides share it, or where there is a
+    decoder `alone`."""
     from transduce.files import write_file  # it loads torch, for which --help does not wait
 
     if alone or source is target:

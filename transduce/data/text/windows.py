@@ -1,4 +1,5 @@
-"""Batches of windows of a text: all tokens are predicted, or, in masked language modelling, some of them."""
+"""Batches of windows of a text: all tokens are predicted, or, in masked language modelling, some of
+them."""
 
 import re
 from collections.abc import Sequence
@@ -19,10 +20,12 @@ from transduce.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class TokenWindows:
-    """Training data: batches of `batch_size` windows of `context` tokens, from random places in the stream.
+    """Training data: batches of `batch_size` windows of `context` tokens, from random places in the
+    stream.
 
-    The places are a function of (seed, epoch, batch). An epoch has batches_per_epoch batches, or as many as there are
-    tokens for; as the places are random, it does not see every token exactly once.
+    The places are a function of (seed, epoch, batch). An epoch has batches_per_epoch batches, or as
+    many as there are tokens for; as the places are random, it does not see every token exactly
+    once.
     """
 
     stream: Stream
@@ -51,11 +54,15 @@ class TokenWindows:
             places = rng.integers(len(self.stream) - self.context, size=self.batch_size)
             return window_batch([self.stream.read(place, place + self.context + 1) for place in places.tolist()])
 
-        return Batches(self.batches_per_epoch or max(1, len(self.stream) // (self.batch_size * self.context)), batch)
+        return Batches(
+            self.batches_per_epoch or max(1, len(self.stream) // (self.batch_size * self.context)),
+            batch,
+        )
 
 
 class HeldOutWindows(Batches):
-    """Windows side by side: every token but the first is predicted once. The last window may be shorter.
+    """Windows side by side: every token but the first is predicted once. The last window may be
+    shorter.
 
     Args:
         n_windows: take only so many complete windows, evenly spread; None takes all.
@@ -94,12 +101,14 @@ def window_batch(rows: Sequence[Int[np.ndarray, " _"]]) -> Batch:
 
 
 def mask_id(tokenizer: Tokenizer) -> int:
-    """The id of the mask symbol: one more than the tokenizer's last id, so the model's table has one more row."""
+    """The id of the mask symbol: one more than the tokenizer's last id, so the model's table has
+    one more row."""
     return tokenizer.vocab_size
 
 
 def masked_batch(text: Batch, masking: MaskingConfig, tokenizer: Tokenizer, rng: np.random.Generator) -> Batch:
-    """A batch whose source is the corrupted target_out of `text`, and whose target_out is the chosen tokens.
+    """A batch whose source is the corrupted target_out of `text`, and whose target_out is the
+    chosen tokens.
 
     target_in stays unchanged, as an encoder alone does not read it.
     """
@@ -129,7 +138,12 @@ class MaskedBatches(Batches):
     """Corrupted batches of text; the masks of batch i are a function of (seed, i)."""
 
     def __init__(
-        self, texts: Sequence[Batch], masking: MaskingConfig, tokenizer: Tokenizer, *, seed: tuple[int, ...] = (0,)
+        self,
+        texts: Sequence[Batch],
+        masking: MaskingConfig,
+        tokenizer: Tokenizer,
+        *,
+        seed: tuple[int, ...] = (0,),
     ) -> None:
         def batch(i: int) -> Batch:
             rng = np.random.default_rng((*seed, i, 1))  # 1: not the random numbers that drew the windows
@@ -153,11 +167,13 @@ class MaskedWindows:
 
 
 def encode_masked(tokenizer: Tokenizer, line: str, mask_word: str) -> list[int]:
-    """Ids of a line in which every mask word is the mask symbol; with the marks of beginning and end, if any.
+    """Ids of a line in which every mask word is the mask symbol; with the marks of beginning and
+    end, if any.
 
-    The mask word counts where it stands alone: no letter, digit or underscore touches it, so that foo_bar has no mask.
-    It includes the space before it, as tokens do. Where every character is a token, it counts everywhere, for one
-    character of a word may be masked (Sp_ak); a text that holds the mask word itself needs another one.
+    The mask word counts where it stands alone: no letter, digit or underscore touches it, so that
+    foo_bar has no mask. It includes the space before it, as tokens do. Where every character is a
+    token, it counts everywhere, for one character of a word may be masked (Sp_ak); a text that
+    holds the mask word itself needs another one.
     """
     by_character = isinstance(tokenizer, CharTokenizer)
     mask = re.escape(mask_word)
