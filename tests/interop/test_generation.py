@@ -48,8 +48,7 @@ def test_every_setting_of_transformers_is_known(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL | DRAWN))
 def test_what_has_no_equal_is_refused_by_its_name(tmp_path, name):
-    for value in (NEUTRAL | DRAWN)[name]:
-        read(tmp_path, do_sample=True, **{name: value})
+    read(tmp_path, do_sample=True, **{name: (NEUTRAL | DRAWN)[name]})
     with pytest.raises(ValueError, match=f"^{name} must be .*; change it in generation_config.json$"):
         read(tmp_path, do_sample=True, **{name: ODD.get(name, 3)})
     if name in DRAWN:  # it counts where tokens are drawn

@@ -13,8 +13,7 @@ from tests.interop.test_marian import rival
 from tests.language_runs import any_tokenizer
 from tests.runs import ENGLISH, LITTLE, random_run
 from transduce.cli.main import main
-from transduce.interop.marian import import_marian
-from transduce.interop.marian_export import export_marian
+from transduce.interop.marian import export_marian, import_marian
 from transduce.model.config import StackConfig, Tokens
 from transduce.model.transformer import Transformer
 

@@ -127,7 +127,7 @@ def test_without_the_library_onnx_nothing_is_written(tmp_path, capsys, monkeypat
         ({"window": 3}, "ONNX is written with window=None alone, but this model has window=3; it cannot be exported"),
         ({"n_experts": 4}, "but this model has n_experts=4; "),
         ({"attention": "linear"}, "but this model has attention=linear; "),
-        ({"encoder": StackConfig(input=Frames(n_features=5))}, "but this encoder takes frames; "),
+        ({"encoder": StackConfig(input=Frames(n_features=5))}, "but this model's encoder takes frames; "),
         ({"decoder": None}, "but this model is an encoder alone; "),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -48,7 +48,7 @@ def export(
 
         export_onnx(model, directory, source=source, target=target, suppress=decoding.get("suppress", ()))
     elif to == "marian":
-        from transduce.interop.marian_export import export_marian
+        from transduce.interop.marian import export_marian
 
         lacking = (
             ""

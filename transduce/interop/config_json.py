@@ -61,6 +61,7 @@ FIELDS = {
     "head_dim": "head_width",
     "mlp_bias": "bias",
     "rope_theta": "rotary_theta",
+    "sliding_window": "window",
 }
 """Our field of each setting that means the same in every model that has it."""
 

@@ -15,7 +15,7 @@ from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.tokenizer_files import write_tokenizers
 from transduce.errors import InputError, require
 from transduce.interop.names import CTRANSLATE2, named_weights
-from transduce.interop.pretrained import check_carried
+from transduce.interop.pretrained import check_carried, check_tokens
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Stack, Transformer
 
@@ -127,12 +127,7 @@ def write_ctranslate2(
 
 def check_exportable(config: TransformerConfig) -> None:
     """Raise InputError where a model has a part that CTranslate2 lacks; the message names it."""
-    if config.decoder is None:
-        raise InputError(
-            "CTranslate2 runs what has a decoder, but this model is an encoder alone; it cannot be exported"
-        )
-    if config.encoder is not None and not isinstance(config.encoder.input, Tokens):
-        raise InputError("CTranslate2 takes tokens, but this model's encoder takes frames; it cannot be exported")
+    check_tokens(config, "CTranslate2")
     if config.encoder is not None and config.qk_norm:
         raise InputError("CTranslate2 does not normalize the keys of a memory, but qk_norm=True; it cannot be exported")
     check_carried(config, CARRIED, "CTranslate2")

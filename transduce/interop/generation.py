@@ -84,40 +84,40 @@ RULES = {
 SEARCH = {"num_beams": "beam_size", "length_penalty": "alpha", "early_stopping": "early_stopping"}
 """Our fields of settings that mean the same."""
 
-NEUTRAL: dict[str, list[Any]] = {
-    "constraints": [],
-    "dola_layers": [],
-    "exponential_decay_length_penalty": [],
-    "force_words_ids": [],
-    "forced_decoder_ids": [],
-    "max_time": [],
-    "sequence_bias": [],
-    "stop_strings": [],
-    "watermarking_config": [],
-    "compression_ratio_threshold": [],
-    "logprob_threshold": [],
-    "no_speech_threshold": [],
-    "prompt_ids": [],
-    "condition_on_prev_tokens": [False],
-    "return_timestamps": [False],
-    "token_healing": [False],
-    "diversity_penalty": [0],
-    "encoder_no_repeat_ngram_size": [0],
-    "penalty_alpha": [0],
-    "encoder_repetition_penalty": [1],
-    "guidance_scale": [1],
-    "num_beam_groups": [1],
-    "num_return_sequences": [1],
-    "max_initial_timestamp_index": [50],
+NEUTRAL: dict[str, Any] = {
+    "constraints": None,
+    "dola_layers": None,
+    "exponential_decay_length_penalty": None,
+    "force_words_ids": None,
+    "forced_decoder_ids": None,
+    "max_time": None,
+    "sequence_bias": None,
+    "stop_strings": None,
+    "watermarking_config": None,
+    "compression_ratio_threshold": None,
+    "logprob_threshold": None,
+    "no_speech_threshold": None,
+    "prompt_ids": None,
+    "condition_on_prev_tokens": False,
+    "return_timestamps": False,
+    "token_healing": False,
+    "diversity_penalty": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "penalty_alpha": 0,
+    "encoder_repetition_penalty": 1,
+    "guidance_scale": 1,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "max_initial_timestamp_index": 50,
 }
-"""The values, beside null, that a setting without an equal may have: they change nothing."""
+"""The value, beside null, that a setting without an equal may have: it changes nothing."""
 
-DRAWN: dict[str, list[Any]] = {
-    "epsilon_cutoff": [0],
-    "eta_cutoff": [0],
-    "min_p": [0],
-    "top_h": [1],
-    "typical_p": [1],
+DRAWN: dict[str, Any] = {
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "min_p": 0,
+    "top_h": 1,
+    "typical_p": 1,
 }
 """The same of settings that count where tokens are drawn."""
 
@@ -182,9 +182,9 @@ def read_generation(directory: Path, settings: Settings, kind: type[AnyGeneratio
     config |= vars(settings)
     inherited = {name: config[name] for name in IN_CONFIG if name in config and name in names}
     plain = inherited | stored
-    for name, allowed in (NEUTRAL | (DRAWN if plain.get("do_sample") else {})).items():
-        if name not in names and name in plain and plain[name] not in allowed:
-            raise refusal(directory, name, " or ".join(map(json.dumps, allowed)) or "null", plain[name])
+    for name, value in (NEUTRAL | (DRAWN if plain.get("do_sample") else {})).items():
+        if name not in names and plain.get(name, value) != value:
+            raise refusal(directory, name, json.dumps(value), plain[name])
     generation = known_fields(kind, plain, path)
     if isinstance(settings, EncoderDecoderSettings):
         ends = generation.eos_token_id

@@ -28,7 +28,6 @@ from transduce.interop.settings import (
     LlamaLikeSettings,
     LlamaSettings,
     MistralSettings,
-    Phi3Settings,
     Qwen2Settings,
     Qwen3Settings,
     Settings,
@@ -99,7 +98,9 @@ def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenize
 
 def _our_config(settings: LlamaLikeSettings, directory: Path) -> TransformerConfig:
     """Translate the settings of config.json."""
-    ours = our_fields(settings) | _rotation(settings, directory) | {"window": _window(settings, directory)}
+    ours = our_fields(settings) | _rotation(settings, directory)
+    if isinstance(settings, Qwen2Settings):
+        ours["window"] = _window(settings, directory)
     if not isinstance(settings, LlamaSettings):
         require_value(settings, "attention_bias", [False], directory)
     if settings.model_type == "gemma" and settings.hidden_act == "gelu":  # its files mean the approximation
@@ -123,14 +124,12 @@ def _rotation(settings: LlamaLikeSettings, directory: Path) -> dict[str, Any]:
     return ours
 
 
-def _window(settings: LlamaLikeSettings, directory: Path) -> int | None:
+def _window(settings: Qwen2Settings, directory: Path) -> int | None:
     """How far every layer sees; None: all positions.
 
     Raises:
         InputError: some layers see further than others.
     """
-    if not isinstance(settings, Qwen2Settings):
-        return settings.sliding_window if isinstance(settings, MistralSettings | Phi3Settings) else None
     size = settings.sliding_window if settings.use_sliding_window else None
     ends = (0, max(0, settings.num_hidden_layers - 1))
     kinds = settings.layer_types or [
@@ -150,25 +149,19 @@ def _their_config(config: TransformerConfig, tokenizer: JSONTokenizer | None) ->
         kind = "qwen2"
     elif config.window is not None and not config.bias:
         kind = "mistral"
-    theirs = their_settings(config, kind, f"{kind.capitalize()}ForCausalLM") | {
-        "rope_theta": config.rotary_theta,
-        "rope_scaling": None,
-        "tie_word_embeddings": config.tie != "none" and not config.scale_embeddings,
-        "bos_token_id": tokenizer.bos_id if tokenizer else None,
-        "eos_token_id": tokenizer.eos_id if tokenizer else None,
-        "pad_token_id": tokenizer.pad_id if tokenizer else None,
-    }
+    theirs = their_settings(config, kind, f"{kind.capitalize()}ForCausalLM")
+    theirs["tie_word_embeddings"] &= not config.scale_embeddings
     if kind == "llama":
-        theirs |= {"attention_bias": config.bias, "mlp_bias": config.bias}
-    if config.window is not None and kind != "llama":
-        theirs["sliding_window"] = config.window
-        theirs |= {} if kind == "mistral" else {"use_sliding_window": True, "max_window_layers": 0}
+        theirs["attention_bias"] = config.bias
+    elif kind != "mistral" and config.window is not None:
+        theirs |= {"use_sliding_window": True, "max_window_layers": 0}
+    if config.rotary_factor != 1:
+        theirs["rope_scaling"] = {"rope_type": "linear", "factor": config.rotary_factor}
     if config.rotary_bands is not None:
         bands = dict(zip(BANDS, config.rotary_bands, strict=True))
         theirs["rope_scaling"] = {"rope_type": "llama3", "factor": config.rotary_factor, **bands}
-    elif config.rotary_factor != 1:
-        theirs["rope_scaling"] = {"rope_type": "linear", "factor": config.rotary_factor}
-    return theirs
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_id", None) for role in ("bos", "eos", "pad")}
+    return theirs | ids
 
 
 def read_run(directory: Path, settings: LlamaLikeSettings) -> Imported:

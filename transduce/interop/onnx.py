@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Collection
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,9 +14,9 @@ from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.tokenizer_files import write_tokenizers
 from transduce.errors import InputError, require
 from transduce.interop.config_json import CONFIG
-from transduce.interop.pretrained import write_settings
+from transduce.interop.pretrained import check_tokens, write_settings
 from transduce.model.cache import Cache, LayerCache
-from transduce.model.config import Tokens
+from transduce.model.config import TransformerConfig
 from transduce.model.layers import Layer
 from transduce.model.transformer import Transformer
 
@@ -37,30 +38,30 @@ AXES = {
 """The axes of any size, of each input and output."""
 
 
+MemoryKeys = Float[Tensor, "C B K M E"]
+"""Keys or values of the memory: C layers, K heads, M positions."""
+
+
 class GivenCache(LayerCache):
     """The cache of one layer as tensors that come in; what `append` gives goes out."""
 
     def __init__(self, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor] | None) -> None:
         super().__init__()
-        self.buffers, self.memory, self.length = list(past), memory, past[0].size(2)
+        self.buffers = list(past)
+        self.memory = memory
+        self.length = past[0].size(2)
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """All positions, in new tensors."""
-        keys, values = (torch.cat(pair, dim=2) for pair in zip(self.buffers, (key, value), strict=True))
-        self.buffers = [keys, values]
-        return keys, values
+        keys, values = self.buffers
+        self.buffers = [torch.cat((keys, key), dim=2), torch.cat((values, value), dim=2)]
+        return self.buffers[0], self.buffers[1]
 
 
-class WrittenRMSNorm(nn.Module):
+def rms_norm(norm: nn.RMSNorm, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
     """RMSNorm as its formula, for ONNX has no operator for it in this version."""
-
-    def __init__(self, norm: nn.RMSNorm) -> None:
-        super().__init__()
-        self.weight, self.eps = norm.weight, norm.eps
-
-    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
-        assert self.eps is not None
-        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.eps) * self.weight
+    assert norm.eps is not None
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + norm.eps) * norm.weight
 
 
 class Encoder(nn.Module):
@@ -72,8 +73,8 @@ class Encoder(nn.Module):
 
     def forward(
         self, source: Int[Tensor, "B S"], lengths: Int[Tensor, " B"]
-    ) -> tuple[Float[Tensor, "C B K M E"], Float[Tensor, "C B K M E"], Int[Tensor, " B"]]:
-        """Keys, values and lengths of the memory; C layers, M positions."""
+    ) -> tuple[MemoryKeys, MemoryKeys, Int[Tensor, " B"]]:
+        """Keys, values and lengths of the memory."""
         memory = self.model.encode(source, lengths)
         assert self.model.decoder is not None and memory.lengths is not None
         crosses = [layer.cross for layer in self.model.decoder.layers if isinstance(layer, Layer)]
@@ -94,8 +95,8 @@ class Step(nn.Module):
         tokens: Int[Tensor, " N"],
         keys: Float[Tensor, "C N K L E"],
         values: Float[Tensor, "C N K L E"],
-        memory_keys: Float[Tensor, "C B K M E"] | None = None,
-        memory_values: Float[Tensor, "C B K M E"] | None = None,
+        memory_keys: MemoryKeys | None = None,
+        memory_values: MemoryKeys | None = None,
         memory_lengths: Int[Tensor, " B"] | None = None,
     ) -> tuple[Float[Tensor, "N V"], Float[Tensor, "C N K P E"], Float[Tensor, "C N K P E"]]:
         """The logits of what follows, and keys and values with one position more: P = L + 1."""
@@ -128,25 +129,22 @@ def export_onnx(
         InputError: the library onnx is not installed, or the model has no decoder, or parts that are not written.
     """
     config = model.config
-    if config.decoder is None:
-        raise InputError(
-            "ONNX is written of what has a decoder, but this model is an encoder alone; it cannot be exported"
-        )
-    if config.encoder is not None and not isinstance(config.encoder.input, Tokens):
-        raise InputError("ONNX is written of what takes tokens, but this encoder takes frames; it cannot be exported")
-    for name, known in (("window", None), ("n_experts", 0), ("attention", "softmax")):
+    check_tokens(config, "ONNX")
+    for name in ("window", "n_experts", "attention"):
+        known = getattr(TransformerConfig, name)
         if (value := getattr(config, name)) != known:
             raise InputError(
                 f"ONNX is written with {name}={known} alone, but this model has {name}={value}; it cannot be exported"
             )
     require("onnx", "this export", "onnx")
     model = deepcopy(model).eval()
-    for parent in [*model.modules()]:
-        for name, module in [*parent.named_children()]:
-            if isinstance(module, nn.RMSNorm):
-                setattr(parent, name, WrittenRMSNorm(module))
+    for module in model.modules():
+        if isinstance(module, nn.RMSNorm):
+            module.forward = partial(rms_norm, module)  # type: ignore[method-assign]
     directory.mkdir(parents=True, exist_ok=True)
-    past = torch.zeros(config.decoder.n_layers, 2, config.kv_heads, 3, config.d_head)
+    assert model.decoder is not None
+    n_layers = len(model.decoder.layers)
+    past = torch.zeros(n_layers, 2, config.kv_heads, 3, config.d_head)
     given = {"tokens": torch.zeros(2, dtype=torch.long), "keys": past, "values": past}
     if config.encoder is not None:
         sources = {"source": torch.zeros(2, 5, dtype=torch.long), "lengths": torch.tensor([5, 4])}
@@ -158,7 +156,7 @@ def export_onnx(
     _write(Step(model), directory / STEP, given, ["logits", "new_keys", "new_values"])
     never = {*target.suppressed, *range(target.vocab_size, config.vocab_size), *suppress}
     settings = {
-        "n_layers": config.decoder.n_layers,
+        "n_layers": n_layers,
         "n_kv_heads": config.kv_heads,
         "d_head": config.d_head,
         "vocab_size": config.vocab_size,

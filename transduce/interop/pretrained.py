@@ -17,7 +17,7 @@ from transduce.errors import InputError
 from transduce.files import read_json, write_file
 from transduce.interop.config_json import CONFIG
 from transduce.interop.weights import WEIGHTS
-from transduce.model.config import TransformerConfig
+from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 
 TOKENIZER = "tokenizer_config.json"
@@ -122,6 +122,14 @@ def check_carried(config: TransformerConfig, carried: Collection[str], name: str
                 f"{name} knows {field.name}={field.default!r} alone, but this model has {field.name}={value!r}; it "
                 "cannot be exported as one"
             )
+
+
+def check_tokens(config: TransformerConfig, name: str) -> None:
+    """Raise InputError unless a model writes tokens, from tokens if it has an encoder."""
+    if config.decoder is None:
+        raise InputError(f"{name} runs a decoder, but this model is an encoder alone; it cannot be exported")
+    if config.encoder is not None and not isinstance(config.encoder.input, Tokens):
+        raise InputError(f"{name} takes tokens, but this model's encoder takes frames; it cannot be exported")
 
 
 def check_decoder_alone(config: TransformerConfig, name: str) -> None:

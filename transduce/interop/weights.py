@@ -163,14 +163,17 @@ def _check_sinusoids(directory: Path, table: Tensor, kind: Sinusoids) -> None:
         )
 
 
-def residual_order(d_model: int, sinusoids: str = "paper") -> Int[Tensor, " D"]:
+def residual_order(d_model: int, sinusoids: Sinusoids = "paper") -> Int[Tensor, " D"]:
     """Our dimension i of the residual stream is their dimension order[i]: sine 0, cosine 0, sine 1, cosine 1, ...
 
     Of an odd width, the last is a sine of the paper, and 0 in tensor2tensor.
     """
-    sines = (d_model + (sinusoids == "paper")) // 2
-    pairs = [i // 2 + sines * (i % 2) for i in range(2 * (d_model // 2))]
-    return torch.tensor([*pairs, *[d_model // 2 if sinusoids == "paper" else d_model - 1] * (d_model % 2)])
+    n_sines = (d_model + (sinusoids == "paper")) // 2
+    ours = torch.arange(d_model)
+    order = ours // 2 + n_sines * (ours % 2)
+    if d_model % 2 and sinusoids == "tensor2tensor":
+        order[-1] = d_model - 1
+    return order
 
 
 WRITES = re.compile(r"(norm|attention\.output|cross\.output|narrow)\.(weight|bias)$")
