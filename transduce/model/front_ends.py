@@ -36,7 +36,7 @@ class Tokens:
         return -(-self.vocab_size // self.multiple) * self.multiple
 
     def out_lengths(self, lengths: LengthsT) -> LengthsT:
-        """How many positions the encoder sees of so many ids: as many."""
+        """Positions of so many ids: as many."""
         return lengths
 
 
@@ -91,21 +91,6 @@ class Frames:
         """Frames that a position stands for."""
         return self.stack * math.prod(self.conv_strides)
 
-    def conv_shapes(self, d_model: int) -> list[tuple[int, int]]:
-        """Channels that come into each convolution and go out of it, those of the gates included."""
-        if not self.conv_strides:
-            return []
-        channels = d_model if self.conv_channels is None else self.conv_channels
-        between = [channels] * (len(self.conv_strides) - 1)
-        first, last = (self.n_features, d_model) if self.conv_dims == 1 else (1, channels)
-        gates = 2 if self.conv_activation == "glu" else 1
-        return [(a, gates * b) for a, b in zip([first, *between], [*between, last], strict=True)]
-
-    def conv_width(self, d_model: int) -> int:
-        """Numbers per position after convolutions over time and features: channels times what is left of the features."""
-        left = -(-self.n_features // math.prod(self.conv_strides))
-        return (d_model if self.conv_channels is None else self.conv_channels) * left
-
     def out_lengths(self, lengths: LengthsT) -> LengthsT:
-        """How many positions so many frames become: ceil(lengths / per_position), for one number, an array or a tensor."""
+        """Positions of so many frames: ceil(lengths / per_position), for one number, an array or a tensor."""
         return -(-lengths // self.per_position)

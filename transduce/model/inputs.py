@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -61,11 +62,10 @@ class FrameInput(nn.Module):
 class ConvolvedInput(nn.Module):
     """Convolutions over time, each with its nonlinearity; the strides of `frames` make fewer positions of them.
 
-    A convolution looks to its right, so padding is set to zero before each of them: it is what stands beyond the end of
-    a row alone.
+    A convolution looks to its right, so padding is set to zero before each of them, as beyond the end of a row alone.
 
-    Those over time and features have one channel before the first, and the linear map after the last makes d_model
-    numbers of what all channels have for a position.
+    Those over time and features have one channel before the first, and a linear map after the last, from all channels
+    and features of a position to d_model numbers.
 
     Source: Synnaeve et al. (2020), End-to-end ASR, for gated ones; Radford et al. (2022), Whisper, section 2.2; Hori et
     al. (2017), Advances in joint CTC-attention based end-to-end speech recognition, for those over time and features.
@@ -73,23 +73,29 @@ class ConvolvedInput(nn.Module):
 
     def __init__(self, frames: Frames, d_model: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.frames, width = frames, frames.conv_kernel
-        kind = nn.Conv1d if frames.conv_dims == 1 else nn.Conv2d
+        self.frames = frames
+        channels = frames.conv_channels or d_model
+        over_features = frames.conv_dims == 2
+        first, last = (1, channels) if over_features else (frames.n_features, d_model)
+        sizes = [first, *[channels] * (len(frames.conv_strides) - 1), last]
+        kind = nn.Conv2d if over_features else nn.Conv1d
+        gates = 2 if frames.conv_activation == "glu" else 1
+        width = frames.conv_kernel
         self.convolutions = nn.ModuleList(
-            kind(before, after, width, stride, padding=width // 2, bias=bias)
-            for (before, after), stride in zip(frames.conv_shapes(d_model), frames.conv_strides, strict=True)
+            kind(before, gates * after, width, stride, padding=width // 2, bias=bias)
+            for (before, after), stride in zip(pairwise(sizes), frames.conv_strides, strict=True)
         )
         self.projection = None
-        if frames.conv_dims == 2:
-            self.projection = nn.Linear(frames.conv_width(d_model), d_model, bias=bias)
+        if over_features:
+            n_features = frames.out_lengths(frames.n_features)  # the strides are those over time
+            self.projection = nn.Linear(channels * n_features, d_model, bias=bias)
         self.activation = ACTIVATIONS[frames.conv_activation]
 
     def forward(
         self, frames: Float[Tensor, "N T F"], lengths: Int[Tensor, " N"] | None = None
     ) -> tuple[Float[Tensor, "N U D"], Int[Tensor, " N"] | None]:
         """The vectors, U = frames.out_lengths(T) per row, and their lengths."""
-        over_features = self.frames.conv_dims == 2
-        states = frames[..., None, :] if over_features else frames  # (N, T, channels), then the features
+        states = frames if self.projection is None else frames[..., None, :]  # (N, T, channels), then the features
         for convolution, stride in zip(self.convolutions, self.frames.conv_strides, strict=True):
             channels = zero_padding(states, lengths).transpose(1, 2)
             states = self.activation(convolution(channels)).transpose(1, 2)
