@@ -1,4 +1,5 @@
-"""A run directory: config.json, tokenizers, model.safetensors, and checkpoints/UPDATE while training goes on."""
+"""A run directory: config.json, tokenizers, model.safetensors, and checkpoints/UPDATE while
+training goes on."""
 
 import hashlib
 import json
@@ -72,8 +73,8 @@ MAY_CHANGE = (
     "training.save_every_minutes.",
     "training.compile_layers.",
 )
-"""What may change from one start of a run to the next: where files lie, the machine, how long to train, how often to save,
-how to decode and what to test on."""
+"""What may change from one start of a run to the next: where files lie, the machine, how long to
+train, how often to save, how to decode and what to test on."""
 
 MUST_STAY = ("corpus.target_column",)
 """What must not change, although a prefix in MAY_CHANGE covers it."""
@@ -81,7 +82,8 @@ MUST_STAY = ("corpus.target_column",)
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory holds besides weights: configurations, tokenizers and the feature extractor."""
+    """What a run directory holds besides weights: configurations, tokenizers and the feature
+    extractor."""
 
     model: TransformerConfig
     experiment: dict[str, Any]
@@ -94,7 +96,8 @@ class Run:
     def resume_key(self) -> dict[str, Any]:
         """Everything that a resumed run must have in common with its beginning, by dotted name.
 
-        Tokenizers are represented by a hash. What training data there is, the experiment says by a fingerprint.
+        Tokenizers are represented by a hash. What training data there is, the experiment says by a
+        fingerprint.
         """
         sides = {"source_tokenizer": self.source_tokenizer, "target_tokenizer": self.target_tokenizer}
         hashes = {name: hashlib.sha256(side.model).hexdigest()[:12] if side else None for name, side in sides.items()}
@@ -175,7 +178,8 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_sizes(path: Path, run: Run) -> None:
-    """Raise InputError unless tokenizers and feature extractor have the sizes for which the model is made."""
+    """Raise InputError unless tokenizers and feature extractor have the sizes for which the model
+    is made."""
     encoder, decoder = run.model.encoder, run.model.decoder
     if run.feature_extractor is not None and encoder is not None and isinstance(encoder.input, Frames):
         n_features = run.feature_extractor.config.n_features
@@ -236,7 +240,8 @@ def checkpoint_weights(directory: Path, updates: Sequence[int]) -> list[Path]:
 
 
 def validated_checkpoints(directory: Path) -> list[tuple[Path, float]]:
-    """The checkpoints of a run that were validated, with their scores (higher is better), oldest first.
+    """The checkpoints of a run that were validated, with their scores (higher is better), oldest
+    first.
 
     Raises:
         InputError: the newest checkpoint does not list the scores of the validations.
@@ -329,11 +334,12 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
 
 @contextmanager
 def open_run(directory: Path, run: Run) -> Iterator[None]:
-    """Make `directory` this run's, or go on with it where it already is, and hold it until the `with` ends.
+    """Make `directory` this run's, or go on with it where it already is, and hold it until the
+    `with` ends.
 
     Raises:
-        InputError: another process holds the directory, or another experiment lives there; the message names the
-            process, or lists the differences.
+        InputError: another process holds the directory, or another experiment lives there; the
+            message names the process, or lists the differences.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with held(directory, "a run is trained by one process at a time", "name another directory with --run"):

@@ -37,12 +37,14 @@ def attend(
 
     Args:
         key_lengths: hides the keys at and after each row's length.
-        causal: aligns the last query with the last key: query t sees the keys up to t + S - T. So a single new query
-            sees everything that is cached.
-        window: hides the keys that are `window` or more positions away from t + S - T, on both sides.
+        causal: aligns the last query with the last key: query t sees the keys up to t + S - T. So a
+            single new query sees everything that is cached.
+        window: hides the keys that are `window` or more positions away from t + S - T, on both
+            sides.
         dropout: probability with which each attention weight is dropped.
 
-    Source: Vaswani et al. (2017), sections 3.2.1 and 3.2.3; shared keys and values are Ainslie et al. (2023).
+    Source: Vaswani et al. (2017), sections 3.2.1 and 3.2.3; shared keys and values are Ainslie et
+    al. (2023).
     """
     on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
     if on_cpu and training and query.dtype in (torch.bfloat16, torch.float16):
@@ -76,10 +78,11 @@ def attend(
 
 
 def _attend_few(query: Queries, key: Keys, value: Keys, visible: Visible | None) -> Queries:
-    """The formula of `attend` written out: for the few queries of a search it is faster than PyTorch's CPU kernel.
+    """The formula of `attend` written out: for the few queries of a search it is faster than
+    PyTorch's CPU kernel.
 
-    That holds for large batches. It is slower for two sentences, for a single thread and a hundred keys, and with a
-    gradient.
+    That holds for large batches. It is slower for two sentences, for a single thread and a hundred
+    keys, and with a gradient.
     """
     if query.dtype != torch.bfloat16:
         return _weights(query, key, visible) @ value
@@ -135,19 +138,21 @@ def attend_linearly(
     causal: bool = False,
     state: State | None = None,
 ) -> tuple[Queries, State]:
-    """phi(Q) (phi(K)^T V) / (phi(Q) (phi(K)^T 1)) with phi(x) = elu(x) + 1, and the state after it, in float32 or wider.
+    """phi(Q) (phi(K)^T V) / (phi(Q) (phi(K)^T 1)) with phi(x) = elu(x) + 1, and the state after it,
+    in float32 or wider.
 
-    The state is the sum of phi(k) v^T and, in one column more (V = E + 1), of phi(k): numerator and normalizer. Causal
-    attention computes one for every `CHUNK` positions, so that time and memory are linear in the length. A query that
-    sees nothing gets zeros.
+    The state is the sum of phi(k) v^T and, in one column more (V = E + 1), of phi(k): numerator and
+    normalizer. Causal attention computes one for every `CHUNK` positions, so that time and memory
+    are linear in the length. A query that sees nothing gets zeros.
 
     Args:
         key_lengths: hides the keys at and after each row's length.
-        causal: queries and keys are the same positions, T = S, and each sees those before it and itself.
+        causal: queries and keys are the same positions, T = S, and each sees those before it and
+            itself.
         state: of the positions before these, which causal queries see, too.
 
-    Source: Katharopoulos et al. (2020), Transformers are RNNs, sections 3.2 and 3.3; chunks as in Hua et al. (2022),
-    Transformer quality in linear time.
+    Source: Katharopoulos et al. (2020), Transformers are RNNs, sections 3.2 and 3.3; chunks as in
+    Hua et al. (2022), Transformer quality in linear time.
     """
     dtype = query.dtype
     sums_dtype = torch.promote_types(dtype, torch.float32)  # over long texts; autocast would round them
@@ -176,7 +181,8 @@ def _causal_sums(
     value: Float[Tensor, "B K 1 T V"],
     state: State | None,
 ) -> tuple[Float[Tensor, "B K G T V"], State]:
-    """For every query the sum of (query . key) value up to its position; and the state after the last one."""
+    """For every query the sum of (query . key) value up to its position; and the state after the
+    last one."""
     n_steps = query.size(3)
     size = min(n_steps, CHUNK)
     query, key, value = (F.pad(x, (0, 0, 0, -n_steps % size)).unflatten(3, (-1, size)) for x in (query, key, value))
@@ -188,16 +194,19 @@ def _causal_sums(
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMSNorm in the type of its input, which autocast may have made narrower than the weight, by a fused kernel."""
+    """RMSNorm in the type of its input, which autocast may have made narrower than the weight, by a
+    fused kernel."""
 
     def forward(self, x: Float[Tensor, "*B E"]) -> Float[Tensor, "*B E"]:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class QueryKeyNorm(nn.Module):
-    """RMSNorm over every head of the queries and every head of the keys; all heads share the weights.
+    """RMSNorm over every head of the queries and every head of the keys; all heads share the
+    weights.
 
-    Source: Henry et al. (2020), Query-key normalization for Transformers, with the norm of Zhang and Sennrich (2019).
+    Source: Henry et al. (2020), Query-key normalization for Transformers, with the norm of Zhang
+    and Sennrich (2019).
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -207,7 +216,8 @@ class QueryKeyNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence to itself; one matrix product gives queries, keys and values."""
+    """Multi-head attention of a sequence to itself; one matrix product gives queries, keys and
+    values."""
 
     def __init__(self, config: TransformerConfig, *, causal: bool) -> None:
         super().__init__()
@@ -231,8 +241,10 @@ class SelfAttention(nn.Module):
         """Attend within each row.
 
         Args:
-            lengths: hides padding. A causal stack needs none, as padding lies to the right, in the future.
-            cache: holds the positions before `x`, or their sums; those of `x` are added to it. Its keys are rotated.
+            lengths: hides padding. A causal stack needs none, as padding lies to the right, in the
+                future.
+            cache: holds the positions before `x`, or their sums; those of `x` are added to it. Its
+                keys are rotated.
             rotation: the angles of the positions of `x`, where positions are rotary.
             taps: keeps the attention weights of the positions of `x` to one another.
 
@@ -263,7 +275,8 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of the decoder to the whole memory, without window and without rotary positions."""
+    """Multi-head attention of the decoder to the whole memory, without window and without rotary
+    positions."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -291,7 +304,8 @@ class CrossAttention(nn.Module):
         lengths: Int[Tensor, " B"] | None,
         taps: Taps | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """Attend to the projected memory. N = B * beams: the beams of a sentence fold into the query axis."""
+        """Attend to the projected memory. N = B * beams: the beams of a sentence fold into the
+        query axis."""
         n_rows, n_steps, _ = x.shape
         query = self.q(x).view(key.size(0), -1, self.q.out_features)
         query = _split(query, self.d_head)  # (B, H, beams * T, E)

@@ -39,8 +39,8 @@ class StackConfig:
 class TransformerConfig:
     """The defaults are the base model of Vaswani et al. (2017), table 3.
 
-    The halves that exist decide what the model is: with both, the decoder has cross-attention; a decoder alone is a
-    language model; an encoder alone is for masked language modelling.
+    The halves that exist decide what the model is: with both, the decoder has cross-attention; a
+    decoder alone is a language model; an encoder alone is for masked language modelling.
 
     Raises:
         InputError: a field is out of its range, or two fields contradict each other.
@@ -53,53 +53,63 @@ class TransformerConfig:
     n_heads: int = 8
     """Attention heads of every layer."""
     n_kv_heads: int | None = None
-    """Heads of keys and values, each shared by n_heads / n_kv_heads heads of queries; None: as many as n_heads.
-    Grouped-query attention (Ainslie et al. 2023); with 1, multi-query attention (Shazeer 2019)."""
+    """Heads of keys and values, each shared by n_heads / n_kv_heads heads of queries; None: as many
+    as n_heads. Grouped-query attention (Ainslie et al. 2023); with 1, multi-query attention
+    (Shazeer 2019)."""
     head_width: int | None = None
     """None: d_model / n_heads."""
     attention: Attention = "softmax"
-    """Self-attention. linear: queries and keys become elu(x) + 1, whose products are the weights, without softmax. Time grows
-    with the length, not with its square, and decoding keeps a state of constant size instead of keys and values
-    (Katharopoulos et al. 2020, Transformers are RNNs). Cross-attention stays softmax, so alignments do."""
+    """Self-attention. linear: queries and keys become elu(x) + 1, whose products are the weights,
+    without softmax. Time grows with the length, not with its square, and decoding keeps a state of
+    constant size instead of keys and values (Katharopoulos et al. 2020, Transformers are RNNs).
+    Cross-attention stays softmax, so alignments do."""
     qk_norm: bool = False
-    """RMSNorm over every head of the queries and keys, before rotation (Henry et al. 2020; as Qwen3 has it)."""
+    """RMSNorm over every head of the queries and keys, before rotation (Henry et al. 2020; as Qwen3
+    has it)."""
     window: int | None = None
-    """In self-attention a position sees `window` - 1 positions on each side, in a decoder before it; None: all. Decoding has
-    room for 2 * `window` positions, however long the output is.
-    Source: Beltagy et al. (2020), Longformer; Jiang et al. (2023), Mistral 7B."""
+    """In self-attention a position sees `window` - 1 positions on each side, in a decoder before
+    it; None: all. Decoding has room for 2 * `window` positions, however long the output is. Source:
+    Beltagy et al. (2020), Longformer; Jiang et al. (2023), Mistral 7B."""
     d_ff: int = 2048
     """Width inside the feed-forward."""
     dropout: float = 0.1
     """On every sublayer's output and on the sum of embedding and position (paper, section 5.4)."""
     attention_dropout: float = 0.0
-    """On the attention weights; not in the paper, but in many systems after it. Linear attention never forms any."""
+    """On the attention weights; not in the paper, but in many systems after it. Linear attention
+    never forms any."""
     activation: Activation = "relu"
     """The nonlinearity inside the feed-forward."""
     gated: bool = False
     """W2 (activation(W1 x) * V x) in the feed-forward; with silu it is SwiGLU (Shazeer 2020)."""
     n_experts: int = 0
-    """Feed-forwards of a layer, among which a router chooses for every position; 0: one feed-forward and no router."""
+    """Feed-forwards of a layer, among which a router chooses for every position; 0: one
+    feed-forward and no router."""
     experts_per_token: int = 2
     """Feed-forwards that the router chooses for a position."""
     balance_weight: float = 0.01
-    """Weight of the loss that keeps experts equally busy, beside cross-entropy per token (Fedus et al. 2021)."""
+    """Weight of the loss that keeps experts equally busy, beside cross-entropy per token (Fedus et
+    al. 2021)."""
     bias: bool = True
     """False: no linear map and no norm has a bias."""
     qkv_bias: bool | None = None
-    """Whether the maps to queries, keys and values have a bias; None: as `bias` says. Qwen2 has only these."""
+    """Whether the maps to queries, keys and values have a bias; None: as `bias` says. Qwen2 has
+    only these."""
     norm: Norm = "layer"
     """rms: without mean and bias (Zhang and Sennrich 2019)."""
     norm_position: NormPosition = "post"
-    """post: norm(x + f(x)), the paper's; pre: x + f(norm(x)), with one more norm at the end of the stack."""
+    """post: norm(x + f(x)), the paper's; pre: x + f(norm(x)), with one more norm at the end of the
+    stack."""
     norm_eps: float = 1e-5
     """Added to the variance in every norm."""
     positions: PositionKind = "sinusoidal"
-    """How positions are told: added sinusoids (the paper's), a learned table, rotated queries and keys, or not at all."""
+    """How positions are told: added sinusoids (the paper's), a learned table, rotated queries and
+    keys, or not at all."""
     max_positions: int = 1024
     """Rows of the learned table; sinusoidal and rotary positions have no end."""
     sinusoids: Sinusoids = "paper"
-    """Wavelengths of sinusoidal positions: 2 pi 10000^(2i / d_model), the paper's, or 2 pi 10000^(i / (d_model // 2 - 1)), those
-    of its program tensor2tensor, which fairseq's models have, and M2M-100 and NLLB."""
+    """Wavelengths of sinusoidal positions: 2 pi 10000^(2i / d_model), the paper's, or 2 pi 10000^(i
+    / (d_model // 2 - 1)), those of its program tensor2tensor, which fairseq's models have, and
+    M2M-100 and NLLB."""
     first_position: int = 0
     """The number of the first of the sinusoidal positions; 2 in fairseq's models."""
     embedding_norm: bool = False
@@ -107,37 +117,43 @@ class TransformerConfig:
     rotary_theta: float = 10000.0
     """The slowest pair of a head turns by about 1 / rotary_theta radians per position."""
     rotary_factor: float = 1.0
-    """Rotation is slower by it, for texts that are longer than what a model first learned from (Chen et al. 2023)."""
+    """Rotation is slower by it, for texts that are longer than what a model first learned from
+    (Chen et al. 2023)."""
     rotary_bands: tuple[float, float, int] | None = None
-    """(low, high, n): `rotary_factor` slows the pairs that turn less than `low` times in n positions, leaves those that turn
-    more than `high` times, and slows those between them in part, as in Llama 3.1; None: it slows all pairs."""
+    """(low, high, n): `rotary_factor` slows the pairs that turn less than `low` times in n
+    positions, leaves those that turn more than `high` times, and slows those between them in part,
+    as in Llama 3.1; None: it slows all pairs."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (paper, section 3.4)."""
     tie: Tie = "output"
-    """Which tables are shared: all (encoder, decoder and output), output (decoder and output), or none."""
+    """Which tables are shared: all (encoder, decoder and output), output (decoder and output), or
+    none."""
     output_bias: bool = False
     """A bias on the logits, a number per token, as Marian's models have it."""
     conformer_kernel: int = 0
-    """Positions under the convolution of Conformer layers, an odd number, of which the encoder then consists (Gulati et al.
-    2020; silu is their activation); 0: it has plain ones."""
+    """Positions under the convolution of Conformer layers, an odd number, of which the encoder then
+    consists (Gulati et al. 2020; silu is their activation); 0: it has plain ones."""
     ctc: bool = False
-    """A linear map from the memory to the decoder's vocabulary, for a CTC loss beside cross-entropy."""
+    """A linear map from the memory to the decoder's vocabulary, for a CTC loss beside
+    cross-entropy."""
     ctc_layers: tuple[int, ...] = ()
-    """Layers of the encoder, from 1 to the last but one, for whose states that map has a loss, too: intermediate CTC (Lee
-    and Watanabe 2021)."""
+    """Layers of the encoder, from 1 to the last but one, for whose states that map has a loss, too:
+    intermediate CTC (Lee and Watanabe 2021)."""
     ctc_conditioning: bool = False
-    """After each of ctc_layers, a linear map adds the probabilities that CTC has there to the states: self-conditioned CTC
-    (Nozaki and Komatsu 2021)."""
+    """After each of ctc_layers, a linear map adds the probabilities that CTC has there to the
+    states: self-conditioned CTC (Nozaki and Komatsu 2021)."""
     init: Init = "xavier"
-    """xavier: uniform, scaled by the sizes of each matrix and by init_gain; he: the same with the variance 2 / inputs, made
-    for ReLU (He et al. 2015); gpt2: normal with deviation 0.02, in the maps that end a sublayer divided by sqrt(sublayers of
-    the stack)."""
+    """xavier: uniform, scaled by the sizes of each matrix and by init_gain; he: the same with the
+    variance 2 / inputs, made for ReLU (He et al. 2015); gpt2: normal with deviation 0.02, in the
+    maps that end a sublayer divided by sqrt(sublayers of the stack)."""
     init_gain: float = 1.0
-    """A factor on the matrices of xavier and he inside the layers. Below 1, every layer begins close to the identity, and a
-    post-norm stack can take a higher learning rate (Zhang et al. 2019, Fixup; Wang et al. 2022, DeepNet)."""
+    """A factor on the matrices of xavier and he inside the layers. Below 1, every layer begins
+    close to the identity, and a post-norm stack can take a higher learning rate (Zhang et al. 2019,
+    Fixup; Wang et al. 2022, DeepNet)."""
     recompute: bool = False
-    """Activation checkpointing: training keeps only the input of each layer and computes the layer again for its
-    gradients. The numbers are the same, with less memory and in more time (Chen et al. 2016)."""
+    """Activation checkpointing: training keeps only the input of each layer and computes the layer
+    again for its gradients. The numbers are the same, with less memory and in more time (Chen et
+    al. 2016)."""
 
     def __post_init__(self) -> None:
         at_least(1, d_model=self.d_model, n_heads=self.n_heads, d_ff=self.d_ff, max_positions=self.max_positions)
@@ -248,7 +264,8 @@ class TransformerConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that have a logit: those of the decoder, or of an encoder alone; 0 where the only input is frames."""
+        """Tokens that have a logit: those of the decoder, or of an encoder alone; 0 where the only
+        input is frames."""
         stack = self.decoder or self.encoder
         return stack.input.vocab_size if stack is not None and isinstance(stack.input, Tokens) else 0
 
@@ -266,7 +283,8 @@ class TransformerConfig:
 
     @property
     def input_description(self) -> str:
-        """How frames become the encoder's vectors, and the d_model that would need no linear map."""
+        """How frames become the encoder's vectors, and the d_model that would need no linear
+        map."""
         frames = self.frames
         if frames.conv_strides:
             strides = " and ".join(map(str, frames.conv_strides))

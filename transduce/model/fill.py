@@ -1,4 +1,5 @@
-"""Transformers whose weights come from elsewhere: made on the device meta, so that nothing is initialized in vain."""
+"""Transformers whose weights come from elsewhere: made on the device meta, so that nothing is
+initialized in vain."""
 
 from collections.abc import Mapping
 
@@ -14,7 +15,8 @@ from transduce.model.transformer import Transformer
 def filled_transformer(
     config: TransformerConfig, weights: Mapping[str, Tensor], name: str, device: torch.device
 ) -> Transformer:
-    """A Transformer in evaluation mode with a copy of these weights, in the type that new models have.
+    """A Transformer in evaluation mode with a copy of these weights, in the type that new models
+    have.
 
     Args:
         name: says in errors where the weights come from.
@@ -29,7 +31,8 @@ def filled_transformer(
 
 
 def blank_transformer(config: TransformerConfig) -> Transformer:
-    """A Transformer on the CPU in evaluation mode, whose norms are identities and whose other weights are zero."""
+    """A Transformer on the CPU in evaluation mode, whose norms are identities and whose other
+    weights are zero."""
     model = _on_meta(config)
     _assign(model, {name: torch.zeros(own.shape) for name, own in weights_of(model).items()})
     for module in model.modules():
@@ -44,7 +47,8 @@ def _on_meta(config: TransformerConfig) -> Transformer:
 
 
 def _assign(model: Transformer, weights: dict[str, Tensor]) -> Transformer:
-    """Give a model on the device meta its weights by name; what is shared stands under its first name."""
+    """Give a model on the device meta its weights by name; what is shared stands under its first
+    name."""
     empty = model.state_dict(keep_vars=True)
     parameters = {id(empty[name]): nn.Parameter(weight) for name, weight in weights.items()}
     model.load_state_dict({name: parameters[id(own)] for name, own in empty.items()}, assign=True)

@@ -1,4 +1,5 @@
-"""The configuration of what flows into a half of the Transformer: token ids, or vectors such as frames of sound."""
+"""The configuration of what flows into a half of the Transformer: token ids, or vectors such as
+frames of sound."""
 
 import math
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ class Tokens:
     vocab_size: int
     """A recipe puts the size of its tokenizer here."""
     multiple: int = 1
-    """The table is padded with rows until this divides their number. Padding rows stand for no token and change no
-    result, but a GPU multiplies matrices faster if their sizes are multiples of 64 or 128."""
+    """The table is padded with rows until this divides their number. Padding rows stand for no
+    token and change no result, but a GPU multiplies matrices faster if their sizes are multiples of
+    64 or 128."""
 
     def __post_init__(self) -> None:
         at_least(1, vocab_size=self.vocab_size, multiple=self.multiple)
@@ -42,10 +44,11 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Frames:
-    """The input is vectors, `stack` consecutive ones per position, or what convolutions over time make of them.
+    """The input is vectors, `stack` consecutive ones per position, or what convolutions over time
+    make of them.
 
-    Where n_features * stack == d_model they are the embeddings, without a weight in between. Otherwise one linear map
-    gives them the width d_model.
+    Where n_features * stack == d_model they are the embeddings, without a weight in between.
+    Otherwise one linear map gives them the width d_model.
     """
 
     n_features: int
@@ -55,17 +58,20 @@ class Frames:
     project: bool = False
     """Whether there is a linear map even where none is needed."""
     conv_strides: tuple[int, ...] = ()
-    """Convolutions instead, by their strides: after 2 2 a position stands for four frames. They take stack=1."""
+    """Convolutions instead, by their strides: after 2 2 a position stands for four frames. They
+    take stack=1."""
     conv_dims: Literal[1, 2] = 1
-    """1: convolutions over time, whose channels are the features (as in Whisper); 2: over time and over the features,
-    with the same strides for both, then a linear map (as in ESPnet). The latter are for log-mels, where neighbours are alike."""
+    """1: convolutions over time, whose channels are the features (as in Whisper); 2: over time and
+    over the features, with the same strides for both, then a linear map (as in ESPnet). The latter
+    are for log-mels, where neighbours are alike."""
     conv_kernel: int = 3
     """Frames under each convolution, an odd number; with conv_dims=2, as many features too."""
     conv_channels: int | None = None
-    """Channels between two convolutions; None: d_model, as there are after the last. With conv_dims=2 there are as many
-    after the last."""
+    """Channels between two convolutions; None: d_model, as there are after the last. With
+    conv_dims=2 there are as many after the last."""
     conv_activation: ConvActivation = "gelu"
-    """The nonlinearity after each convolution; glu: twice as many channels, of which one half gates the other."""
+    """The nonlinearity after each convolution; glu: twice as many channels, of which one half gates
+    the other."""
 
     def __post_init__(self) -> None:
         at_least(1, n_features=self.n_features, stack=self.stack, conv_channels=self.conv_channels)
@@ -92,5 +98,6 @@ class Frames:
         return self.stack * math.prod(self.conv_strides)
 
     def out_lengths(self, lengths: LengthsT) -> LengthsT:
-        """Positions of so many frames: ceil(lengths / per_position), for one number, an array or a tensor."""
+        """Positions of so many frames: ceil(lengths / per_position), for one number, an array or a
+        tensor."""
         return -(-lengths // self.per_position)

@@ -13,12 +13,14 @@ from transduce.model.positions import Positions
 def initialize(module: nn.Module, config: TransformerConfig) -> None:
     """Set biases to zero and matrices as config.init says; norms are one from the start.
 
-    With xavier and he, each of several fused maps is initialized by itself, and the maps of the layers are multiplied
-    by config.init_gain. Embeddings get variance 1 / d_model: the paper's scaling turns them into unit variance, and
-    unscaled they are good output weights. For gpt2 see `_initialize_as_gpt2`.
+    With xavier and he, each of several fused maps is initialized by itself, and the maps of the
+    layers are multiplied by config.init_gain. Embeddings get variance 1 / d_model: the paper's
+    scaling turns them into unit variance, and unscaled they are good output weights. For gpt2 see
+    `_initialize_as_gpt2`.
 
     Args:
-        module: a Transformer, whose output table is the parameter named "output"; on the device meta it stays as it is.
+        module: a Transformer, whose output table is the parameter named "output"; on the device
+            meta it stays as it is.
 
     Source: Glorot and Bengio (2010); He et al. (2015), equation 10; embeddings as in tensor2tensor.
     """
@@ -65,13 +67,15 @@ def _fill_uniformly(matrix: Tensor, config: TransformerConfig, *, gain: float) -
 
 
 def _fill_normally(weight: Tensor, vocab_size: int, *, std: float) -> None:
-    """Normal for the first rows, one per token; padding rows are zero, and no random number is drawn for them."""
+    """Normal for the first rows, one per token; padding rows are zero, and no random number is
+    drawn for them."""
     nn.init.normal_(weight[:vocab_size], std=std)
     nn.init.zeros_(weight[vocab_size:])
 
 
 def _initialize_as_gpt2(module: nn.Module, tables: dict[nn.Parameter, int]) -> None:
-    """Normal with deviation 0.02; maps that end a sublayer are divided by sqrt(number of sublayers of their stack).
+    """Normal with deviation 0.02; maps that end a sublayer are divided by sqrt(number of sublayers
+    of their stack).
 
     Source: Radford et al. (2019), Language models are unsupervised multitask learners, section 2.3.
     """

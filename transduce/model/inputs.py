@@ -60,15 +60,18 @@ class FrameInput(nn.Module):
 
 
 class ConvolvedInput(nn.Module):
-    """Convolutions over time, each with its nonlinearity; the strides of `frames` make fewer positions of them.
+    """Convolutions over time, each with its nonlinearity; the strides of `frames` make fewer
+    positions of them.
 
-    A convolution looks to its right, so padding is set to zero before each of them, as beyond the end of a row alone.
+    A convolution looks to its right, so padding is set to zero before each of them, as beyond the
+    end of a row alone.
 
-    Those over time and features have one channel before the first, and a linear map after the last, from all channels
-    and features of a position to d_model numbers.
+    Those over time and features have one channel before the first, and a linear map after the last,
+    from all channels and features of a position to d_model numbers.
 
-    Source: Synnaeve et al. (2020), End-to-end ASR, for gated ones; Radford et al. (2022), Whisper, section 2.2; Hori et
-    al. (2017), Advances in joint CTC-attention based end-to-end speech recognition, for those over time and features.
+    Source: Synnaeve et al. (2020), End-to-end ASR, for gated ones; Radford et al. (2022), Whisper,
+    section 2.2; Hori et al. (2017), Advances in joint CTC-attention based end-to-end speech
+    recognition, for those over time and features.
     """
 
     def __init__(self, frames: Frames, d_model: int, *, bias: bool = True) -> None:

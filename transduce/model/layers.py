@@ -1,4 +1,5 @@
-"""The feed-forward, and the layer: attention and feed-forward, each with residual, norm and dropout."""
+"""The feed-forward, and the layer: attention and feed-forward, each with residual, norm and
+dropout."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,9 +34,9 @@ def norm(config: TransformerConfig) -> nn.Module:
 class Dropout(nn.Module):
     """Zero each value with probability p while training, and scale the others by 1 / (1 - p).
 
-    On a CPU, one random byte decides about each value, so p (and the scale with it) is rounded to a 256th, from 1 / 256
-    to 255 / 256. PyTorch draws its Bernoulli numbers one after the other, which took an eighth of a small model's
-    training time.
+    On a CPU, one random byte decides about each value, so p (and the scale with it) is rounded to a
+    256th, from 1 / 256 to 255 / 256. PyTorch draws its Bernoulli numbers one after the other, which
+    took an eighth of a small model's training time.
 
     Source: Srivastava et al. (2014).
     """
@@ -56,9 +57,11 @@ class Dropout(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation in between, the same at every position (paper, section 3.3).
+    """Two linear maps with an activation in between, the same at every position (paper, section
+    3.3).
 
-    If it is gated, the output of the activation is multiplied by a third map; one matrix product computes both.
+    If it is gated, the output of the activation is multiplied by a third map; one matrix product
+    computes both.
 
     Source: Shazeer (2020), GLU variants improve Transformer.
     """
@@ -83,14 +86,16 @@ class FeedForward(nn.Module):
 
 
 class Experts(nn.Module):
-    """Several feed-forwards; a router chooses a few for every position and mixes them by their probabilities.
+    """Several feed-forwards; a router chooses a few for every position and mixes them by their
+    probabilities.
 
-    No position is ever dropped, so the result of one position does not depend on the others. Training in
-    bfloat16 on a GPU, one grouped matrix product does the work of all experts, and the host does not wait to learn how
-    many positions each of them has. It copies all weights into one tensor, too much for the few positions of a search.
+    No position is ever dropped, so the result of one position does not depend on the others.
+    Training in bfloat16 on a GPU, one grouped matrix product does the work of all experts, and the
+    host does not wait to learn how many positions each of them has. It copies all weights into one
+    tensor, too much for the few positions of a search.
 
-    Source: Shazeer et al. (2017), Outrageously large neural networks; softmax over the chosen, as in Jiang et al.
-    (2024), Mixtral of experts.
+    Source: Shazeer et al. (2017), Outrageously large neural networks; softmax over the chosen, as
+    in Jiang et al. (2024), Mixtral of experts.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -102,7 +107,8 @@ class Experts(nn.Module):
         self.can_group = aligned and hasattr(F, "grouped_mm")  # not every torch has it
 
     def forward(self, x: Float[Tensor, "N T D"], taps: Taps | None = None) -> Float[Tensor, "N T D"]:
-        """Every position through its experts; `taps` keep the router's scores (N, T, X), for `balance_loss`."""
+        """Every position through its experts; `taps` keep the router's scores (N, T, X), for
+        `balance_loss`."""
         with torch.autocast(x.device.type, enabled=False):  # rounding should not decide which expert is best
             scores = self.router(x.to(self.router.weight.dtype))
         if taps is not None and taps.router_scores is not None:
@@ -124,7 +130,8 @@ class Experts(nn.Module):
     def grouped(
         self, x: Float[Tensor, "M D"], choices: Int[Tensor, " M"], ends: Int[Tensor, " X"]
     ) -> Float[Tensor, "M D"]:
-        """Row m through expert choices[m]. Rows are sorted by expert, and those of expert i end before ends[i]."""
+        """Row m through expert choices[m]. Rows are sorted by expert, and those of expert i end
+        before ends[i]."""
 
         def apply(name: str, x: Tensor) -> Tensor:
             maps = [getattr(expert, name) for expert in self.experts]
@@ -142,7 +149,8 @@ class Experts(nn.Module):
 def balance_loss(
     scores: Float[Tensor, "N T X"], n_chosen: int, lengths: Int[Tensor, " N"] | None = None
 ) -> Float[Tensor, ""]:
-    """X * sum_x f_x P_x, with f_x the share of positions that chose expert x, and P_x the mean probability of x.
+    """X * sum_x f_x P_x, with f_x the share of positions that chose expert x, and P_x the mean
+    probability of x.
 
     Its minimum is n_chosen. With `lengths`, padding does not count.
 
@@ -160,7 +168,8 @@ def balance_loss(
 class Sublayer(nn.Module):
     """The residual around one function: norm(x + f(x)) after the paper, or x + f(norm(x)).
 
-    Source: pre-norm is Xiong et al. (2020), "On Layer Normalization in the Transformer Architecture".
+    Source: pre-norm is Xiong et al. (2020), "On Layer Normalization in the Transformer
+    Architecture".
     """
 
     def __init__(self, config: TransformerConfig) -> None:

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 class FusedLinear(nn.Linear):
     """Several linear maps of one input, computed as one matrix product.
 
-    The rows of its weight are those of the first map, then those of the second, and so on. Everything that treats the
-    maps one by one reads `widths`: initial values, LoRA, Muon, and models in other formats.
+    The rows of its weight are those of the first map, then those of the second, and so on.
+    Everything that treats the maps one by one reads `widths`: initial values, LoRA, Muon, and
+    models in other formats.
 
     Args:
         widths: the number of outputs of each map, by the name of the map.
@@ -24,6 +25,7 @@ class FusedLinear(nn.Linear):
 
 
 def split_rows(linear: nn.Linear, rows: Tensor) -> dict[str, Tensor]:
-    """Split the weight, or the bias, of a linear map into those of the maps fused in it; a plain map has the name ""."""
+    """Split the weight, or the bias, of a linear map into those of the maps fused in it; a plain
+    map has the name ""."""
     widths: dict[str, int] = getattr(linear, "widths", {"": len(rows)})
     return dict(zip(widths, rows.split(list(widths.values())), strict=True))

@@ -19,10 +19,11 @@ def sinusoidal(
     device: torch.device | None = None,
     kind: Sinusoids = "paper",
 ) -> Float[Tensor, "T D"]:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same, for start <= pos < stop.
+    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same, for start <= pos <
+    stop.
 
-    An odd D ends with a sine without its cosine. tensor2tensor has i / (D // 2 - 1) instead of 2i/D, and an odd D ends
-    with 0.
+    An odd D ends with a sine without its cosine. tensor2tensor has i / (D // 2 - 1) instead of
+    2i/D, and an odd D ends with 0.
 
     Source: Vaswani et al. (2017), section 3.5; tensor2tensor, get_timing_signal_1d.
     """
@@ -43,14 +44,17 @@ def rotary(
     factor: float = 1.0,
     bands: tuple[float, float, int] | None = None,
 ) -> Float[Tensor, "2 T P"]:
-    """Cosine and sine of pos * theta^(-2i/E), for start <= pos < stop and each of the P = E / 2 pairs.
+    """Cosine and sine of pos * theta^(-2i/E), for start <= pos < stop and each of the P = E / 2
+    pairs.
 
     Args:
         factor: angles are divided by it.
-        bands: (low, high, n): angles of pairs that turn less than `low` times in n positions are divided by `factor`,
-            those of pairs that turn more than `high` times are not, and between both the share falls linearly.
+        bands: (low, high, n): angles of pairs that turn less than `low` times in n positions are
+            divided by `factor`, those of pairs that turn more than `high` times are not, and
+            between both the share falls linearly.
 
-    Source: Su et al. (2021), RoFormer, section 3.2.2; Chen et al. (2023), position interpolation; Llama 3.1 for bands.
+    Source: Su et al. (2021), RoFormer, section 3.2.2; Chen et al. (2023), position interpolation;
+    Llama 3.1 for bands.
     """
     angles = _angles(start, stop, d_head // 2, d_head, theta, device)
     divided: Tensor | float = 1.0
@@ -71,9 +75,11 @@ def _angles(
 
 
 def rotate(x: Float[Tensor, "N H T E"], rotation: Float[Tensor, "2 T P"]) -> Float[Tensor, "N H T E"]:
-    """Rotate the pairs (i, i + E/2) of every head by the angles of their position, in float32 or wider.
+    """Rotate the pairs (i, i + E/2) of every head by the angles of their position, in float32 or
+    wider.
 
-    Which numbers form a pair is a convention, as linear maps learn any; this one is that of Llama's weights.
+    Which numbers form a pair is a convention, as linear maps learn any; this one is that of Llama's
+    weights.
     """
     cos, sin = rotation
     first, second = x.chunk(2, dim=-1)
@@ -81,10 +87,12 @@ def rotate(x: Float[Tensor, "N H T E"], rotation: Float[Tensor, "2 T P"]) -> Flo
 
 
 class Positions(nn.Module):
-    """Adds a position to every vector: sinusoidal (without end), learned (a table that ends), or none.
+    """Adds a position to every vector: sinusoidal (without end), learned (a table that ends), or
+    none.
 
-    Rotary positions are not added: attention rotates its queries and keys by `rotation`. The table of sinusoidal and
-    rotary positions stays in float32 whatever the type of the weights: bfloat16 would move cosines by up to 0.002.
+    Rotary positions are not added: attention rotates its queries and keys by `rotation`. The table
+    of sinusoidal and rotary positions stays in float32 whatever the type of the weights: bfloat16
+    would move cosines by up to 0.002.
     """
 
     table: Tensor
@@ -140,5 +148,6 @@ class Positions(nn.Module):
         return x + self.learned[start:stop]
 
     def rotation(self, start: int, stop: int) -> Float[Tensor, "2 T P"] | None:
-        """The argument of `rotate` for the positions start ... stop - 1; None if positions are not rotary."""
+        """The argument of `rotate` for the positions start ... stop - 1; None if positions are not
+        rotary."""
         return self._rows(start, stop) if self.kind == "rotary" else None

@@ -61,15 +61,16 @@ def speech_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_layer
 
 
 def conformer_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_layers: int = 4) -> TransformerConfig:
-    """As speech_tiny, but pre-norm, with Conformer layers, which see their neighbours, rotary positions in the encoder, and
-    CTC in the middle of the encoder, whose predictions the layers above it know.
+    """As speech_tiny, but pre-norm, with Conformer layers, which see their neighbours, rotary
+    positions in the encoder, and CTC in the middle of the encoder, whose predictions the layers
+    above it know.
 
     Args:
         target: size of the target vocabulary.
         n_layers: layers of the encoder; the decoder has two.
 
-    Source: Gulati et al. (2020), Conformer; Nozaki and Komatsu (2021), Relaxing the conditional independence assumption of
-    CTC-based ASR by conditioning on intermediate predictions.
+    Source: Gulati et al. (2020), Conformer; Nozaki and Komatsu (2021), Relaxing the conditional
+    independence assumption of CTC-based ASR by conditioning on intermediate predictions.
     """
     tiny = speech_tiny(n_features, stack, target, n_layers)
     return replace(
@@ -99,13 +100,14 @@ def conformer_small(
 
 
 def gpt2(vocab_size: int = 50257, multiple: int = 1, n_layers: int = 12) -> TransformerConfig:
-    """124M parameters: a decoder alone, pre-norm, learned positions, GELU, one table for input and output.
+    """124M parameters: a decoder alone, pre-norm, learned positions, GELU, one table for input and
+    output.
 
     Args:
         multiple: see `Tokens`; 128 is good for a GPU.
 
-    Source: Radford et al. (2019), Language models are unsupervised multitask learners, table 2; dropout of Radford
-    et al. (2018), section 4.1.
+    Source: Radford et al. (2019), Language models are unsupervised multitask learners, table 2;
+    dropout of Radford et al. (2018), section 4.1.
     """
     return TransformerConfig(
         decoder=StackConfig(input=Tokens(vocab_size=vocab_size, multiple=multiple), n_layers=n_layers),

@@ -1,4 +1,5 @@
-"""The size of a model, from its configuration: shapes are made on the device meta, so no memory is taken for weights."""
+"""The size of a model, from its configuration: shapes are made on the device meta, so no memory is
+taken for weights."""
 
 from dataclasses import replace
 
@@ -10,7 +11,8 @@ from transduce.model.config import StackConfig, TransformerConfig
 from transduce.model.transformer import Stack, Transformer
 
 TRAINING = 16
-"""Bytes a parameter in training: its weight, its gradient and Adam's two moments, each in float32."""
+"""Bytes a parameter in training: its weight, its gradient and Adam's two moments, each in
+float32."""
 
 INFERENCE = 4
 

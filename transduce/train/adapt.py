@@ -1,4 +1,5 @@
-"""Which weights a training changes: all, all but some parts, or low-rank changes of linear maps (LoRA)."""
+"""Which weights a training changes: all, all but some parts, or low-rank changes of linear maps
+(LoRA)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,8 @@ class LinearMap(NamedTuple):
 
 
 def linear_maps(model: nn.Module) -> Iterator[LinearMap]:
-    """All linear maps of a model; a module with fused maps has their numbers of rows, by name, in `widths`."""
+    """All linear maps of a model; a module with fused maps has their numbers of rows, by name, in
+    `widths`."""
     for module_name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             leaf = module_name.rpartition(".")[2]
@@ -42,7 +44,8 @@ def linear_maps(model: nn.Module) -> Iterator[LinearMap]:
 
 
 class LowRank(nn.Module):
-    """Adds alpha / rank * B A to some rows of a weight. A begins normal and B zero, so at first it adds nothing."""
+    """Adds alpha / rank * B A to some rows of a weight. A begins normal and B zero, so at first it
+    adds nothing."""
 
     def __init__(self, weight: Tensor, rows: range, config: LoRAConfig, rng: Generator) -> None:
         super().__init__()
@@ -58,7 +61,8 @@ class LowRank(nn.Module):
 
 
 def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
-    """Freeze a model and make low-rank changes of some of its linear maps, and some parts, what is trained.
+    """Freeze a model and make low-rank changes of some of its linear maps, and some parts, what is
+    trained.
 
     Raises:
         InputError: a name is that of no linear map or of no part, or the rank is larger than a map.
@@ -82,7 +86,8 @@ def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
 
 
 def parts_of(model: nn.Module, parts: Sequence[str], field: str) -> list[nn.Parameter]:
-    """The parameters of these parts, names of modules or parameters; `field` is what an error calls them.
+    """The parameters of these parts, names of modules or parameters; `field` is what an error calls
+    them.
 
     Raises:
         InputError: a name stands for no weight.

@@ -11,14 +11,16 @@ from torch import Tensor
 from transduce.device import computes_bf16
 
 STEPS = ((3.4445, -4.7750, 2.0315),) * 5
-"""Coefficients a, b, c of every Newton-Schulz step x <- a x + b (x x^T) x + c (x x^T)^2 x. Source: Jordan et al. (2024)."""
+"""Coefficients a, b, c of every Newton-Schulz step x <- a x + b (x x^T) x + c (x x^T)^2 x. Source:
+Jordan et al. (2024)."""
 
 
 def orthogonal(matrices: Float[Tensor, "N R C"]) -> Float[Tensor, "N R C"]:
     """The same singular vectors, with singular values near 1: between about 0.7 and 1.2.
 
-    It is computed in bfloat16 where the hardware has instructions for it. Source: Jordan et al. (2024), Muon: an optimizer
-    for hidden layers in neural networks, kellerjordan.github.io/posts/muon.
+    It is computed in bfloat16 where the hardware has instructions for it. Source: Jordan et al.
+    (2024), Muon: an optimizer for hidden layers in neural networks,
+    kellerjordan.github.io/posts/muon.
     """
     tall = matrices.size(-2) > matrices.size(-1)
     x = matrices.mT if tall else matrices
@@ -34,10 +36,10 @@ def orthogonal(matrices: Float[Tensor, "N R C"]) -> Float[Tensor, "N R C"]:
 class Muon(torch.optim.AdamW):
     """Muon over the groups that have `rows`, AdamW over the others.
 
-    `rows` are, for each parameter of the group, the numbers of rows of its maps, as the maps of queries, keys and
-    values are one parameter. A step has the size of AdamW's, 0.2 for each weight, so both share one rate; momentum is
-    Nesterov's, 0.95, and weight decay is decoupled. Source of the size: Liu et al. (2025), Muon is scalable for LLM
-    training, equation 4.
+    `rows` are, for each parameter of the group, the numbers of rows of its maps, as the maps of
+    queries, keys and values are one parameter. A step has the size of AdamW's, 0.2 for each weight,
+    so both share one rate; momentum is Nesterov's, 0.95, and weight decay is decoupled. Source of
+    the size: Liu et al. (2025), Muon is scalable for LLM training, equation 4.
     """
 
     momentum = 0.95
@@ -56,7 +58,8 @@ class Muon(torch.optim.AdamW):
                 self._step_maps(group, finite)
 
     def _step_maps(self, group: dict[str, Any], finite: Tensor | None) -> None:
-        """Step all maps of one shape at once: a GPU would spend more time on beginning its kernels than in them."""
+        """Step all maps of one shape at once: a GPU would spend more time on beginning its kernels
+        than in them."""
         maps: dict[torch.Size, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
         for p, rows in zip(group["params"], group["rows"], strict=True):
             if p.grad is None:

@@ -17,10 +17,11 @@ INPUTS = {"source_input": "encoder", "target_input": "decoder"}
 
 
 def levels(model: nn.Module) -> dict[str, int]:
-    """The number of layers above each parameter, by name: 0 for the output, 1 for the last layer of a stack.
+    """The number of layers above each parameter, by name: 0 for the output, 1 for the last layer of
+    a stack.
 
-    The norm after a stack is the output's. Embeddings and positions lie below the first layer; a table that is also the
-    output is the output's.
+    The norm after a stack is the output's. Embeddings and positions lie below the first layer; a
+    table that is also the output is the output's.
     """
     names = [name for name, _ in model.named_parameters()]
     n_layers = {layer[1]: int(layer[2]) + 1 for name in names if (layer := LAYER.match(name))}
@@ -36,7 +37,8 @@ def levels(model: nn.Module) -> dict[str, int]:
 
 
 def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the model's parameters; or Muon over the linear maps of its layers, and AdamW over the others.
+    """AdamW over the model's parameters; or Muon over the linear maps of its layers, and AdamW over
+    the others.
 
     Weight decay is for matrices alone, and each level has a factor on its rate.
     """
@@ -63,7 +65,8 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
 
 
 def scale_of(scaler: torch.amp.GradScaler) -> tuple[float, int] | None:
-    """The factor of the loss, and the number of good updates since it changed; None of a scaler that is off."""
+    """The factor of the loss, and the number of good updates since it changed; None of a scaler
+    that is off."""
     state = scaler.state_dict()
     return (state["scale"], state["_growth_tracker"]) if state else None
 
@@ -79,8 +82,8 @@ def step(optimizer: torch.optim.AdamW, *, rate: float, finite: Bool[Tensor, ""])
 
     Otherwise weights, moments and the count of steps stay as they are.
 
-    The device decides, so the host does not wait for it: a fused optimizer reads `found_inf`, by which
-    torch.amp.GradScaler makes it skip a step.
+    The device decides, so the host does not wait for it: a fused optimizer reads `found_inf`, by
+    which torch.amp.GradScaler makes it skip a step.
     """
     for group in optimizer.param_groups:
         group["lr"] = rate * group["factor"]
