@@ -36,12 +36,13 @@ KNOWS = {
     "decode": {"data", "score"},
     "engine": {"model"},
     "interop": {"model", "data"},
-    "run": {"model", "data", "decode"},
+    "checkpoints": set(),
+    "run": {"checkpoints", "model", "data", "decode"},
     "tasks": {"engine", "model", "data", "decode", "score", "run"},
     "report": {"data", "model", "score", "run", "tasks"},
-    "experiment": {"model", "data", "train", "decode", "score", "run", "tasks", "report"},
+    "experiment": {"checkpoints", "model", "data", "train", "decode", "score", "run", "tasks", "report"},
     "serve": {"data", "tasks", "report"},
-    "cli": {"data", "decode", "engine", "score", "interop", "run", "tasks", "report", "serve"},
+    "cli": {"checkpoints", "data", "decode", "engine", "score", "interop", "run", "tasks", "report", "serve"},
     "__init__": {"model", "run", "tasks"},
 }
 """By room, which other rooms it may know."""

@@ -13,6 +13,7 @@ import torch
 
 import transduce
 from tests.runs import LITTLE, random_run
+from transduce.checkpoints import average, weights_path
 from transduce.config import differences, flatten, from_dict, to_dict
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor, VectorConfig, VectorReader
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
@@ -20,7 +21,7 @@ from transduce.files import save_weights, write_directory, write_file
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import transformer_base, transformer_big, transformer_tiny
 from transduce.model.transformer import Transformer
-from transduce.run import Run, average, load_model, load_run, save_run, weights_path
+from transduce.run import Run, load_model, load_run, save_run
 
 TEXT = ["one two three", "two three four", "drei vier eins"]
 

@@ -1,9 +1,8 @@
-"""A run directory: config.json, tokenizers, model.safetensors, and checkpoints/UPDATE while
-training goes on."""
+"""A run directory: config.json, tokenizers, model.safetensors; checkpoints while training goes on."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -12,8 +11,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save as serialize
-from torch import Tensor
 
+from transduce.checkpoints import WEIGHTS, weights_path
 from transduce.config import differences, flatten, from_dict, to_dict
 from transduce.data.config import FeatureConfig, VectorConfig
 from transduce.data.speech.features import FeatureExtractor, VectorReader
@@ -26,7 +25,6 @@ from transduce.errors import InputError
 from transduce.files import (
     check_whole,
     held,
-    numbered,
     read_json,
     read_json_lines,
     read_weights,
@@ -39,8 +37,7 @@ from transduce.model.fill import filled_transformer
 from transduce.model.size import check_fits, n_parameters
 from transduce.model.transformer import Transformer
 
-CONFIG, WEIGHTS, CHECKPOINTS = "config.json", "model.safetensors", "checkpoints"
-STATISTICS, METRICS, STATE = "features.safetensors", "metrics.jsonl", "state.json"
+CONFIG, STATISTICS, METRICS = "config.json", "features.safetensors", "metrics.jsonl"
 SAMPLES, MODEL_CARD, ERRORS, REPORT = "samples", "MODEL_CARD.md", "test.errors.txt", "report.html"
 PUBLISHED = (
     *(CONFIG, WEIGHTS, STATISTICS, shortlist.FILE, lexicon.FILE, *FILES, *side_files("source"), *side_files("target")),
@@ -229,51 +226,10 @@ def _read_tokenizer(directory: Path, files: dict[str, type[Tokenizer]]) -> Token
     return next((kind.load(path) for path, kind in paths.items() if path.is_file()), None)
 
 
-def checkpoints(directory: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    return numbered(directory / CHECKPOINTS)
-
-
-def checkpoint_weights(directory: Path, updates: Sequence[int]) -> list[Path]:
-    """The weight files of these updates' checkpoints."""
-    return [directory / CHECKPOINTS / f"{update:08d}" / WEIGHTS for update in updates]
-
-
-def validated_checkpoints(directory: Path) -> list[tuple[Path, float]]:
-    """The checkpoints of a run that were validated, with their scores (higher is better), oldest
-    first.
-
-    Raises:
-        InputError: the newest checkpoint does not list the scores of the validations.
-    """
-    paths = checkpoints(directory)
-    if not paths:
-        return []
-    path = paths[-1] / STATE
-    state = read_json(path)
-    try:
-        scores = {int(update): float(score) for update, score in state["validations"]}
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} must list validations as pairs of update and score, but it does not") from error
-    return [(path, scores[int(path.name)]) for path in paths if int(path.name) in scores]
-
-
 def validations(directory: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl that validations wrote, oldest first."""
     path = directory / METRICS
     return [line for line in read_json_lines(path) if line.get("kind") == "valid"] if path.is_file() else []
-
-
-def weights_path(directory: Path) -> Path:
-    """The weights to decode with: the finished model, or the newest checkpoint while there is none.
-
-    Raises:
-        InputError: there are none.
-    """
-    for path in (directory, *reversed(checkpoints(directory))):
-        if (path / WEIGHTS).is_file():
-            return path / WEIGHTS
-    raise InputError(f"a run needs weights, but {directory} has neither {WEIGHTS} nor a checkpoint; train it first")
 
 
 def load_model(directory: Path | str, device: torch.device | str = "cpu") -> Transformer:
@@ -311,25 +267,6 @@ def read_model(directory: Path, config: TransformerConfig, device: torch.device 
             f"transduce average {directory} --best 1"
         )
     return model
-
-
-def average(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of several weight files, summed in float64.
-
-    Source: Vaswani et al. (2017), section 6.1, "checkpoint averaging".
-    """
-    if not paths:
-        raise InputError("an average needs at least one checkpoint, but there is none")
-    for path in paths:
-        check_whole(path)
-    first = read_weights(paths[0])
-    total = {name: tensor.double() for name, tensor in first.items()}
-    for path in paths[1:]:
-        weights = read_weights(path)
-        if weights.keys() != total.keys():
-            raise InputError(f"checkpoints to average must have the same names, but {paths[0]} and {path} differ")
-        total = {name: total[name] + tensor.double() for name, tensor in weights.items()}
-    return {name: (tensor / len(paths)).to(first[name].dtype) for name, tensor in total.items()}
 
 
 @contextmanager

@@ -18,8 +18,9 @@ def average_checkpoints(
         best: Average this many checkpoints with the best validation score.
         output: Write the weights there, and leave the run's finished model alone.
     """
+    from transduce.checkpoints import average, validated_checkpoints
     from transduce.files import write_file
-    from transduce.run import WEIGHTS, average, load_run, serialize, validated_checkpoints
+    from transduce.run import WEIGHTS, load_run, serialize
 
     if (last is None) == (best is None):
         raise InputError(

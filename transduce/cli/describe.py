@@ -16,11 +16,12 @@ def describe(run: Positional[Run], *, all: Annotated[bool, arg(help_behavior_hin
     Args:
         all: Show every field.
     """
+    from transduce.checkpoints import checkpoints, weights_path
     from transduce.config import shown
     from transduce.engine.support import by_layers
     from transduce.files import read_weights
     from transduce.report.card import facts, fields_of, scores, shown_first
-    from transduce.run import checkpoints, load_run, on_disk, weights_path
+    from transduce.run import load_run, on_disk
 
     run = on_disk(run)
     kept = load_run(run)

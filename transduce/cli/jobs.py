@@ -281,8 +281,8 @@ def _default_workers(job: Job, n_chunks: int) -> int:
     """One process per core where that is faster: on a CPU, with two chunks or more for each, and memory for all."""
     import torch
 
+    from transduce.checkpoints import weights_path
     from transduce.device import default_device, memory
-    from transduce.run import weights_path
 
     if not (default_device() if job.machine.device == "auto" else job.machine.device).startswith("cpu"):
         return 1

@@ -309,8 +309,9 @@ def _finished(path: Path) -> Header:
 
 def run_fingerprint(path: Path) -> str:
     """Hash (SHA-256) what a run decodes with: configuration, tokenizers, statistics, weights; or a file of n-grams."""
+    from transduce.checkpoints import weights_path
     from transduce.data.text.tokenizer_files import FILES, side_files
-    from transduce.run import CONFIG, STATISTICS, weights_path
+    from transduce.run import CONFIG, STATISTICS
 
     digest = sha256()
     for name in (CONFIG, STATISTICS, *FILES, *side_files("source"), *side_files("target")):

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from transduce.checkpoints import average, checkpoint_weights
 from transduce.files import set_weights, weights_of, write_file
-from transduce.run import WEIGHTS, average, checkpoint_weights, serialize
+from transduce.run import WEIGHTS, serialize
 from transduce.train.adapt import merge, merged
 from transduce.train.shard import gathered, parts_like
 from transduce.train.state import Progress, Validation

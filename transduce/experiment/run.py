@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from transduce.checkpoints import checkpoints, weights_path
 from transduce.config import differences, to_dict
 from transduce.data.speech.features import FeatureExtractor, VectorReader
 from transduce.data.text.base_tokenizer import Tokenizer
@@ -24,15 +25,7 @@ from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.size import INFERENCE, TRAINING, check_fits
 from transduce.model.transformer import Transformer
 from transduce.report.page import write_reports
-from transduce.run import (
-    Run,
-    checkpoints,
-    load_model,
-    load_run,
-    on_disk,
-    open_run,
-    weights_path,
-)
+from transduce.run import Run, load_model, load_run, on_disk, open_run
 from transduce.tasks.load import same_features
 from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
