@@ -652,7 +652,7 @@ int32_t reorder_rows(float* buffers, int64_t n_buffers, const int64_t* rows, int
 
 // The order of K hypotheses of every sentence in which the first of those that continue a row takes that row's place, and
 // the others what is free: parents (A, K) are rows of the sentence, or one for all.
-void settle(const int64_t* parents, int64_t n_sentences, int64_t n, int64_t* order) {
+void assign_beam_slots(const int64_t* parents, int64_t n_sentences, int64_t n, int64_t* order) {
     for (int64_t a = 0; a < n_sentences; a++, parents += n, order += n) {
         std::fill(order, order + n, -1);
         int64_t free = 0;
@@ -690,7 +690,7 @@ void log_sum_exp(const float* logits, int64_t n, int64_t vocabulary, float* out,
 
 // The n largest of scores (A * K, V) + offset (A, K) of every one of A sentences, largest first, and among equal ones the
 // first: values, tokens, and which of its K rows. Where there are fewer, the rest is -inf.
-void likeliest(const float* scores, const float* offset, int64_t n_sentences, int64_t n_rows, int64_t vocabulary, int64_t n,
+void top_k(const float* scores, const float* offset, int64_t n_sentences, int64_t n_rows, int64_t vocabulary, int64_t n,
                float* values, int64_t* tokens, int64_t* rows, int32_t threads) {
     if (n_sentences * n_rows * vocabulary < (1 << 18)) threads = 1;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)

@@ -88,9 +88,9 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
         "decoder_states": [pointer, pointer, pointer, pointer, pointer, pointer, pointer, size, flag],
         "encoder_states": [pointer, pointer, size, size, pointer, pointer, flag],
         "reorder_rows": [pointer, size, pointer, size, size, size, size],
-        "settle": [pointer, size, size, pointer],
+        "assign_beam_slots": [pointer, size, size, pointer],
         "log_sum_exp": [pointer, size, size, pointer, flag],
-        "likeliest": [pointer, pointer, size, size, size, size, pointer, pointer, pointer, flag],
+        "top_k": [pointer, pointer, size, size, size, size, pointer, pointer, pointer, flag],
     }
     for name, types in arguments.items():
         function = getattr(found, name)

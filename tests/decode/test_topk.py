@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from transduce.decode.topk import GROUP, log_sum_exp, top_k
+from transduce.decode.topk import log_sum_exp, top_k
 
 
-@pytest.mark.parametrize("vocab_size", [1, 3, GROUP - 1, GROUP, GROUP + 1, 5 * GROUP, 1000, 8000])
+@pytest.mark.parametrize("vocab_size", [1, 3, 63, 64, 65, 1000, 8000])
 def test_it_is_topk_of_the_whole_table(vocab_size, rng):
     for shape in ((1, 1, 1), (3, 5, 10), (20, 4, 8), (2, 1, 7)):
         print(shape)
@@ -30,7 +30,7 @@ def it_is_topk_of_the_whole_table(vocab_size: int, n_sentences: int, n_rows: int
 
 
 @pytest.mark.parametrize(("n_rows", "n"), [(1, 1), (1, 4), (5, 10)])
-@pytest.mark.parametrize("vocab_size", [GROUP, 700, 3000, 9000])
+@pytest.mark.parametrize("vocab_size", [64, 700, 3000, 9000])
 def test_equal_scores_are_chosen_alone_as_among_others(vocab_size, n_rows, n, rng):
     scores = torch.randint(0, 4, (40 * n_rows, vocab_size), generator=rng).float()
     offset = torch.randint(0, 3, (40, n_rows), generator=rng).float()

@@ -208,17 +208,12 @@ class Beams:
 def assign_slots(active: Hypotheses, parents: Int[Tensor, "A K"]) -> tuple[Hypotheses, Int[Tensor, "A K"]]:
     """The same hypotheses of every sentence in another order, and their parents.
 
-    The first of those that continue a row takes its place, so that only rows of the caches that nothing continues are
-    overwritten.
+    The first of those that continue a row takes its place, so that C++ overwrites only rows of its cache that nothing
+    continues.
     """
-    slot = parents % parents.size(1)  # of the parent among those of its sentence
-    order = torch.empty_like(slot)
-    if (cpp := library()) is not None:
-        cpp.settle(slot.data_ptr(), *slot.shape, order.data_ptr())
-    else:
-        first = ~(slot[:, :, None] == slot[:, None, :]).tril(-1).any(-1)
-        taken = torch.zeros_like(slot).scatter_(1, slot, 1)
-        free = taken.argsort(dim=1, stable=True)
-        slot = slot.where(first, free.gather(1, (~first).cumsum(1).sub_(1).clamp_min_(0)))
-        order = slot.argsort(dim=1)
+    if (cpp := library()) is None:
+        return active, parents
+    slots = parents % parents.size(1)  # of the parents among those of their sentence
+    order = torch.empty_like(slots)
+    cpp.assign_beam_slots(slots.data_ptr(), *slots.shape, order.data_ptr())
     return active.gather(order), parents.gather(1, order)

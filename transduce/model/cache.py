@@ -79,13 +79,6 @@ class LayerCache:
             self.buffers[i] = buffer.new_empty(rows.size(0), *buffer.shape[1:])
             torch.index_select(buffer[:, :, : self.n_kept], 0, rows, out=self.buffers[i][:, :, : self.n_kept])
 
-    @torch.no_grad()
-    def copy(self, source: Int[Tensor, " M"], target: Int[Tensor, " M"]) -> None:
-        """Let each of the rows `target` continue from the past of one of `source`; the others stay."""
-        for buffer in self.buffers:
-            past = buffer[:, :, : self.n_kept]
-            past.index_copy_(0, target, past.index_select(0, source))
-
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
         """Keep the memory of these sentences only."""
         if self.memory is not None:
@@ -106,18 +99,9 @@ class Cache:
         return self.layers[0].length
 
     def reorder(self, rows: Int[Tensor, " M"]) -> None:
-        """Choose which rows continue. The memory stays, as it belongs to sentences and not to beams.
-
-        On a CPU, rows that stay where they are are not copied.
-        """
-        rows = rows.long()
-        if rows.device.type == "cpu" and self.layers[0].buffers and len(rows) == len(self.layers[0].buffers[0]):
-            moved = (rows != torch.arange(len(rows))).nonzero()[:, 0]
-            for layer in self.layers:
-                layer.copy(rows[moved], moved)
-            return
+        """Choose which rows continue. The memory stays, as it belongs to sentences and not to beams."""
         for layer in self.layers:
-            layer.reorder(rows)
+            layer.reorder(rows.long())
 
     def keep(self, sentences: Int[Tensor, " M"]) -> None:
         """Drop the memory of finished sentences."""
