@@ -22,8 +22,7 @@ def checkpoint_weights(directory: Path, updates: Sequence[int]) -> list[Path]:
 
 
 def validated_checkpoints(directory: Path) -> list[tuple[Path, float]]:
-    """The checkpoints of a run that were validated, with their scores (higher is better), oldest
-    first.
+    """The validated checkpoints of a run with their scores (higher is better), oldest first.
 
     Raises:
         InputError: the newest checkpoint does not list the scores of the validations.

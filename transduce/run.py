@@ -79,8 +79,7 @@ MUST_STAY = ("corpus.target_column",)
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory holds besides weights: configurations, tokenizers and the feature
-    extractor."""
+    """A run without its weights: configurations, tokenizers and the feature extractor."""
 
     model: TransformerConfig
     experiment: dict[str, Any]
@@ -175,8 +174,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_sizes(path: Path, run: Run) -> None:
-    """Raise InputError unless tokenizers and feature extractor have the sizes for which the model
-    is made."""
+    """Raise InputError unless tokenizers and feature extractor have the sizes of the model."""
     encoder, decoder = run.model.encoder, run.model.decoder
     if run.feature_extractor is not None and encoder is not None and isinstance(encoder.input, Frames):
         n_features = run.feature_extractor.config.n_features
@@ -271,8 +269,7 @@ def read_model(directory: Path, config: TransformerConfig, device: torch.device 
 
 @contextmanager
 def open_run(directory: Path, run: Run) -> Iterator[None]:
-    """Make `directory` this run's, or go on with it where it already is, and hold it until the
-    `with` ends.
+    """Begin a run in `directory`, or go on with it, and hold it until the `with` ends.
 
     Raises:
         InputError: another process holds the directory, or another experiment lives there; the

@@ -78,8 +78,7 @@ def attend(
 
 
 def _attend_few(query: Queries, key: Keys, value: Keys, visible: Visible | None) -> Queries:
-    """The formula of `attend` written out: for the few queries of a search it is faster than
-    PyTorch's CPU kernel.
+    """`attend` written out: faster than PyTorch's CPU kernel for the few queries of a search.
 
     That holds for large batches. It is slower for two sentences, for a single thread and a hundred
     keys, and with a gradient.
@@ -138,8 +137,9 @@ def attend_linearly(
     causal: bool = False,
     state: State | None = None,
 ) -> tuple[Queries, State]:
-    """phi(Q) (phi(K)^T V) / (phi(Q) (phi(K)^T 1)) with phi(x) = elu(x) + 1, and the state after it,
-    in float32 or wider.
+    """phi(Q) (phi(K)^T V) / (phi(Q) (phi(K)^T 1)) with phi(x) = elu(x) + 1, and the state after it.
+
+    Sums and state are in float32 or wider.
 
     The state is the sum of phi(k) v^T and, in one column more (V = E + 1), of phi(k): numerator and
     normalizer. Causal attention computes one for every `CHUNK` positions, so that time and memory
@@ -181,8 +181,7 @@ def _causal_sums(
     value: Float[Tensor, "B K 1 T V"],
     state: State | None,
 ) -> tuple[Float[Tensor, "B K G T V"], State]:
-    """For every query the sum of (query . key) value up to its position; and the state after the
-    last one."""
+    """The sum of (query . key) value up to the position of each query, and the last state."""
     n_steps = query.size(3)
     size = min(n_steps, CHUNK)
     query, key, value = (F.pad(x, (0, 0, 0, -n_steps % size)).unflatten(3, (-1, size)) for x in (query, key, value))
@@ -194,16 +193,14 @@ def _causal_sums(
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMSNorm in the type of its input, which autocast may have made narrower than the weight, by a
-    fused kernel."""
+    """RMSNorm in the type of its input, by a fused kernel: autocast may have made it narrower than the weight."""
 
     def forward(self, x: Float[Tensor, "*B E"]) -> Float[Tensor, "*B E"]:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class QueryKeyNorm(nn.Module):
-    """RMSNorm over every head of the queries and every head of the keys; all heads share the
-    weights.
+    """RMSNorm over every head of queries and of keys; all heads share the weights.
 
     Source: Henry et al. (2020), Query-key normalization for Transformers, with the norm of Zhang
     and Sennrich (2019).
@@ -216,8 +213,7 @@ class QueryKeyNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence to itself; one matrix product gives queries, keys and
-    values."""
+    """Multi-head attention of a sequence to itself, whose queries, keys and values are one product."""
 
     def __init__(self, config: TransformerConfig, *, causal: bool) -> None:
         super().__init__()
@@ -275,8 +271,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of the decoder to the whole memory, without window and without rotary
-    positions."""
+    """Multi-head attention of the decoder to the whole memory, without window and rotation."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -304,8 +299,7 @@ class CrossAttention(nn.Module):
         lengths: Int[Tensor, " B"] | None,
         taps: Taps | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """Attend to the projected memory. N = B * beams: the beams of a sentence fold into the
-        query axis."""
+        """Attend to the projected memory. The N / B beams of a sentence fold into the query axis."""
         n_rows, n_steps, _ = x.shape
         query = self.q(x).view(key.size(0), -1, self.q.out_features)
         query = _split(query, self.d_head)  # (B, H, beams * T, E)

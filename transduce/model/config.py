@@ -264,8 +264,7 @@ class TransformerConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that have a logit: those of the decoder, or of an encoder alone; 0 where the only
-        input is frames."""
+        """Tokens with a logit: those of the decoder, or of an encoder alone; 0 where it takes frames."""
         stack = self.decoder or self.encoder
         return stack.input.vocab_size if stack is not None and isinstance(stack.input, Tokens) else 0
 
@@ -283,8 +282,7 @@ class TransformerConfig:
 
     @property
     def input_description(self) -> str:
-        """How frames become the encoder's vectors, and the d_model that would need no linear
-        map."""
+        """How frames become the encoder's vectors, and the d_model that needs no linear map."""
         frames = self.frames
         if frames.conv_strides:
             strides = " and ".join(map(str, frames.conv_strides))

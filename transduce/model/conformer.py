@@ -1,5 +1,4 @@
-"""The Conformer layer: self-attention with a convolution behind it, between two feed-forwards that
-count half."""
+"""The Conformer layer: self-attention and convolution between two halves of a feed-forward."""
 
 from typing import Any
 
@@ -14,8 +13,7 @@ from transduce.taps import Taps
 
 
 class ConvolutionModule(nn.Module):
-    """A gated map of each position, a convolution over time for each channel alone, norm, Swish,
-    and another map.
+    """A gated linear map, a depthwise convolution over time, norm, Swish, and another linear map.
 
     The norm is that of the other sublayers, over the channels of one position, and not the paper's
     BatchNorm. So an utterance gets the same result whatever its batch, and training and decoding
@@ -38,8 +36,7 @@ class ConvolutionModule(nn.Module):
         return self.output(F.silu(self.norm(self._depthwise(channels).transpose(1, 2))))
 
     def _depthwise(self, channels: Float[Tensor, "N D T"]) -> Float[Tensor, "N D T"]:
-        """The convolution as one over a plane of height 1, for which PyTorch has a fast kernel for
-        CPUs."""
+        """Convolve a plane of height 1, for which PyTorch has a fast CPU kernel."""
         conv = self.depthwise
         if conv.groups <= 16:  # so few in bf16 make that kernel run for ever (PyTorch 2.11, more than 32 positions)
             return conv(channels)
@@ -48,8 +45,7 @@ class ConvolutionModule(nn.Module):
 
 
 class ConformerLayer(Layer):
-    """Half a feed-forward, self-attention, convolution, half a feed-forward, norm; each but the
-    norm with its residual.
+    """Half a feed-forward, self-attention, convolution, half a feed-forward, each residual; a norm.
 
     Positions are told as in the other layers: rotary ones are relative, as the paper's are.
 
@@ -74,8 +70,7 @@ class ConformerLayer(Layer):
         taps: Taps | None = None,
         **_: Any,
     ) -> Float[Tensor, "N T D"]:
-        """One layer of an encoder; the arguments are those of `Layer`, of which it has no memory,
-        cache and experts."""
+        """One layer of an encoder; of the arguments of `Layer` it has no memory, cache and experts."""
         x = self.first_feed_forward_sublayer(x, lambda y: self.first_feed_forward(y) / 2)
         x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, None, rotation, taps))
         x = self.convolution_sublayer(x, lambda y: self.convolution(y, lengths))

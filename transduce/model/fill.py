@@ -1,5 +1,4 @@
-"""Transformers whose weights come from elsewhere: made on the device meta, so that nothing is
-initialized in vain."""
+"""Transformers with given weights: made on the device meta, so nothing is initialized in vain."""
 
 from collections.abc import Mapping
 
@@ -15,8 +14,7 @@ from transduce.model.transformer import Transformer
 def filled_transformer(
     config: TransformerConfig, weights: Mapping[str, Tensor], name: str, device: torch.device
 ) -> Transformer:
-    """A Transformer in evaluation mode with a copy of these weights, in the type that new models
-    have.
+    """A Transformer in evaluation mode with a copy of these weights, in the type of new models.
 
     Args:
         name: says in errors where the weights come from.
@@ -31,8 +29,7 @@ def filled_transformer(
 
 
 def blank_transformer(config: TransformerConfig) -> Transformer:
-    """A Transformer on the CPU in evaluation mode, whose norms are identities and whose other
-    weights are zero."""
+    """A Transformer on the CPU in evaluation mode: norms are identities, all other weights zero."""
     model = _on_meta(config)
     _assign(model, {name: torch.zeros(own.shape) for name, own in weights_of(model).items()})
     for module in model.modules():
@@ -47,8 +44,7 @@ def _on_meta(config: TransformerConfig) -> Transformer:
 
 
 def _assign(model: Transformer, weights: dict[str, Tensor]) -> Transformer:
-    """Give a model on the device meta its weights by name; what is shared stands under its first
-    name."""
+    """Give a model on the device meta its weights; a shared one stands under its first name."""
     empty = model.state_dict(keep_vars=True)
     parameters = {id(empty[name]): nn.Parameter(weight) for name, weight in weights.items()}
     model.load_state_dict({name: parameters[id(own)] for name, own in empty.items()}, assign=True)

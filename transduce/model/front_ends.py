@@ -1,5 +1,4 @@
-"""The configuration of what flows into a half of the Transformer: token ids, or vectors such as
-frames of sound."""
+"""The input of a half of the Transformer: token ids, or vectors such as frames of sound."""
 
 import math
 from dataclasses import dataclass
@@ -44,8 +43,7 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Frames:
-    """The input is vectors, `stack` consecutive ones per position, or what convolutions over time
-    make of them.
+    """The input is vectors, `stack` consecutive ones per position, or convolutions over them.
 
     Where n_features * stack == d_model they are the embeddings, without a weight in between.
     Otherwise one linear map gives them the width d_model.
@@ -98,6 +96,5 @@ class Frames:
         return self.stack * math.prod(self.conv_strides)
 
     def out_lengths(self, lengths: LengthsT) -> LengthsT:
-        """Positions of so many frames: ceil(lengths / per_position), for one number, an array or a
-        tensor."""
+        """Positions of so many frames (one number, an array or a tensor): ceil(lengths / per_position)."""
         return -(-lengths // self.per_position)

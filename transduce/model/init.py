@@ -67,15 +67,13 @@ def _fill_uniformly(matrix: Tensor, config: TransformerConfig, *, gain: float) -
 
 
 def _fill_normally(weight: Tensor, vocab_size: int, *, std: float) -> None:
-    """Normal for the first rows, one per token; padding rows are zero, and no random number is
-    drawn for them."""
+    """Normal for the rows of tokens, zero for padding rows, which draw no random numbers."""
     nn.init.normal_(weight[:vocab_size], std=std)
     nn.init.zeros_(weight[vocab_size:])
 
 
 def _initialize_as_gpt2(module: nn.Module, tables: dict[nn.Parameter, int]) -> None:
-    """Normal with deviation 0.02; maps that end a sublayer are divided by sqrt(number of sublayers
-    of their stack).
+    """Normal, deviation 0.02; maps that end a sublayer are divided by sqrt(sublayers of the stack).
 
     Source: Radford et al. (2019), Language models are unsupervised multitask learners, section 2.3.
     """

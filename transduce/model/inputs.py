@@ -60,8 +60,7 @@ class FrameInput(nn.Module):
 
 
 class ConvolvedInput(nn.Module):
-    """Convolutions over time, each with its nonlinearity; the strides of `frames` make fewer
-    positions of them.
+    """Convolutions over time, each with its nonlinearity, whose strides make positions of frames.
 
     A convolution looks to its right, so padding is set to zero before each of them, as beyond the
     end of a row alone.

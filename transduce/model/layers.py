@@ -1,5 +1,4 @@
-"""The feed-forward, and the layer: attention and feed-forward, each with residual, norm and
-dropout."""
+"""The feed-forward, and the layer: sublayers of attention and feed-forward."""
 
 from collections.abc import Callable
 from functools import partial
@@ -57,8 +56,7 @@ class Dropout(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation in between, the same at every position (paper, section
-    3.3).
+    """Two linear maps with an activation between them (paper, section 3.3).
 
     If it is gated, the output of the activation is multiplied by a third map; one matrix product
     computes both.
@@ -86,8 +84,7 @@ class FeedForward(nn.Module):
 
 
 class Experts(nn.Module):
-    """Several feed-forwards; a router chooses a few for every position and mixes them by their
-    probabilities.
+    """Several feed-forwards, of which a router chooses and mixes a few for every position.
 
     No position is ever dropped, so the result of one position does not depend on the others.
     Training in bfloat16 on a GPU, one grouped matrix product does the work of all experts, and the
@@ -107,8 +104,7 @@ class Experts(nn.Module):
         self.can_group = aligned and hasattr(F, "grouped_mm")  # not every torch has it
 
     def forward(self, x: Float[Tensor, "N T D"], taps: Taps | None = None) -> Float[Tensor, "N T D"]:
-        """Every position through its experts; `taps` keep the router's scores (N, T, X), for
-        `balance_loss`."""
+        """Every position through its experts; `taps` keep the router's scores for `balance_loss`."""
         with torch.autocast(x.device.type, enabled=False):  # rounding should not decide which expert is best
             scores = self.router(x.to(self.router.weight.dtype))
         if taps is not None and taps.router_scores is not None:
@@ -130,8 +126,7 @@ class Experts(nn.Module):
     def grouped(
         self, x: Float[Tensor, "M D"], choices: Int[Tensor, " M"], ends: Int[Tensor, " X"]
     ) -> Float[Tensor, "M D"]:
-        """Row m through expert choices[m]. Rows are sorted by expert, and those of expert i end
-        before ends[i]."""
+        """Row m through expert choices[m]; rows are sorted by expert, and those of i end before ends[i]."""
 
         def apply(name: str, x: Tensor) -> Tensor:
             maps = [getattr(expert, name) for expert in self.experts]
@@ -149,8 +144,7 @@ class Experts(nn.Module):
 def balance_loss(
     scores: Float[Tensor, "N T X"], n_chosen: int, lengths: Int[Tensor, " N"] | None = None
 ) -> Float[Tensor, ""]:
-    """X * sum_x f_x P_x, with f_x the share of positions that chose expert x, and P_x the mean
-    probability of x.
+    """X * sum_x f_x P_x: f_x is the share of positions that chose expert x, P_x its mean probability.
 
     Its minimum is n_chosen. With `lengths`, padding does not count.
 

@@ -25,7 +25,6 @@ class FusedLinear(nn.Linear):
 
 
 def split_rows(linear: nn.Linear, rows: Tensor) -> dict[str, Tensor]:
-    """Split the weight, or the bias, of a linear map into those of the maps fused in it; a plain
-    map has the name ""."""
+    """Split a weight or bias into those of the fused maps, by name; a plain map has the name ""."""
     widths: dict[str, int] = getattr(linear, "widths", {"": len(rows)})
     return dict(zip(widths, rows.split(list(widths.values())), strict=True))

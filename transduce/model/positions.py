@@ -19,8 +19,7 @@ def sinusoidal(
     device: torch.device | None = None,
     kind: Sinusoids = "paper",
 ) -> Float[Tensor, "T D"]:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same, for start <= pos <
-    stop.
+    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) its cosine, for start <= pos < stop.
 
     An odd D ends with a sine without its cosine. tensor2tensor has i / (D // 2 - 1) instead of
     2i/D, and an odd D ends with 0.
@@ -44,8 +43,7 @@ def rotary(
     factor: float = 1.0,
     bands: tuple[float, float, int] | None = None,
 ) -> Float[Tensor, "2 T P"]:
-    """Cosine and sine of pos * theta^(-2i/E), for start <= pos < stop and each of the P = E / 2
-    pairs.
+    """Cosine and sine of pos * theta^(-2i/E), for start <= pos < stop and all P = E / 2 pairs i.
 
     Args:
         factor: angles are divided by it.
@@ -75,8 +73,7 @@ def _angles(
 
 
 def rotate(x: Float[Tensor, "N H T E"], rotation: Float[Tensor, "2 T P"]) -> Float[Tensor, "N H T E"]:
-    """Rotate the pairs (i, i + E/2) of every head by the angles of their position, in float32 or
-    wider.
+    """Rotate the pairs (i, i + E/2) of every head by their position's angles, in float32 or wider.
 
     Which numbers form a pair is a convention, as linear maps learn any; this one is that of Llama's
     weights.
@@ -87,8 +84,7 @@ def rotate(x: Float[Tensor, "N H T E"], rotation: Float[Tensor, "2 T P"]) -> Flo
 
 
 class Positions(nn.Module):
-    """Adds a position to every vector: sinusoidal (without end), learned (a table that ends), or
-    none.
+    """Adds positions to vectors: sinusoidal (without end), learned (a table that ends), or none.
 
     Rotary positions are not added: attention rotates its queries and keys by `rotation`. The table
     of sinusoidal and rotary positions stays in float32 whatever the type of the weights: bfloat16
@@ -148,6 +144,5 @@ class Positions(nn.Module):
         return x + self.learned[start:stop]
 
     def rotation(self, start: int, stop: int) -> Float[Tensor, "2 T P"] | None:
-        """The argument of `rotate` for the positions start ... stop - 1; None if positions are not
-        rotary."""
+        """The argument of `rotate` for positions start ... stop - 1, if they are rotary."""
         return self._rows(start, stop) if self.kind == "rotary" else None

@@ -61,9 +61,9 @@ def speech_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_layer
 
 
 def conformer_tiny(n_features: int = 40, stack: int = 4, target: int = 400, n_layers: int = 4) -> TransformerConfig:
-    """As speech_tiny, but pre-norm, with Conformer layers, which see their neighbours, rotary
-    positions in the encoder, and CTC in the middle of the encoder, whose predictions the layers
-    above it know.
+    """speech_tiny with Conformer layers, pre-norm, rotary positions and self-conditioned CTC.
+
+    The CTC head reads the middle of the encoder, too, and the layers above it know its predictions.
 
     Args:
         target: size of the target vocabulary.
@@ -100,8 +100,7 @@ def conformer_small(
 
 
 def gpt2(vocab_size: int = 50257, multiple: int = 1, n_layers: int = 12) -> TransformerConfig:
-    """124M parameters: a decoder alone, pre-norm, learned positions, GELU, one table for input and
-    output.
+    """124M parameters: a decoder alone, pre-norm, learned positions, GELU, one table.
 
     Args:
         multiple: see `Tokens`; 128 is good for a GPU.

@@ -1,5 +1,4 @@
-"""The size of a model, from its configuration: shapes are made on the device meta, so no memory is
-taken for weights."""
+"""The size of a model, counted on the device meta, where weights have shapes but no memory."""
 
 from dataclasses import replace
 

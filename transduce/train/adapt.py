@@ -1,5 +1,4 @@
-"""Which weights a training changes: all, all but some parts, or low-rank changes of linear maps
-(LoRA)."""
+"""The weights that a training changes: all, all but some parts, or low-rank changes (LoRA)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,8 +30,7 @@ class LinearMap(NamedTuple):
 
 
 def linear_maps(model: nn.Module) -> Iterator[LinearMap]:
-    """All linear maps of a model; a module with fused maps has their numbers of rows, by name, in
-    `widths`."""
+    """All linear maps of a model; the `widths` of a module are the rows of the maps fused in it."""
     for module_name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             leaf = module_name.rpartition(".")[2]
@@ -44,8 +42,7 @@ def linear_maps(model: nn.Module) -> Iterator[LinearMap]:
 
 
 class LowRank(nn.Module):
-    """Adds alpha / rank * B A to some rows of a weight. A begins normal and B zero, so at first it
-    adds nothing."""
+    """Adds alpha / rank * B A to some rows of a weight: nothing at first, as B begins with zeros."""
 
     def __init__(self, weight: Tensor, rows: range, config: LoRAConfig, rng: Generator) -> None:
         super().__init__()
@@ -61,8 +58,7 @@ class LowRank(nn.Module):
 
 
 def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
-    """Freeze a model and make low-rank changes of some of its linear maps, and some parts, what is
-    trained.
+    """Freeze a model but for some parts, and add low-rank changes to some of its linear maps.
 
     Raises:
         InputError: a name is that of no linear map or of no part, or the rank is larger than a map.
@@ -86,8 +82,7 @@ def add_lora(model: nn.Module, config: LoRAConfig, *, seed: int) -> None:
 
 
 def parts_of(model: nn.Module, parts: Sequence[str], field: str) -> list[nn.Parameter]:
-    """The parameters of these parts, names of modules or parameters; `field` is what an error calls
-    them.
+    """The parameters of these modules or parameters, by name; `field` names them in errors.
 
     Raises:
         InputError: a name stands for no weight.

@@ -58,8 +58,7 @@ class Muon(torch.optim.AdamW):
                 self._step_maps(group, finite)
 
     def _step_maps(self, group: dict[str, Any], finite: Tensor | None) -> None:
-        """Step all maps of one shape at once: a GPU would spend more time on beginning its kernels
-        than in them."""
+        """Step all maps of one shape at once: many small kernels would be slow on a GPU."""
         maps: dict[torch.Size, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
         for p, rows in zip(group["params"], group["rows"], strict=True):
             if p.grad is None:

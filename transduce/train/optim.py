@@ -17,8 +17,7 @@ INPUTS = {"source_input": "encoder", "target_input": "decoder"}
 
 
 def levels(model: nn.Module) -> dict[str, int]:
-    """The number of layers above each parameter, by name: 0 for the output, 1 for the last layer of
-    a stack.
+    """The number of layers above each parameter: 0 for the output, 1 for the last layer of a stack.
 
     The norm after a stack is the output's. Embeddings and positions lie below the first layer; a
     table that is also the output is the output's.
@@ -37,8 +36,7 @@ def levels(model: nn.Module) -> dict[str, int]:
 
 
 def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the model's parameters; or Muon over the linear maps of its layers, and AdamW over
-    the others.
+    """AdamW over all parameters, or Muon over the linear maps of layers and AdamW over the others.
 
     Weight decay is for matrices alone, and each level has a factor on its rate.
     """
@@ -65,8 +63,7 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
 
 
 def scale_of(scaler: torch.amp.GradScaler) -> tuple[float, int] | None:
-    """The factor of the loss, and the number of good updates since it changed; None of a scaler
-    that is off."""
+    """The factor of the loss and the good updates since it changed; None of a scaler that is off."""
     state = scaler.state_dict()
     return (state["scale"], state["_growth_tracker"]) if state else None
 
