@@ -1,4 +1,4 @@
-"""A run directory: config.json, tokenizers, model.safetensors; checkpoints while training goes on."""
+"""A run directory: config.json, tokenizers, weights, and checkpoints while training goes on."""
 
 import hashlib
 import json

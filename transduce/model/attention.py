@@ -48,7 +48,7 @@ def attend(
     """
     on_cpu, training = query.device.type == "cpu", torch.is_grad_enabled()
     if on_cpu and training and query.dtype in (torch.bfloat16, torch.float16):
-        # in bf16 the kernel is slower, and the queries' gradient is mostly noise; in fp16 it may overflow inside
+        # in bf16 the kernel is slower, and the queries' gradient mostly noise; in fp16 it may overflow
         with torch.autocast("cpu", enabled=False):
             float32 = (x.float() for x in (query, key, value))
             heads = attend(*float32, key_lengths=key_lengths, causal=causal, window=window, dropout=dropout)
@@ -66,7 +66,7 @@ def attend(
             query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=groups > 1
         )
     visible = _visible(n_queries, n_keys, key_lengths, causal and n_queries > 1, window, query.device)
-    if groups > 1:  # heads that share keys fold into the query axis, which copies nothing and suits every kernel
+    if groups > 1:  # heads that share keys fold into the queries: no copies, and every kernel can
         query = query.reshape(query.size(0), key.size(1), groups * n_queries, -1)
         if visible is not None and visible.size(-2) > 1:
             visible = torch.cat([visible] * groups, dim=-2)
@@ -193,7 +193,7 @@ def _causal_sums(
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMSNorm in the type of its input, by a fused kernel: autocast may have made it narrower than the weight."""
+    """RMSNorm in the type of its input, which under autocast is not that of the weight."""
 
     def forward(self, x: Float[Tensor, "*B E"]) -> Float[Tensor, "*B E"]:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
@@ -213,7 +213,7 @@ class QueryKeyNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence to itself, whose queries, keys and values are one product."""
+    """Multi-head attention of a sequence to itself, whose projections are one product."""
 
     def __init__(self, config: TransformerConfig, *, causal: bool) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ class CrossAttention(nn.Module):
         lengths: Int[Tensor, " B"] | None,
         taps: Taps | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """Attend to the projected memory. The N / B beams of a sentence fold into the query axis."""
+        """Attend to the projected memory. The beams of a sentence fold into the queries."""
         n_rows, n_steps, _ = x.shape
         query = self.q(x).view(key.size(0), -1, self.q.out_features)
         query = _split(query, self.d_head)  # (B, H, beams * T, E)

@@ -264,7 +264,7 @@ class TransformerConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens with a logit: those of the decoder, or of an encoder alone; 0 where it takes frames."""
+        """Tokens with a logit: of the decoder, or of an encoder alone; 0 where it takes frames."""
         stack = self.decoder or self.encoder
         return stack.input.vocab_size if stack is not None and isinstance(stack.input, Tokens) else 0
 

@@ -70,7 +70,7 @@ class ConformerLayer(Layer):
         taps: Taps | None = None,
         **_: Any,
     ) -> Float[Tensor, "N T D"]:
-        """One layer of an encoder; of the arguments of `Layer` it has no memory, cache and experts."""
+        """One layer of an encoder; the arguments are those of `Layer`."""
         x = self.first_feed_forward_sublayer(x, lambda y: self.first_feed_forward(y) / 2)
         x = self.attention_sublayer(x, lambda y: self.attention(y, lengths, None, rotation, taps))
         x = self.convolution_sublayer(x, lambda y: self.convolution(y, lengths))

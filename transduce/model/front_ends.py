@@ -96,5 +96,5 @@ class Frames:
         return self.stack * math.prod(self.conv_strides)
 
     def out_lengths(self, lengths: LengthsT) -> LengthsT:
-        """Positions of so many frames (one number, an array or a tensor): ceil(lengths / per_position)."""
+        """Positions of so many frames, ceil(lengths / per_position); also of arrays and tensors."""
         return -(-lengths // self.per_position)

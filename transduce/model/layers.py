@@ -104,7 +104,7 @@ class Experts(nn.Module):
         self.can_group = aligned and hasattr(F, "grouped_mm")  # not every torch has it
 
     def forward(self, x: Float[Tensor, "N T D"], taps: Taps | None = None) -> Float[Tensor, "N T D"]:
-        """Every position through its experts; `taps` keep the router's scores for `balance_loss`."""
+        """Every position through its experts; `taps` keep the scores for `balance_loss`."""
         with torch.autocast(x.device.type, enabled=False):  # rounding should not decide which expert is best
             scores = self.router(x.to(self.router.weight.dtype))
         if taps is not None and taps.router_scores is not None:
@@ -126,7 +126,7 @@ class Experts(nn.Module):
     def grouped(
         self, x: Float[Tensor, "M D"], choices: Int[Tensor, " M"], ends: Int[Tensor, " X"]
     ) -> Float[Tensor, "M D"]:
-        """Row m through expert choices[m]; rows are sorted by expert, and those of i end before ends[i]."""
+        """Row m through expert choices[m]; rows are sorted, and those of expert i end at ends[i]."""
 
         def apply(name: str, x: Tensor) -> Tensor:
             maps = [getattr(expert, name) for expert in self.experts]
@@ -144,7 +144,7 @@ class Experts(nn.Module):
 def balance_loss(
     scores: Float[Tensor, "N T X"], n_chosen: int, lengths: Int[Tensor, " N"] | None = None
 ) -> Float[Tensor, ""]:
-    """X * sum_x f_x P_x: f_x is the share of positions that chose expert x, P_x its mean probability.
+    """X * sum_x f_x P_x: f_x, the share of positions that chose expert x; P_x, its mean probability.
 
     Its minimum is n_chosen. With `lengths`, padding does not count.
 

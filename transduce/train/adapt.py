@@ -42,7 +42,7 @@ def linear_maps(model: nn.Module) -> Iterator[LinearMap]:
 
 
 class LowRank(nn.Module):
-    """Adds alpha / rank * B A to some rows of a weight: nothing at first, as B begins with zeros."""
+    """Adds alpha / rank * B A to some rows of a weight; B begins with zeros."""
 
     def __init__(self, weight: Tensor, rows: range, config: LoRAConfig, rng: Generator) -> None:
         super().__init__()

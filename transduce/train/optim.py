@@ -63,7 +63,7 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
 
 
 def scale_of(scaler: torch.amp.GradScaler) -> tuple[float, int] | None:
-    """The factor of the loss and the good updates since it changed; None of a scaler that is off."""
+    """The factor of the loss, and the good updates since it changed; None if it is off."""
     state = scaler.state_dict()
     return (state["scale"], state["_growth_tracker"]) if state else None
 
