@@ -1,4 +1,4 @@
-"""What a run begins with that was made before: the tokenizers of a run or of files, and the weights of another run."""
+"""The beginning of a run: tokenizers of a run or of files, and weights of another run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.tokenizer_files import load_tokenizer
 from transduce.errors import InputError
 from transduce.files import weights_of
-from transduce.model.config import StackConfig, Tokens
+from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
 from transduce.run import CONFIG, load_model, load_run
 
@@ -58,20 +58,18 @@ def saved_tokenizers(
     files = [named] if isinstance(named, Path) else [] if isinstance(named, str) else list(named)
     if len(files) > 2:
         raise InputError(f"tokenizer is one file for both sides, or one for each, but there are {len(files)}")
-    found: list[Tokenizer | None] = []
     begun = (directory / CONFIG).exists()
-    if begun or (start_from is not None and not files):
-        run = load_run(directory if begun or start_from is None else start_from)
-        found = [run.source_tokenizer, run.target_tokenizer]
-    elif files:
-        found = [load_tokenizer(path) for path in files]
-    there = [tokenizer for tokenizer in found if tokenizer is not None]
-    if not there:
+    if begun:
+        tokenizers = _tokenizers_of(directory)
+    elif files or start_from is None:
+        tokenizers = {load_tokenizer(path): path for path in files}
+    else:
+        tokenizers = _tokenizers_of(start_from)
+    if not tokenizers:
         return None
     if symbols and not begun:
-        there = [tokenizer.with_symbols(symbols.split()) for tokenizer in dict.fromkeys(there)]
-    paths: list[Path | None] = [directory] * 2 if begun else [*files] or [start_from] * 2
-    for path, tokenizer in zip(paths, there, strict=False):
+        tokenizers = {each.with_symbols(symbols.split()): path for each, path in tokenizers.items()}
+    for tokenizer, path in tokenizers.items():
         try:
             tokenizer.required(*needs)
         except InputError as error:
@@ -81,11 +79,18 @@ def saved_tokenizers(
                 f"lowercase wants a tokenizer without capitals, but {path} keeps them; leave out --lowercase, or train a "
                 "tokenizer with it"
             )
-    return there[0], there[-1]
+    known = list(tokenizers)
+    return known[0], known[-1]
+
+
+def _tokenizers_of(directory: Path) -> dict[Tokenizer, Path]:
+    """The tokenizers of a run, the source's first, and the run."""
+    run = load_run(directory)
+    return {each: directory for each in (run.source_tokenizer, run.target_tokenizer) if each is not None}
 
 
 class Vocabularies(NamedTuple):
-    """Of one side, before and now."""
+    """The vocabularies of one side of two models."""
 
     old: Tokenizer
     old_size: int
@@ -98,15 +103,15 @@ class Vocabularies(NamedTuple):
         return self.old.model != self.new.model
 
     def rows(self) -> tuple[list[int], list[int]]:
-        """Where the tokens that both have stand now, and where they stood; so too what a model has behind its tokens.
+        """The rows of the tokens that both have: in the new tables, and in the old ones.
 
-        Tokens are the same if they are written the same; what stands behind them is the mask symbol.
+        Tokens are the same if they are written the same; the mask symbol is behind them.
         """
         before = {token: i for i, token in enumerate(self.old.tokens(range(self.old.vocab_size)))}
         tokens = self.new.tokens(range(self.new.vocab_size))
         pairs = [(i, before[token]) for i, token in enumerate(tokens) if token in before]
-        more = min(self.new_size - len(tokens), self.old_size - self.old.vocab_size)
-        pairs += [(len(tokens) + i, self.old.vocab_size + i) for i in range(more)]
+        n_behind = min(self.new_size - len(tokens), self.old_size - self.old.vocab_size)
+        pairs += [(len(tokens) + i, self.old.vocab_size + i) for i in range(n_behind)]
         return [now for now, _ in pairs], [was for _, was in pairs]
 
 
@@ -116,67 +121,84 @@ def take_weights(
     source_tokenizer: Tokenizer | None = None,
     target_tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Give a model the weights of a run where names and shapes agree, and say what it did not get.
+    """Give a model the weights of a run where names and shapes agree, and print what it did not get.
 
     Where a tokenizer is not the run's, tables get the rows of the tokens that both have, and keep their own for others.
 
     Raises:
         InputError: the directory is no run with weights, or none of them fits.
     """
-    other, own = load_model(directory), weights_of(model)
-    weights: dict[str, Tensor] = other.state_dict()  # what is shared, under each of its names
-    sides = _vocabularies(model, other, directory, (source_tokenizer, target_tokenizer))
-    taken, said = set(), {}
-    with torch.no_grad():
-        for name, tensor in own.items():
-            weight, side = weights.get(name), sides.get(TABLES.get(name, ""))
-            if name in COLUMNS and weight is not None:
-                tensor, weight = tensor.T, weight.T  # views
-            if weight is None or tensor.shape[1:] != weight.shape[1:]:
-                continue
-            if side is not None and (side.changed or tensor.shape != weight.shape):
-                now, was = side.rows()
-                tensor[now] = weight[was].to(tensor.device)
-                kept, n = sum(i < side.new.vocab_size for i in now), side.new.vocab_size
-                said[TABLES[name]] = f"{TABLES[name]}: {kept:,} of {n:,} pieces keep their vectors"
-            elif tensor.shape == weight.shape:
-                tensor.copy_(weight)
-            elif name.endswith("positions.learned"):  # the first ones mean the same in both
-                n = min(len(tensor), len(weight))
-                tensor[:n] = weight[:n]
-                said[name] = f"{name}: {n:,} of {len(tensor):,} positions keep their vectors"
-            else:
-                continue
+    other = load_model(directory)
+    old_weights: dict[str, Tensor] = other.state_dict()  # what is shared, under each of its names
+    weights = weights_of(model)
+    sides = _vocabularies(model, other, directory, source_tokenizer, target_tokenizer)
+    notes: dict[str, str] = {}
+    taken = set()
+    for name, new in weights.items():
+        old = old_weights.get(name)
+        note = None if old is None else _take(name, new, old, sides.get(TABLES.get(name, "")))
+        if note is not None:
             taken.add(name)
-    new = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in own.items() if name not in taken)
+        if note:
+            notes[TABLES.get(name, name)] = note
+    untaken = ", ".join(f"{name} {tuple(new.shape)}" for name, new in weights.items() if name not in taken)
     if not taken:
         raise InputError(
             f"a model that starts from a run must have weights of the same names and shapes, but {directory} has none "
-            f"that fit; new are {new}"
+            f"that fit; new are {untaken}"
         )
-    print(
-        f"starts from {directory}: {len(taken)} of {len(own)} tensors; new: {new or 'none'}", *said.values(), sep="\n"
-    )
+    print(f"starts from {directory}: {len(taken)} of {len(weights)} tensors; new: {untaken or 'none'}")
+    for note in notes.values():
+        print(note)
     if unused := [name for name in weights_of(other) if name not in taken]:
         print(f"not taken from {directory}: {', '.join(unused)}")
 
 
+@torch.no_grad()
+def _take(name: str, new: Tensor, old: Tensor, side: Vocabularies | None) -> str | None:
+    """Copy what fits of a weight into another; a note on what was left, or None where nothing fits."""
+    if name in COLUMNS:
+        new, old = new.T, old.T  # views
+    if new.shape[1:] != old.shape[1:]:
+        return None
+    if side is not None and (side.changed or new.shape != old.shape):
+        new_rows, old_rows = side.rows()
+        new[new_rows] = old[old_rows].to(new.device)
+        n_tokens = side.new.vocab_size
+        n_known = sum(row < n_tokens for row in new_rows)
+        return f"{TABLES[name]}: {n_known:,} of {n_tokens:,} pieces keep their vectors"
+    if new.shape == old.shape:
+        new.copy_(old)
+        return ""
+    if name.endswith("positions.learned"):  # the first ones mean the same in both
+        n = min(len(new), len(old))
+        new[:n] = old[:n]
+        return f"{name}: {n:,} of {len(new):,} positions keep their vectors"
+    return None
+
+
 def _vocabularies(
-    model: Transformer, other: Transformer, directory: Path, tokenizers: tuple[Tokenizer | None, Tokenizer | None]
+    model: Transformer,
+    other: Transformer,
+    directory: Path,
+    source_tokenizer: Tokenizer | None,
+    target_tokenizer: Tokenizer | None,
 ) -> dict[str, Vocabularies]:
     """The sides of which both tokenizers are known."""
-    run, found = load_run(directory), {}
-    olds = (run.source_tokenizer, run.target_tokenizer)
-    for side, old, new in zip(("source", "target"), olds, tokenizers, strict=True):
+    run = load_run(directory)
+    sides = {}
+    for side, old, new in (
+        ("source", run.source_tokenizer, source_tokenizer),
+        ("target", run.target_tokenizer, target_tokenizer),
+    ):
         if old is not None and new is not None:
-            was, now = (
-                m.config.encoder if side == "source" else m.config.decoder or m.config.encoder for m in (other, model)
-            )
-            found[side] = Vocabularies(old, _size(was, old), new, _size(now, new))
-    return found
+            old_size, new_size = (_size(x.config, side, tokenizer) for x, tokenizer in ((other, old), (model, new)))
+            sides[side] = Vocabularies(old, old_size, new, new_size)
+    return sides
 
 
-def _size(stack: StackConfig | None, tokenizer: Tokenizer) -> int:
-    """How many ids a stack knows, padding rows not among them."""
+def _size(config: TransformerConfig, side: str, tokenizer: Tokenizer) -> int:
+    """The ids of a side of a model, without padding rows."""
+    stack = config.encoder if side == "source" else config.decoder or config.encoder
     known = stack.input if stack is not None else None
     return known.vocab_size if isinstance(known, Tokens) else tokenizer.vocab_size
