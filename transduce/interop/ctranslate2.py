@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.tokenizer_files import write_tokenizers
@@ -23,19 +24,32 @@ ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": 
 """CTranslate2's names of our activations."""
 
 CARRIED = {
-    *("encoder", "decoder", "d_model", "n_heads", "n_kv_heads", "head_width", "qk_norm", "d_ff", "activation", "gated"),
-    *(
-        "bias",
-        "qkv_bias",
-        "output_bias",
-        "norm",
-        "norm_position",
-        "norm_eps",
-        "embedding_norm",
-        "scale_embeddings",
-        "tie",
-    ),
-    *("positions", "max_positions", "first_position", "sinusoids", "rotary_theta", "rotary_factor", "rotary_bands"),
+    "encoder",
+    "decoder",
+    "d_model",
+    "n_heads",
+    "n_kv_heads",
+    "head_width",
+    "qk_norm",
+    "d_ff",
+    "activation",
+    "gated",
+    "bias",
+    "qkv_bias",
+    "output_bias",
+    "norm",
+    "norm_position",
+    "norm_eps",
+    "embedding_norm",
+    "scale_embeddings",
+    "tie",
+    "positions",
+    "max_positions",
+    "first_position",
+    "sinusoids",
+    "rotary_theta",
+    "rotary_factor",
+    "rotary_bands",
 }
 """The fields of TransformerConfig that CTranslate2 knows; all others must have their defaults."""
 
@@ -57,12 +71,14 @@ def export_ctranslate2(model: Transformer, directory: Path, *, source: Tokenizer
     special = {"bos_token": target.bos_id, "eos_token": target.eos_id, "unk_token": target.unk_id}
     vocabulary = vocabulary_of(target, config.vocab_size)
     settings: dict[str, Any] = {name: "" if i is None else vocabulary[i] for name, i in special.items()}
-    from_source = None
+    source_vocabulary = None
     if config.encoder is not None and source is not None:
         assert isinstance(config.encoder.input, Tokens)
-        from_source = vocabulary_of(source, config.encoder.input.vocab_size)
-        settings |= {"decoder_start_token": settings["bos_token"], "add_source_eos": _ends_alone(source)}
-    write_ctranslate2(model, directory, vocabulary, source=from_source, settings=settings)
+        source_vocabulary = vocabulary_of(source, config.encoder.input.vocab_size)
+        # the engine adds no tag of a language
+        ends = not source.lacks_language and source.with_eos([[]]) == [[source.eos_id]]
+        settings |= {"decoder_start_token": settings["bos_token"], "add_source_eos": ends}
+    write_ctranslate2(model, directory, vocabulary, source=source_vocabulary, settings=settings)
     write_tokenizers(directory, source, target, alone=config.encoder is None)
 
 
@@ -87,36 +103,20 @@ def write_ctranslate2(
     check_exportable(model.config)
     require("ctranslate2", "this export", "ctranslate2")
     from ctranslate2.specs.model_spec import index_spec
-    from ctranslate2.specs.transformer_spec import (
-        TransformerDecoderModelSpec,
-        TransformerDecoderSpec,
-        TransformerEncoderSpec,
-        TransformerSpec,
-    )
+    from ctranslate2.specs.transformer_spec import TransformerDecoderModelSpec, TransformerSpec
 
     config = model.config
-    assert model.decoder is not None
-    options = _options(config)
-    cross = model.encoder is not None
-    decoder = TransformerDecoderSpec(len(model.decoder.layers), config.n_heads, with_encoder_attention=cross, **options)
-    _set_stack(decoder, model.decoder, config)
+    decoder = _stack_spec(model.decoder, config)
     if model.encoder is None:
         spec = TransformerDecoderModelSpec(decoder)
         spec.register_vocabulary(list(target))
     else:
-        encoder = TransformerEncoderSpec(len(model.encoder.layers), config.n_heads, **options)
-        _set_stack(encoder, model.encoder, config)
-        spec = TransformerSpec(encoder, decoder)
+        spec = TransformerSpec(_stack_spec(model.encoder, config), decoder)
         spec.register_source_vocabulary(list(target if source is None else source))
         spec.register_target_vocabulary(list(target))
     for name, weight in named_weights(model, CTRANSLATE2).items():
         scope, _, kind = name.rpartition(".")
-        layer = index_spec(spec, scope)
-        if "norm" in scope:
-            kind = {"weight": "gamma", "bias": "beta"}[kind]
-            if kind == "gamma" and hasattr(layer, "beta"):  # zeros where our norm of mean and variance has no bias
-                layer.beta = torch.zeros_like(weight)
-        setattr(layer, kind, weight.clone())
+        _set_weight(index_spec(spec, scope), kind, weight.clone())
     for name, value in (settings | {"layer_norm_epsilon": config.norm_eps}).items():
         setattr(spec.config, name, value)
     spec.validate()
@@ -139,20 +139,23 @@ def vocabulary_of(tokenizer: Tokenizer, size: int) -> list[str]:
     return [name or f"<unused {i}>" for i, name in enumerate(names)]
 
 
-def _ends_alone(tokenizer: Tokenizer) -> bool:
-    """Whether EOS is all that a text has beside its tokens: no tag of a language, chosen or to be chosen."""
-    try:
-        return tokenizer.with_eos([[]]) == [[tokenizer.eos_id]]
-    except InputError:
-        return False
+def _set_weight(layer: Any, kind: str, weight: Tensor) -> None:
+    """Set the weight or the bias of a linear map, of a table or of a norm."""
+    if hasattr(layer, "gamma"):
+        kind = {"weight": "gamma", "bias": "beta"}[kind]
+    setattr(layer, kind, weight)
+    if kind == "gamma" and hasattr(layer, "beta"):  # our norm of mean and variance may have no bias
+        layer.beta = torch.zeros_like(weight)
 
 
-def _options(config: TransformerConfig) -> dict[str, Any]:
-    """The arguments of a stack's specification."""
+def _stack_spec(stack: Stack | None, config: TransformerConfig) -> Any:
+    """The specification of a half, with everything that is no parameter of ours."""
     from ctranslate2.specs.attention_spec import RotaryScalingType
     from ctranslate2.specs.common_spec import Activation
+    from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 
-    found = {
+    assert stack is not None
+    options = {
         "pre_norm": config.norm_position == "pre",
         "activation": Activation[ACTIVATIONS[config.activation]],
         "ffn_glu": config.gated,
@@ -163,14 +166,14 @@ def _options(config: TransformerConfig) -> dict[str, Any]:
         "head_dim": config.head_width,
     }
     if config.positions == "rotary":
-        found |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.rotary_theta}
+        options |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.rotary_theta}
         kind = RotaryScalingType.Linear if config.rotary_bands is None else RotaryScalingType.Llama3
-        found |= {"rotary_scaling_type": kind, "rotary_scaling_factor": config.rotary_factor}
-    return found
-
-
-def _set_stack(spec: Any, stack: Stack, config: TransformerConfig) -> None:
-    """Everything of a half that is no parameter of ours."""
+        options |= {"rotary_scaling_type": kind, "rotary_scaling_factor": config.rotary_factor}
+    if stack.causal:
+        options["with_encoder_attention"] = config.encoder is not None
+    spec = (TransformerDecoderSpec if stack.causal else TransformerEncoderSpec)(
+        len(stack.layers), config.n_heads, **options
+    )
     spec.scale_embeddings = config.scale_embeddings
     if config.positions == "none":
         spec.position_encodings.encodings = torch.zeros(config.max_positions, config.d_model)
@@ -185,3 +188,4 @@ def _set_stack(spec: Any, stack: Stack, config: TransformerConfig) -> None:
                 rotary_scaling_factor=np.float32(config.rotary_factor),
                 original_max_position_embeddings=np.int32(n),
             )
+    return spec

@@ -12,14 +12,9 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
-from transduce.interop.encoder_decoder import read_model as read_model
+from transduce.interop.encoder_decoder import read_model as read_model, read_table
 from transduce.interop.generation import Generation, read_decoding, read_generation, require_settings
-from transduce.interop.pretrained import (
-    TOKENIZER,
-    Imported,
-    read_optional,
-    read_table,
-)
+from transduce.interop.pretrained import TOKENIZER, Imported, read_optional
 from transduce.interop.settings import BARTSettings
 
 LANGUAGE = re.compile("[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")

@@ -231,21 +231,7 @@ def read_decoding(
     """
     g = generation
     beam = g.num_beams != 1
-    own_start = g.decoder_start_token_id != g.end_id
-    require_settings(
-        directory,
-        g,
-        ("do_sample", "false", not g.do_sample),
-        # in beam search, transformers penalizes log-probabilities, not logits
-        ("repetition_penalty", "1.0", not beam or g.repetition_penalty == 1),
-        (
-            "no_repeat_ngram_size",
-            "0 or at least 2, for its end begins every output",
-            g.no_repeat_ngram_size != 1 or own_start,
-        ),
-        ("forced_eos_token_id", "eos_token_id", g.forced_eos_token_id in (None, g.end_id)),
-        ("length_penalty", "at least 0", not beam or g.length_penalty >= 0),
-    )
+    _check_search(directory, g, beam)
     least = g.min_length - n_given if g.min_new_tokens is None else g.min_new_tokens
     decoding = {
         **_read_rules(directory, g, vocab_size),
@@ -263,6 +249,23 @@ def read_decoding(
     if most is not None:  # its last token may have to be the end
         decoding |= {"length_ratio": 0.0, "length_extra": most - n_forced - (g.forced_eos_token_id is not None)}
     return decoding
+
+
+def _check_search(directory: Path, generation: Generation, beam: bool) -> None:
+    """Raise InputError unless a search of an encoder-decoder model has an equal here."""
+    g = generation
+    begins_with_end = g.decoder_start_token_id == g.end_id
+    repeats = g.no_repeat_ngram_size != 1 or not begins_with_end
+    require_settings(
+        directory,
+        g,
+        ("do_sample", "false", not g.do_sample),
+        # in beam search, transformers penalizes log-probabilities, not logits
+        ("repetition_penalty", "1.0", not beam or g.repetition_penalty == 1),
+        ("no_repeat_ngram_size", "0 or at least 2, for its end begins every output", repeats),
+        ("forced_eos_token_id", "eos_token_id", g.forced_eos_token_id in (None, g.end_id)),
+        ("length_penalty", "at least 0", not beam or g.length_penalty >= 0),
+    )
 
 
 def read_sampling(directory: Path, generation: Generation, config: TransformerConfig) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.errors import InputError
-from transduce.files import regular, write_file
+from transduce.files import write_file
 from transduce.interop.config_json import read_settings, their_settings
-from transduce.interop.encoder_decoder import read_model as read_model
+from transduce.interop.encoder_decoder import piece_tokenizer, read_model as read_model
 from transduce.interop.generation import (
     GENERATION,
     Generation,
@@ -28,7 +28,6 @@ from transduce.interop.pretrained import (
     Imported,
     check_carried,
     read_optional,
-    read_table,
     write_model,
     write_settings,
 )
@@ -93,13 +92,9 @@ def read_run(directory: Path, settings: MarianSettings) -> Imported:
     )
     separate = read_optional(directory / TOKENIZER).get("separate_vocabs") is True
 
-    def side(name: str, table: str, size: int) -> ImportedTokenizer:
-        pieces = read_table(directory / table, size)
-        spm = regular(directory / f"{name}.spm").read_bytes()
-        return ImportedTokenizer.of_pieces(spm, pieces, special=generation.special_ids(unk=pieces.index("<unk>")))
-
-    source = side("source", "vocab.json", settings.vocab_size)
-    target = side("target", "target_vocab.json" if separate else "vocab.json", model.vocab_size)
+    source = piece_tokenizer(directory, generation, settings.vocab_size, "source.spm")
+    table = "target_vocab.json" if separate else "vocab.json"
+    target = piece_tokenizer(directory, generation, model.vocab_size, "target.spm", table)
     decoding = read_decoding(directory, generation, model.vocab_size)
     return Imported(model, target if source.model == target.model else source, target, decoding)
 

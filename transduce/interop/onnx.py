@@ -5,6 +5,7 @@ from collections.abc import Collection
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -154,9 +155,16 @@ def export_onnx(
         with torch.no_grad():
             given |= dict(zip(names, encoder(**sources), strict=True))
     _write(Step(model), directory / STEP, given, ["logits", "new_keys", "new_values"])
+    write_tokenizers(directory, source, target, alone=config.encoder is None)
     never = {*target.suppressed, *range(target.vocab_size, config.vocab_size), *suppress}
-    settings = {
-        "n_layers": n_layers,
+    write_settings(directory / CONFIG, _settings(config, target, never))
+
+
+def _settings(config: TransformerConfig, target: Tokenizer, never: set[int]) -> dict[str, Any]:
+    """What a search needs to know; `never` are ids that it does not write."""
+    assert config.decoder is not None
+    return {
+        "n_layers": config.decoder.n_layers,
         "n_kv_heads": config.kv_heads,
         "d_head": config.d_head,
         "vocab_size": config.vocab_size,
@@ -164,8 +172,6 @@ def export_onnx(
         "eos_id": target.eos_id,
         "suppressed": sorted(never),
     }
-    write_tokenizers(directory, source, target, alone=config.encoder is None)
-    write_settings(directory / CONFIG, settings)
 
 
 def _write(module: nn.Module, path: Path, inputs: dict[str, Tensor], outputs: list[str]) -> None:

@@ -67,22 +67,6 @@ def write_json_tokenizer(
     write_settings(directory / TOKENIZER, {"tokenizer_class": kind, "model_max_length": max_positions, **tokens})
 
 
-def read_table(path: Path, size: int) -> list[str]:
-    """The pieces by id of a vocab.json, which has an id for each piece; "" for ids of the `size` that it does not name.
-
-    Raises:
-        InputError: it is something else, or has an id beyond.
-    """
-    pieces = [""] * size
-    for piece, i in read_json(path).items():
-        if type(i) is not int or not 0 <= i < size:
-            raise InputError(f"{path} must have an id of 0 to {size - 1} for every piece, but {piece!r} has {i!r}")
-        pieces[i] = piece
-    if "<unk>" not in pieces:
-        raise InputError(f"{path} must have the piece <unk>, but it has not")
-    return pieces
-
-
 TRAINING = {"dropout", "attention_dropout", "init", "init_gain", "recompute", "balance_weight", "experts_per_token"}
 """The fields of TransformerConfig that change no output of a trained model without experts."""
 

@@ -17,11 +17,12 @@ from transduce.data.speech.features import FeatureExtractor
 from transduce.data.text.imported import ImportedTokenizer
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
-from transduce.files import read_json, regular
+from transduce.files import read_json
 from transduce.interop.config_json import known_fields, our_config, our_fields, require_equal, require_value
+from transduce.interop.encoder_decoder import piece_tokenizer
 from transduce.interop.generation import Generation, WhisperGeneration, read_decoding, read_generation, refusal
 from transduce.interop.names import SPEECH2TEXT, WHISPER
-from transduce.interop.pretrained import TOKENIZER, Imported, read_optional, read_table
+from transduce.interop.pretrained import TOKENIZER, Imported, read_optional
 from transduce.interop.settings import Speech2TextSettings, SpeechSettings, WhisperSettings
 from transduce.interop.weights import fill_transformer, read_tensors
 from transduce.model.inputs import ConvolvedInput
@@ -169,8 +170,12 @@ def _speech2text(directory: Path, settings: SpeechSettings) -> Imported:
     )
     model = read_model(directory, settings)
     generation = read_generation(directory, settings, Generation)
-    tokenizer = _piece_table(directory, generation, settings.vocab_size)
-    decoding = read_decoding(directory, generation, settings.vocab_size, n_forced=len(tokenizer.opening))
+    if read_optional(directory / TOKENIZER).get("do_upper_case"):
+        raise InputError(f"do_upper_case must be False, but in {directory} it is True")
+    forced = generation.forced_bos_token_id
+    opening = [] if forced is None else [forced]
+    tokenizer = piece_tokenizer(directory, generation, settings.vocab_size, "sentencepiece.bpe.model", opening=opening)
+    decoding = read_decoding(directory, generation, settings.vocab_size, n_forced=len(opening))
     decoding["max_seconds"] = features.hop * settings.max_source_positions
     return Imported(model, None, tokenizer, decoding, FeatureExtractor(features))
 
@@ -229,14 +234,3 @@ def _forced(directory: Path, generation: WhisperGeneration, names: dict[int, str
         raise refusal(directory, "forced_decoder_ids", "pairs of a place and an id of this vocabulary", pairs)
     forced = {place: names[i] for place, i in pairs if i is not None}
     return forced.get(1), forced.get(2)
-
-
-def _piece_table(directory: Path, generation: Generation, vocab_size: int) -> ImportedTokenizer:
-    """The pieces of vocab.json, into which sentencepiece.bpe.model cuts a text that begins with the forced one."""
-    if read_optional(directory / TOKENIZER).get("do_upper_case"):
-        raise InputError(f"do_upper_case must be False, but in {directory} it is True")
-    spm = regular(directory / "sentencepiece.bpe.model").read_bytes()
-    pieces = read_table(directory / "vocab.json", vocab_size)
-    forced = generation.forced_bos_token_id
-    special = generation.special_ids(unk=pieces.index("<unk>"))
-    return ImportedTokenizer.of_pieces(spm, pieces, special=special, opening=[] if forced is None else [forced])
