@@ -152,12 +152,8 @@ class _Input(NamedTuple):
 
     request: Request
     i: int
+    cost: int
     turn: float
-
-    @property
-    def cost(self) -> int:
-        """Its part of a batch."""
-        return self.request.costs[self.i]
 
 
 class Engine(threading.Thread):
@@ -221,7 +217,7 @@ class Engine(threading.Thread):
             request.extend(self.config.deadline)
             turn = self._turns[request.stream]  # start-time fair queueing (Goyal et al. 1996)
             for i, cost in enumerate(request.costs):
-                insort(self._queue, _Input(request, i, turn), key=attrgetter("turn"))
+                insort(self._queue, _Input(request, i, cost, turn), key=attrgetter("turn"))
                 turn += cost
             self._changed.notify()
         return request.pieces()
@@ -303,17 +299,18 @@ class Engine(threading.Thread):
         batch_runs = len(streams) < len(self._jobs)
         batch, others = list[_Input](), list[_Input]()
         groups = [batch]
+        cost = 0
         for each in self._queue:
             request = each.request
-            is_other = batch and request.kind != batch[0].request.kind
-            is_full = sum(each.cost for each in batch) >= self.config.batch
+            fits = cost < self.config.batch and (not batch or request.kind == batch[0].request.kind)
             if request.expired:
                 continue
             if request.stream and request not in streams and len(streams) < MAX_STREAMS:
                 streams.add(request)
                 groups.append([each])
-            elif not (request.stream or batch_runs or is_other or is_full):
+            elif fits and not (request.stream or batch_runs):
                 batch.append(each)
+                cost += each.cost
             else:
                 others.append(each)
                 continue
