@@ -43,7 +43,7 @@ class FeatureConfig:
     """1 appends the slopes of the coefficients over five frames, 2 also the slopes of the
     slopes."""
     log_mel: LogMel = "plain"
-    """How log-mels are computed (see FeatureExtractor): plainly, as by Kaldi's fbank for
+    """The formula of log-mels (see FeatureExtractor): plain, or that of Kaldi's fbank for
     Speech2Text, or as for Whisper."""
     pad_to: float = 0.0
     """Seconds: shorter sound is padded to this duration with silence behind it; 0: none is."""
@@ -151,7 +151,7 @@ class VectorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """How training changes an utterance; with speeds=(1.0,), no masks and vtlp=0 it does not."""
+    """Changes of an utterance in training; with speeds=(1.0,), no masks and vtlp=0 there are none."""
 
     speeds: tuple[float, ...] = (0.9, 1.0, 1.1)
     """One of them is drawn for each utterance (Ko et al. 2015)."""
@@ -216,7 +216,7 @@ class Augmentation:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
-    """How a text is corrupted for masked language modelling. The chosen tokens that are not
+    """Corruption of a text for masked language modelling. The chosen tokens that are not
     replaced stay unchanged.
 
     Source: Devlin et al. (2019), BERT, section 3.1.

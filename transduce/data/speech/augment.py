@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from transduce.config import within
@@ -69,11 +69,7 @@ def mask_time(
     """
     # 1e-6, as 0.3 / 0.1 and 0.1 * 30 are a hair off whole numbers
     most = min(int(widest / hop + 1e-6), int(share * len(frames) + 1e-6))
-    masked = frames.clone()
-    mean = frames.mean(dim=0)
-    for start, stop in _spans(len(frames), spans, most, rng):
-        masked[start:stop] = mean
-    return masked
+    return torch.where(_spans(len(frames), spans, most, rng)[:, None], frames.mean(dim=0), frames)
 
 
 def mask_frequency(log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rng: Generator) -> Float[Tensor, "S M"]:
@@ -85,12 +81,8 @@ def mask_frequency(log_mel: Float[Tensor, "S M"], *, spans: int, widest: int, rn
 
     Source: Park et al. (2019), SpecAugment.
     """
-    masked = log_mel.clone()
-    mean = log_mel.mean(dim=0)
     n_mels = log_mel.size(1)
-    for start, stop in _spans(n_mels, spans, min(widest, n_mels), rng):
-        masked[:, start:stop] = mean[start:stop]
-    return masked
+    return torch.where(_spans(n_mels, spans, min(widest, n_mels), rng), log_mel.mean(dim=0), log_mel)
 
 
 def drop_tokens(target_in: Int[Tensor, " T"], *, share: float, instead: int, rng: Generator) -> Int[Tensor, " T"]:
@@ -197,11 +189,11 @@ def _centres(n_mels: int, low: float, high: float) -> tuple[Float[Tensor, " M"],
     return 700 * (10 ** (mels / 2595) - 1), bottom, step
 
 
-def _spans(size: int, n: int, widest: int, rng: Generator) -> list[tuple[int, int]]:
-    """The start and stop of n spans inside 0 ... size."""
-    spans = []
+def _spans(size: int, n: int, widest: int, rng: Generator) -> Bool[Tensor, " size"]:
+    """The places of n spans inside 0 ... size."""
+    masked = torch.zeros(size, dtype=torch.bool)
     for _ in range(n):
         width = int(torch.randint(widest + 1, (), generator=rng))
         start = int(torch.randint(size - width + 1, (), generator=rng))
-        spans.append((start, start + width))
-    return spans
+        masked[start : start + width] = True
+    return masked

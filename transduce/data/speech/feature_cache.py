@@ -128,19 +128,16 @@ class FeatureCache:
             if lacking := [speed for speed, file in files.items() if not file.exists()]:
                 missing[path] = lacking
 
-        def compute(path: Path) -> str:
+        def compute(path: Path) -> None:
             try:
                 self._compute(path, plain, missing[path])
             except InputError as error:
-                return str(error)
-            return ""
+                errors[path] = str(error)
 
         bar = Bar(total=len(missing), desc="features", unit="file", disable=not missing)
         with bar, ThreadPoolExecutor(max(1, workers), initializer=use_one_core) as pool:
-            for path, reason in zip(missing, pool.map(compute, missing), strict=True):
+            for _ in pool.map(compute, missing):
                 bar.update()
-                if reason:
-                    errors[path] = reason
         return errors
 
 

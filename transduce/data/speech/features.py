@@ -23,7 +23,7 @@ EPSILON = 1e-5
 """Added to a variance before the division by its root, so that a constant feature becomes 0."""
 
 CHUNK = 512
-"""How many frames are transformed at once: they fit into a CPU's caches, and an hour of sound takes
+"""Frames that are transformed at once: they fit into a CPU's caches, and an hour of sound takes
 no more memory."""
 
 

@@ -75,7 +75,7 @@ class ImportedTokenizer(Tokenizer):
         """
         super().__init__(model)
         try:
-            plain: Any = json.loads(model)
+            self._plain = plain = json.loads(model)
             self.vocab_size = size = plain["size"]
             self._languages = plain["languages"]
             self._place = plain["place"]
@@ -90,22 +90,15 @@ class ImportedTokenizer(Tokenizer):
             self.bos_id, self.eos_id, self.pad_id, self.unk_id = special
             self._tokenizer: JSONTokenizer | Pieces
             if "tokenizer" in plain:
-                self._tokenizer = JSONTokenizer(json.dumps(plain["tokenizer"], ensure_ascii=False).encode())
+                self._tokenizer = JSONTokenizer(_to_json(plain["tokenizer"]))
             else:
                 pieces = b64decode(plain["sentencepiece"], validate=True)
                 self._tokenizer = Pieces(pieces, plain["pieces"], self.unk_id)
             if self._tokenizer.vocab_size > size:
                 raise InputError(f"it has {self._tokenizer.vocab_size} tokens, but size={size}")
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RuntimeError,
-            RecursionError,
-        ) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise InputError(f"a tokenizer of an imported model is JSON with its parts, but: {error!r:.200}") from error
-        self._unwritten = {*ids}
+        self._special_ids = {*ids}
         self._by_language: dict[str, ImportedTokenizer] = {}
         tags = {*self._languages.values()}
         self.lacks_language = bool(tags) and not tags & {*self.opening, *self._closing, self.bos_id}
@@ -132,14 +125,8 @@ class ImportedTokenizer(Tokenizer):
         Raises:
             InputError: they do not go together.
         """
-        parts = {
-            "size": size,
-            "special": special,
-            "opening": list(opening),
-            "closing": list(closing),
-        }
-        plain = {**tokenizer, **parts, "languages": languages or {}, "place": place}
-        return cls(json.dumps(plain, ensure_ascii=False).encode())
+        ids = {"special": special, "opening": [*opening], "closing": [*closing], "languages": languages or {}}
+        return cls(_to_json({**tokenizer, "size": size, **ids, "place": place}))
 
     @classmethod
     def of_pieces(cls, model: bytes, pieces: Sequence[str], **parts: Any) -> "ImportedTokenizer":
@@ -153,25 +140,22 @@ class ImportedTokenizer(Tokenizer):
 
     def sentencepiece(self) -> bytes | None:
         """The SentencePiece model of this tokenizer, if it has one and adds nothing to texts."""
-        plain = json.loads(self.model)
-        if "sentencepiece" not in plain or self.opening or self._closing or self._languages:
-            return None
-        return b64decode(plain["sentencepiece"])
+        model = self._plain.get("sentencepiece")
+        return None if not model or self.opening or self._closing or self._languages else b64decode(model)
 
     def with_language(self, language: str) -> "ImportedTokenizer":
         if language not in self._languages:
             names = ", ".join([*self._languages][:8]) + ", ..." * (len(self._languages) > 8)
             raise InputError(f"a language must be one that the model knows ({names or 'none'}), but it is {language!r}")
         if language not in self._by_language:
-            plain = json.loads(self.model)
             tag = self._languages[language]
             if self._place == "bos":
-                plain["special"]["bos"] = tag
+                change = {"special": self._plain["special"] | {"bos": tag}}
             elif self._place == "first":
-                plain["opening"] = [tag, *self.opening[1:]]
+                change = {"opening": [tag, *self.opening[1:]]}
             else:
-                plain[self._place] = [tag]
-            self._by_language[language] = ImportedTokenizer(json.dumps(plain, ensure_ascii=False).encode())
+                change = {self._place: [tag]}
+            self._by_language[language] = ImportedTokenizer(_to_json(self._plain | change))
         return self._by_language[language]
 
     @property
@@ -199,8 +183,12 @@ class ImportedTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         n = self._tokenizer.vocab_size
-        return self._tokenizer.decode([[i for i in row if i not in self._unwritten and i < n] for row in ids])
+        return self._tokenizer.decode([[i for i in row if i not in self._special_ids and i < n] for row in ids])
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         n = self._tokenizer.vocab_size
         return [self._tokenizer.tokens([i])[0] if i < n else "" for i in ids]
+
+
+def _to_json(plain: dict[str, Any]) -> bytes:
+    return json.dumps(plain, ensure_ascii=False).encode()

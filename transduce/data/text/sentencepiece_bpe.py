@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, pairwise
 from typing import Any, Literal, SupportsIndex
 
@@ -240,17 +240,17 @@ def train_tokenizer_pair(
     normalization: Normalization = "identity",
 ) -> tuple[SentencePieceTokenizer, SentencePieceTokenizer]:
     """Trained tokenizers of both sides; if `joint`, one tokenizer of both texts, twice."""
-    first, *second = (
-        SentencePieceTokenizer.train(
-            texts,
-            vocab_size=vocab_size,
-            symbols=symbols,
-            lowercase=lowercase,
-            normalization=normalization,
-        )
-        for texts in ([[*source, *target]] if joint else [source, target])
+    train = partial(
+        SentencePieceTokenizer.train,
+        vocab_size=vocab_size,
+        symbols=symbols,
+        lowercase=lowercase,
+        normalization=normalization,
     )
-    return first, second[0] if second else first
+    if joint:
+        both = train([*source, *target])
+        return both, both
+    return train(source), train(target)
 
 
 tokenizers = train_tokenizer_pair
