@@ -133,32 +133,24 @@ def lines_fingerprint(lines: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def split_table(
-    lines: Sequence[str], name: str, header: Sequence[str] | None = None
-) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns, and the cells of every row, of a table whose cells are separated by
-    tabs.
+def split_table(lines: Sequence[str], name: str) -> tuple[list[str], list[list[str]]]:
+    """The names of the columns, which the first line has, and the cells of every row of a table.
 
-    Args:
-        name: stands for the table in errors.
-        header: the names of the columns; None: the first line has them.
+    Tabs separate cells; `name` stands for the table in errors.
 
     Raises:
         InputError: there is no line to name the columns, one is named twice, or a row has more or
             fewer cells.
     """
-    rows = [line.split("\t") for line in lines]
-    first = 1 if header else 2
-    if header is None:
-        if not rows:
-            raise InputError(f"a table must begin with a line that names its columns, but {name} is empty")
-        header, *rows = rows
+    if not lines:
+        raise InputError(f"a table must begin with a line that names its columns, but {name} is empty")
+    header, *rows = (line.split("\t") for line in lines)
     if len(set(header)) < len(header):
         columns = ", ".join(header)
         raise InputError(f"a table must name every column once, but {name} has {columns}; rename one of them")
-    for number, row in enumerate(rows, start=first):
+    for number, row in enumerate(rows, start=2):
         check_row(row, header, name, number)
-    return list(header), rows
+    return header, rows
 
 
 def check_row(row: Sequence[str], header: Sequence[str], name: str, number: int) -> None:
