@@ -14,6 +14,7 @@ from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.rules import ids_tensor
+from transduce.decode.scorer import Places, Scores
 from transduce.decode.topk import Continuations, top_k
 from transduce.kernels import library
 
@@ -136,7 +137,7 @@ class Beams:
         return [slice(start, start + size) for start in range(0, self.config.beam_size, size)]
 
     def extend(
-        self, scores: Float[Tensor, "N V"], offset: Float[Tensor, "A k"], coverage: Float[Tensor, "A k"] | None
+        self, scores: Scores, offset: Float[Tensor, "A k"], coverage: Float[Tensor, "A k"] | None
     ) -> Int[Tensor, "A K"]:
         """Append one token; the rows of `scores` that the active hypotheses continue.
 
@@ -164,7 +165,7 @@ class Beams:
         """The 2 * beam_size best, so that at least beam_size active hypotheses remain when others end."""
         return top_k(scores, offset, 2 * self.config.beam_size)
 
-    def retire(self) -> Int[Tensor, " M"] | None:
+    def retire(self) -> Places | None:
         """Take out the sentences that are done or at their bound; the places of the others, or None for all."""
         flags: list[bool] = (self.done | (self.max_lengths <= self.length)).tolist()  # the one host sync of a step
         if not any(flags):

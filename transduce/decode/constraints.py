@@ -12,7 +12,7 @@ from transduce.decode.config import RulesConfig
 from transduce.decode.phrases import Prefix
 from transduce.decode.required import Required
 from transduce.decode.rules import Rule, config_rules, ids_tensor, penalize_repetition
-from transduce.decode.scorer import Scorer, at_least_float32
+from transduce.decode.scorer import Scorer, Scores, Tokens, at_least_float32
 from transduce.decode.topk import log_sum_exp
 from transduce.errors import InputError
 
@@ -58,8 +58,8 @@ class Constraints:
         self.suppressed_ids = ids_tensor(self.suppressed, device)
 
     def scores(
-        self, scorer: Scorer, last: Int[Tensor, " N"], tokens: Int[Tensor, "N L"], sentences: Sequence[int]
-    ) -> tuple[Float[Tensor, "N V"], Float[Tensor, " N"]]:
+        self, scorer: Scorer, last: Tokens, tokens: Int[Tensor, "N L"], sentences: Sequence[int]
+    ) -> tuple[Scores, Float[Tensor, " N"]]:
         """Append the last token to every row; scores of the next in float32 or wider, and their normalizer.
 
         The difference is what a token adds to its hypothesis. Forbidden tokens have -inf; the others are not

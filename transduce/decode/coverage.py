@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decode.scorer import Decoder, ModelScorer
+from transduce.decode.scorer import Decoder, ModelScorer, Places, Scores, Tokens
 from transduce.taps import Taps
 
 
@@ -27,7 +27,7 @@ class CoverageScorer(ModelScorer):
         self.attention: Float[Tensor, "N S"] = torch.zeros(shape, device=device)
         """The sum over all steps so far."""
 
-    def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
+    def step(self, tokens: Tokens) -> Scores:
         self.taps = Taps(cross_attention=True, layer=self.layer)
         logits = super().step(tokens)
         assert self.taps.cross_attention
@@ -42,7 +42,7 @@ class CoverageScorer(ModelScorer):
         attention = self.attention.clamp(torch.finfo(torch.float32).tiny, 1.0)
         return attention.log().masked_fill(self.padding, 0.0).sum(dim=1)
 
-    def reorder(self, rows: Int[Tensor, " M"]) -> None:
+    def reorder(self, rows: Places) -> None:
         super().reorder(rows)
         self.attention = self.attention[rows]
         self.padding = self.padding[rows]

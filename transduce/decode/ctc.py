@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from transduce.decode.scorer import Places, Scores, Tokens
+
 
 @dataclass(frozen=True)
 class Prefixes:
@@ -19,14 +21,14 @@ class Prefixes:
     """Summed over those whose frame j is blank."""
     log_prob: Float[Tensor, " N"]
     """Over all frames, of the prefix with anything or nothing behind it."""
-    last: Int[Tensor, " N"]
+    last: Tokens
 
     @property
     def alpha(self) -> Float[Tensor, "N j"]:
         """Both together: frame j is the last token or blank."""
         return torch.logaddexp(self.log_p_nonblank, self.log_p_blank)
 
-    def rows(self, rows: Int[Tensor, " M"]) -> "Prefixes":
+    def rows(self, rows: Places) -> "Prefixes":
         """Some of the prefixes; rows may repeat."""
         return Prefixes(*(each[rows] for each in vars(self).values()))
 
@@ -73,7 +75,7 @@ class CTCPrefixScorer:
         self.probs: Float[Tensor, "B S V"] = log_probs.exp().masked_fill(self.padding[:, :, None], 0.0)
         self.prefixes: Prefixes | None = None
 
-    def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
+    def step(self, tokens: Tokens) -> Scores:
         """Append one token to every row, but at first only begin, with BOS; score the next."""
         self.prefixes = self._empty() if self.prefixes is None else self._extended(self.prefixes, tokens)
         alpha = self.prefixes.alpha
@@ -91,12 +93,12 @@ class CTCPrefixScorer:
         scores[:, self.blank_id] = -math.inf
         return scores
 
-    def reorder(self, rows: Int[Tensor, " M"]) -> None:
+    def reorder(self, rows: Places) -> None:
         """Let row m go on from the past of row rows[m]; rows may repeat and be left out."""
         if self.prefixes is not None:
             self.prefixes = self.prefixes.rows(rows)
 
-    def keep(self, sentences: Int[Tensor, " M"]) -> None:
+    def keep(self, sentences: Places) -> None:
         """Go on with these sentences only. Their rows were already chosen by `reorder`."""
         self.padding = self.padding[sentences]
         self.log_probs = self.log_probs[sentences]
@@ -110,7 +112,7 @@ class CTCPrefixScorer:
         impossible = torch.full_like(log_p_blank, -math.inf)
         return Prefixes(impossible, log_p_blank, torch.zeros_like(log_p_blank[:, 0]), last)
 
-    def _extended(self, old: Prefixes, tokens: Int[Tensor, " N"]) -> Prefixes:
+    def _extended(self, old: Prefixes, tokens: Tokens) -> Prefixes:
         """Append one token to every prefix; a blank must part a token from its repetition."""
         phi = self._before(torch.where((tokens == old.last)[:, None], old.log_p_blank, old.alpha))
         token = self._cumulative(tokens)
@@ -124,7 +126,7 @@ class CTCPrefixScorer:
         beams = len(alpha) // self.n_sentences
         return alpha[:, :-1].masked_fill(self.padding.repeat_interleave(beams, dim=0), -math.inf)
 
-    def _cumulative(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N j"]:
+    def _cumulative(self, tokens: Tokens) -> Float[Tensor, "N j"]:
         """The log-probability that frames 1 ... j are all the row's token; in float64, for its differences."""
         index = tokens.view(self.n_sentences, 1, -1).expand(-1, self.log_probs.size(1), -1)
         frames = self.log_probs.gather(2, index).transpose(1, 2).flatten(0, 1)

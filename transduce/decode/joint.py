@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from transduce.decode.scorer import Scorer, log_probs
+from transduce.decode.scorer import Places, Scorer, Scores, Tokens, log_probs
 from transduce.errors import InputError
 
 
@@ -45,15 +43,15 @@ class JointScorer:
         self.parts = parts
         self.n_sentences = parts[0][1].n_sentences
 
-    def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
+    def step(self, tokens: Tokens) -> Scores:
         """Append one token to every row; the weighted sum of the log-probabilities of the next."""
         return torch.stack([weight * log_probs(scorer, tokens) for weight, scorer in self.parts]).sum(dim=0)
 
-    def reorder(self, rows: Int[Tensor, " M"]) -> None:
+    def reorder(self, rows: Places) -> None:
         for _, scorer in self.parts:
             scorer.reorder(rows)
 
-    def keep(self, sentences: Int[Tensor, " M"]) -> None:
+    def keep(self, sentences: Places) -> None:
         for _, scorer in self.parts:
             scorer.keep(sentences)
         self.n_sentences = len(sentences)

@@ -6,10 +6,11 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from transduce.decode.config import RulesConfig
+from transduce.decode.scorer import Places, Scores
 
 
 class Rule(Protocol):
@@ -21,9 +22,7 @@ class Rule(Protocol):
         sentences: numbers of the sentences, each of which has len(tokens) / len(sentences) neighbouring rows.
     """
 
-    def __call__(
-        self, scores: Float[Tensor, "N V"], tokens: Int[Tensor, "N L"], sentences: Sequence[int]
-    ) -> Float[Tensor, "N V"]: ...
+    def __call__(self, scores: Scores, tokens: Int[Tensor, "N L"], sentences: Sequence[int]) -> Scores: ...
 
 
 def config_rules(config: RulesConfig, eos_id: int | None, device: torch.device) -> list[Rule]:
@@ -95,6 +94,6 @@ def behind_prompt(
     return torch.cat((rows.repeat_interleave(len(tokens) // len(sentences), dim=0), tokens), dim=1)
 
 
-def ids_tensor(ids: Sequence[int], device: torch.device) -> Int[Tensor, " M"]:
+def ids_tensor(ids: Sequence[int], device: torch.device) -> Places:
     """Token ids or row numbers on the device of the search."""
     return torch.tensor(ids, dtype=torch.long, device=device)

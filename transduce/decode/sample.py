@@ -12,7 +12,7 @@ from transduce.decode.config import BeamConfig, SamplingConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis, length_penalty
 from transduce.decode.rules import ids_tensor
-from transduce.decode.scorer import Scorer, at_least_float32
+from transduce.decode.scorer import Places, Scorer, Scores, Tokens, at_least_float32
 from transduce.decode.topk import log_sum_exp, top_k
 from transduce.errors import InputError
 
@@ -23,7 +23,7 @@ PLAIN = SamplingConfig()
 GREEDY = SamplingConfig(temperature=0.0)
 
 
-def probabilities(logits: Float[Tensor, "N V"], config: SamplingConfig) -> Float[Tensor, "N V"]:
+def probabilities(logits: Scores, config: SamplingConfig) -> Scores:
     """The distribution of the next token at a temperature above 0, in float32 or wider."""
     logits = at_least_float32(logits) / max(config.temperature, COLDEST)
     if 0 < config.top_k < logits.size(1):
@@ -32,16 +32,14 @@ def probabilities(logits: Float[Tensor, "N V"], config: SamplingConfig) -> Float
     return probs if config.top_p == 1 else nucleus(probs, config.top_p)
 
 
-def next_tokens(
-    logits: Float[Tensor, "N V"], config: SamplingConfig, uniform: Float[Tensor, " N"]
-) -> Int[Tensor, " N"]:
+def next_tokens(logits: Scores, config: SamplingConfig, uniform: Float[Tensor, " N"]) -> Tokens:
     """One token a row, by that row's number in [0, 1)."""
     if config.temperature:
         return draw(probabilities(logits, config), uniform)
     return top_k(logits, logits.new_zeros(len(logits), 1), 1).token[:, 0]
 
 
-def nucleus(probs: Float[Tensor, "N V"], top_p: float) -> Float[Tensor, "N V"]:
+def nucleus(probs: Scores, top_p: float) -> Scores:
     """The fewest tokens that have the probability top_p together, at their old ratios; of equal ones, the first."""
     ordered, index = probs.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered  # of the likelier tokens
@@ -50,7 +48,7 @@ def nucleus(probs: Float[Tensor, "N V"], top_p: float) -> Float[Tensor, "N V"]:
     return inside / inside.sum(-1, keepdim=True)
 
 
-def draw(probs: Float[Tensor, "N V"], uniform: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
+def draw(probs: Scores, uniform: Float[Tensor, " N"]) -> Tokens:
     """The first token of each row up to which the probabilities exceed `uniform`, never one of probability 0."""
     up_to = probs.double().cumsum(-1)
     total = up_to[:, -1:].contiguous()
@@ -162,7 +160,7 @@ class Sampler:
         self.uniforms = self.uniforms[rows]
         self._select(rows)
 
-    def _select(self, rows: Int[Tensor, " M"]) -> None:
+    def _select(self, rows: Places) -> None:
         """Go on with these rows of the scorer, each as a sentence of its own."""
         self.scorer.reorder(rows)
         self.scorer.keep(rows)

@@ -8,6 +8,13 @@ from torch import Tensor
 
 from transduce.errors import InputError
 
+Tokens = Int[Tensor, " N"]
+"""One token of every row."""
+Scores = Float[Tensor, "N V"]
+"""Of every next token of every row."""
+Places = Int[Tensor, " M"]
+"""Numbers of rows, sentences or tokens."""
+
 
 @runtime_checkable
 class Scorer(Protocol):
@@ -21,22 +28,22 @@ class Scorer(Protocol):
     additive: bool
     """True: a hypothesis scores the sum of what `step` returned. False: those are logits, and search normalizes."""
 
-    def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
+    def step(self, tokens: Tokens) -> Scores:
         """Append one token to every row; return the scores of the next, which the search may overwrite."""
 
-    def reorder(self, rows: Int[Tensor, " M"]) -> None:
+    def reorder(self, rows: Places) -> None:
         """Let row m go on from the past of row rows[m]; rows may repeat and be left out."""
 
-    def keep(self, sentences: Int[Tensor, " M"]) -> None:
+    def keep(self, sentences: Places) -> None:
         """Go on with these sentences only. Their rows were already chosen by `reorder`."""
 
 
-def at_least_float32(scores: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
+def at_least_float32(scores: Scores) -> Scores:
     """The same scores in float32 or wider."""
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
-def log_probs(scorer: Scorer, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
+def log_probs(scorer: Scorer, tokens: Tokens) -> Scores:
     """Append one token to every row; the log-probabilities of the next, in float32 or wider."""
     scores = at_least_float32(scorer.step(tokens))
     return scores if scorer.additive else scores.log_softmax(-1)
@@ -81,20 +88,20 @@ class ModelScorer:
         """Taps of the next step."""
         self.n_sentences = len(memory.states if prompts is None else prompts)
 
-    def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
+    def step(self, tokens: Tokens) -> Scores:
         """Logits of the next token; only the last position is projected to the vocabulary."""
         return self.model.project(self.states(tokens))
 
-    def states(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
+    def states(self, tokens: Tokens) -> Float[Tensor, "N D"]:
         """Append one token to every row; the last states of the decoder."""
         new = tokens[:, None] if self.prompts is None else self.prompts
         states = self.model.decoder_states(new, memory=self.memory, cache=self.cache, taps=self.taps)
         self.memory = self.prompts = None
         return states[:, -1]
 
-    def reorder(self, rows: Int[Tensor, " M"]) -> None:
+    def reorder(self, rows: Places) -> None:
         self.cache.reorder(rows)
 
-    def keep(self, sentences: Int[Tensor, " M"]) -> None:
+    def keep(self, sentences: Places) -> None:
         self.cache.keep(sentences)
         self.n_sentences = len(sentences)

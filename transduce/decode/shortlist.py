@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lexicon import likeliest_translations
-from transduce.decode.scorer import Decoder, ModelScorer
+from transduce.decode.scorer import Decoder, ModelScorer, Places, Tokens
 from transduce.errors import InputError
 from transduce.files import read_weights, write_file
 
@@ -69,13 +69,13 @@ class ShortlistScorer(ModelScorer):
         self.forbidden = ~allowed
         self.project = project
 
-    def step(self, tokens: Int[Tensor, " N"]) -> Float[Tensor, "N U"]:
+    def step(self, tokens: Tokens) -> Float[Tensor, "N U"]:
         logits = self.project(self.states(self.ids[tokens]))
         by_sentence = logits.view(self.n_sentences, -1, len(self.ids))
         by_sentence.masked_fill_(self.forbidden[:, None], -torch.inf)
         return logits
 
-    def keep(self, sentences: Int[Tensor, " M"]) -> None:
+    def keep(self, sentences: Places) -> None:
         super().keep(sentences)
         self.forbidden = self.forbidden[sentences]
 
