@@ -37,7 +37,12 @@ def every(language: Language, sentence: int, bound: int = BOUND) -> list[Hypothe
 
 
 def search(
-    language: Language, sentences: list[int], beam_size: int, bound: int = BOUND, **told
+    language: Language,
+    sentences: list[int],
+    beam_size: int,
+    bound: int = BOUND,
+    required: Required | None = None,
+    **told,
 ) -> list[list[Hypothesis]]:
     """As many as there are; greedily where the beam is one."""
     bounds, prompts, scorer = torch.tensor([bound] * len(sentences)), starts(len(sentences)), LanguageScorer
@@ -46,7 +51,7 @@ def search(
         how = {"sampling": GREEDY, "score": BeamConfig()}
         return Sampler(scorer(language, sentences), prompts, constraints, **how).run_by_sentence()
     beam = BeamConfig(beam_size=beam_size, n_best=beam_size)
-    return beam_search(scorer(language, sentences), prompts, constraints, beam)
+    return beam_search(scorer(language, sentences), prompts, constraints, beam, required=required)
 
 
 @pytest.mark.parametrize("phrases", [["aa"], ["ab", "b a"], ["a "], [" b", "bb", "aba"], ["b"], ["a", "b"]])

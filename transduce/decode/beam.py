@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decode.banks import RequiredBeams
 from transduce.decode.beams import Beams
 from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.diverse import DiverseBeams
 from transduce.decode.hypothesis import Hypothesis
+from transduce.decode.required import Required, RequiredBeams
 from transduce.decode.scorer import Scorer
 from transduce.errors import InputError
 
@@ -25,6 +25,7 @@ def beam_search(
     constraints: Constraints,
     config: BeamConfig = DEFAULT,
     *,
+    required: Required | None = None,
     coverage: Callable[[], Float[Tensor, " N"]] | None = None,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of every sentence, best score first.
@@ -37,6 +38,7 @@ def beam_search(
     Args:
         scorer: begins with one row per sentence, and has seen all of the prompt but the last token.
         prompts: the tokens before the output, at least BOS, on the device of the search.
+        required: the phrases that each output must hold.
         coverage: the coverage of each row that the scorer has seen; it is never above 0, and is added to the scores of
             its continuations with the weight `config.coverage_penalty`.
 
@@ -44,12 +46,15 @@ def beam_search(
         InputError: there are groups and required phrases.
     Source: Wu et al. (2016), section 7, for the penalties; transformers' generate for the rule to stop.
     """
-    if constraints.required and config.beam_groups > 1:
+    if required and config.beam_groups > 1:
         raise InputError(
             f"groups of a beam know no required phrases, but beam_groups={config.beam_groups}; leave one of them out"
         )
-    kind = RequiredBeams if constraints.required else DiverseBeams if config.beam_groups > 1 else Beams
-    beams = kind(constraints, config, scorer.n_sentences, prompts.device)
+    if required:
+        beams: Beams = RequiredBeams(required, config, constraints, scorer.n_sentences)
+    else:
+        kind = DiverseBeams if config.beam_groups > 1 else Beams
+        beams = kind(config, constraints, scorer.n_sentences)
     last = prompts[:, -1]
     while beams.sentences:
         active = beams.active

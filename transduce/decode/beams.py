@@ -1,7 +1,7 @@
 """The hypotheses of a beam search as tensors, and how they grow by one token."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis, length_penalty
-from transduce.decode.rules import ids_tensor
+from transduce.decode.rules import partition
 from transduce.decode.scorer import Places, Scores
 from transduce.decode.topk import Continuations, top_k
 from transduce.kernels import library
@@ -36,17 +36,18 @@ class Hypotheses:
         tokens = self.tokens.gather(1, index[:, :, None].expand(-1, -1, self.tokens.size(2)))
         return Hypotheses(tokens, self.log_prob.gather(1, index), self.score.gather(1, index))
 
-    def lists(self, eos_id: int) -> list[list[Hypothesis]]:
-        """The same as lists, without places where there is none."""
-        columns = (self.tokens.tolist(), self.log_prob.tolist(), self.score.tolist())
-        return [
-            [
+    def append(self, parent: Tensor, token: Tensor) -> Int[Tensor, "A n L"]:
+        """The tokens of these hypotheses, each with one more."""
+        past = self.tokens.gather(1, parent[:, :, None].expand(-1, -1, self.tokens.size(2)))
+        return torch.cat((past, token[:, :, None]), dim=2)
+
+    def lists(self, eos_id: int) -> Iterator[list[Hypothesis]]:
+        """The hypotheses of each sentence; those with a score of -inf do not exist."""
+        for columns in zip(self.tokens.tolist(), self.log_prob.tolist(), self.score.tolist(), strict=True):
+            yield [
                 Hypothesis(row[: row.index(eos_id)] if eos_id in row else row, log_prob, score, eos_id in row)
-                for row, log_prob, score in zip(*sentence, strict=True)
-                if score > -math.inf
+                for row, log_prob, score in zip(*columns, strict=True)
             ]
-            for sentence in zip(*columns, strict=True)
-        ]
 
 
 def concatenate(parts: Sequence[Hypotheses]) -> Hypotheses:
@@ -85,8 +86,7 @@ def grow(
     """
     log_prob, token, parent = continuations
     size = finished.score.size(1)
-    past = active.tokens.gather(1, parent[:, :, None].expand(-1, -1, active.tokens.size(2)))
-    tokens = torch.cat((past, token[:, :, None]), dim=2)
+    tokens = active.append(parent, token)
     score = log_prob / penalty
     if coverage is not None:
         score = score + coverage.gather(1, parent)
@@ -111,12 +111,12 @@ class Beams:
         n_sentences: each begins with one empty hypothesis.
     """
 
-    def __init__(self, constraints: Constraints, config: BeamConfig, n_sentences: int, device: torch.device) -> None:
+    def __init__(self, config: BeamConfig, constraints: Constraints, n_sentences: int) -> None:
         self.config = config
-        self.constraints = constraints
         self.eos_id = -1 if constraints.eos_id is None else constraints.eos_id  # no token is -1
         self.sentences = list(range(n_sentences))
         self.max_lengths = constraints.max_lengths
+        device = constraints.max_lengths.device
         empty = torch.empty(n_sentences, config.beam_size, 0, dtype=torch.long, device=device)
         zero = torch.zeros(n_sentences, 1, device=device)
         missing = torch.full(empty.shape[:2], -math.inf, device=device)
@@ -170,12 +170,10 @@ class Beams:
         flags: list[bool] = (self.done | (self.max_lengths <= self.length)).tolist()  # the one host sync of a step
         if not any(flags):
             return None
-        device = self.max_lengths.device
-        out = ids_tensor([i for i, flag in enumerate(flags) if flag], device)
-        rest = ids_tensor([i for i, flag in enumerate(flags) if not flag], device)
-        numbers = [sentence for sentence, flag in zip(self.sentences, flags, strict=True) if flag]
+        out, rest = partition(flags, self.max_lengths.device)
+        numbers = [self.sentences[i] for i in out.tolist()]
         self.results.append((numbers, self.finished[out], self.active[out]))
-        self.sentences = [sentence for sentence, flag in zip(self.sentences, flags, strict=True) if not flag]
+        self.sentences = [self.sentences[i] for i in rest.tolist()]
         self.max_lengths = self.max_lengths[rest]
         self.active = self.active[rest]
         self.finished = self.finished[rest]
@@ -192,14 +190,12 @@ class Beams:
         capacity = None if self.config.at_max_length == "by_score" else self.groups[0].stop
         best: dict[int, list[Hypothesis]] = {}
         for sentences, finished, active in self.results:
-            sides = [
-                zip(*(side[:, group].lists(self.eos_id) for side in (finished, active)), strict=True)
-                for group in self.groups
-            ]
-            for sentence, *pairs in zip(sentences, *sides, strict=True):
+            sides = (finished.lists(self.eos_id), active.lists(self.eos_id))
+            for sentence, ended, cut in zip(sentences, *sides, strict=True):
                 distinct: dict[tuple[int, ...], Hypothesis] = {}  # groups may hold the same one until the bound
-                for ended, cut in pairs:
-                    new = [h for h in ended + cut if (*h.tokens, h.finished) not in distinct]
+                for group in self.groups:
+                    exist = [h for h in ended[group] + cut[group] if h.score > -math.inf]
+                    new = [h for h in exist if (*h.tokens, h.finished) not in distinct]
                     distinct |= {(*h.tokens, h.finished): h for h in new[:capacity]}
                 ranked = sorted(distinct.values(), key=lambda hypothesis: -hypothesis.score)
                 best[sentence] = ranked[: self.config.n_best]

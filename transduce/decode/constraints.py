@@ -10,7 +10,6 @@ from torch import Tensor
 
 from transduce.decode.config import RulesConfig
 from transduce.decode.phrases import Prefix
-from transduce.decode.required import Required
 from transduce.decode.rules import Rule, config_rules, ids_tensor, penalize_repetition
 from transduce.decode.scorer import Scorer, Scores, Tokens, at_least_float32
 from transduce.decode.topk import log_sum_exp
@@ -43,8 +42,6 @@ class Constraints:
     """Further rules, applied behind those of `config`."""
     prefixes: Sequence[Prefix | None] = ()
     """What each sentence begins with, if it does; no rule stands against it."""
-    required: Required | None = None
-    """What each sentence must hold; beam search sees to it."""
 
     def __post_init__(self) -> None:
         if len(self.max_lengths) and int(self.max_lengths.min()) < 1:

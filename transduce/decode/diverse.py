@@ -33,10 +33,8 @@ class DiverseBeams(Beams):
             log_prob, token, parent = top_k(rivals, offset[:, rows], 2 * (group.stop - group.start))
             bias = cost.gather(1, token)
             if grown:
-                past = active.tokens.gather(1, parent[:, :, None].expand(-1, -1, active.tokens.size(2)))
-                tokens = torch.cat((past, token[:, :, None]), dim=2)
                 ended = concatenate([each.finished for each in grown])
-                same = (tokens[:, :, None] == ended.tokens[:, None]).all(dim=3)
+                same = (active.append(parent, token)[:, :, None] == ended.tokens[:, None]).all(dim=3)
                 log_prob = log_prob.masked_fill((same & (ended.score > -math.inf)[:, None]).any(dim=2), -math.inf)
             growth = grow(
                 active,

@@ -1,14 +1,21 @@
-"""Phrases that the output of each sentence must hold, in any tokens."""
+"""Phrases that the output of each sentence must hold, in any tokens, and the beam search that sees to it."""
 
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
-from jaxtyping import Int
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.text.base_tokenizer import Tokenizer
+from transduce.decode.beams import Beams
+from transduce.decode.config import BeamConfig
+from transduce.decode.constraints import Constraints
+from transduce.decode.rules import ids_tensor
+from transduce.decode.topk import Continuations
 from transduce.decode.vocabulary import Matcher, Vocabulary, phrase_bytes, vocabulary
 from transduce.errors import InputError
 
@@ -81,3 +88,82 @@ def required(tokenizer: Tokenizer, phrases: Sequence[Sequence[str]]) -> Required
     """
     rows = [[phrase_bytes(tokenizer, phrase) for phrase in each] for each in phrases]
     return Required(vocabulary(tokenizer), rows) if any(rows) else None
+
+
+class RequiredBeams(Beams):
+    """Beams in which only hypotheses with all required phrases may end.
+
+    The places of a sentence are shared out among banks of progress, from none to all: one for the best of each bank,
+    then one for the second best of each, and so on; and the furthest of all always has one.
+
+    Source: Post and Vilar (2018), Fast lexically constrained decoding with dynamic beam allocation; Hu et al. (2019),
+    Improved lexically constrained decoding for translation and monolingual rewriting, for the batch.
+    """
+
+    def __init__(self, required: Required, config: BeamConfig, constraints: Constraints, n_sentences: int) -> None:
+        super().__init__(config, constraints, n_sentences)
+        self.required = required
+
+    def continuations(self, scores: Tensor, offset: Tensor) -> Continuations:
+        """2 * beam_size continuations: the first half are ends, the second half goes on."""
+        n_sentences, n_rows = offset.shape
+        vocab_size = scores.size(1)
+        total = (scores.view(n_sentences, n_rows, -1) + offset[:, :, None]).flatten(1)
+        rows = self.active.tokens.flatten(0, 1).tolist()
+        progress = self.required.progress(rows, self.sentences).to(scores.device).view(n_sentences, -1)
+        needed = ids_tensor([self.required.totals[i] for i in self.sentences], scores.device)
+        complete = progress >= needed[:, None]
+        ends = torch.arange(total.size(1), device=total.device) % vocab_size == self.eos_id
+        total, complete = self._allowed(total, complete, ends)
+        if (missing := 2 * self.config.beam_size - total.size(1)) > 0:
+            total = F.pad(total, (0, missing), value=-torch.inf)
+            progress, complete, ends = (F.pad(each, (0, missing)) for each in (progress, complete, ends))
+        last_bank = max(1, self.config.beam_size - 1) - 1
+        bank = (progress * last_bank // needed.clamp_min(1)[:, None]).masked_fill(complete, last_bank)
+        best, index = share_out(total, progress, ends.expand_as(total), bank, self.config.beam_size)
+        return Continuations(best, index % vocab_size, (index // vocab_size).clamp_max(n_rows - 1))
+
+    def _allowed(self, total: Tensor, complete: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+        """Leave out incomplete ends, and at a sentence's bound all that is incomplete if anything is complete.
+
+        A sentence may end incomplete if nothing of it has ended, and the rules leave it nothing but ends.
+        """
+        unfinished = self.finished.score[:, 0] == -torch.inf
+        stuck = unfinished & (total.masked_fill(ends, -torch.inf) == -torch.inf).all(dim=1)
+        complete = complete | stuck[:, None]
+        total = total.masked_fill(ends & ~complete, -torch.inf)
+        at_bound = self.max_lengths <= self.length + 1
+        closing = at_bound & (complete & (total > -torch.inf)).any(dim=1)
+        return total.masked_fill(closing[:, None] & ~complete, -torch.inf), complete
+
+
+def share_out(
+    total: Float[Tensor, "A M"], progress: Tensor, ends: Tensor, bank: Tensor, beam_size: int
+) -> tuple[Tensor, Tensor]:
+    """The beam_size best ends, and beam_size continuations that go on, bank by bank: their values and places.
+
+    Args:
+        total: log-probability of every continuation; the others are of its shape.
+    """
+    n_banks = max(1, beam_size - 1)
+    best = [total.masked_fill(bank != i, -torch.inf).topk(2 * beam_size) for i in range(n_banks)]
+    log_prob = torch.stack([each.values for each in best], dim=1)  # (A, banks, n)
+    index = torch.stack([each.indices for each in best], dim=1)
+    is_end = ends.gather(1, index.flatten(1)).view_as(index)
+    finished = log_prob.masked_fill(~is_end, -torch.inf)[:, :, :beam_size].flatten(1).topk(beam_size)
+    finished_index = index[:, :, :beam_size].flatten(1).gather(1, finished.indices)
+
+    reached = progress.masked_fill((total == -torch.inf) | ends, -1)
+    is_furthest = (reached == reached.amax(dim=1, keepdim=True)) & (reached >= 0)
+    furthest = total.masked_fill(~is_furthest, -torch.inf).max(dim=1)
+    active = ~is_end & (log_prob > -torch.inf)
+    order = active.long().cumsum(dim=2) * n_banks + torch.arange(n_banks, device=total.device).flip(0)[:, None]
+    first = (index == furthest.indices[:, None, None]) & active
+    order = order.masked_fill(first, 0).masked_fill(~active, sys.maxsize).flatten(1)
+    without = first.flatten(1).any(dim=1) | (furthest.values == -torch.inf)
+    order = torch.cat((order, without[:, None] * sys.maxsize), dim=1)
+    index = torch.cat((index.flatten(1), furthest.indices[:, None]), dim=1)
+    chosen = order.topk(beam_size, largest=False)
+    going_index = index.gather(1, chosen.indices)
+    going = total.gather(1, going_index).masked_fill(chosen.values == sys.maxsize, -torch.inf)
+    return torch.cat((finished.values, going), dim=1), torch.cat((finished_index, going_index), dim=1)

@@ -97,3 +97,10 @@ def behind_prompt(
 def ids_tensor(ids: Sequence[int], device: torch.device) -> Places:
     """Token ids or row numbers on the device of the search."""
     return torch.tensor(ids, dtype=torch.long, device=device)
+
+
+def partition(flags: Sequence[bool], device: torch.device) -> tuple[Places, Places]:
+    """The places with a flag, and those without."""
+    out = [i for i, flag in enumerate(flags) if flag]
+    rest = [i for i, flag in enumerate(flags) if not flag]
+    return ids_tensor(out, device), ids_tensor(rest, device)

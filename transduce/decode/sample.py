@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from transduce.decode.config import BeamConfig, SamplingConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis, length_penalty
-from transduce.decode.rules import ids_tensor
+from transduce.decode.rules import ids_tensor, partition
 from transduce.decode.scorer import Places, Scorer, Scores, Tokens, at_least_float32
 from transduce.decode.topk import log_sum_exp, top_k
 from transduce.errors import InputError
@@ -56,6 +57,7 @@ def draw(probs: Scores, uniform: Float[Tensor, " N"]) -> Tokens:
     return torch.searchsorted(up_to, level, right=True)[:, 0]
 
 
+@dataclass
 class Sampler:
     """n hypotheses of every sentence, token by token; at temperature 0 it is greedy search, and n = 1.
 
@@ -64,54 +66,43 @@ class Sampler:
     A sample's random numbers are the first ones of its own generator, one a token: it does not depend on its
     neighbours, and a longer one begins like the shorter one. Hypotheses that have ended leave the batch.
 
-    Args:
-        scorer: one row per sentence; it has seen all of the prompt but the last token.
-        prompts: the tokens before the output, at least BOS.
-        constraints: suppressed tokens leave their probability to the others; without an EOS no step waits for the
-            device.
-        rngs: n for every sentence: hypothesis k of sentence b is number b * n + k. None is needed at temperature 0.
-        score: the length penalty of the score. None: neither log_prob, which is of the scorer's own distribution (under
-            the repetition penalty), nor score is computed, which saves one pass over the vocabulary a step.
-        ends: called with the number of a hypothesis and its new token: whether it ends there.
-
     Raises:
         InputError: rngs are not n for each sentence.
     """
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        prompts: Int[Tensor, "B P"],
-        constraints: Constraints,
-        *,
-        sampling: SamplingConfig = PLAIN,
-        rngs: Sequence[np.random.Generator] = (),
-        score: BeamConfig | None = None,
-        ends: Callable[[int, int], bool] | None = None,
-    ) -> None:
-        n_rows = len(rngs) if sampling.temperature else len(prompts)
-        if n_rows < len(prompts) or n_rows % max(len(prompts), 1):
+    scorer: Scorer
+    """One row per sentence; it has seen all of the prompt but the last token."""
+    prompts: Int[Tensor, "B P"]
+    """The tokens before the output, at least BOS."""
+    constraints: Constraints
+    """Suppressed tokens leave their probability to the others; without an EOS no step waits for the device."""
+    sampling: SamplingConfig = PLAIN
+    rngs: Sequence[np.random.Generator] = ()
+    """n for every sentence: hypothesis k of sentence b is number b * n + k. None is needed at temperature 0."""
+    score: BeamConfig | None = None
+    """The length penalty of the score. None: neither log_prob, which is of the scorer's own distribution (under the
+    repetition penalty), nor score is computed, which saves one pass over the vocabulary a step."""
+    ends: Callable[[int, int], bool] | None = None
+    """Called with the number of a hypothesis and its new token: whether it ends there."""
+
+    def __post_init__(self) -> None:
+        n_sentences, self.n_prompt = self.prompts.shape
+        n_rows = len(self.rngs) if self.sampling.temperature else n_sentences
+        if n_rows < n_sentences or n_rows % max(n_sentences, 1):
             raise InputError(
-                f"rngs must be n for every sentence, but there are {len(rngs)} for {len(prompts)} sentences"
+                f"rngs must be n for every sentence, but there are {len(self.rngs)} for {n_sentences} sentences"
             )
-        self.scorer = scorer
-        self.constraints = constraints
-        self.sampling = sampling
-        self.score = score
-        self.ends = ends
-        self.device = prompts.device
-        self.tokens = prompts
-        self.n_prompt = prompts.size(1)
-        self.sentences = [row * len(prompts) // n_rows for row in range(n_rows)]
+        self.device = self.prompts.device
+        self.tokens = self.prompts
+        self.sentences = [row * n_sentences // n_rows for row in range(n_rows)]
         """That of each running hypothesis."""
-        self.n_sentences = len(prompts)
-        self.bounds: list[int] = constraints.max_lengths[self.sentences].tolist()
+        self.bounds: list[int] = self.constraints.max_lengths[self.sentences].tolist()
         longest = max(self.bounds, default=0)
         uniforms = np.zeros((n_rows, longest))
-        if sampling.temperature:
-            uniforms = np.array([rng.random(longest) for rng in rngs])
+        if self.sampling.temperature:
+            uniforms = np.array([rng.random(longest) for rng in self.rngs])
         self.uniforms = torch.from_numpy(uniforms).to(self.device)
-        self.log_prob = torch.full((n_rows,), math.nan if score is None else 0.0, device=self.device)
+        self.log_prob = torch.full((n_rows,), 0.0 if self.score else math.nan, device=self.device)
         self.running = list(range(n_rows))
         """The numbers of the hypotheses that have not ended."""
         self.ended: list[tuple[list[int], Tensor, Tensor]] = []
@@ -137,28 +128,24 @@ class Sampler:
             self.log_prob = self.log_prob + (logits.gather(1, token[:, None])[:, 0] - normalizer)
         eos_id = self.constraints.eos_id
         ended = [False] * len(token) if eos_id is None else (token == eos_id).tolist()  # the one host sync
-        if ends := self.ends:
+        if self.ends:
             new_tokens = zip(ended, self.running, token.tolist(), strict=True)
-            ended = [end or ends(row, one) for end, row, one in new_tokens]
-        self._retire([end or n_new + 1 == self.bounds[row] for end, row in zip(ended, self.running, strict=True)])
+            ended = [end or self.ends(row, one) for end, row, one in new_tokens]
+        flags = [end or n_new + 1 == self.bounds[row] for end, row in zip(ended, self.running, strict=True)]
+        if any(flags):
+            self._retire(*partition(flags, self.device))
         return token
 
-    def _retire(self, flags: list[bool]) -> None:
-        """Let the hypotheses with a flag leave the batch."""
-        if not any(flags):
-            return
-        out = [i for i, flag in enumerate(flags) if flag]
-        rest = [i for i, flag in enumerate(flags) if not flag]
-        rows = ids_tensor(out, self.device)
-        numbers = [self.running[i] for i in out]
-        self.ended.append((numbers, self.tokens[rows, self.n_prompt :], self.log_prob[rows]))
-        self.running = [self.running[i] for i in rest]
-        self.sentences = [self.sentences[i] for i in rest]
-        rows = ids_tensor(rest, self.device)
-        self.tokens = self.tokens[rows]
-        self.log_prob = self.log_prob[rows]
-        self.uniforms = self.uniforms[rows]
-        self._select(rows)
+    def _retire(self, out: Places, rest: Places) -> None:
+        """Let some hypotheses leave the batch."""
+        numbers = [self.running[i] for i in out.tolist()]
+        self.ended.append((numbers, self.tokens[out, self.n_prompt :], self.log_prob[out]))
+        self.running = [self.running[i] for i in rest.tolist()]
+        self.sentences = [self.sentences[i] for i in rest.tolist()]
+        self.tokens = self.tokens[rest]
+        self.log_prob = self.log_prob[rest]
+        self.uniforms = self.uniforms[rest]
+        self._select(rest)
 
     def _select(self, rows: Places) -> None:
         """Go on with these rows of the scorer, each as a sentence of its own."""
@@ -181,5 +168,6 @@ class Sampler:
     def run_by_sentence(self) -> list[list[Hypothesis]]:
         """The same, n in a list for every sentence."""
         hypotheses = self.run()
-        n = len(hypotheses) // max(self.n_sentences, 1)
-        return [hypotheses[i * n : (i + 1) * n] for i in range(self.n_sentences)]
+        n_sentences = len(self.prompts)
+        n = len(hypotheses) // max(n_sentences, 1)
+        return [hypotheses[i * n : (i + 1) * n] for i in range(n_sentences)]

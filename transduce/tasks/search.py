@@ -102,7 +102,6 @@ def search_sources(
         prompts=prompts,
         rules=_rules(tokenizer, config, prompts, requests, resources.words),
         prefixes=prefixes,
-        required=phrases,
     )
     least = LEAST if any(prefixes) or phrases else -math.inf  # CTC finds impossible what is too long for a sound
     scorers = list[tuple[float, Scorer]]()
@@ -112,7 +111,7 @@ def search_sources(
     if resources.lm and config.lm_weight:
         scorers.append((config.lm_weight, resources.lm.begin(len(bounds))))
     rngs = [rng for each in requests for rng in config.rngs(each.number, each.part)]
-    return _search(scorers, prompts, constraints, config, rngs)
+    return _search(scorers, prompts, constraints, config, phrases, rngs)
 
 
 def model_scorers(
@@ -146,13 +145,14 @@ def _search(
     prompts: Int[Tensor, "B P"],
     constraints: Constraints,
     config: SearchConfig,
+    phrases: Required | None = None,
     rngs: Sequence[np.random.Generator] = (),
 ) -> list[list[Hypothesis]]:
     """The n hypotheses of every sentence that follow its prompt, best first in beam search."""
     scorer = combined(scorers)
-    if constraints.required and config.sample:
+    if phrases and config.sample:
         raise InputError("samples know no required phrases, but sample=True; leave one of them out")
-    if config.sample or (config.beam_size == 1 and not constraints.required):
+    if config.sample or (config.beam_size == 1 and not phrases):
         sampling = config if config.sample else GREEDY_SAMPLING
         sampler = Sampler(scorer, prompts, constraints, sampling=sampling, rngs=rngs, score=config)
         return sampler.run_by_sentence()
@@ -162,7 +162,7 @@ def _search(
         return torch.stack([each.coverage() for each in covering]).mean(dim=0)
 
     beam = replace(config, n_best=config.n_candidates)
-    return beam_search(scorer, prompts, constraints, beam, coverage=coverage if covering else None)
+    return beam_search(scorer, prompts, constraints, beam, required=phrases, coverage=coverage if covering else None)
 
 
 def _length_limit(models: Sequence[Engine], config: SearchConfig, prompt: list[int], lm: LanguageModel | None) -> int:
