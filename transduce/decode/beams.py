@@ -13,7 +13,7 @@ from torch import Tensor
 from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.hypothesis import Hypothesis, length_penalty
-from transduce.decode.rules import partition
+from transduce.decode.rules import ids_tensor, partition
 from transduce.decode.scorer import Places, Scores
 from transduce.decode.topk import Continuations, top_k
 from transduce.kernels import library
@@ -170,10 +170,11 @@ class Beams:
         flags: list[bool] = (self.done | (self.max_lengths <= self.length)).tolist()  # the one host sync of a step
         if not any(flags):
             return None
-        out, rest = partition(flags, self.max_lengths.device)
-        numbers = [self.sentences[i] for i in out.tolist()]
+        done, running = partition(flags)
+        out, rest = (ids_tensor(each, self.max_lengths.device) for each in (done, running))
+        numbers = [self.sentences[i] for i in done]
         self.results.append((numbers, self.finished[out], self.active[out]))
-        self.sentences = [self.sentences[i] for i in rest.tolist()]
+        self.sentences = [self.sentences[i] for i in running]
         self.max_lengths = self.max_lengths[rest]
         self.active = self.active[rest]
         self.finished = self.finished[rest]

@@ -99,8 +99,6 @@ def ids_tensor(ids: Sequence[int], device: torch.device) -> Places:
     return torch.tensor(ids, dtype=torch.long, device=device)
 
 
-def partition(flags: Sequence[bool], device: torch.device) -> tuple[Places, Places]:
+def partition(flags: Sequence[bool]) -> tuple[list[int], list[int]]:
     """The places with a flag, and those without."""
-    out = [i for i, flag in enumerate(flags) if flag]
-    rest = [i for i, flag in enumerate(flags) if not flag]
-    return ids_tensor(out, device), ids_tensor(rest, device)
+    return [i for i, flag in enumerate(flags) if flag], [i for i, flag in enumerate(flags) if not flag]

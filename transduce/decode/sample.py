@@ -133,15 +133,16 @@ class Sampler:
             ended = [end or self.ends(row, one) for end, row, one in new_tokens]
         flags = [end or n_new + 1 == self.bounds[row] for end, row in zip(ended, self.running, strict=True)]
         if any(flags):
-            self._retire(*partition(flags, self.device))
+            self._retire(*partition(flags))
         return token
 
-    def _retire(self, out: Places, rest: Places) -> None:
+    def _retire(self, done: list[int], running: list[int]) -> None:
         """Let some hypotheses leave the batch."""
-        numbers = [self.running[i] for i in out.tolist()]
+        out, rest = ids_tensor(done, self.device), ids_tensor(running, self.device)
+        numbers = [self.running[i] for i in done]
         self.ended.append((numbers, self.tokens[out, self.n_prompt :], self.log_prob[out]))
-        self.running = [self.running[i] for i in rest.tolist()]
-        self.sentences = [self.sentences[i] for i in rest.tolist()]
+        self.running = [self.running[i] for i in running]
+        self.sentences = [self.sentences[i] for i in running]
         self.tokens = self.tokens[rest]
         self.log_prob = self.log_prob[rest]
         self.uniforms = self.uniforms[rest]
