@@ -25,7 +25,7 @@ from tests.interop.rivals import (
 from tests.interop.test_marian import changed
 from tests.runs import ENGLISH, GERMAN
 from transduce.cli.main import main
-from transduce.interop.fairseq import M2M100
+from transduce.interop.encoder_decoder import M2M100
 from transduce.serve.config import ServeConfig
 from transduce.serve.models import Languages, Served
 

@@ -18,7 +18,7 @@ from tests.runs import ENGLISH, library_tokenizer
 from transduce.cli.main import main
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.interop.families import read_model
-from transduce.interop.gpt2 import export_gpt2
+from transduce.interop.language_models import export_gpt2
 from transduce.tasks.generate import GenerationConfig, Generator
 from transduce.tasks.perplexity import measure_perplexity
 

@@ -15,7 +15,7 @@ from tests.language_runs import byte_bpe, language_model
 from transduce.cli.main import main
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.interop.families import read_model
-from transduce.interop.llama import export_llama
+from transduce.interop.language_models import export_llama
 from transduce.model.size import n_parameters
 from transduce.tasks.generate import GenerationConfig
 

@@ -18,7 +18,7 @@ from transduce.decode.config import BeamConfig
 from transduce.decode.constraints import Constraints
 from transduce.decode.scorer import ModelScorer
 from transduce.interop.families import read_model
-from transduce.interop.gpt2 import export_gpt2
+from transduce.interop.language_models import export_gpt2
 from transduce.model.config import Frames, StackConfig, Tokens, TransformerConfig
 from transduce.model.presets import gpt2
 from transduce.model.transformer import Transformer

@@ -56,8 +56,7 @@ def export(
             else "SentencePiece models"
         )
     else:
-        from transduce.interop.gpt2 import export_gpt2
-        from transduce.interop.llama import export_llama
+        from transduce.interop.language_models import export_gpt2, export_llama
 
         known = target if isinstance(target, JSONTokenizer) and (to == "llama" or target.is_byte_bpe) else None
         (export_gpt2 if to == "gpt2" else export_llama)(model, directory, tokenizer=known)

@@ -3,29 +3,29 @@
 from pathlib import Path
 from types import ModuleType
 
-from transduce.interop import fairseq, gpt2, llama, marian, opt, speech
+from transduce.interop import encoder_decoder, language_models, marian, speech
 from transduce.interop.config_json import read_settings
 from transduce.interop.pretrained import Imported
 from transduce.interop.settings import Settings
 from transduce.model.transformer import Transformer
 
 FAMILIES: dict[str, ModuleType] = {
-    "gpt2": gpt2,
-    "llama": llama,
-    "qwen2": llama,
-    "qwen3": llama,
-    "mistral": llama,
-    "gemma": llama,
-    "phi3": llama,
-    "olmo": llama,
-    "opt": opt,
-    "xglm": opt,
+    "gpt2": language_models,
+    "llama": language_models,
+    "qwen2": language_models,
+    "qwen3": language_models,
+    "mistral": language_models,
+    "gemma": language_models,
+    "phi3": language_models,
+    "olmo": language_models,
+    "opt": language_models,
+    "xglm": language_models,
     "marian": marian,
-    "m2m_100": fairseq,
-    "bart": fairseq,
-    "mbart": fairseq,
-    "pegasus": fairseq,
-    "blenderbot": fairseq,
+    "m2m_100": encoder_decoder,
+    "bart": encoder_decoder,
+    "mbart": encoder_decoder,
+    "pegasus": encoder_decoder,
+    "blenderbot": encoder_decoder,
     "whisper": speech,
     "speech_to_text": speech,
 }

@@ -4,7 +4,7 @@ import re
 
 from torch import Tensor
 
-from transduce.model.config import Tokens
+from transduce.model.inputs import TokenInput
 from transduce.model.linear import FusedLinear, split_rows
 from transduce.model.transformer import Transformer
 
@@ -125,10 +125,13 @@ def named_weights(model: Transformer, names: Names) -> dict[str, Tensor]:
     linear maps are stored transposed.
     """
     theirs: dict[str, Tensor] = {}
+    n_rows = {"target_input.weight": model.vocab_size, "output": model.vocab_size}
+    if isinstance(model.source_input, TokenInput):
+        n_rows["source_input.weight"] = model.source_input.tokens.vocab_size
     for name, parameter in model.named_parameters(remove_duplicate=False):
         weight = parameter.detach()
         if name in names:
-            theirs[names[name]] = weight[: _n_rows(model, name)]
+            theirs[names[name]] = weight[: n_rows.get(name)]
             continue
         path, _, kind = name.rpartition(".")
         numbers = re.findall(r"\d+", path)
@@ -143,11 +146,3 @@ def named_weights(model: Transformer, names: Names) -> dict[str, Tensor]:
             stored = rows.t() if names is GPT2 else rows  # the vector of a norm stays as it is
             theirs[f"{names[part].format(*numbers)}.{kind}"] = stored
     return theirs
-
-
-def _n_rows(model: Transformer, name: str) -> int | None:
-    """Rows of a table that stand for tokens; None: all rows of a parameter."""
-    encoder = model.config.encoder
-    if name == "source_input.weight" and encoder is not None and isinstance(encoder.input, Tokens):
-        return encoder.input.vocab_size
-    return model.vocab_size if name in ("target_input.weight", "output") else None
