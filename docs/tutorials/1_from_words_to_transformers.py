@@ -1016,7 +1016,9 @@ assert theirs == merges, theirs
 # %%
 from transduce import experiment as ex
 
-tokenizer, _ = ex.tokenizers(corpus.splitlines()[:4000], [], vocab_size=600, joint=True)
+tokenizer, _ = ex.train_tokenizer_pair(
+    corpus.splitlines()[:4000], [], vocab_size=600, joint=True
+)
 unseen = ["Photograph the old bakeries."]
 print(" ".join(tokenizer.tokens(tokenizer.encode(unseen)[0])))
 assert tokenizer.decode(tokenizer.encode(unseen)) == unseen

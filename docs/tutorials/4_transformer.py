@@ -445,7 +445,7 @@ def text(numbers: list[int]) -> ex.ParallelText:
 torch.manual_seed(1)
 numbers = (torch.randperm(999) + 1).tolist()
 test, valid, train = text(numbers[:100]), text(numbers[100:160]), text(numbers[160:])
-source_tokenizer, target_tokenizer = ex.tokenizers(
+source_tokenizer, target_tokenizer = ex.train_tokenizer_pair(
     train.source, train.target, vocab_size=420, joint=False
 )
 pairs, held_out = (

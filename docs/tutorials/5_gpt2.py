@@ -396,8 +396,8 @@ pairs = float(-torch.special.xlogy(counts, rows).sum() / counts.sum())
 torch.manual_seed(1)
 model = td.Transformer(config)
 objective = ex.CrossEntropy(model, label_smoothing=0.0)
-windows = ex.Windows(stream=language.train, context=32, batch_size=12, seed=1)
-held_out = ex.HeldOut(language.valid, context=32, batch_size=64)
+windows = ex.TokenWindows(stream=language.train, context=32, batch_size=12, seed=1)
+held_out = ex.HeldOutWindows(language.valid, context=32, batch_size=64)
 
 
 def validation_loss() -> float:

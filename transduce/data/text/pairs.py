@@ -80,9 +80,11 @@ class TextPairs:
             )
         n_source, n_target = lengths[self._short].T
         self.n_target = int(n_target.sum())
-        self.usual_length = int(np.percentile(n_source, 99)) - 1
+        in_memory = isinstance(text, ParallelText)
+        usual = np.percentile(n_source, 99, method="linear" if in_memory else "inverted_cdf")
+        self.usual_length = int(usual) - 1
         """Tokens, without EOS, that 99 % of the source texts do not exceed."""
-        pool = self.n_pairs if isinstance(text, ParallelText) else POOL // (FEWER if bpe_dropout else 1)
+        pool = self.n_pairs if in_memory else POOL // (FEWER if bpe_dropout else 1)
         self.n_pools = -(-self.n_pairs // pool)
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._next: tuple[int, Future[Epoch]] | None = None
