@@ -19,6 +19,7 @@ from transduce.model.inputs import TokenInput
 from transduce.model.layers import Layer
 from transduce.model.transformer import Memory, Transformer
 from transduce.taps import Taps
+from transduce.threads import compute_after_fork
 
 LONGEST = 512
 """New positions up to which a stack is one call of C++; PyTorch's attention is faster for longer texts."""
@@ -33,6 +34,7 @@ class CPUEngine:
     """
 
     def __init__(self, model: Transformer, *, int8: bool = False) -> None:
+        compute_after_fork()
         self.model = model.eval().requires_grad_(False)
         self.config = config = model.config
         self.int8 = int8

@@ -14,7 +14,6 @@ from transduce.kernels import library
 from transduce.model.config import TransformerConfig
 from transduce.model.transformer import Memory, Transformer
 from transduce.taps import Taps
-from transduce.threads import compute_after_fork
 
 logger = logging.getLogger("transduce")
 
@@ -80,7 +79,6 @@ def engine_for(model: Transformer, *, int8: bool = False) -> Transformer | CPUEn
     if reason:
         logger.info("decoding by PyTorch's layers: %s", reason)
         return model
-    compute_after_fork()
     engine = CPUEngine(model, int8=int8)
     logger.info("decoding by %s", engine.name)
     if int8 and not engine.rounds:
