@@ -37,6 +37,7 @@ from transduce.data.batch import Batch
 from transduce.data.text.windows import Stream, TokenWindows
 from transduce.model.presets import gpt2
 from transduce.train.flops import flops_per_token, peak_flops
+from transduce.train.log import standard_sinks
 from transduce.train.objectives import CrossEntropy
 from transduce.train.optim import OptimConfig
 from transduce.train.prefetch import prefetch
@@ -119,6 +120,7 @@ class Ours:
         self.trainer = Trainer(
             objective=CrossEntropy(model), data=windows, validate=lambda _: Validation({}, 0.0), config=config,
             directory=Path(self.directory.name),
+            sinks=standard_sinks(Path(self.directory.name), config.max_updates),
         )  # fmt: skip
         with contextlib.redirect_stderr(io.StringIO()):  # a progress bar amid the table
             self.trainer.log.open(self.trainer.progress)

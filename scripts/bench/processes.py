@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import transduce as td
 from transduce.train.distributed import world
+from transduce.train.log import standard_sinks
 from transduce.train.objectives import CrossEntropy
 from transduce.train.optim import OptimConfig, optimizer
 from transduce.train.state import Validation
@@ -55,7 +56,7 @@ def trained(corpus: Corpus, x: argparse.Namespace, directory: Path, *, shard: bo
     config = TrainingConfig(accumulate=x.processes, max_updates=n, validate_every=10**9, shard=shard)
     trainer = Trainer(
         objective=objective(x), data=corpus, validate=lambda _: Validation({"loss": 0.0}, 0.0), config=config,
-        directory=directory,
+        directory=directory, sinks=standard_sinks(directory, config.max_updates),
     )  # fmt: skip
     times, update = list[float](), trainer._update
 

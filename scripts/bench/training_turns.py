@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from transduce.data.batch import Batch
+from transduce.train.log import standard_sinks
 from transduce.train.objectives import CrossEntropy
 from transduce.train.state import Validation
 from transduce.train.trainer import Trainer, TrainingConfig
@@ -74,6 +75,7 @@ class Ours:
         self.trainer = Trainer(
             objective=objective, data=self.clock, validate=self.validate, config=config,
             directory=Path(self.directory.name),
+            sinks=standard_sinks(Path(self.directory.name), config.max_updates),
         )  # fmt: skip
 
     def validate(self, _: nn.Module) -> Validation:

@@ -4,15 +4,16 @@ import pytest
 import torch
 
 from tests.train import toy
-from transduce.train.flops import peak_flops
+from transduce.train.flops import full_speed, peak_flops
+from transduce.train.log import ProgressBar
 
 
 def test_the_share_of_the_device_is_shown_where_it_is_known(tmp_path, monkeypatch, capsys):
     """A device that could do a thousand operations a second, ten of them a token: its full speed is 100 tokens/s."""
-    monkeypatch.setattr("transduce.train.trainer.peak_flops", lambda device: 1000.0)
-    training = toy.trainer(tmp_path, config=toy.config(max_updates=3), flops_per_token=10.0)
-    training.run()
-    shown = training.log.sinks[0].shown
+    monkeypatch.setattr("transduce.train.flops.peak_flops", lambda device: 1000.0)
+    bar = ProgressBar(3, full_speed(torch.device("cpu"), 10.0))
+    toy.trainer(tmp_path, config=toy.config(max_updates=3), sinks=[bar]).run()
+    shown = bar.shown
     assert float(shown["MFU"].rstrip("%")) == pytest.approx(float(shown["tokens/s"].replace(",", "")), rel=1e-3)
     assert "MFU=" in capsys.readouterr().err
 

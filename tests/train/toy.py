@@ -14,6 +14,7 @@ from transduce.data.batch import Batch, Epoch, pair_epoch
 from transduce.data.text.sentencepiece_bpe import BOS, EOS
 from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
+from transduce.train.log import standard_sinks
 from transduce.train.objectives import CrossEntropy, Loss
 from transduce.train.optim import OptimConfig
 from transduce.train.state import Validation
@@ -93,6 +94,7 @@ def trainer(directory: Path, **parts: Any) -> Trainer:
     """A Trainer of the toy, with parts exchanged."""
     given = {"data": Backwards(), "validate": Scores(), "config": config()} | parts
     given.setdefault("objective", CrossEntropy(model()))
+    given["sinks"] = [*standard_sinks(directory, given["config"].max_updates), *parts.get("sinks", [])]
     directory.mkdir(parents=True, exist_ok=True)
     return Trainer(directory=directory, **given)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from transduce.checkpoints import average, checkpoint_weights
-from transduce.files import set_weights, weights_of, write_file
+from transduce.files import copy_weights, set_weights, weights_of, write_file
 from transduce.run import WEIGHTS, serialize
 from transduce.train.adapt import merge, merged
 from transduce.train.shard import gathered, parts_like
@@ -49,7 +49,9 @@ def finish(directory: Path, trainer: Trainer) -> None:
     """
     progress, config = trainer.progress, trainer.config
     averaged: dict[str, Tensor] = {}
-    if trainer.take_average():
+    if trainer.ema:
+        weights: dict[str, Tensor] = {n: trainer.model.get_parameter(n) for n in trainer.ema}
+        copy_weights(weights, trainer.ema, "the moving average")
         averaged = {name: w.clone() for name, w in gathered(merged(trainer.model)).items()}
     merge(trainer.model)
     trainer.world.broadcast(None)  # by now the first process has written the checkpoints

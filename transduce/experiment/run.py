@@ -29,7 +29,8 @@ from transduce.run import Run, load_model, load_run, on_disk, open_run
 from transduce.tasks.load import same_features
 from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
-from transduce.train.log import Sink
+from transduce.train.flops import full_speed
+from transduce.train.log import Sink, standard_sinks
 from transduce.train.objectives import Objective
 from transduce.train.state import Progress, Validation
 from transduce.train.trainer import Data, Trainer, TrainingConfig
@@ -211,15 +212,15 @@ def train(
         here.barrier()
         _check_alike(x, run)
         _say_if_longer(x.run, x.training)
+        speed = full_speed(objective.model.device, flops_per_token)
         trainer = Trainer(
             objective=objective,
             data=data,
             validate=validate,
             config=x.training,
             directory=x.run,
-            flops_per_token=flops_per_token,
             pretrained=getattr(x, "start_from", None) is not None,
-            sinks=[Reports(x.run)],
+            sinks=[*standard_sinks(x.run, x.training.max_updates, speed), Reports(x.run)],
         )
         _say_what_is_frozen(trainer.model)
         trainer.run()

@@ -18,6 +18,12 @@ def peak_flops(device: torch.device) -> float | None:
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
+def full_speed(device: torch.device, flops_per_token: float | None) -> float | None:
+    """Tokens a second that would use the whole device; None: unknown."""
+    peak = peak_flops(device)
+    return peak / flops_per_token if peak and flops_per_token else None
+
+
 def flops_per_token(model: Any) -> float:
     """Floating-point operations of training a decoder alone on one token of a full context: 6 N + 12 L d T.
 

@@ -236,3 +236,8 @@ class TensorBoard(Sink):
     def close(self) -> None:
         """Write what is left."""
         self.board.close()
+
+
+def standard_sinks(directory: Path, max_updates: int, full_speed: float | None = None) -> list[Sink]:
+    """Make the sinks of every recipe; see `ProgressBar`."""
+    return [ProgressBar(max_updates, full_speed), RunFiles(directory), TensorBoard(directory)]

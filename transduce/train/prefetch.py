@@ -1,12 +1,13 @@
-"""Prefetching: the next batches are made while this one is used, by a thread or by other processes."""
+"""Loading: the next batches are made while this one is used, by a thread or by processes."""
 
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+import torch
 from torch.utils.data import DataLoader
 
 from transduce.threads import use_one_core
@@ -14,10 +15,28 @@ from transduce.threads import use_one_core
 BatchT = TypeVar("BatchT")
 
 
-def prefetch(make: Callable[[int], BatchT], order: Iterable[int], n: int = 2) -> Iterator[BatchT]:
-    """Yield make(i) for every i in order; a thread makes up to n of them ahead. An error is raised when its turn comes.
+@runtime_checkable
+class Batch(Protocol):
+    """What the trainer reads of a batch."""
 
-    The thread computes on one core and leaves the others to the model.
+    @property
+    def n_tokens(self) -> int: ...
+
+    def to(self, device: torch.device) -> "Batch": ...
+
+
+@runtime_checkable
+class Data(Protocol):
+    """Training data: epoch(n) gives the batches of epoch n, the same ones in every call."""
+
+    def epoch(self, n: int) -> Sequence[Batch]: ...
+
+
+def prefetch(make: Callable[[int], BatchT], order: Iterable[int], n: int = 2) -> Iterator[BatchT]:
+    """Yield make(i) for every i in order; a thread makes up to n of them ahead.
+
+    An error is raised when its turn comes. The thread computes on one core and leaves the others
+    to the model.
     """
     with ThreadPoolExecutor(max_workers=1, initializer=use_one_core) as pool:
         waiting: deque[Future[BatchT]] = deque()
@@ -34,8 +53,11 @@ def prefetch(make: Callable[[int], BatchT], order: Iterable[int], n: int = 2) ->
 
 
 @dataclass(frozen=True)
-class _Tried(Generic[BatchT]):
-    """Items of a sequence, or the errors that they end in: one that comes out of a DataLoader is told with a traceback."""
+class _Results(Generic[BatchT]):
+    """Items of a sequence, or the errors that they end in.
+
+    A DataLoader would add a traceback to the message of an error.
+    """
 
     batches: Sequence[BatchT]
 
@@ -46,27 +68,28 @@ class _Tried(Generic[BatchT]):
             return error
 
 
-def _without_ctrl_c(_: int) -> None:
-    """A terminal sends it to all processes, and the training is the one that ends the others."""
+def _ignore_ctrl_c(_: int) -> None:
+    """Ignore Ctrl-C, which a terminal sends to all processes; the training ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def load_batches(n_processes: int, batches: Sequence[BatchT], order: Sequence[int]) -> Iterator[BatchT]:
-    """Yield batches[i] for every i in order, made in so many processes of one thread; 0: when it is asked for, here.
+    """Yield batches[i] for every i in order, made in so many processes of one thread.
 
-    A process that stops is told of by the one that asks; an error is raised when its turn comes.
+    With 0 processes each is made here, when its turn comes; so are errors raised. A process that
+    dies is reported by the one that waits for it.
     """
     if not n_processes:
         yield from map(batches.__getitem__, order)
         return
-    tried: Any = _Tried(batches)
+    results: Any = _Results(batches)
     loader: Any = DataLoader(
-        tried,
+        results,
         batch_size=None,
         sampler=order,
         num_workers=n_processes,
         collate_fn=lambda batch: batch,
-        worker_init_fn=_without_ctrl_c,
+        worker_init_fn=_ignore_ctrl_c,
         multiprocessing_context="fork",  # batches are functions of what is in memory
     )
     for batch in loader:
