@@ -15,6 +15,7 @@ import torch
 from tests.train import toy
 from tests.train.processes import check_same, stopped, together, train
 from transduce.exit import exit_code
+from transduce.train.config import LossConfig
 from transduce.train.distributed import world
 from transduce.train.objectives import CrossEntropy
 from transduce.train.optim import OptimConfig
@@ -48,7 +49,10 @@ def test_several_processes_give_the_losses_of_one(tmp_path, monkeypatch, size, s
 
 @pytest.mark.parametrize(
     "objective",
-    [partial(CrossEntropy, consistency=2.0), partial(CrossEntropy, teachers=[toy.model(d_model=24)])],
+    [
+        partial(CrossEntropy, losses=LossConfig(consistency=2.0)),
+        partial(CrossEntropy, losses=LossConfig(teachers=(toy.model(d_model=24),))),
+    ],
     ids=["two passes", "a teacher"],
 )
 @pytest.mark.parametrize("shard", [False, True])
