@@ -25,19 +25,19 @@ from transduce import experiment as ex
 class Experiment:
     """Every number of a language-model experiment."""
 
-    run: Path
+    run: ex.Common[Path]
     """The run directory: everything that comes out, and all one needs to generate with it."""
-    corpus: Annotated[ex.TextFiles | ex.OneText | ex.Shards, tyro.conf.arg(name="")]
-    tokenizer: ex.TokenizerKind | Path = "characters"
+    corpus: ex.Common[Annotated[ex.TextFiles | ex.OneText | ex.Shards, tyro.conf.arg(name="")]]
+    tokenizer: ex.Common[ex.TokenizerKind | Path] = "characters"
     """A kind to train, or a file to use instead: a SentencePiece model, or JSON of the library tokenizers. Characters suit a
     text of a megabyte or two, of which each token of a larger vocabulary would be seen too rarely; take byte_bpe for more
     text: a token then means something by itself, and a window holds about four times as much. Of shards, the kind that they
     were made with."""
     symbols: str = ""
     """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
-    vocab_size: int = 8000
+    vocab_size: ex.Common[int] = 8000
     """Tokens of a BPE vocabulary, all bytes included; characters are as many as there are."""
-    batch_size: int
+    batch_size: ex.Common[int]
     """Windows of a batch, each of model.max_positions tokens."""
     batches_per_epoch: int | None = None
     """None: as many as there are tokens for."""
@@ -45,16 +45,16 @@ class Experiment:
     """Look at so many windows of the validation text only, evenly spread; None: at all of it."""
     bigram_tokens: int = 100_000_000
     """Training tokens that the bigram beside the result counts, at most."""
-    model: td.TransformerConfig
-    start_from: Path | None = None
+    model: ex.Common[td.TransformerConfig]
+    start_from: ex.Common[Path | None] = None
     """Another run to go on from, with a schedule of its own: its weights where they fit; its model's sizes and
     tokenizer unless others are named."""
-    training: ex.TrainingConfig
+    training: ex.Common[ex.TrainingConfig]
     generation: td.GenerationConfig = field(
         default_factory=lambda: td.GenerationConfig(max_length=100, temperature=0.8)
     )
     """Of the samples."""
-    device: str = "auto"
+    device: ex.Common[str] = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
 
     def __post_init__(self) -> None:

@@ -25,30 +25,30 @@ COMMANDS_TEXT = Path(__file__).parent / "data" / "commands"
 class Experiment:
     """Every number of an experiment in masked language modelling."""
 
-    run: Path
+    run: ex.Common[Path]
     """The run directory: everything that comes out, and all one needs to fill gaps with it."""
-    corpus: Annotated[ex.TextFiles | ex.OneText, tyro.conf.arg(name="")]
+    corpus: ex.Common[Annotated[ex.TextFiles | ex.OneText, tyro.conf.arg(name="")]]
     test: tuple[Path, ...] = ()
     """Text to score the finished model on; none: the validation text again."""
     tokenizer: ex.TokenizerKind | Path = "characters"
     """A kind to train, or a file to use instead: a SentencePiece model, or JSON of the library tokenizers."""
     symbols: str = ""
     """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
-    vocab_size: int = 8000
+    vocab_size: ex.Common[int] = 8000
     """Tokens of a BPE vocabulary, all bytes included; characters are as many as there are."""
-    batch_size: int
+    batch_size: ex.Common[int]
     """Windows of a batch, each of model.max_positions tokens."""
     masking: ex.MaskingConfig = field(default_factory=ex.MaskingConfig)
     validate_by: Literal["loss", "accuracy"] = "loss"
     """What decides which checkpoint is best."""
     neighbour_tokens: int = 100_000_000
     """Training tokens whose pairs are counted for the baseline beside the result, at most."""
-    model: td.TransformerConfig
-    start_from: Path | None = None
+    model: ex.Common[td.TransformerConfig]
+    start_from: ex.Common[Path | None] = None
     """Another run to go on from, with a schedule of its own: its weights where they fit; its model's sizes and
     tokenizer unless others are named."""
-    training: ex.TrainingConfig
-    device: str = "auto"
+    training: ex.Common[ex.TrainingConfig]
+    device: ex.Common[str] = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
 
     def __post_init__(self) -> None:

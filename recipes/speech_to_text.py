@@ -33,16 +33,16 @@ class Experiment:
 
     name: str = "speech"
     """What the run directory is called where run does not say."""
-    run: Path | None = None
+    run: ex.Common[Path | None] = None
     """The run directory, all one needs to transcribe with; by itself runs/NAME, or runs/NAME_COLUMN for another target."""
-    corpus: Annotated[ex.Manifests, tyro.conf.arg(name="")] = field(default_factory=ex.Manifests)
+    corpus: ex.Common[Annotated[ex.Manifests, tyro.conf.arg(name="")]] = field(default_factory=ex.Manifests)
     features: ex.FeatureConfig | ex.VectorConfig = field(default_factory=lambda: MFCC)
     augmentation: ex.Augmentation = field(default_factory=lambda: ex.Augmentation(token_dropout=0.3))
     cache: Path = Path("runs/features")
     """Where log-mels are kept, for all runs; safe to share and to delete."""
     workers: int = os.cpu_count() or 1
     """Threads that compute them; 0: none but the first."""
-    vocab_size: int = 320
+    vocab_size: ex.Common[int] = 320
     """Tokens of the BPE vocabulary, 260 special ones and bytes included."""
     pronunciations: Path | None = None
     """A pronouncing dictionary, such as CMU's: tokens are then phones instead of parts of words, and what comes out are the
@@ -51,9 +51,9 @@ class Experiment:
     """What to use instead of training it: a SentencePiece model, or JSON of the library tokenizers."""
     symbols: str = ""
     """Words, separated by spaces, that are one token each wherever they stand, such as "<2de> <2fr>"."""
-    max_seconds: float = 20.0
+    max_seconds: ex.Common[float] = 20.0
     """Longer recordings are not trained on, and counted."""
-    frames_per_batch: int = 4000
+    frames_per_batch: ex.Common[int] = 4000
     """Rows times the longest recording of a batch, padding included: what bounds memory."""
     ctc_weight: float = 0.5
     """Share of CTC in the loss; 0 = none."""
@@ -68,10 +68,10 @@ class Experiment:
     interctc_column: str | None = None
     """The column that CTC in the middle of the encoder (model.ctc_layers) learns instead: labels with spaces between them,
     such as phones from a dictionary (scripts/corpora/add_phones.py). Each label is one token, <AH> for AH, beside vocab_size others."""
-    model: td.TransformerConfig = field(default_factory=ex.speech_tiny)
-    start_from: Path | None = None
+    model: ex.Common[td.TransformerConfig] = field(default_factory=ex.speech_tiny)
+    start_from: ex.Common[Path | None] = None
     """Another run to go on from, with a schedule of its own: its weights where they fit; its sizes, features and tokenizer."""
-    training: ex.TrainingConfig = field(default_factory=ex.TrainingConfig)
+    training: ex.Common[ex.TrainingConfig] = field(default_factory=ex.TrainingConfig)
     validate_by: ex.ValidateBy | None = None
     """What decides which checkpoint is best. By itself it is WER, or BLEU where the target column is a translation."""
     tokenize: ex.Tokenization | None = None
@@ -79,7 +79,7 @@ class Experiment:
     decoding: td.SearchConfig = field(
         default_factory=lambda: td.SearchConfig(length_ratio=1.0, length_extra=5, ctc_weight=0.5)
     )
-    device: str = "auto"
+    device: ex.Common[str] = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
 
     def __post_init__(self) -> None:

@@ -24,10 +24,10 @@ from transduce import experiment as ex
 class Experiment:
     """Every number of a translation experiment."""
 
-    run: Path
+    run: ex.Common[Path]
     """The run directory: everything that comes out, and all one needs to translate with it."""
-    corpus: Annotated[ex.Folder | ex.Files | ex.Directions, tyro.conf.arg(name="")]
-    vocab_size: int = 8000
+    corpus: ex.Common[Annotated[ex.Folder | ex.Files | ex.Directions, tyro.conf.arg(name="")]]
+    vocab_size: ex.Common[int] = 8000
     """Tokens of the BPE vocabulary, 260 special ones and bytes included; per side if not joint."""
     tokenizer: tuple[Path, ...] = ()
     """What to use instead of training it: a SentencePiece model, or JSON of the library tokenizers; one file for both
@@ -47,13 +47,13 @@ class Experiment:
     """Where more than 262,144 training pairs are kept as token ids, which are made once. It may be deleted at any time."""
     max_length: int = 256
     """Longer training pairs, in tokens, are left out and counted."""
-    tokens_per_batch: int = 4096
+    tokens_per_batch: ex.Common[int] = 4096
     """Rows times the longest side of a batch, padding included: what bounds memory."""
-    model: td.TransformerConfig = field(default_factory=td.transformer_tiny)
-    start_from: Path | None = None
+    model: ex.Common[td.TransformerConfig] = field(default_factory=td.transformer_tiny)
+    start_from: ex.Common[Path | None] = None
     """Another run to go on from, with a schedule of its own: its weights where they fit; its model's sizes and
     tokenizer unless others are named."""
-    training: ex.TrainingConfig = field(default_factory=ex.TrainingConfig)
+    training: ex.Common[ex.TrainingConfig] = field(default_factory=ex.TrainingConfig)
     validate_by: ex.ValidateBy = "bleu"
     """What decides which checkpoint is best."""
     tokenize: ex.Tokenization | None = None
@@ -61,7 +61,7 @@ class Experiment:
     decoding: td.SearchConfig = field(default_factory=td.SearchConfig)
     shortlist: bool = False
     """Learn, at the end, which target tokens may translate a source token: transduce translate --shortlist is faster."""
-    device: str = "auto"
+    device: ex.Common[str] = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
 
     def __post_init__(self) -> None:

@@ -83,7 +83,7 @@ def test_other_wrong_uses_name_the_word(capsys, words, told):
     ("words", "told"),
     [
         ("abc", ["'abc'", "python recipe.py commands --help-all says more"]),
-        ("--training.max-minutes abc", ["--training.max-minutes takes None or a number", "'abc'"]),
+        ("--training.max-minutes abc", ["--training.max-minutes takes a number or None", "'abc'"]),
         ("--training.optim.betas 0.9", ["--training.optim.betas takes a number, a number", "'0.9'"]),
         ("--training.lora 3", ["--training.lora;", "--training.lora.rank or --training.lora.alpha or"]),
         ("--patiense 3", ["--patiense;", "--training.patience?"]),

@@ -1,237 +1,329 @@
-"""The words of a command line as the arguments of a call, by tyro; a wrong use is told as any other wrong input is."""
+"""Calls from command lines by tyro; help shows the common fields, and a wrong use is an InputError in one line."""
 
 import inspect
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
-from dataclasses import is_dataclass, make_dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr
+from dataclasses import is_dataclass, replace
 from difflib import get_close_matches
+from functools import partial, wraps
 from io import StringIO
-from itertools import takewhile
+from pathlib import Path
 from shutil import get_terminal_size
-from textwrap import wrap
-from typing import Annotated, Any, NoReturn, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
-from tyro import _errors as wrong
-from tyro.conf import Fixed, Suppress
+from tyro.conf import AvoidSubcommands, DisallowNone, FlagCreatePairsOff, Positional, Suppress, arg
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
+from transduce.config import COMMON
 from transduce.errors import InputError
 
-NARROWEST, WIDEST = 40, 5000
-"""Columns of a page of help, at least: on a narrower one, tyro cuts flags and words anywhere; on the widest, it cuts none."""
+T = TypeVar("T")
 
-KINDS = {"INT": "a whole number", "FLOAT": "a number", "PATH": "a path", "FILE": "a file", "STR": "text"}
-"""What help calls a value, and what messages do."""
+Group = Annotated[T, COMMON, arg(name="")]
+"""A dataclass whose fields are flags of the command itself."""
+
+NARROWEST = 40
+"""Columns of a page of help, at least: on a narrower one tyro cuts flags and words anywhere."""
+
+HELP_ALL = "\n  --help-all       show every flag, not only those that are used most"
+
+KINDS = {int: "a whole number", float: "a number", Path: "a path", str: "text", NoneType: "None"}
+"""What messages call a value of a type."""
 
 
-HELP_ALL = "  --help-all       show every flag, not only those that are used most"
+class Overrides(dict[str, Any]):
+    """The settings of a configuration that a command line names, by the names of its fields."""
+
+    CONFIG: ClassVar[type]
+    WITHOUT: ClassVar[tuple[str, ...]] = ()
+    """Fields that mean nothing to the command."""
+    HINT: ClassVar[str] = "(default: {})"
+    """What help shows behind each flag; {} is the default."""
+
+
+class _Refused(Exception):
+    """The InputError of a configuration that checks itself; tyro would turn a ValueError into a page."""
 
 
 def call(
-    function: Callable[..., Any],
+    function: Callable[..., T],
     words: Sequence[str],
     *,
     prog: str,
-    more: str = "--help",
-    often: Collection[str] = (),
-    **how: Any,
-) -> Any:
-    """What `function`, or a class, gives when it is called with the arguments that the words stand for.
+    default: Any = None,
+    description: str | None = None,
+    foot: str = HELP_ALL,
+) -> T:
+    """Call a function with the arguments of a command line, or make a dataclass of them.
+
+    --help shows the fields that are marked as Common, if there are any, and --help-all shows all fields.
 
     Args:
         prog: the command, as one types it.
-        more: the flag that shows all flags.
-        often: the flags that --help shows, where --help-all shows the others; none: --help shows all there are.
-        how: what else tyro.cli takes.
+        default: the dataclass that the flags of a recipe change; None: a function's parameters are flags.
+        foot: printed below help where it does not show all.
 
     Raises:
-        InputError: an argument is missing, or has no value or one that does not fit, or a word stands for none.
+        InputError: an argument is missing, unknown, without a value, or has one that does not fit.
         SystemExit: help was asked for, and printed (0).
     """
-
-    def parse(words: Sequence[str]) -> Any:
-        return tyro.cli(function, args=words, prog=prog, **how)
-
-    def refuse(event: wrong.ParseErrorEvent) -> NoReturn:
-        argument, missing = getattr(event, "argument", None), getattr(event, "missing_arguments", [])
-        strange = getattr(event, "tokens", None) or getattr(event, "unrecognized_tokens", None)
-        if strange:
-            told = _strange(strange, _flags(parse))
-        elif missing or (argument and argument.is_positional()):
-            needed = " and ".join(_name(each) for each in [each.arg for each in missing] or [argument])
-            told = f"{prog} needs {needed}, but got none"
-        elif argument:
-            value = _value(argument.lowered.name_or_flags, words)
-            found = f"it is {value!r}" if value else "nothing follows it"
-            told = f"{_name(argument)} takes {_kind(argument.lowered.metavar)}, but {found}"
-        else:  # a configuration that checks itself
-            raise InputError(getattr(event, "message", event))
-        raise InputError(told if told.endswith("?") else f"{told}; {prog} {more} says more")
-
-    width = get_terminal_size().columns
-    with _columns(NARROWEST) if width < NARROWEST else nullcontext(), wrong.on_parse_error(refuse):
-        if not (often and {"-h", "--help", "--help-all"} & set(words)):
-            return parse(words)
-        try:
-            if "--help-all" in words:
-                parse(["--help"])
-            some = _with_some(function, {flag.strip("-").replace("-", "_") for flag in often})
-            with _columns(WIDEST):
-                page = _page(lambda words: tyro.cli(some, args=words, prog=prog, **how))
-            print(_brief(page, often, max(width, NARROWEST)))
-            raise SystemExit(0)
-        finally:
-            print(f"\n{HELP_ALL}")
-
-
-@contextmanager
-def _columns(n: int) -> Iterator[None]:
-    """Have help on a page so wide, whatever the terminal is."""
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(n)
+    arguments = list(_arguments(function, default))
+    has_common = any(each.is_common for each in arguments)
+    wants_help = bool({"-h", "--help", "--help-all"} & set(words))
+    brief = has_common and wants_help and "--help-all" not in words
+    if wants_help and get_terminal_size().columns < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)
+    bound = partial(tyro.cli, config=(FlagCreatePairsOff, DisallowNone))
+    if default is not None:
+        bound = partial(tyro.cli, default=default, config=(AvoidSubcommands,))
     try:
-        yield
-    finally:
-        os.environ.pop("COLUMNS", None)
-        os.environ.update({} if before is None else {"COLUMNS": before})
+        with redirect_stderr(StringIO()):
+            parsed: Any = bound(
+                _deferred(function),
+                args=["--help"] if wants_help else words,
+                prog=prog,
+                description=description,
+                registry=registry(is_recipe=default is not None, brief=brief),
+            )
+    except _Refused as refused:
+        raise InputError(str(refused)) from refused
+    except SystemExit as stop:
+        if not stop.code:
+            if has_common:
+                print(foot)
+            raise
+        raise InputError(_mistake(words, arguments, prog, "--help" if default is None else "--help-all")) from stop
+    return parsed if default is not None else parsed()
 
 
-def _flags(parse: Callable[[Sequence[str]], Any]) -> list[str]:
-    """All flags that help shows."""
-    return re.findall(r"(?:^  |, )(--[a-z][\w.-]*)", _page(parse), re.MULTILINE)
+def _deferred(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that binds its arguments, to be called after they are parsed."""
+    if inspect.isclass(function):
+        return function
+    return wraps(function)(lambda *args, **options: partial(function, *args, **options))
 
 
-def _page(parse: Callable[[Sequence[str]], Any]) -> str:
-    """What --help prints."""
-    with redirect_stdout(StringIO()) as page, suppress(SystemExit):
-        parse(["--help"])
-    return page.getvalue()
+def _split(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type without its annotations, and these."""
+    return (get_args(kind)[0], kind.__metadata__) if get_origin(kind) is Annotated else (kind, ())
 
 
-def _brief(page: str, often: Collection[str], width: int) -> str:
-    """A page of help as a line or two for each argument, flags in the order of `often`.
+def _annotated(kind: Any, *notes: Any) -> Any:
+    for note in notes:
+        kind = Annotated[kind, note]
+    return kind
+
+
+def _is_group(kind: Any) -> bool:
+    return is_dataclass(kind) or (inspect.isclass(kind) and issubclass(kind, Overrides))
+
+
+def _fields(kind: Any, default: Any = tyro.MISSING) -> tuple[StructFieldSpec, ...]:
+    """The fields of a dataclass as tyro finds them."""
+    spec = ConstructorRegistry.get_struct_spec(StructTypeInfo.make(kind, default, False))
+    assert isinstance(spec, StructConstructorSpec)
+    return spec.fields
+
+
+def registry(*, is_recipe: bool, brief: bool = False) -> ConstructorRegistry:
+    """How tyro takes dataclasses and Overrides apart.
 
     Args:
-        page: as tyro prints it where it is so wide that no line is cut.
+        brief: show Common fields alone, and of their help the first sentence.
     """
-    usage, _, about, *lines = page.splitlines()
-    entries: dict[str, list[str]] = {}
-    text: list[str] = []
-    section = ""
-    for line in lines:
-        name, _, told = line[2:].partition("  ")
-        if re.match(r" \w", line):
-            section = line.strip()
-        elif name.startswith("-") or (name.strip() and section == "positional arguments"):
-            text = entries[name] = [told]
-        else:  # goes on, or describes the section, for which nobody looks here
-            text = text if not name else []
-            text.append(told)
-    order = [name for name in entries if not name.startswith("-")]
-    order += [name for flag in often for name in entries if name.split()[0] == flag]
-    indent = max(map(len, order)) + 4
-    found = [*wrap(usage, width), "", *wrap(about, width), ""]
-    for name in order:
-        told = _first(" ".join(" ".join(entries[name]).split()), width - indent)
-        first, *rest = wrap(told, max(width - indent, NARROWEST // 2)) or [""]
-        found += [f"  {name:<{indent - 2}}{first}", *(" " * indent + each for each in rest)]
-    return "\n".join(found)
+    rules = ConstructorRegistry()
+    is_inside = False
+
+    @rules.struct_rule
+    def rule(info: StructTypeInfo) -> StructConstructorSpec | None:
+        nonlocal is_inside
+        if is_inside or not _is_group(info.type):
+            return None
+        is_inside = True  # so that the rules of tyro itself come next
+        try:
+            if is_dataclass(info.type):
+                make: Callable[..., Any] = info.type
+                fields = _fields(make, info.default)
+            else:
+                make, fields = _override_fields(info.type)
+        finally:
+            is_inside = False
+        fields = fields if is_recipe else tuple(map(_tidied, fields))
+        return StructConstructorSpec(partial(_checked, make), tuple(map(_briefly, fields)) if brief else fields)
+
+    return rules
 
 
-def _first(text: str, width: int) -> str:
-    """The first sentence of a help text, or its first clauses where all of it does not fit, and the default."""
-    default = re.search(r" \((default: .*|required)\)$| \(the run's\)$", text)
-    whole = text[: default.start()] if default else text
-    told = re.split(r"(?<=\.) (?=[A-Z(])", whole)[0]
-    told = told if told.endswith("..") else told.removesuffix(".")
-    if len(told) > width:
-        ends = [each.start() for each in re.finditer(r"[;,.] | \(", told) if 15 < each.start() <= width]
-        closed = [i for i in ends if told.count("(", 0, i) == told.count(")", 0, i)]
-        told = told[: closed[-1]] if closed else told
-    shown = default[0] if default and default[1] not in (None, "default: False") else ""
-    return told + shown
+def _checked(make: Callable[..., T], **values: Any) -> T:
+    try:
+        return make(**values)
+    except InputError as error:
+        raise _Refused(str(error)) from error
 
 
-def _with_some(function: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
-    """For its help: a function like this one with fewer optional parameters, and fields of dataclasses among them."""
-    signature, hints, parameters = inspect.signature(function), inspect.get_annotations(function, eval_str=True), []
-    for parameter in signature.parameters.values():
-        kind = hints[parameter.name]
-        makers = [getattr(told, "constructor_factory", None) for told in getattr(kind, "__metadata__", ())]
-        inner = next((make() for make in makers if make), kind)
-        if is_dataclass(inner):
-            kind = type(showing(inner(), names))  # type: ignore[operator]
-        elif parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in names:
-            kind = Annotated[kind, Suppress, Fixed]
-        parameters.append(parameter.replace(annotation=kind))
-
-    with_some: Any = lambda **_: None
-    with_some.__doc__, with_some.__name__ = function.__doc__, function.__name__
-    with_some.__annotations__ = {each.name: each.annotation for each in parameters}
-    with_some.__signature__ = signature.replace(parameters=parameters)
-    return with_some
+def _tidied(field: StructFieldSpec) -> StructFieldSpec:
+    """Hide defaults that say nothing, and line breaks of docstrings."""
+    kind, notes = _split(field.type)
+    if _is_group(kind):
+        return field
+    if field.default in (None, False, (), ""):
+        field = replace(field, type=_annotated(kind, arg(help_behavior_hint=""), *notes))
+    return replace(field, helptext=lambda: " ".join(_help(field).split()))
 
 
-def showing(config: Any, names: Collection[str]) -> Any:
-    """A configuration like this one, of which tyro shows the fields of these dotted names alone.
-
-    Its class inherits from that of `config` because tyro looks there for the docstrings of the fields.
-    """
-    options: list[tuple[str, Any, Any]] = []
-    for name, kind in get_type_hints(type(config), include_extras=True).items():
-        value = getattr(config, name)
-        inner = {each.removeprefix(f"{name}.") for each in names if each.startswith(f"{name}.")}
-        if inner and is_dataclass(value):
-            value = showing(value, inner)
-            kind, told = type(value), getattr(kind, "__metadata__", ())
-            for each in told:
-                kind = Annotated[kind, each]
-        elif name not in names:
-            kind = Annotated[kind, Suppress, Fixed]
-        options.append((name, kind, value))
-    namespace = {"__doc__": type(config).__doc__, "__post_init__": lambda self: None}
-    kind = make_dataclass(
-        type(config).__name__, options, bases=(type(config),), namespace=namespace, frozen=True, kw_only=True
-    )
-    return kind()
+def _help(field: StructFieldSpec) -> str:
+    return (field.helptext() if callable(field.helptext) else field.helptext) or ""
 
 
-def _strange(words: Sequence[str], flags: Collection[str]) -> str:
-    """What is wrong with words that are no arguments: flags that there are not, with the nearest, or too many words."""
-    unknown = [word.partition("=")[0] for word in words if word.startswith("-")]
-    if not unknown:
-        return f"a word must be an argument or the value of a flag, but {words[0]!r} is neither"
-    near = [flag for each in unknown for flag in _nearest(each.replace("_", "-"), flags)]
-    told = f"there is no flag {', '.join(unknown)}"
-    return f"{told}; did you mean {' or '.join(near)}?" if near else told
+def _briefly(field: StructFieldSpec) -> StructFieldSpec:
+    kind, notes = _split(field.type)
+    if COMMON not in notes:
+        return replace(field, type=_annotated(field.type, Suppress))
+    if is_dataclass(field.default) or _is_group(kind):
+        return field
+
+    sentence = partial(re.split, r"(?<=[^.]\.)\s|;\s")
+    return replace(field, helptext=lambda: sentence(_help(field))[0].removesuffix("."))
 
 
-def _nearest(word: str, flags: Collection[str]) -> list[str]:
-    """The flags that begin with this word, as --training.lora.rank does with --training.lora; or of the nearest name."""
+def _override_fields(kind: type[Overrides]) -> tuple[Callable[..., Overrides], tuple[StructFieldSpec, ...]]:
+    """Flags for the fields of a configuration, each None where it is not named; a bool has one to switch it off."""
+    fields: list[StructFieldSpec] = []
+    off: dict[str, str] = {}
+    for field in _fields(kind.CONFIG):
+        inner, notes = _split(field.type)
+        if field.name in kind.WITHOUT:
+            continue
+        hint = arg(help_behavior_hint="" if inner is bool else kind.HINT.format(getattr(kind.CONFIG, field.name)))
+        option = inner if inner is bool else inner | None
+        unnamed = False if inner is bool else None
+        fields.append(replace(field, type=_annotated(option, *notes, hint), default=unnamed))
+        if inner is bool:
+            without = f"Without --{field.name.replace('_', '-')}, which a run may have."
+            off[f"no_{field.name}"] = field.name
+            fields.append(StructFieldSpec(f"no_{field.name}", _annotated(bool, hint), False, without))
+
+    def named(**values: Any) -> Overrides:
+        settings = {name: value for name, value in values.items() if value is not None and value is not False}
+        return kind({off.get(name, name): name not in off and value for name, value in settings.items()})
+
+    return named, tuple(fields)
+
+
+class _Argument(NamedTuple):
+    """An argument: its flag, or what help calls it where it is positional, and its type."""
+
+    name: str
+    kind: Any
+    is_positional: bool = False
+    is_required: bool = False
+    is_common: bool = False
+
+
+def _arguments(function: Callable[..., Any], default: Any) -> Iterator[_Argument]:
+    """All arguments of a function, or all fields of a dataclass with this default."""
+    with registry(is_recipe=default is not None):
+        if default is not None:
+            for field in _fields(function, default):
+                yield from _flags(field, "--", with_pairs=True)
+            return
+        hints = get_type_hints(function, include_extras=True)
+        for name, parameter in inspect.signature(function).parameters.items():
+            yield from _flags(StructFieldSpec(name, hints[name], parameter.default), "--", with_pairs=False)
+
+
+def _flags(field: StructFieldSpec, prefix: str, *, with_pairs: bool) -> Iterator[_Argument]:
+    kind, notes = _split(field.type)
+    names = [each.name for each in notes if getattr(each, "name", None) is not None]
+    metavars = [each.metavar for each in notes if getattr(each, "metavar", None)]
+    name = prefix + (names or [field.name.replace("_", "-")])[0]
+    if is_dataclass(field.default) or _is_group(kind):
+        is_given = is_dataclass(field.default)
+        for each in _fields(type(field.default) if is_given else kind, field.default if is_given else tyro.MISSING):
+            yield from _flags(each, name if name == prefix else f"{name}.", with_pairs=with_pairs)
+        return
+    if get_origin(kind) in (Union, UnionType) and not with_pairs:
+        kind = Union[tuple(each for each in get_args(kind) if each is not NoneType)]  # noqa: UP007
+    is_positional = Positional in notes
+    shown = (metavars or [field.name.upper()])[0] if is_positional else name
+    yield _Argument(shown, kind, is_positional, field.default is inspect.Parameter.empty, COMMON in notes)
+    if kind is bool and with_pairs:
+        yield _Argument(f"{prefix}no-{name.removeprefix(prefix)}", kind)
+
+
+def _mistake(words: Sequence[str], arguments: Sequence[_Argument], prog: str, more: str) -> str:
+    """Say what is wrong with words that tyro refuses."""
+    flags = {each.name: each for each in arguments if not each.is_positional}
+    positional = [each for each in arguments if each.is_positional]
+    uses: list[tuple[str, list[str]]] = [("", [])]
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if re.match("--?[A-Za-z]", word):
+            uses.append((flag.replace("_", "-"), [value] if equals else []))
+        else:
+            uses[-1][1].append(word)
+    unknown = [flag for flag, _ in uses[1:] if flag not in flags]
+    near = [each for flag in unknown for each in _nearest(flag, list(flags))]
+    if near:
+        return f"there is no flag {', '.join(unknown)}; did you mean {' or '.join(near)}?"
+    way_out = f"{prog} {more} says more"
+    if unknown:
+        return f"there is no flag {', '.join(unknown)}; {way_out}"
+    loose = uses[0][1]
+    for flag, values in uses[1:]:
+        kind = flags[flag].kind
+        n = _n_values(kind)
+        loose = [*loose, *values[n:]]
+        if n and not _fit(kind, values[:n]):
+            got = f"it is {' '.join(values[:n])!r}" if values else "nothing follows it"
+            return f"{flag} takes {_in_words(kind)}, but {got}; {way_out}"
+    needed = [each.name for each in positional[len(loose) :] if each.is_required]
+    needed += [flag for flag, each in flags.items() if each.is_required and flag not in dict(uses)]
+    if needed:
+        return f"{prog} needs {' and '.join(needed)}, but got none; {way_out}"
+    for argument, value in zip(positional, loose, strict=False):
+        if not _fit(argument.kind, [value]):
+            return f"{argument.name} takes {_in_words(argument.kind)}, but it is {value!r}; {way_out}"
+    stray = [*loose[len(positional) :], *words][0]
+    return f"a word must be an argument or the value of a flag, but {stray!r} is neither; {way_out}"
+
+
+def _nearest(word: str, flags: Sequence[str]) -> list[str]:
+    """The flags that begin with this word, as --training.lora.rank with --training.lora; or of the nearest name."""
     names = {flag: flag.strip("-").split(".")[-1] for flag in flags}
     near = get_close_matches(word.strip("-").split(".")[-1], names.values(), n=1, cutoff=0.7)
     return [flag for flag, name in names.items() if flag.startswith((f"{word}.", f"{word}-")) or name in near][:3]
 
 
-def _name(argument: Any) -> str:
-    """What help calls an argument: a positional one by its metavar."""
-    return str(argument.lowered.metavar if argument.is_positional() else argument.lowered.name_or_flags[0])
+def _n_values(kind: Any) -> int | None:
+    """How many words a flag takes; None: any number."""
+    if kind is bool:
+        return 0
+    tuples = [each for each in (kind, *get_args(kind)) if get_origin(each) is tuple]
+    if not tuples:
+        return 1
+    return None if ... in get_args(tuples[0]) else len(get_args(tuples[0]))
 
 
-def _value(flags: Collection[str], words: Sequence[str]) -> str:
-    """What follows a flag where it stands last."""
-    found = ""
-    for i, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag.replace("_", "-") in flags:
-            found = value if equals else " ".join(takewhile(lambda each: not each.startswith("--"), words[i + 1 :]))
-    return found
+def _fit(kind: Any, values: list[str]) -> bool:
+    """Whether the values of a flag are of its type."""
+    try:
+        with redirect_stderr(StringIO()):
+            tyro.cli(kind, args=values)
+    except SystemExit:
+        return False
+    return True
 
 
-def _kind(metavar: str) -> str:
-    """What fits, in words: "{None}|FLOAT" is "None or a number"."""
-    kinds = re.sub(r"^\[(.+) \[.*", r"\1", metavar).split("|")  # PATH of [PATH [PATH ...]]
-    told = [", ".join(KINDS.get(word, word) for word in re.split("[ ,]", kind.strip("{}"))) for kind in kinds]
-    return " or ".join("one of " * ("," in kind) + each for kind, each in zip(kinds, told, strict=True))
+def _in_words(kind: Any) -> str:
+    """Name a type: `float | None` is "a number or None"."""
+    parts = [each for each in get_args(kind) if each is not ...]
+    if get_origin(kind) is Literal:
+        return "one of " * (len(parts) > 1) + ", ".join(map(str, parts))
+    if parts:
+        return (", " if get_origin(kind) is tuple else " or ").join(map(_in_words, parts))
+    return KINDS.get(kind, str(kind))

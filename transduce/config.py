@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from operator import ge, gt, le, lt
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import cattrs
 from cattrs.preconf.json import JsonConverter, make_converter
@@ -15,6 +15,11 @@ from cattrs.v import format_exception
 from transduce.errors import InputError
 
 Config = TypeVar("Config")
+T = TypeVar("T")
+
+COMMON = "common"
+Common = Annotated[T, COMMON]
+"""A field that --help shows; all the others are shown by --help-all alone."""
 
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 

@@ -36,7 +36,7 @@ from typing import get_args
 import matplotlib.pyplot as plt
 from cycler import cycler
 
-from transduce.cli.main import COMMANDS, OFTEN, main as transduce
+from transduce.cli.main import COMMANDS, main as transduce
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = "tutorials/**/[0-9]*_*.py"
@@ -258,12 +258,11 @@ def module_page(name: str, imported: str) -> str:
 
 def command_help(name: str) -> str:
     """What a command says of itself, on a page of 88 columns, without the paths of this machine."""
-    every = name in OFTEN or name.startswith("train ")
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "88"
     try:
         with redirect_stdout(io.StringIO()) as page, suppress(SystemExit):
-            transduce([*name.split(), "--help-all" if every else "--help"])
+            transduce([*name.split(), "--help-all"])
     finally:
         os.environ.pop("COLUMNS")
         os.environ.update({} if before is None else {"COLUMNS": before})

@@ -19,15 +19,16 @@ import transduce as td
 from tests.language_runs import TEXT, language_run
 from tests.runs import ENGLISH, LITTLE, random_run, random_speech_run, record, sentences
 from transduce.cli import workers
-from transduce.cli.common import Lines, Machine, checked_lines
+from transduce.cli.common import Columns, Lines, Machine, checked_lines
 from transduce.cli.jobs import Division, Job, _default_workers, carry_out, cut
 from transduce.cli.main import main
 from transduce.cli.parts import Share, share_of_environment
-from transduce.cli.translate import Translation
+from transduce.cli.translate import Translation, TranslationOutput
 from transduce.device import default_device
 from transduce.errors import InputError
 
 LINES = [ENGLISH[0], "", *ENGLISH[1:6], ENGLISH[2].upper(), "Print", ENGLISH[3] * 3, "Anna"]
+PLAIN = {"decoding": td.SearchConfig(), "output": TranslationOutput(), "columns": Columns()}
 CPU = ["--device", "cpu"]
 
 
@@ -427,13 +428,13 @@ def test_shares_and_chunks_have_every_input_once_and_in_order():
 
 
 def test_as_many_processes_as_cores_where_the_input_is_large(folder, monkeypatch):
-    job = Translation(run=folder / "text", machine=Machine(device="cpu"), decoding=td.SearchConfig(), scores=False)
+    job = Translation(run=folder / "text", machine=Machine(device="cpu"), **PLAIN)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr("transduce.device.memory", lambda _: 10 << 30)
     assert [_default_workers(job, n) for n in (1, 3, 4, 15, 16, 1000)] == [1, 1, 2, 7, 8, 8]
     monkeypatch.setattr("transduce.device.memory", lambda _: 3 << 30)
     assert _default_workers(job, 1000) == 5
-    gpu = Translation(run=folder / "text", machine=Machine(device="cuda:1"), decoding=td.SearchConfig(), scores=False)
+    gpu = Translation(run=folder / "text", machine=Machine(device="cuda:1"), **PLAIN)
     assert _default_workers(gpu, 1000) == 1
 
 

@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save_file
 import transduce as td
 from tests.runs import ENGLISH, LITTLE, random_run, random_speech_run
 from transduce.cli import translate
-from transduce.cli.common import search_options, with_options
 from transduce.cli.main import main
+from transduce.cli.translate import TranslationSearch, TranslationSettings
 from transduce.plot import read_picture
 from transduce.tasks import seq2seq
 
@@ -241,12 +241,13 @@ def test_average_is_the_mean_of_the_last_or_best(tmp_path, capsys):
 
 def test_options_replace_what_the_run_says_and_nothing_else():
     own = td.SearchConfig(beam_size=7, alpha=1.6, length_extra=3)
-    options = search_options()
-    assert with_options(own, options()) == own
-    assert with_options(own, options(greedy=True)) == td.SearchConfig(beam_size=1, alpha=1.6, length_extra=3)
-    assert with_options(own, options(alpha=0.0, n_best=2)) == td.SearchConfig(
-        beam_size=7, alpha=0.0, n_best=2, length_extra=3
-    )
+
+    def applied(*, greedy: bool = False, **settings) -> td.SearchConfig:
+        return TranslationSearch(greedy=greedy, settings=TranslationSettings(settings)).applied(own)
+
+    assert applied() == own
+    assert applied(greedy=True) == td.SearchConfig(beam_size=1, alpha=1.6, length_extra=3)
+    assert applied(alpha=0.0, n_best=2) == td.SearchConfig(beam_size=7, alpha=0.0, n_best=2, length_extra=3)
 
 
 @pytest.mark.parametrize(

@@ -127,18 +127,40 @@ def test_what_is_written_at_once_is_whole_or_beside(letters, tmp_path, monkeypat
     out = tmp_path / "out"
     out.write_text("of before\n")
     (tmp_path / "in").write_text("ROMEO\nSpeak\n")
-    call("generate", letters, tmp_path / "in", "--max-length", 3, "--output", out, "--device", "cpu")
+    call("tokenize", letters, tmp_path / "in", "--output", out)
     whole = out.read_text()
-    assert "ROMEO" in whole and "Speak" in whole
+    assert whole.replace(" ", "") == "ROMEO\nSpeak\n"
 
-    def texts(*_, **__):
-        yield "ROMEO", ["xyz"]
+    def lines(*_):
+        yield "Ay"
         raise error
 
-    monkeypatch.setattr("transduce.cli.generate._texts", texts)
+    monkeypatch.setattr("transduce.cli.tokenize.checked_lines", lines)
     with suppress(RuntimeError):
-        assert call("generate", letters, tmp_path / "in", "--output", out, "--device", "cpu") == 130
-    assert out.read_text() == whole and (tmp_path / "out.partial").read_text() == "ROMEOxyz\n"
+        assert call("tokenize", letters, tmp_path / "in", "--output", out) == 130
+    assert out.read_text() == whole and (tmp_path / "out.partial").read_text() == "A y\n"
+
+
+def test_texts_to_generate_go_on_after_a_stop(letters, tmp_path, monkeypatch, capsys):
+    out, begun, inside = tmp_path / "out", [], workers.Rows
+    (tmp_path / "in").write_text("ROMEO\nSpeak\nAy\n")
+    command = ["generate", letters, tmp_path / "in", "--max-length", 3, "--n", 2, "--device", "cpu"]
+    assert call(*command) == 0
+    want = capsys.readouterr().out
+    assert want.count("-" * 20 + "\n") == 5
+    monkeypatch.setattr("transduce.cli.generate.Generation.CHUNK", 1)
+
+    def rows(*arguments):
+        begun.append(1)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return inside(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transduce.cli.generate.Rows", rows)
+        assert call(*command, "--output", out, "--workers", 1) == 130
+    assert call(*command, "--output", out, "--workers", 1) == 0
+    assert "going on with 2 of 3 inputs done" in capsys.readouterr().err and out.read_text() == want
 
 
 @pytest.mark.parametrize("command", ["translate", "tokenize"])

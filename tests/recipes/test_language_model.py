@@ -15,7 +15,7 @@ import transduce as td
 from recipes.language_model import GPT2, SETTINGS, SHAKESPEARE, SHAKESPEARE_CPU, decoder, run
 from tests.recipes.small import LINES, generator as small, loss_parts, metrics
 from transduce.cli.common import Machine
-from transduce.cli.generate import generate, score_perplexity
+from transduce.cli.generate import score_perplexity
 from transduce.cli.jobs import Division
 from transduce.cli.main import main
 from transduce.data.text.language import OneText, Shards, TextFiles, encode_text
@@ -51,9 +51,10 @@ def test_a_run_directory_is_whole_and_its_parts_agree(language_run, running_text
     assert float(re.search(r"([\d.]+) nats per token", told)[1]) == pytest.approx(scores["loss"], abs=1e-4)
     generator = td.load(moved, device="cpu")
     assert isinstance(generator, td.Generator)
-    config = td.GenerationConfig(max_length=6, seed=2)
-    (want,) = generator(["To be"], config)
-    generate(moved, prompt=("To be",), generation=config, machine=machine)
+    (want,) = generator(["To be"], td.GenerationConfig(max_length=6, seed=2))
+    assert (
+        main(["generate", str(moved), "--prompt", "To be", "--max-length", "6", "--seed", "2", "--device", "cpu"]) == 0
+    )
     assert capsys.readouterr().out == f"To be{want}\n" and len(want) == 6
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.runs import LITTLE, random_run
-from transduce.cli.common import search_options, with_options
 from transduce.cli.main import main
+from transduce.cli.translate import TranslationSearch, TranslationSettings
 from transduce.decode.config import SamplingConfig
 from transduce.decode.sample import probabilities
 from transduce.tasks.config import GenerationConfig, SearchConfig
@@ -28,11 +28,7 @@ def run(tmp_path_factory):
 
 def test_what_a_run_has_can_be_switched_off(run, tmp_path, capsys):
     own = load(run).decoding
-    options = search_options()
     assert own.early_stopping and own.sample
-    assert with_options(own, options()) == own
-    assert not with_options(own, options(no_early_stopping=True)).early_stopping
-    assert not with_options(own, options(no_sample=True)).sample
     (tmp_path / "in").write_text("".join(line + "\n" for line in LINES))
     want = load(run)(LINES, SearchConfig(beam_size=2, max_length=5))
     assert main(["translate", str(run), str(tmp_path / "in"), "--no-sample", "--no-early-stopping"]) == 0
@@ -45,8 +41,9 @@ def test_what_a_run_has_can_be_switched_off(run, tmp_path, capsys):
 def test_greedy_search_goes_with_no_setting_of_another(options):
     (name,) = options
     with pytest.raises(ValueError, match=f"--greedy .*--{name.replace('_', '-')}"):
-        with_options(SearchConfig(), search_options()(greedy=True, **options))
-    one = with_options(SearchConfig(), search_options()(greedy=True, n_best=1, beam_size=1))
+        TranslationSearch(greedy=True, settings=TranslationSettings(options)).applied(SearchConfig())
+    single = TranslationSettings(n_best=1, beam_size=1)
+    one = TranslationSearch(greedy=True, settings=single).applied(SearchConfig())
     assert (one.beam_size, one.n_best) == (1, 1)
 
 

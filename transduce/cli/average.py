@@ -1,16 +1,12 @@
 """`transduce average RUN`: the mean of checkpoints as the finished model."""
 
-from tyro.conf import Positional
-
 from transduce.cli.common import Count, OptionalFile, OwnRun
 from transduce.errors import InputError
 
 BEFORE = "model.before.safetensors"
 
 
-def average_checkpoints(
-    run: Positional[OwnRun], *, last: Count = None, best: Count = None, output: OptionalFile = None
-) -> None:
+def average_checkpoints(run: OwnRun, *, last: Count = None, best: Count = None, output: OptionalFile = None) -> None:
     """Make the mean of checkpoints the run's finished model; the one before is kept as model.before.safetensors.
 
     Args:

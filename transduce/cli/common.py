@@ -1,22 +1,24 @@
-"""What several commands share: a run, its machine and its search, standard input, and where the output goes."""
+"""What several commands share: a run, its machine and its search, and input lines."""
 
 import errno
 import os
 import socket
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, make_dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from tyro.conf import Fixed, Suppress, arg
+from tyro.conf import Positional, arg
 
+from transduce.arguments import Group, Overrides
+from transduce.config import Common
 from transduce.data.text.lines import bounded_lines, decode_line, raw_lines
 from transduce.data.text.parallel_text import blocks
 from transduce.errors import InputError
 from transduce.hub import PREFIX
-from transduce.tasks.config import NOT_GREEDY, RULES, GenerationConfig, SearchConfig
+from transduce.tasks.config import NOT_GREEDY, GenerationConfig, SearchConfig
 from transduce.threads import keep_memory
 
 if TYPE_CHECKING:
@@ -27,53 +29,42 @@ else:  # torch takes seconds to import, and --help does without
 ItemT = TypeVar("ItemT")
 ConfigT = TypeVar("ConfigT", SearchConfig, GenerationConfig)
 
-Run = Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it, or hub:USER/NAME.")]
+Run = Positional[Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it, or hub:USER/NAME.")]]
 
-OwnRun = Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it.")]
+OwnRun = Positional[Annotated[Path, arg(metavar="RUN", help="A run directory, as a recipe makes it.")]]
 
-Runs = Annotated[
-    Path,
-    arg(
-        metavar="RUN[,RUN ...]",
-        help="A run directory, or hub:USER/NAME; several are an ensemble, better than each, and as slow as all.",
-    ),
+Runs = Positional[
+    Annotated[
+        Path,
+        arg(
+            metavar="RUN[,RUN ...]",
+            help="A run directory, or hub:USER/NAME; several are an ensemble, better than each, and as slow as all.",
+        ),
+    ]
 ]
 
-LM = Annotated[Path | None, arg(metavar="LM", help_behavior_hint="")]
+Files = Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]]
 
 OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
 
-Forbid = Annotated[
-    Path | None,
-    arg(
-        metavar="FILE",
-        help="Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at either end of one "
-        "is the end of a word.",
-        help_behavior_hint="",
-    ),
-]
+Count = Annotated[int | None, arg(help_behavior_hint="")]
 
-Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
+Flag = Annotated[bool, arg(help_behavior_hint="")]
 
 STDIN = Path("-")
-
-NO = "no_"
-"""What a flag begins with that switches off what a run has."""
-
-GREEDY = "Take the likeliest next token each time: --beam-size 1."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """Where the model computes, and in which numbers."""
 
-    device: str = "auto"
+    device: Common[str] = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
-    precision: Literal["fp32", "bf16", "int8"] = "fp32"
+    precision: Common[Literal["fp32", "bf16", "int8"]] = "fp32"
     """bf16 is faster where the hardware has it, and int8 on CPUs, with large matrices in 8 bits; a few outputs change."""
 
     def load(self, kind: type[KindT], run: Path, lm: Path | None = None) -> KindT:
-        """The run as something one calls.
+        """Load a run as a task of this kind.
 
         Raises:
             InputError: something else was trained there, or there is no such device.
@@ -81,13 +72,13 @@ class Machine:
         from transduce.device import dtype_of
         from transduce.tasks.load import load_as
 
-        found = load_as(kind, each_run(run), self.device, dtype_of(self.precision), lm=lm)
+        task = load_as(kind, each_run(run), self.device, dtype_of(self.precision), lm=lm)
         keep_memory()
-        return found
+        return task
 
 
 def each_run(runs: Path) -> list[Path]:
-    """The directories of "RUN,RUN": what is itself a directory is one, whatever commas its name has.
+    """The directories of "RUN,RUN"; an existing directory is one, whatever commas its name has.
 
     Raises:
         InputError: nothing stands before or behind a comma.
@@ -99,7 +90,7 @@ def each_run(runs: Path) -> list[Path]:
 
 
 def local(runs: Path) -> Path:
-    """The same "RUN,RUN", where hub:USER/NAME[@REVISION] is the directory that it was downloaded to.
+    """Replace hub:USER/NAME[@REVISION] in "RUN,RUN" by the directories that they are downloaded to.
 
     Raises:
         InputError: there is no such run on the hub, or it cannot be had.
@@ -111,102 +102,92 @@ def local(runs: Path) -> Path:
     return Path(",".join(str(on_disk(each)) for each in each_run(runs)))
 
 
-def search_options(kind: type[SearchConfig | GenerationConfig] = SearchConfig, *, without: Collection[str] = ()) -> Any:
-    """A class of command-line options: the fields of `kind`, each None where it is not named, and greedy beside SearchConfig's.
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How to search, where the run's own way does not suit."""
 
-    It inherits from `kind` because tyro shows the docstrings of the fields, and looks for them there.
+    greedy: Common[bool] = False
+    """Take the likeliest next token each time: --beam-size 1."""
+    lm: Common[Annotated[Path | None, arg(metavar="LM")]] = None
+    """A language model beside the run: for words and phrases that its training lacked. Another run, of the same target
+    tokenizer, or an ARPA file of n-grams whose words are its tokens, as transduce tokenize writes them."""
+    forbid: OptionalFile = None
+    """Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at either end of one is the
+    end of a word."""
+    settings: Group[Overrides]
 
-    Args:
-        without: fields that mean nothing to a command, and are not offered.
-    """
-    options = list[tuple[str, Any, Any]]()
-    if kind is SearchConfig:
-        options.append(("greedy", Annotated[bool, arg(help=GREEDY, help_behavior_hint="")], False))
-    without = {*without, "forbid"}  # a file says it, see Forbid
-    for name, type_ in get_type_hints(kind).items():
-        metavar = f"{{{','.join(get_args(type_))}}}" if get_origin(type_) is Literal else type_.__name__.upper()
-        if get_origin(type_) is tuple:
-            metavar = "INT [INT ...]"
-        hint = "(the run's)" if kind is SearchConfig else f"(default: {getattr(kind, name)})"
-        offered: Any = Annotated[type_ | None, arg(metavar=metavar, help_behavior_hint=hint)]
-        if type_ is bool:
-            offered = Annotated[bool, arg(help_behavior_hint="")]
-            if name not in without:
-                off = arg(help=f"Without --{name.replace('_', '-')}, which a run may have.", help_behavior_hint="")
-                options.append((f"{NO}{name}", Annotated[bool, off], False))
-        hidden: Any = Annotated[type_ | None, Suppress, Fixed]
-        options.append((name, hidden if name in without else offered, False if type_ is bool else None))
-    namespace = {"__doc__": "The run's own configuration decides what is not named here.", "__post_init__": _unchecked}
-    made: Any = make_dataclass("Options", options, bases=(kind,), namespace=namespace, frozen=True, kw_only=True)
-    # --help tells of the rules last, though a base class comes first
-    made.__dataclass_fields__ = dict(sorted(made.__dataclass_fields__.items(), key=lambda pair: pair[0] in RULES))
-    return made
+    def resolve(self, runs: Path) -> tuple[dict[str, Any], SearchConfig]:
+        """The experiment of the first run, and its search with what the command line names instead.
 
+        Raises:
+            InputError: flags do not go together, or a run or its search is not whole.
+        """
+        from transduce.run import load_run
+        from transduce.tasks.load import own_decoding
 
-def _unchecked(self: object) -> None:
-    """Leave the checks to the configuration that the options become."""
+        first = each_run(runs)[0]
+        run = load_run(first)
+        decoding = self.applied(own_decoding(first, run))
+        if (self.lm is None) == (decoding.lm_weight > 0):
+            given = "there is no --lm" if self.lm is None else f"lm={self.lm}"
+            raise InputError(
+                f"--lm and --lm-weight go together, but {given} and lm_weight={decoding.lm_weight}; "
+                "try --lm LM --lm-weight 0.3"
+            )
+        return run.experiment, decoding
 
-
-def search_of(
-    runs: Path, options: object, *, forbid: Path | None, lm: Path | None, format: str, token_scores: bool
-) -> tuple[dict[str, Any], SearchConfig]:
-    """The experiment of the first of some runs, and how to search: its own way, with what the command line names instead.
-
-    Raises:
-        InputError: flags do not go together, or a run or its way to search is not whole.
-    """
-    from transduce.run import load_run
-    from transduce.tasks.load import own_decoding
-
-    if token_scores and format != "json":
-        raise InputError(f"scores of tokens need --format json, but it is {format}; add --format json")
-    found = load_run(first := each_run(runs)[0])
-    decoding = with_options(own_decoding(first, found), options, forbid)
-    if (lm is None) == (decoding.lm_weight > 0):
-        given = "there is no --lm" if lm is None else f"lm={lm}"
-        raise InputError(
-            f"--lm and --lm-weight go together, but {given} and lm_weight={decoding.lm_weight}; try --lm LM --lm-weight 0.3"
-        )
-    return found.experiment, decoding
+    def applied(self, own: SearchConfig) -> SearchConfig:
+        """A run's own search with what the command line names instead; greedy search has one hypothesis."""
+        config = overridden(own, self.settings, self.forbid)
+        if not self.greedy:
+            return config
+        several = [name for name in ("beam_size", "n_best") if self.settings.get(name, 1) != 1]
+        others = [name for name, value in self.settings.items() if name in (*NOT_GREEDY, *several) and value]
+        if others:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+            raise InputError(f"--greedy takes the likeliest token each time, so leave it or {flags} out")
+        return config.greedy()
 
 
-def with_options(own: ConfigT, options: object, forbid: Path | None = None) -> ConfigT:
-    """A run's own way to search, with what the command line names instead; greedy search has one hypothesis."""
-    named = {name: value for name, value in vars(options).items() if value is not None and value is not False}
-    if forbid:
-        named["forbid"] = read_phrases(forbid)
-    own_fields = {each.name for each in fields(own)}
-    for name in [name for name in named if name not in own_fields and name.startswith(NO)]:
-        del named[name]
-        named[name.removeprefix(NO)] = False
-    greedy = named.pop("greedy", False)
-    single: list[str] = [name for name in ("beam_size", "n_best") if named.get(name, 1) != 1]
-    others = [f"--{name.replace('_', '-')}" for name in named if name in (*NOT_GREEDY, *single) and named[name]]
-    if greedy and others:
-        raise InputError(f"--greedy takes the likeliest token each time, so leave it or {', '.join(others)} out")
-    found = own.changed(**named)
-    return found.greedy() if greedy and isinstance(found, SearchConfig) else found
+def overridden(own: ConfigT, settings: Overrides, forbid: Path | None) -> ConfigT:
+    """A configuration with the settings that the command line names, and forbidden phrases of a file."""
+    phrases = {"forbid": read_phrases(forbid)} if forbid else {}
+    return own.changed(**settings, **phrases)
 
 
-def phrases_of(
-    lines: Sequence[str], *, prefix: bool, require: bool
-) -> tuple[list[str], dict[str, list[str] | list[list[str]]]]:
-    """Of lines with tabs, the first columns, and what their outputs begin with and hold, as a task takes it."""
-    rows, first = [line.split("\t") for line in lines], 1 + prefix
-    told: dict[str, list[str] | list[list[str]]] = {}
-    told["prefix"] = [row[1] if prefix and len(row) > 1 else "" for row in rows]
-    told["require"] = [[phrase for phrase in row[first:] if phrase.strip()] * require for row in rows]
-    return [row[0] for row in rows], told
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Columns behind an input: what its output begins with, and what it holds."""
 
+    prefix: bool = False
+    """Lines are INPUT<TAB>PREFIX, where a FILE of transcribe is a list of sounds, and an output begins with its prefix,
+    where somebody has written its beginning; its last word may go on, unless a space ends it."""
+    require: bool = False
+    """Lines are INPUT<TAB>PHRASE<TAB>PHRASE ..., behind a PREFIX if there is one, and an output, of sound in one segment,
+    holds all of its phrases, where terms or names are prescribed; phrases may be inflected. Costs time; takes a wide
+    beam."""
 
-def check_columns(line: str, number: int, what: str, *, prefix: bool, require: bool) -> None:
-    """Raise InputError where a line that has a `what` and its prefix alone has more tabs; `number` counts from 1."""
-    if prefix and not require and (n := line.count("\t") + 1) > 2:
-        raise InputError(f"line {number} must be {what}<TAB>PREFIX, but it has {n} columns; remove tabs")
+    def __bool__(self) -> bool:
+        return self.prefix or self.require
+
+    def check(self, line: str, number: int, what: str) -> None:
+        """Raise InputError where a line of an input and its prefix alone has more tabs; `number` counts from 1."""
+        n = line.count("\t") + 1
+        if self.prefix and not self.require and n > 2:
+            raise InputError(f"line {number} must be {what}<TAB>PREFIX, but it has {n} columns; remove tabs")
+
+    def split(self, lines: Sequence[str]) -> tuple[list[str], list[str] | None, list[list[str]] | None]:
+        """The inputs, prefixes and phrases of lines; None: there are none of these."""
+        if not self:
+            return list(lines), None, None
+        rows = [[*line.split("\t"), ""] for line in lines]
+        prefixes = [row[1] if self.prefix else "" for row in rows]
+        phrases = [[phrase for phrase in row[1 + self.prefix :] if phrase.strip()] * self.require for row in rows]
+        return [row[0] for row in rows], prefixes, phrases
 
 
 def each_or_error(lines: Iterable[bytes], name: str) -> Iterator[str | InputError]:
-    """`decode_lines`, but what it would raise stands in its line's place."""
+    """Yield each decoded line, or its InputError."""
     for number, line in enumerate(lines, start=1):
         try:
             yield decode_line(line.removesuffix(b"\n"), name, number)
@@ -215,7 +196,7 @@ def each_or_error(lines: Iterable[bytes], name: str) -> Iterator[str | InputErro
 
 
 def lines_or_errors(path: Path) -> Iterator[str | InputError]:
-    """The lines of one file, or of standard input for -, as they come; an error in place of one that is not UTF-8."""
+    """The lines of a file, or of standard input for -, as they come; an error in place of one that is not UTF-8."""
     return each_or_error(_raw_lines(path), side_name(path))
 
 
@@ -224,13 +205,14 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 
 
 class Lines:
-    """The lines of files, one after the other, or errors, read anew by every loop: none is kept in memory.
+    """The lines of files, one after the other, or errors, read anew by every loop: none stays in memory.
 
     What cannot be read twice, as standard input and pipes, is copied to a temporary file.
     """
 
     def __init__(self, *paths: Path) -> None:
-        self.paths, self.copies = paths, dict[Path, IO[bytes]]()
+        self.paths = paths
+        self.copies = dict[Path, IO[bytes]]()
 
     def __del__(self) -> None:
         for copy in self.copies.values():
@@ -247,7 +229,7 @@ class Lines:
 
 
 def checked_lines(*paths: Path) -> Iterator[str]:
-    """The lines of files, one after the other, when all are known to be UTF-8; none is kept in memory.
+    """The lines of files, one after the other, when all are known to be UTF-8; none stays in memory.
 
     Raises:
         InputError: one of them is not UTF-8.
@@ -259,7 +241,7 @@ def checked_lines(*paths: Path) -> Iterator[str]:
 
 
 def each_of(path: Path) -> Iterator[str]:
-    """The lines of one file, or of standard input for -, as they come.
+    """The lines of a file, or of standard input for -, as they come.
 
     Raises:
         InputError: one of them is not UTF-8.
@@ -268,7 +250,7 @@ def each_of(path: Path) -> Iterator[str]:
 
 
 def read_side(path: Path) -> list[str]:
-    """All lines of one file, or of standard input for -.
+    """All lines of a file, or of standard input for -.
 
     Raises:
         InputError: one of them is not UTF-8.
@@ -277,11 +259,7 @@ def read_side(path: Path) -> list[str]:
 
 
 def checked(item: ItemT | InputError) -> ItemT:
-    """The same item.
-
-    Raises:
-        InputError: it is one.
-    """
+    """Return an item, or raise it where it is an InputError."""
     if isinstance(item, InputError):
         raise item
     return item
@@ -297,7 +275,7 @@ def read_phrases(path: Path) -> tuple[str, ...]:
 
 
 def side_name(path: Path) -> str:
-    """What messages call it."""
+    """What messages call a file."""
     return "standard input" if path == STDIN else str(path)
 
 
@@ -315,10 +293,10 @@ def check_new(directory: Path) -> None:
 
 
 def listening_on(host: str, port: int, option: str = "--port") -> socket.socket:
-    """What listens there.
+    """Open a socket that listens there.
 
     Args:
-        option: what names the port.
+        option: the flag that names the port.
 
     Raises:
         InputError: nothing can.

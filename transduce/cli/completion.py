@@ -1,54 +1,43 @@
-"""`transduce completion bash`: what the Tab key writes."""
+"""`transduce completion bash`: completion of commands and flags, as tyro writes it."""
 
-from typing import Annotated
+from collections import defaultdict
+from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import DisallowNone, FlagCreatePairsOff, Positional, arg
+from tyro.extras import SubcommandApp
 
-from transduce.errors import InputError
-
-SCRIPT = """# names of commands and their flags; where neither can stand, names of files
-_transduce() {{
-  local current=${{COMP_WORDS[COMP_CWORD]}} first=${{COMP_WORDS[1]}} n=1
-  COMPREPLY=()
-  case $first in {groups}) n=2 ;; esac
-  if (( COMP_CWORD == 1 )); then
-    COMPREPLY=($(compgen -W "{names}" -- "$current"))
-  elif (( COMP_CWORD == 2 && n == 2 )); then
-    case $first in
-{parts}
-    esac
-  elif [[ $current == -* ]]; then
-    local command=("$1" "${{COMP_WORDS[@]:1:n}}")
-    COMPREPLY=($(compgen -W "$({{ "${{command[@]}}" --help-all || "${{command[@]}}" --help; }} 2> /dev/null |
-      sed -nE 's/^[^[:alnum:]-]*(-h, )?(--[a-z][a-z.-]*).*/\\2/p')" -- "$current"))
-  fi
-}}
-complete -o bashdefault -o default -F _transduce transduce
-"""
-
-ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
-"""With these, zsh completes as bash does."""
+from transduce.arguments import registry
 
 
-def completion(shell: Positional[Annotated[str, arg(metavar="SHELL")]]) -> None:
-    """Print what lets a shell complete commands, flags and files: eval "$(transduce completion bash)" in ~/.bashrc.
+def completion(shell: Positional[Annotated[Literal["bash", "zsh", "fish"], arg(metavar="SHELL")]]) -> None:
+    """Print what lets a shell complete commands and flags: eval "$(transduce completion bash)" in ~/.bashrc.
 
     Args:
-        shell: bash, or zsh, where the file is ~/.zshrc.
+        shell: bash, zsh, where the file is ~/.zshrc, or fish.
     """
-    from transduce.cli.main import COMMANDS
+    from transduce.cli.main import COMMANDS, function
 
-    if shell not in ("bash", "zsh"):
-        raise InputError(f"completion is there for bash and zsh, but the shell is {shell!r}; name one of them")
-    groups: dict[str, list[str]] = {}
-    for name in COMMANDS:
+    app = SubcommandApp()
+    groups: dict[str, SubcommandApp] = defaultdict(SubcommandApp)
+    for name, (_, summary) in COMMANDS.items():
         first, _, second = name.partition(" ")
-        groups.setdefault(first, []).extend([second] if second else [])
-    parts = [
-        f'      {first}) COMPREPLY=($(compgen -W "{" ".join(seconds)}" -- "$current")) ;;'
-        for first, seconds in groups.items()
-        if seconds
-    ]
-    several = "|".join(first for first, seconds in groups.items() if seconds)
-    script = SCRIPT.format(names=" ".join(groups), groups=several, parts="\n".join(parts))
-    print((ZSH if shell == "zsh" else "") + script, end="")
+        command = _train if first == "train" else function(name)
+        if second:
+            app.command(groups[first], name=first)
+            groups[first].command(name=second, help=summary)(command)
+        else:
+            app.command(name=first, help=summary)(command)
+    try:
+        app.cli(
+            prog="transduce",
+            args=["--tyro-print-completion", shell],
+            registry=registry(is_recipe=False),
+            config=(FlagCreatePairsOff, DisallowNone),
+        )
+    finally:
+        if shell == "bash":  # names of files, where nothing else can stand
+            print("complete -o bashdefault -o default -F _tyro_transduce transduce")
+
+
+def _train(words: Positional[tuple[str, ...]] = ()) -> None:
+    """Train; the flags are those of the recipe."""

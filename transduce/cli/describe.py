@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
 from transduce.cli.common import Run
 
@@ -10,7 +10,7 @@ SCREEN = 36
 """Lines that are shown unless all are asked for."""
 
 
-def describe(run: Positional[Run], *, all: Annotated[bool, arg(help_behavior_hint="")] = False) -> None:
+def describe(run: Run, *, all: Annotated[bool, arg(help_behavior_hint="")] = False) -> None:
     """Tell what a run directory holds: scores first, then model, tokenizers and training, within a screen.
 
     Args:

@@ -1,35 +1,40 @@
-"""`transduce generate RUN` and `transduce score perplexity RUN FILE`: what a decoder alone is asked."""
+"""`transduce generate RUN` and `transduce score perplexity RUN FILE`: continuations and scores of a language model."""
 
 import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 from tyro.conf import Positional, arg
 
+from transduce.arguments import Group, Overrides
 from transduce.cli.common import (
     STDIN,
     Count,
-    Forbid,
+    Files,
+    Lines,
     Machine,
     OptionalFile,
     Run,
     Runs,
+    checked,
     checked_lines,
     chunks,
     each_of,
+    each_run,
     local,
+    overridden,
     read_side,
-    search_options,
-    with_options,
 )
 from transduce.cli.interactive import check_interactive, interact
-from transduce.cli.jobs import Division, Job, carry_out
+from transduce.cli.jobs import Division, Job, carry_out, stream
 from transduce.cli.output import open_output
 from transduce.cli.workers import Progress, Rows, Work
+from transduce.config import Common, from_dict
 from transduce.data.text.lines import lines_fingerprint
 from transduce.errors import InputError
 from transduce.tasks.config import LONGEST, GenerationConfig
@@ -41,31 +46,63 @@ if TYPE_CHECKING:
 else:  # torch takes seconds to import, and --help does without
     Generator = Perplexity = StridedWindows = Any
 
-RULE = "-" * 20
+RULE = "-" * 20 + "\n"
 """Between two texts: they may hold line breaks."""
 
-Format = Literal["text", "json"]
 
-CHUNK = 1000
-"""Prompts answered, and then written, at a time."""
+class GenerationSettings(Overrides):
+    """Settings of a generation."""
+
+    CONFIG = GenerationConfig
+    WITHOUT = ("forbid",)
 
 
-Options = search_options(GenerationConfig)
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """How to go on, where the run's own way does not suit."""
+
+    forbid: OptionalFile = None
+    """Phrases, one a line, that no output holds, where words are wrong or unwanted; a space at either end of one is the
+    end of a word."""
+    settings: Group[GenerationSettings]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationInput:
+    """Prompts that are in no file."""
+
+    prompt: Common[Annotated[tuple[str, ...] | None, arg(metavar="STR [STR ...]")]] = None
+    """Texts to go on from, instead of files; what a text shall begin with is its prompt. "" begins from nothing."""
+    interactive: Common[bool] = False
+    """Ask for a prompt, go on from it at once, and ask again; Ctrl-D ends."""
+
+    def __post_init__(self) -> None:
+        if self.prompt == ():
+            raise InputError('--prompt takes texts, but nothing follows it; --prompt "" begins from nothing')
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOutput:
+    """What is written of texts."""
+
+    stream: Common[bool] = False
+    """Print text as it comes, one text after the other."""
+    format: Common[Literal["text", "json"]] = "text"
+    """text: prompt and text, a rule between any two. json: an object per text and line."""
+    token_scores: bool = False
+    """Put the log-probability of every token, and a confidence of every word, into json, to see where the model was unsure.
+    The model's own, without temperature."""
 
 
 def generate(
-    run: Positional[Runs],
-    files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
+    run: Runs,
+    files: Files = (),
     *,
-    prompt: Annotated[tuple[str, ...] | None, arg(metavar="STR [STR ...]", help_behavior_hint="")] = None,
-    stream: Annotated[bool, arg(help_behavior_hint="")] = False,
-    interactive: Annotated[bool, arg(help_behavior_hint="")] = False,
-    format: Format = "text",
-    token_scores: Annotated[bool, arg(help_behavior_hint="")] = False,
-    output: OptionalFile = None,
-    forbid: Forbid = None,
-    generation: Annotated[Any, arg(constructor=Options)],
-    machine: Machine,
+    given: Group[GenerationInput],
+    output: Group[GenerationOutput],
+    generation: Group[GenerationOptions],
+    machine: Group[Machine],
+    division: Group[Division],
 ) -> None:
     """Go on from prompts: each is printed with what follows it, a rule between any two.
 
@@ -74,116 +111,123 @@ def generate(
     Args:
         files: Prompts, one a line, plain or .gz; - is standard input, as is nothing at all. A blank line begins from
             nothing.
-        prompt: Texts to go on from, instead of files; what a text shall begin with is its prompt. "" begins from nothing.
-        stream: Print text as it comes, one text after the other.
-        interactive: Ask for a prompt, go on from it at once, and ask again; Ctrl-D ends.
-        format: text: prompt and text, a rule between any two. json: an object per text and line.
-        token_scores: Put the log-probability of every token, and a confidence of every word, into json, to see where the
-            model was unsure. The model's own, without temperature.
-        output: Where texts go; standard output if not given.
     """
-    if token_scores and (format != "json" or stream or interactive):
+    if output.token_scores and (output.format != "json" or output.stream or given.interactive):
         raise InputError(
             "scores of tokens need --format json and whole texts; add it, and leave out --stream and --interactive"
         )
-    if prompt == ():
-        raise InputError('--prompt takes texts, but nothing follows it; --prompt "" begins from nothing')
-    if files and prompt:
+    if files and given.prompt:
         raise InputError("prompts come from files or from --prompt, but both are given; leave one out")
-    if interactive:
-        check_interactive({"FILE": files, "--prompt": prompt, "--output": output})
-    from transduce.tasks.generate import Generator
+    if given.interactive:
+        check_interactive({"FILE": files, "--prompt": given.prompt, "--output": division.output})
+    overridden(GenerationConfig(max_length=LONGEST), generation.settings, None)  # refused before a run is loaded
+    run = local(run)
+    decoding = overridden(_own_decoding(run, machine), generation.settings, generation.forbid)
+    job = Generation(run=run, machine=machine, decoding=decoding, output=output)
+    if given.interactive or output.stream:
+        generator = job.generator()
+        if given.interactive:
+            return interact(lambda prompt, number: job.print_texts(generator, [prompt], sys.stdout, number))
+        with open_output(division.output, files) as out:
+            prompts = given.prompt or (checked_lines(*files) if files else each_of(STDIN))
+            return job.print_texts(generator, prompts, out)
+    if given.prompt or files or division.output or division.share():
+        items = given.prompt or Lines(*files or [STDIN])
+        for item in items:
+            checked(item)  # refused before anything is written
+        return carry_out(job, items, division, inputs=files or [STDIN])
+    lines = chunks(each_of(STDIN), 1 if sys.stdin.isatty() else job.CHUNK)
+    stream(job, lines, None, n_workers=division.workers or 1, quiet=True)
 
-    with_options(GenerationConfig(max_length=LONGEST), generation)  # what no run can do is told before one is loaded
-    generator = machine.load(Generator, local(run))
-    config = generator.decoding = with_options(generator.decoding, generation, forbid)
-    if interactive:
-        return interact(partial(_answer, generator, config, format))
-    prompts: Iterable[str] = prompt or checked_lines(*files)
-    size = 1 if stream else CHUNK
-    if not prompt and not files:
-        prompts, size = each_of(STDIN), 1 if sys.stdin.isatty() else size
-    prompts = _encodable(generator, prompts)
-    with open_output(output, files) as out:
-        whole = format == "json" and not stream
-        texts = _texts(generator, prompts, config, size, stream=stream)
-        objects = _objects(generator, prompts, config, size, token_scores=token_scores)
-        for part in objects if whole else _told(texts, format):
-            out.write(part)
-            out.flush()
 
-
-def _encodable(generator: Generator, prompts: Iterable[str]) -> Iterator[str]:
-    """The prompts as they come.
+def _own_decoding(runs: Path, machine: Machine) -> GenerationConfig:
+    """The way in which the first run generates.
 
     Raises:
-        InputError: the tokenizer cannot read one of them, whose number the message has.
+        InputError: it is no language model, or its configuration is not whole.
     """
-    for number, prompt in enumerate(prompts, start=1):
-        try:
-            generator.tokenizer.encode([prompt])
-        except InputError as error:
-            raise InputError(f"prompt {number}: {error}") from error
-        yield prompt
+    from transduce.run import CONFIG, load_run
+    from transduce.tasks.generate import Generator
+
+    first = each_run(runs)[0]
+    run = load_run(first)
+    if run.model.encoder is not None:
+        machine.load(Generator, runs)  # raises with the command to use
+    return from_dict(GenerationConfig, run.experiment.get("decoding", {}), f"decoding in {first / CONFIG}")
 
 
-def _answer(generator: Generator, config: GenerationConfig, format: Format, line: str, number: int) -> None:
-    """Print what follows one prompt, as it comes where that can be."""
-    generator.tokenizer.encode([line])  # what cannot be read is told before anything is printed
-    for part in _told(_texts(generator, [line], config, 1, stream=True, first_prompt=number), format):
-        print(part, end="", flush=True)
+@dataclass(frozen=True, kw_only=True)
+class Generation(Job):
+    """Prompts to go on from."""
 
+    UNIT = "prompt"
+    CHUNK = 1000
 
-def _told(texts: Iterable[tuple[str, Iterable[str]]], format: Format) -> Iterator[str]:
-    """What is written of prompts and texts, in parts as they come."""
-    for number, (prompt, parts) in enumerate(texts):
-        if format == "json":
-            yield json.dumps({"prompt": prompt, "text": "".join(parts)}, ensure_ascii=False) + "\n"
+    decoding: GenerationConfig
+    output: GenerationOutput
+
+    def generator(self) -> Generator:
+        """Load the model."""
+        from transduce.tasks.generate import Generator
+
+        return self.machine.load(Generator, self.run)
+
+    def load(self) -> Work:
+        """Load the model."""
+        return partial(self._rows, self.generator())
+
+    def _rows(self, generator: Generator, start: int, items: list[str | InputError], progress: Progress) -> Rows:
+        prompts = [_encodable(generator, checked(item), start + i) for i, item in enumerate(items)]
+        texts = generator.generate(prompts, self.decoding, first_prompt=start, token_scores=self.output.token_scores)
+        progress(len(prompts), 0)
+        pairs = [(prompt, output) for prompt, outputs in zip(prompts, texts, strict=True) for output in outputs]
+        if self.output.format == "json":
+            rows = [{"prompt": prompt, **plain_output(output)} for prompt, output in pairs]
+            return Rows("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        rule = RULE if start and pairs else ""
+        return Rows(rule + RULE.join(f"{prompt}{output.text}\n" for prompt, output in pairs))
+
+    def print_texts(self, generator: Generator, prompts: Iterable[str], out: TextIO, first_prompt: int = 0) -> None:
+        """Write what follows each prompt, as it comes where that can be."""
+        rule = ""
+        for number, prompt in enumerate(prompts, start=first_prompt):
+            for parts in self._streams(generator, _encodable(generator, prompt, number), number):
+                pieces = chain([rule, prompt], parts, ["\n"])
+                if self.output.format == "json":
+                    pieces = chain([json.dumps({"prompt": prompt, "text": "".join(parts)}, ensure_ascii=False), "\n"])
+                for piece in filter(None, pieces):
+                    out.write(piece)
+                    out.flush()
+                rule = RULE
+
+    def _streams(self, generator: Generator, prompt: str, number: int) -> Iterator[Iterable[str]]:
+        """The texts that follow a prompt, each in parts."""
+        if self.decoding.beam_size == 1:
+            for k in range(self.decoding.n):
+                yield generator.stream(prompt, self.decoding, prompt_number=number, text_number=k)
         else:
-            yield f"{RULE}\n" * (number > 0) + prompt
-            yield from parts
-            yield "\n"
+            (outputs,) = generator.generate([prompt], self.decoding, first_prompt=number)
+            yield from ([output.text] for output in outputs)
 
 
-def _objects(
-    generator: Generator, prompts: Iterable[str], config: GenerationConfig, size: int, *, token_scores: bool
-) -> Iterator[str]:
-    """A line of JSON for every text that follows a prompt."""
-    for done, some in chunks(prompts, size):
-        found = generator.generate(some, config, first_prompt=done, token_scores=token_scores)
-        for asked, outputs in zip(some, found, strict=True):
-            for output in outputs:
-                yield json.dumps({"prompt": asked, **plain_output(output)}, ensure_ascii=False) + "\n"
-
-
-def _texts(
-    generator: Generator,
-    prompts: Iterable[str],
-    config: GenerationConfig,
-    size: int,
-    *,
-    stream: bool,
-    first_prompt: int = 0,
-) -> Iterator[tuple[str, Iterable[str]]]:
-    """Every prompt with a text that follows it: in parts as they come if `stream`, else in one piece."""
-    for done, some in chunks(prompts, size, first_prompt):
-        if stream and config.beam_size == 1:
-            for k in range(config.n):
-                yield some[0], generator.stream(some[0], config, prompt_number=done, text_number=k)
-        else:
-            for asked, found in zip(some, generator.generate(some, config, first_prompt=done), strict=True):
-                yield from ((asked, [output.text]) for output in found)
+def _encodable(generator: Generator, prompt: str, number: int) -> str:
+    """Return a prompt that the tokenizer can read, or raise InputError with its number."""
+    try:
+        generator.tokenizer.encode([prompt])
+    except InputError as error:
+        raise InputError(f"prompt {number + 1}: {error}") from error
+    return prompt
 
 
 def score_perplexity(
-    run: Positional[Run],
+    run: Run,
     file: Positional[Annotated[Path, arg(metavar="FILE", help="Text: a file, plain or .gz, or - for stdin.")]],
     *,
     window: Count = None,
     stride: Count = None,
     batch_tokens: int = 4096,
-    machine: Machine,
-    division: Division,
+    machine: Group[Machine],
+    division: Group[Division],
 ) -> None:
     """Perplexity per token, nats per token and bits per byte of a text, lower is better.
 

@@ -28,7 +28,7 @@ from transduce.cli.parts import (
     write_rows,
 )
 from transduce.cli.workers import Chunk, Rows, Work, results
-from transduce.config import at_least, to_dict
+from transduce.config import Common, at_least, to_dict
 from transduce.data.text.lines import lines_fingerprint
 from transduce.errors import InputError
 
@@ -75,7 +75,8 @@ class Job(ABC):
         """All that decides the output of n inputs: the settings, hashes of the run and of their names."""
         key = to_dict(self)
         del key["machine"]["device"]
-        key.get("decoding", {}).pop("batch_tokens", None)  # it changes speed and memory, never the output
+        for name in ("batch_tokens", "batch_size"):  # they change speed and memory, never the output
+            key.get("decoding", {}).pop(name, None)
         key |= {
             "kind": type(self).__name__,
             "run": "+".join(map(run_fingerprint, each_run(self.run))),
@@ -93,13 +94,13 @@ class Job(ABC):
 class Division:
     """Where the output goes, and who does the work; see docs/large_files.md."""
 
-    output: OptionalFile = None
+    output: Common[OptionalFile] = None
     """The file that the output becomes once it is whole; standard output if not given. Until then what is done is kept
     in FILE.unfinished, and the same command goes on from there."""
-    workers: Count = None
+    workers: Common[Count] = None
     """Processes on this machine, each with the model and its share of the cores. If not given: one per core where a CPU
     computes and the input is large, else one."""
-    part: Annotated[str | None, arg(metavar="I/N", help_behavior_hint="")] = None
+    part: Common[Annotated[str | None, arg(metavar="I/N", help_behavior_hint="")]] = None
     """Do part I of N alone, as FILE.part-I-of-N; transduce merge FILE joins them. With --output and without --part, a
     task of a SLURM array does its part, and so does a process of torchrun; --part all: the whole input."""
 

@@ -1,4 +1,4 @@
-"""`transduce score likelihood` and `transduce rerank`: how likely a run finds outputs that are given."""
+"""`transduce score likelihood` and `transduce rerank`: the probabilities that a run gives to given outputs."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from transduce.arguments import Group
 from transduce.cli.common import STDIN, Lines, Machine, Runs, checked, each_run, local, side_name
 from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.workers import Progress, Rows, Work
@@ -17,18 +18,45 @@ from transduce.data.speech.manifest import manifest_audio
 from transduce.errors import InputError
 from transduce.tasks.formats import plain_tokens
 
-Language = Annotated[str, arg(help_behavior_hint="")]
+
+@dataclass(frozen=True, kw_only=True)
+class Languages:
+    """Languages of the texts, in a model of many languages."""
+
+    source_language: str = ""
+    """The language of SRC: en, eng_Latn ..."""
+    target_language: str = ""
+    """The language of the given outputs."""
+
+    def settings(self, *, backwards: bool = False) -> dict[str, str]:
+        """Those that are named, as settings of a search."""
+        pair = (self.source_language, self.target_language)
+        source, target = reversed(pair) if backwards else pair
+        return {name: code for name, code in (("source_language", source), ("target_language", target)) if code}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighing:
+    """How lists are reranked."""
+
+    weight: float = 1.0
+    """Weight of the run's score."""
+    own_weight: float = 1.0
+    """Weight of the score in the list."""
+    backwards: bool = False
+    """RUN translates the other way: how likely is SRC given each?"""
+    all: bool = False
+    """Write whole lists, best first, as rerank can read them."""
 
 
 def score_likelihood(
-    run: Positional[Runs],
+    run: Runs,
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="[SRC] HYP", help_behavior_hint="(required)")]],
     *,
     format: Literal["text", "json"] = "text",
-    source_language: Language = "",
-    target_language: Language = "",
-    machine: Machine,
-    division: Division,
+    languages: Group[Languages],
+    machine: Group[Machine],
+    division: Group[Division],
 ) -> None:
     """Write the natural log-probability that a run gives to each text, and its number of tokens: to filter pairs by.
 
@@ -39,8 +67,6 @@ def score_likelihood(
             manifest (.tsv), or has names of files, one a line. A language model takes HYP alone.
         format: text: log-probability, a tab, number of tokens. json: an object per line, with the log-probability of
             every token.
-        source_language: Of SRC, in a model of many languages: en, eng_Latn ...
-        target_language: Of HYP, in such a model.
     """
     _check_stdin(files)
     if len(files) not in (1, 2):
@@ -56,24 +82,20 @@ def score_likelihood(
     texts, inputs = Lines(files[-1]), None if alone else _inputs(files[0], sound)
     if inputs is not None and (n := _length(inputs)) != (n_texts := _length(texts)):
         raise InputError(f"every input has one given text, but there are {n} inputs and {n_texts} texts")
-    languages = _languages(source_language, target_language)
-    job = Likelihood(run=run, machine=machine, alone=alone, sound=sound, languages=languages, format=format)
+    settings = languages.settings()
+    job = Likelihood(run=run, machine=machine, alone=alone, sound=sound, languages=settings, format=format)
     carry_out(job, Given(texts, inputs), division, inputs=files)
 
 
 def rerank(
-    run: Positional[Runs],
+    run: Runs,
     source: Positional[Annotated[Path, arg(metavar="SRC")]],
     lists: Positional[Annotated[Path, arg(metavar="NBEST")]],
     *,
-    weight: float = 1.0,
-    own_weight: float = 1.0,
-    backwards: Annotated[bool, arg(help_behavior_hint="")] = False,
-    all: Annotated[bool, arg(help_behavior_hint="")] = False,
-    source_language: Language = "",
-    target_language: Language = "",
-    machine: Machine,
-    division: Division,
+    weighing: Group[Weighing],
+    languages: Group[Languages],
+    machine: Group[Machine],
+    division: Group[Division],
 ) -> None:
     """Choose among n outputs of every input by what another run thinks of them: where it is too slow to search with.
 
@@ -84,29 +106,15 @@ def rerank(
     Args:
         source: What was translated; sound by names or manifest.
         lists: As translate --n-best N --scores writes it: score, tab, text; N lines for each line of SRC.
-        weight: Of the run's score.
-        own_weight: Of the score in the list.
-        backwards: RUN translates the other way: how likely is SRC given each?
-        all: Write whole lists, best first, as rerank can read them.
-        source_language: Of SRC, in a model of many languages: en, eng_Latn ...
-        target_language: Of NBEST, in such a model.
     """
     _check_stdin([source, lists])
-    sound, texts = _takes_sound(run := local(run)), Lines(lists)
+    run = local(run)
+    sound = _takes_sound(run)
+    texts = Lines(lists)
     inputs = _inputs(source, sound)
     n = _list_length(texts, inputs, side_name(lists), side_name(source))
-    job = Reranking(
-        run=run,
-        machine=machine,
-        sound=sound,
-        languages=_languages(
-            *((target_language, source_language) if backwards else (source_language, target_language))
-        ),
-        weight=weight,
-        own_weight=own_weight,
-        backwards=backwards,
-        all=all,
-    )
+    settings = languages.settings(backwards=weighing.backwards)
+    job = Reranking(run=run, machine=machine, sound=sound, languages=settings, weighing=weighing)
     carry_out(job, Given(texts, inputs, n), division, inputs=[source, lists])
 
 
@@ -199,10 +207,7 @@ class Reranking(Likelihood):
     UNIT = "list"
     UNUSABLE = "lists could not be reranked"
 
-    weight: float
-    own_weight: float
-    backwards: bool
-    all: bool
+    weighing: Weighing
 
     def scored(self, loaded: Any, items: list[Item]) -> list[Any]:
         """The lists, the best output first.
@@ -215,14 +220,23 @@ class Reranking(Likelihood):
         inputs = [checked(given) for given, _ in items]
         rows = [[_scored(checked(text)) for text in texts] for _, texts in items]
         lists = [[Output(text, score=score) for score, text in some] for some in rows]
-        weights = {"weight": self.weight, "own_weight": self.own_weight}
-        return loaded.rerank(inputs, lists, backwards=self.backwards, **weights, **self.languages)
+        weighing = self.weighing
+        return loaded.rerank(
+            inputs,
+            lists,
+            weight=weighing.weight,
+            own_weight=weighing.own_weight,
+            backwards=weighing.backwards,
+            **self.languages,
+        )
 
     def row(self, found: Any, n: int) -> str:
         """What is written of a list of n outputs."""
         if isinstance(found, InputError):
-            return "\n" * (n if self.all else 1)
-        return "".join(f"{o.score:.4f}\t{o.text}\n" for o in found) if self.all else f"{found[0].text}\n"
+            return "\n" * (n if self.weighing.all else 1)
+        if not self.weighing.all:
+            return f"{found[0].text}\n"
+        return "".join(f"{output.score:.4f}\t{output.text}\n" for output in found)
 
 
 def _each(scored: Callable[[list[Item]], list[Any]], items: list[Item]) -> list[Any]:
@@ -268,11 +282,6 @@ def _list_length(texts: Lines, inputs: Iterable[Any], name: str, source: str) ->
 
 def _length(items: Iterable[Any]) -> int:
     return sum(1 for _ in items)
-
-
-def _languages(source: str, target: str) -> dict[str, str]:
-    """Those that are named, as settings of a search."""
-    return {name: code for name, code in (("source_language", source), ("target_language", target)) if code}
 
 
 def _scored(line: str) -> tuple[float, str]:

@@ -1,12 +1,10 @@
 """The command line: which commands there are. What a command needs is imported when it is called."""
 
 import sys
+from collections.abc import Callable
 from difflib import get_close_matches
-from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
 from transduce.arguments import call
 from transduce.exit import command_process, exit_code
@@ -16,7 +14,7 @@ COMMANDS = {
     "train translation": ("train:train", "Train text to text: parallel text in, a run directory and BLEU out."),
     "train speech-to-text": ("train:train", "Train sound to text: recordings and their texts in, WER out."),
     "train language-model": ("train:train", "Train a decoder alone on any text."),
-    "train masked-language-model": ("train:train", "Train an encoder alone to find hidden words."),
+    "train masked-language-model": ("train:train", "Train a masked language model."),
     "translate": ("translate:translate", "Translate lines: as many out as in, in the same order."),
     "transcribe": ("transcribe:transcribe", "Transcribe sound: a text for each file, as text, TSV, JSON or subtitles."),
     "generate": ("generate:generate", "Go on from prompts with a language model."),
@@ -44,33 +42,6 @@ COMMANDS = {
 }
 """By name: where the function is, and a line of help. This is the order in which --help lists them."""
 
-EVERYWHERE = ("--device", "--precision", "--output")
-SEARCH = ("--beam-size", "--n-best", "--greedy", "--no-repeat-ngram", "--lm", "--lm-weight", "--workers", "--part")
-OFTEN: dict[str, tuple[str, ...]] = {
-    "translate": (
-        *("--scores", "--format", "--interactive", "--alignments", "--alpha", "--sample", "--shortlist"),
-        *SEARCH,
-        *EVERYWHERE,
-    ),
-    "transcribe": (
-        *("--format", "--word-times", "--stream", "--microphone", "--ctc-weight", "--max-seconds", "--words"),
-        *SEARCH,
-        *EVERYWHERE,
-    ),
-    "generate": (
-        *("--prompt", "--stream", "--interactive", "--format", "--max-length", "--temperature", "--top-k", "--top-p"),
-        *("--seed", "--n", "--beam-size", "--repetition-penalty", "--no-repeat-ngram", "--batch-size", *EVERYWHERE),
-    ),
-    "serve": (
-        *("--host", "--port", "--languages", "--beam-size", "--token-file", "--batch", "--queue", "--deadline"),
-        *("--upload-mb", "--seconds", "--device", "--precision"),
-    ),
-    "score likelihood": (*("--format", "--source-language", "--target-language", "--workers", "--part"), *EVERYWHERE),
-    "rerank": (*("--weight", "--own-weight", "--backwards", "--all", "--workers", "--part"), *EVERYWHERE),
-    "score perplexity": ("--window", "--stride", "--batch-tokens", "--workers", "--part", *EVERYWHERE),
-}
-"""The flags that --help shows of commands with many; --help-all shows them all. With these two, they are twenty at most."""
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0 if it went well, 2 if the input was at fault, 130 after Ctrl-C."""
@@ -86,20 +57,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _call(name: str, arguments: list[str]) -> None:
-    module, function = COMMANDS[name][0].split(":")
-    command = getattr(import_module(f"transduce.cli.{module}"), function)
+    command = function(name)
     if name.startswith("train "):
-        command(name.removeprefix("train "), arguments)
-        return
+        return command(name.removeprefix("train "), arguments)
     limit_omp_spin()
-    call(
-        command,
-        arguments,
-        prog=f"transduce {name}",
-        description=command.__doc__ if isinstance(command, partial) else None,
-        often=OFTEN.get(name, ()),
-        config=(FlagCreatePairsOff, OmitArgPrefixes),
-    )
+    call(command, arguments, prog=f"transduce {name}")
+
+
+def function(name: str) -> Callable[..., None]:
+    """The function of a command."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    command: Callable[..., None] = getattr(import_module(f"transduce.cli.{module}"), attribute)
+    return command
 
 
 def _without_command(words: list[str]) -> int:
@@ -114,9 +83,9 @@ def _without_command(words: list[str]) -> int:
     if not rest or rest[0] in ("-h", "--help"):
         width = max(map(len, names)) + 2
         lines = [f"  {name:<{width}}{COMMANDS[name][1]}" for name in names]
-        told = ["usage: transduce " + group + "COMMAND ...", "", "One Transformer, many transductions.", "", *lines]
-        told += ["", f"transduce {group}COMMAND --help says what a command takes."]
-        print("\n".join(told), file=sys.stdout if rest else sys.stderr)
+        page = ["usage: transduce " + group + "COMMAND ...", "", "One Transformer, many transductions.", "", *lines]
+        page += ["", f"transduce {group}COMMAND --help says what a command takes."]
+        print("\n".join(page), file=sys.stdout if rest else sys.stderr)
         return 0 if rest else 2
     possible = [name.removeprefix(group) for name in names] + ([] if group else sorted(groups))
     near = get_close_matches(rest[0], possible, n=1)

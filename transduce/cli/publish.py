@@ -12,7 +12,7 @@ Revision = Annotated[str | None, arg(metavar="BRANCH", help_behavior_hint="")]
 
 
 def publish(
-    run: Positional[OwnRun],
+    run: OwnRun,
     name: Positional[Name],
     *,
     private: Annotated[bool, arg(help_behavior_hint="")] = False,

@@ -1,20 +1,21 @@
 """`transduce score MEASURE HYP REF ...`: how good a file of translations or transcripts is, with its signature."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from sacrebleu.metrics import CHRF
 from tyro.conf import Positional, arg
 
+from transduce.arguments import Group
 from transduce.cli.common import STDIN, OptionalFile, read_side, side_name
 from transduce.config import within
 from transduce.data.text.lines import split_table
 from transduce.errors import InputError
 from transduce.score.alignment import error_report
-from transduce.score.bleu import BleuMeasure, TranslationMeasure, bleu, chrf, ter
+from transduce.score.bleu import TranslationMeasure, bleu, chrf, ter
 from transduce.score.comet import comet
 from transduce.score.score import Comparison, Lines, Measure, Score, check_lines
 from transduce.score.tokenization import Tokenization
@@ -25,9 +26,30 @@ TEXT = "text"
 Table = dict[str, list[str]]
 """Columns by their names."""
 
-Hypotheses = Annotated[Positional[Path], arg(metavar="HYP")]
-References = Annotated[Positional[tuple[Path, ...]], arg(metavar="REF [REF2 ...]", help_behavior_hint="(required)")]
-Reference = Annotated[Positional[Path], arg(metavar="REF")]
+Hypotheses = Positional[
+    Annotated[
+        Path, arg(metavar="HYP", help="Outputs to score, one a line: a file, plain or .gz, or - for standard input.")
+    ]
+]
+References = Positional[
+    Annotated[
+        tuple[Path, ...],
+        arg(
+            metavar="REF [REF2 ...]",
+            help="The right translations, line by line; more files are more references.",
+            help_behavior_hint="(required)",
+        ),
+    ]
+]
+Reference = Positional[
+    Annotated[
+        Path,
+        arg(
+            metavar="REF",
+            help="What was said, line by line: a text file, or a manifest (.tsv or .tsv.gz with a header).",
+        ),
+    ]
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +66,7 @@ class Options:
 class TranslationOptions(Options):
     """What a score of translations can be asked for."""
 
-    lowercase: Annotated[bool, arg(help_behavior_hint="")] = False
+    lowercase: bool = False
     """Ignore case."""
 
 
@@ -69,10 +91,10 @@ class ChrfOptions(TranslationOptions):
 class TranscriptOptions(Options):
     """What an error rate can be asked for."""
 
-    normalize: Annotated[bool, arg(help_behavior_hint="")] = False
+    normalize: bool = False
     """Ignore case, punctuation (but for apostrophes inside words) and the width of letters and spaces: lower case,
     Unicode NFKC."""
-    english: Annotated[bool, arg(help_behavior_hint="")] = False
+    english: bool = False
     """Whisper's normalization of English instead: numbers, contractions and spelling too; needs
     pip install whisper-normalizer."""
     by: Annotated[str | None, arg(metavar="COLUMN[:WIDTH]", help_behavior_hint="")] = None
@@ -85,15 +107,27 @@ class TranscriptOptions(Options):
     """Write there every utterance with errors, aligned, the worst first, and the frequent errors."""
 
 
-def score_translations(
-    measure: TranslationMeasure, hypotheses: Hypotheses, references: References, scoring: TranslationOptions
-) -> None:
-    """Print a score of sacrebleu with its signature.
+def score_bleu(hypotheses: Hypotheses, references: References, scoring: Group[BleuOptions]) -> None:
+    """BLEU, with its signature; higher is better."""
+    _score_translations(replace(bleu, tokenize=scoring.tokenize), hypotheses, references, scoring)
 
-    Args:
-        hypotheses: Translations to score, one a line: a file, plain or .gz, or - for standard input.
-        references: The right translations, line by line; more files are more references.
-    """
+
+def score_chrf(hypotheses: Hypotheses, references: References, scoring: Group[ChrfOptions]) -> None:
+    """chrF, the F-score of character n-grams, with its signature; higher is better."""
+    within("[0, 100]", word_order=scoring.word_order)
+    title = chrf.title + "+" * scoring.word_order
+    measure = replace(chrf, title=title, make=partial(CHRF, word_order=scoring.word_order))
+    _score_translations(measure, hypotheses, references, scoring)
+
+
+def score_ter(hypotheses: Hypotheses, references: References, scoring: Group[TranslationOptions]) -> None:
+    """TER, the translation edit rate, with its signature; lower is better."""
+    _score_translations(ter, hypotheses, references, scoring)
+
+
+def _score_translations(
+    measure: TranslationMeasure, hypotheses: Path, references: tuple[Path, ...], scoring: TranslationOptions
+) -> None:
     if not references:
         raise InputError(f"a score needs a reference, but only {hypotheses} was given; write HYP REF [REF2 ...]")
     systems = _systems(hypotheses, scoring, references)
@@ -101,60 +135,37 @@ def score_translations(
     _print_score(measure, systems, references, [read_side(path) for path in references], scoring.resamples)
 
 
-def score_bleu_of(measure: BleuMeasure, hypotheses: Hypotheses, references: References, scoring: BleuOptions) -> None:
-    """Print BLEU with its signature.
-
-    Args:
-        hypotheses: Translations to score, one a line: a file, plain or .gz, or - for standard input.
-        references: The right translations, line by line; more files are more references.
-    """
-    score_translations(replace(measure, tokenize=scoring.tokenize), hypotheses, references, scoring)
-
-
-def score_chrf_of(
-    measure: TranslationMeasure, hypotheses: Hypotheses, references: References, scoring: ChrfOptions
-) -> None:
-    """Print chrF with its signature.
-
-    Args:
-        hypotheses: Translations to score, one a line: a file, plain or .gz, or - for standard input.
-        references: The right translations, line by line; more files are more references.
-    """
-    within("[0, 100]", word_order=scoring.word_order)
-    title = measure.title + "+" * scoring.word_order
-    counted = replace(measure, title=title, make=partial(CHRF, word_order=scoring.word_order))
-    score_translations(counted, hypotheses, references, scoring)
-
-
-def score_with_sources(
-    measure: Measure,
+def score_comet(
     hypotheses: Hypotheses,
-    reference: Reference,
+    reference: Positional[Annotated[Path, arg(metavar="REF", help="The right translations, line by line.")]],
     *,
-    source: Annotated[Path, arg(metavar="SRC")],
-    scoring: Options,
+    source: Annotated[Path, arg(metavar="SRC", help="What was translated, line by line.")],
+    scoring: Group[Options],
 ) -> None:
-    """Print a score that reads the sources too, with its signature. Needs unbabel-comet (pip install '.[comet]' in a clone).
-
-    Args:
-        hypotheses: Translations to score, one a line: a file, plain or .gz, or - for standard input.
-        reference: The right translations, line by line.
-        source: What was translated, line by line.
-    """
+    """COMET, which reads the sources too; higher is better. Needs unbabel-comet (pip install '.[comet]' in a clone)."""
     systems = _systems(hypotheses, scoring, [reference, source])
-    measure = measure.with_sources(read_side(source))
+    measure = comet.with_sources(read_side(source))
     _print_score(measure, systems, [reference], [read_side(reference)], scoring.resamples)
 
 
-def score_transcripts(
-    measure: ErrorRateMeasure, hypotheses: Hypotheses, reference: Reference, scoring: TranscriptOptions
-) -> None:
-    """Print an error rate with its signature and its counts, and what else the options ask for.
+def score_wer(hypotheses: Hypotheses, reference: Reference, scoring: Group[TranscriptOptions]) -> None:
+    """WER, the word error rate in percent, with its signature and counts; lower is better."""
+    _score_transcripts(wer, hypotheses, reference, scoring)
 
-    Args:
-        hypotheses: Transcripts to score, one utterance a line: a file, plain or .gz, or - for standard input.
-        reference: What was said, line by line: a text file, or a manifest (.tsv or .tsv.gz with a header).
-    """
+
+def score_cer(hypotheses: Hypotheses, reference: Reference, scoring: Group[TranscriptOptions]) -> None:
+    """CER, the character error rate in percent, with its signature and counts; lower is better."""
+    _score_transcripts(cer, hypotheses, reference, scoring)
+
+
+def score_per(hypotheses: Hypotheses, reference: Reference, scoring: Group[TranscriptOptions]) -> None:
+    """PER, the phone error rate in percent, with its signature and counts; lower is better."""
+    _score_transcripts(per, hypotheses, reference, scoring)
+
+
+def _score_transcripts(
+    measure: ErrorRateMeasure, hypotheses: Path, reference: Path, scoring: TranscriptOptions
+) -> None:
     systems = _systems(hypotheses, scoring, [reference, *([scoring.manifest] if scoring.manifest else [])])
     right, table = _read_reference(reference, scoring.column)
     if scoring.manifest is not None:
@@ -172,19 +183,6 @@ def score_transcripts(
         found = error_report(rate.aligned, names, unit=rate.unit)
         beginning = f"{rate}\n{_extent(rate, scoring.resamples)}\n\n"
         scoring.report.write_text(beginning + found, encoding="utf-8", newline="\n")
-
-
-def _command(function: Callable[..., None], measure: Measure) -> "partial[None]":
-    """Scoring by one measure, which says what it is."""
-    command: partial[Any] = partial(function, measure)
-    command.__doc__ = f"{measure.title}, {measure.description}; {measure.better} is better."
-    return command
-
-
-score_bleu, score_chrf = _command(score_bleu_of, bleu), _command(score_chrf_of, chrf)
-score_ter = _command(score_translations, ter)
-score_comet = _command(score_with_sources, comet)
-score_wer, score_cer, score_per = (_command(score_transcripts, measure) for measure in (wer, cer, per))
 
 
 def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list[Path]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from transduce.arguments import Group
 from transduce.cli.common import Count, Machine, OptionalFile, each_run, listening_on
-from transduce.config import within
+from transduce.config import Common, within
 from transduce.errors import InputError, require
 from transduce.serve.config import ServeConfig
 from transduce.threads import keep_memory
@@ -37,15 +38,15 @@ KEEP_ALIVE = 75
 class Access:
     """Where the server listens, and whom it lets in."""
 
-    host: str = "127.0.0.1"
+    host: Common[str] = "127.0.0.1"
     """Address to listen at; 0.0.0.0 lets other machines in."""
-    port: int = 8000
+    port: Common[int] = 8000
     """Port to listen at; 0: any free one."""
-    token_file: OptionalFile = None
+    token_file: Common[OptionalFile] = None
     """A file with the token that requests must show."""
     wyoming_port: Count = None
     """Port for clients of the Wyoming protocol, such as Home Assistant; it knows no token."""
-    cors: Annotated[tuple[str, ...], arg(metavar="ORIGIN [ORIGIN ...]", help_behavior_hint="")] = ()
+    cors: Annotated[tuple[str, ...], arg(metavar="ORIGIN [ORIGIN ...]")] = ()
     """Origins whose pages may ask, such as http://localhost:3000; * for all."""
 
     def token(self) -> str:
@@ -70,9 +71,9 @@ def serve(
     *,
     languages: Annotated[tuple[str, ...], arg(metavar="EN-DE [EN-DE ...]", help_behavior_hint="")] = (),
     beam_size: Count = None,
-    access: Access,
-    limits: ServeConfig,
-    machine: Machine,
+    access: Group[Access],
+    limits: Group[ServeConfig],
+    machine: Group[Machine],
 ) -> None:
     """Answer requests over HTTP, as OpenAI, LibreTranslate and whisper.cpp's server do, until Ctrl-C or SIGTERM.
 

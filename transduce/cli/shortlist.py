@@ -14,7 +14,7 @@ Text = Annotated[Path, arg(metavar="FILE")]
 
 
 def shortlist(
-    run: Positional[OwnRun],
+    run: OwnRun,
     source: Positional[Text],
     target: Positional[Text],
     *,

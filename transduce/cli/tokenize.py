@@ -1,20 +1,15 @@
 """`transduce tokenize RUN`: text as its tokens, for tools that count them."""
 
-from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import Positional, arg
-
-from transduce.cli.common import STDIN, OptionalFile, Run, checked_lines
+from transduce.cli.common import STDIN, Files, Flag, OptionalFile, Run, checked_lines
 from transduce.cli.output import open_output, progress_bar
 from transduce.errors import InputError
 
 
 def tokenize(
-    run: Positional[Run],
-    files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
+    run: Run,
+    files: Files = (),
     *,
-    source: Annotated[bool, arg(help_behavior_hint="")] = False,
+    source: Flag = False,
     output: OptionalFile = None,
 ) -> None:
     """Write lines as the tokens of a run, with a space between: what n-gram models for --lm are made of.

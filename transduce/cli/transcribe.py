@@ -11,28 +11,27 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import soundfile
-from tyro.conf import Positional, arg
 
+from transduce.arguments import Group, Overrides
 from transduce.cli.common import (
-    LM,
     STDIN,
-    Forbid,
+    Columns,
+    Files,
     Machine,
     Runs,
-    check_columns,
+    SearchOptions,
     lines_or_errors,
     local,
-    phrases_of,
-    search_of,
-    search_options,
     side_name,
 )
 from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.output import first_few
+from transduce.cli.translate import check_token_scores
 from transduce.cli.workers import Progress, Rows, Work
+from transduce.config import Common
 from transduce.data.speech.manifest import manifest_audio
 from transduce.data.speech.microphone import check_microphone, record
 from transduce.errors import InputError
@@ -46,41 +45,108 @@ if TYPE_CHECKING:
 else:  # torch takes seconds to import, and --help does without
     Audio = Details = Sound = Transcriber = Any
 
-Format = Literal["text", "tsv", "json", "srt", "vtt"]
-
 SOUND = re.compile(
     rb"RIFF|RIFX|RF64|riff|FORM|\.snd|dns\.|fLaC|OggS|ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]|caff|wvpk|\x1aE\xdf\xa3|....ftyp",
     re.DOTALL,
 )
-"""How sound begins: WAV, AIFF, AU, FLAC, Ogg, MP3, CAF; WavPack, Matroska and MP4, which libsndfile refuses by name."""
+"""The first bytes of sound: WAV, AIFF, AU, FLAC, Ogg, MP3, CAF; WavPack, Matroska and MP4, which libsndfile refuses by name."""
 
 BEGINNING = 1 << 12
-"""Bytes of standard input that tell whether it can be sound or names."""
+"""Bytes of standard input that show whether it is sound or names."""
 
 NO_NAME = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Bytes that no line of names holds."""
 
-Search = search_options(
-    without=("max_source_length", "split_length", "shortlist", "source_language", "target_language")
-)
+
+class TranscriptionSettings(Overrides):
+    """Settings of a search among those of a transcription."""
+
+    CONFIG = SearchConfig
+    WITHOUT = ("max_source_length", "split_length", "shortlist", "source_language", "target_language", "forbid")
+    HINT = "(the run's)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptionSearch(SearchOptions):
+    """How to search for transcripts."""
+
+    settings: Group[TranscriptionSettings]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptionOutput:
+    """What is written of a transcript."""
+
+    format: Common[Literal["text", "tsv", "json", "srt", "vtt"]] = "text"
+    """text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment, none for a file that
+    cannot be used. json: an object per file and line. srt, vtt: subtitles of one file."""
+    word_times: Common[bool] = False
+    """When every word was said, and how sure CTC is of it, for captions that follow the voice or for finding what to
+    check: in json; in srt a subtitle is then one word, in vtt words light up. Needs a model with CTC."""
+    token_scores: bool = False
+    """Put the log-probability of every token into json, to see where the model was unsure."""
+
+    def __post_init__(self) -> None:
+        check_token_scores(self.token_scores, self.format)
+        if self.word_times and self.format not in ("json", "srt", "vtt"):
+            raise InputError(f"times of words need --format json, srt or vtt, but it is {self.format}; add one of them")
+
+    @property
+    def details(self) -> Details:
+        """What outputs carry besides their text."""
+        from transduce.tasks.request import Details
+
+        return Details(token_scores=self.token_scores, word_times=self.word_times)
+
+    def check(self, n_files: int, n_best: int | None, run: Path, ctc_weight: float | None) -> None:
+        """Raise InputError where the format cannot hold the outputs, or the run does not give them."""
+        if self.format in ("srt", "vtt") and n_files != 1:
+            raise InputError(f"subtitles belong to one file, but {n_files} were named; run it once for each")
+        if n_best and self.format != "json":
+            raise InputError(
+                f"several outputs need --format json, but it is {self.format}; leave out --n-best, or add it"
+            )
+        if self.word_times and ctc_weight == 0:
+            raise InputError(f"times of words come from CTC, but {run} was trained with ctc_weight=0; leave them out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Live:
+    """Transcription of speech as it comes."""
+
+    stream: Common[bool] = False
+    """Print every segment as soon as it is transcribed, in the order of the sound, to follow a long recording: in text a
+    line each, in json an object each. The texts are the same."""
+    microphone: Common[bool] = False
+    """Record until Enter or Ctrl-C, then transcribe that. Needs sounddevice (pip install '.[microphone]' in a clone)."""
+
+    def check(self, files: Sequence[Path], columns: Columns, division: Division) -> None:
+        """Raise InputError where other flags or files do not go with these."""
+        if self.microphone == bool(files):
+            raise InputError(
+                "name the files to transcribe, - for standard input (sound, or names of files), or --microphone alone"
+            )
+        if self.microphone and columns:
+            raise InputError(
+                "--prefix and --require are for lists of sound, but --microphone records; record to a file, and name "
+                "that in one"
+            )
+        if self.stream and (division.output or division.workers or division.part):
+            raise InputError(
+                "segments come on standard output, so leave out --output, --workers and --part with --stream"
+            )
 
 
 def transcribe(
-    run: Positional[Runs],
-    files: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILE ...]", help_behavior_hint="")]] = (),
+    run: Runs,
+    files: Files = (),
     *,
-    microphone: Annotated[bool, arg(help_behavior_hint="")] = False,
-    format: Format = "text",
-    forbid: Forbid = None,
-    lm: LM = None,
-    prefix: Annotated[bool, arg(help_behavior_hint="")] = False,
-    require: Annotated[bool, arg(help_behavior_hint="")] = False,
-    word_times: Annotated[bool, arg(help_behavior_hint="")] = False,
-    token_scores: Annotated[bool, arg(help_behavior_hint="")] = False,
-    stream: Annotated[bool, arg(help_behavior_hint="")] = False,
-    search: Annotated[Any, arg(constructor=Search)],
-    machine: Machine,
-    division: Division,
+    live: Group[Live],
+    output: Group[TranscriptionOutput],
+    columns: Group[Columns],
+    search: Group[TranscriptionSearch],
+    machine: Group[Machine],
+    division: Group[Division],
 ) -> None:
     """Transcribe sound files: a text for each, in the same order.
 
@@ -90,60 +156,22 @@ def transcribe(
     Args:
         files: WAV, FLAC, Ogg Vorbis, Opus, MP3, AIFF, or .npy of vectors; a manifest (.tsv) stands for the sound that it
             names. - is standard input: one sound file, or names of files, one a line.
-        microphone: Record until Enter or Ctrl-C, then transcribe that. Needs sounddevice (pip install
-            '.[microphone]' in a clone).
-        format: text: a line per file. tsv: audio, start, stop (seconds), score and text, a line per segment, none for a
-            file that cannot be used. json: an object per file and line. srt, vtt: subtitles of one file.
-        lm: A language model beside the run: for words and phrases that its training lacked. Another run, of the same
-            tokenizer, or an ARPA file of n-grams whose words are its tokens, as transduce tokenize writes them.
-        prefix: FILEs, and - too, are lists of SOUND<TAB>PREFIX, and the text of a sound begins with its prefix, where
-            somebody has written its beginning; its last word may go on, unless a space ends it.
-        require: FILEs are lists of SOUND<TAB>PHRASE<TAB>PHRASE ..., behind a PREFIX if there is one, and the text of a sound,
-            which must be one segment, holds all of its phrases, where one knows which names are said. Costs time; takes a
-            wide beam.
-        word_times: When every word was said, and how sure CTC is of it, for captions that follow the voice or for finding
-            what to check: in json; in srt a subtitle is then one word, in vtt words light up. Needs a model with CTC.
-        token_scores: Put the log-probability of every token into json, to see where the model was unsure.
-        stream: Print every segment as soon as it is transcribed, in the order in which they are heard, to follow a long
-            recording: in text a line each, in json an object each. The texts are the same.
     """
-    if microphone == bool(files):
-        raise InputError(
-            "name the files to transcribe, - for standard input (sound, or names of files), or --microphone alone"
-        )
-    if microphone and (prefix or require):
-        raise InputError(
-            "--prefix and --require are for lists of sound, but --microphone records; record to a file, and name that in one"
-        )
-    if stream and (division.output or division.workers or division.part):
-        raise InputError("segments come on standard output, so leave out --output, --workers and --part with --stream")
-    if microphone:
+    live.check(files, columns, division)
+    if live.microphone:
         check_microphone()
-    given = list(_listed(files, prefix=prefix, require=require) if prefix or require else _given(files))
-    if word_times and format not in ("json", "srt", "vtt"):
-        raise InputError(f"times of words need --format json, srt or vtt, but it is {format}; add one of them")
-    if format in ("srt", "vtt") and not microphone and len(given) != 1:
-        raise InputError(f"subtitles belong to one file, but {len(given)} were named; run it once for each")
-    run, lm = local(run), local(lm) if lm else None
-    experiment, decoding = search_of(run, search, forbid=forbid, lm=lm, format=format, token_scores=token_scores)
-    if search.n_best and format != "json":
-        raise InputError(f"several outputs need --format json, but it is {format}; leave out --n-best, or add it")
-    if word_times and experiment.get("ctc_weight") == 0:
-        raise InputError(f"times of words come from CTC, but {run} was trained with ctc_weight=0; leave them out")
-    if microphone:
-        given.append(_recorded())
-    job = Transcription(
-        run=run,
-        lm=lm,
-        machine=machine,
-        decoding=decoding,
-        format=format,
-        word_times=word_times,
-        token_scores=token_scores,
-        prefix=prefix,
-        require=require,
-    )
-    _stream(job, given) if stream else carry_out(job, given, division, inputs=files)
+    sounds: list[Audio] = list(_listed(files, columns) if columns else _given(files))
+    run = local(run)
+    lm = search.lm and local(search.lm)
+    experiment, decoding = search.resolve(run)
+    output.check(len(sounds) + live.microphone, search.settings.get("n_best"), run, experiment.get("ctc_weight"))
+    if live.microphone:
+        sounds.append(_recorded())
+    job = Transcription(run=run, lm=lm, machine=machine, decoding=decoding, output=output, columns=columns)
+    if live.stream:
+        _stream(job, sounds)
+    else:
+        carry_out(job, sounds, division, inputs=files)
 
 
 def _stream(job: "Transcription", files: Sequence[Audio]) -> None:
@@ -155,17 +183,20 @@ def _stream(job: "Transcription", files: Sequence[Audio]) -> None:
     from transduce.tasks.transcribe import Transcriber
     from transduce.tasks.transcript import Transcript
 
-    transcriber, n_bad, n_cues = job.machine.load(Transcriber, job.run, job.lm), 0, 0
-    print(HEAD.get(job.format, ""), end="", flush=True)
+    transcriber = job.machine.load(Transcriber, job.run, job.lm)
+    n_bad = 0
+    n_cues = 0
+    format = job.output.format
+    print(HEAD.get(format, ""), end="", flush=True)
     with first_few() as is_shown:
         for sound in job.read(transcriber, files):
             if sound.error:
                 n_bad += 1
                 if is_shown(error := as_line(sound.error)):
                     print(f"transduce: {error}", file=sys.stderr)
-            for segment in transcriber.in_order(sound, job.decoding, details=job.details):
-                heard = Transcript(sound.path, [segment])
-                row = srt(heard, n_cues) if job.format == "srt" else STREAM.get(job.format, WRITE[job.format])(heard)
+            for segment in transcriber.in_order(sound, job.decoding, details=job.output.details):
+                transcript = Transcript(sound.path, [segment])
+                row = srt(transcript, n_cues) if format == "srt" else STREAM.get(format, WRITE[format])(transcript)
                 n_cues += row.count(" --> ")
                 print(row, end="", flush=True)
     if n_bad:
@@ -175,27 +206,22 @@ def _stream(job: "Transcription", files: Sequence[Audio]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Transcription(Job):
-    """Sound files to transcribe."""
+    """Sound files to transcribe, or lines of lists of them with columns."""
 
     UNIT = "segment"
     UNUSABLE = "files could not be transcribed"
     CHUNK = 10_000_000  # bytes: five minutes of most WAV files, more where sound is compressed
 
     decoding: SearchConfig
-    format: Format
-    word_times: bool = False
-    token_scores: bool = False
-    prefix: bool = False
-    """Whether inputs are lines of a list, with what a text begins with behind a tab."""
-    require: bool = False
-    """Whether inputs are lines of a list, with what a text must hold behind tabs."""
+    output: TranscriptionOutput
+    columns: Columns
 
     def name(self, item: Audio) -> str:
         """Its path; what has none is its content."""
         return sha256(item.getvalue()).hexdigest() if isinstance(item, _Named) else str(item)
 
     def state(self, item: Audio) -> str:
-        """How long the file is: one that is fetched again changes its own part alone."""
+        """Its length: a file that is fetched again changes its own part alone."""
         return str(self.cost(item))
 
     def cost(self, item: Audio) -> int:
@@ -203,7 +229,7 @@ class Transcription(Job):
         if isinstance(item, _Named):
             return item.getbuffer().nbytes
         path = str(item) if isinstance(item, Path) else str(item).partition("\t")[0]
-        return os.path.getsize(path) if os.path.isfile(path) else 0  # Path.is_file raises where a name is too long
+        return os.path.getsize(path) if os.path.isfile(path) else 0  # Path.is_file raises for a name that is too long
 
     def load(self) -> Work:
         """Load the transcriber."""
@@ -211,40 +237,31 @@ class Transcription(Job):
 
         return partial(self._rows, self.machine.load(Transcriber, self.run, self.lm))
 
-    @property
-    def details(self) -> Details:
-        """What outputs are given besides their text."""
-        from transduce.tasks.request import Details
-
-        return Details(token_scores=self.token_scores, word_times=self.word_times)
-
     def read(self, transcriber: Transcriber, files: Sequence[Audio], start: int = 0) -> Iterator[Sound]:
-        """The sounds of some inputs, of which the first has this number, one after the other."""
-        told: dict[str, Any] = {"first_sound": start}
-        if self.prefix or self.require:
-            files, phrases = phrases_of([str(line) for line in files], prefix=self.prefix, require=self.require)
-            told |= phrases
-        return transcriber.read(files, self.decoding, **told)
+        """Read sounds one after the other; `start` came before the first one."""
+        if not self.columns:
+            return transcriber.read(files, self.decoding, first_sound=start)
+        sounds, prefixes, phrases = self.columns.split([str(line) for line in files])
+        return transcriber.read(sounds, self.decoding, prefix=prefixes, require=phrases, first_sound=start)
 
     def _rows(self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress) -> Rows:
-        rows = [HEAD.get(self.format, "")] * (start == 0)
-
         def read() -> Iterator[Sound]:
             for sound in self.read(transcriber, files, start):
                 if not sound.request.part:
                     progress(0, sound.n_segments - 1)
                 yield sound
 
-        found = transcriber.transcripts(
-            read(), self.decoding, progress=lambda n, _: progress(n, 0), details=self.details
+        transcripts = transcriber.transcripts(
+            read(), self.decoding, progress=lambda n, _: progress(n, 0), details=self.output.details
         )
-        rows += map(WRITE[self.format], found)
-        errors = [as_line(transcript.error) for transcript in found if transcript.error]
-        return Rows("".join(rows), tuple(errors))
+        head = HEAD.get(self.output.format, "") if start == 0 else ""
+        rows = map(WRITE[self.output.format], transcripts)
+        errors = [as_line(transcript.error) for transcript in transcripts if transcript.error]
+        return Rows(head + "".join(rows), tuple(errors))
 
 
 class _Named(io.BytesIO):
-    """The bytes of a sound file that has no path, with what messages call it."""
+    """The bytes of a sound file that has no path, with its name in messages."""
 
     def __init__(self, name: str, content: bytes = b"") -> None:
         super().__init__(content)
@@ -252,7 +269,7 @@ class _Named(io.BytesIO):
 
 
 def _given(files: Sequence[Path]) -> Iterator[Audio]:
-    """What the files stand for: a manifest for the sound that it names, - for what standard input is."""
+    """The sounds of files: a manifest stands for the sound that it names, - for standard input."""
     for file in files:
         for audio in _standard_input() if file == STDIN else [file]:
             if isinstance(audio, Path) and audio.suffix == ".tsv":
@@ -261,8 +278,8 @@ def _given(files: Sequence[Path]) -> Iterator[Audio]:
                 yield audio
 
 
-def _listed(files: Sequence[Path], **flags: bool) -> Iterator[str]:
-    """The lines of lists of sound with what their texts begin with or hold.
+def _listed(files: Sequence[Path], columns: Columns) -> Iterator[str]:
+    """The lines of lists of sound with columns.
 
     Raises:
         InputError: a line is not UTF-8, names no sound, or has too many columns.
@@ -271,8 +288,9 @@ def _listed(files: Sequence[Path], **flags: bool) -> Iterator[str]:
         for number, line in enumerate(lines_or_errors(file), start=1):
             if isinstance(line, InputError):
                 raise InputError(f"{line}; with --prefix or --require, a FILE is a list that names sound")
+            line = line.removesuffix("\r")
             try:
-                check_columns(line := line.removesuffix("\r"), number, "SOUND", **flags)
+                columns.check(line, number, "SOUND")
             except InputError as error:
                 raise InputError(f"{side_name(file)}: {error}") from error
             if not line.partition("\t")[0].strip():
@@ -306,7 +324,7 @@ def _standard_input() -> Iterator[Audio]:
 
 
 def _recorded() -> Audio:
-    """What the microphone hears until Enter or Ctrl-C."""
+    """Record from the microphone until Enter or Ctrl-C."""
 
     def wait() -> None:
         print("recording; Enter ends it", file=sys.stderr, flush=True)

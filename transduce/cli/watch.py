@@ -7,8 +7,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from tyro.conf import Positional
-
 from transduce.cli.common import OwnRun, listening_on
 from transduce.config import within
 from transduce.errors import InputError
@@ -19,7 +17,7 @@ SECONDS = 5
 """After so many, a browser asks again."""
 
 
-def watch(run: Positional[OwnRun], *, port: int = 8080) -> None:
+def watch(run: OwnRun, *, port: int = 8080) -> None:
     """Show a run's report in a browser of this machine, and anew as its training goes on, until Ctrl-C.
 
     Args:

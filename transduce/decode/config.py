@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from transduce.config import at_least, check_choices, divides, within
+from transduce.config import Common, at_least, check_choices, divides, within
 from transduce.errors import InputError
 
 STEEPEST = 100.0
@@ -20,7 +20,7 @@ class RulesConfig:
 
     min_length: int = 0
     """At least this many tokens come out before the end, where outputs are too short; 0 = off."""
-    no_repeat_ngram: int = 0
+    no_repeat_ngram: Common[int] = 0
     """No n-gram of this many new tokens comes out twice, where outputs go in circles; 0 = off."""
     repetition_penalty: float = 1.0
     """Logits of tokens that came before, in a prompt or after it, are divided by it, negative ones multiplied: a softer
@@ -51,7 +51,7 @@ class BeamConfig:
     al. (2018), Diverse beam search for improved description of complex scenes, for groups (Hamming diversity).
     """
 
-    beam_size: int = 5
+    beam_size: Common[int] = 5
     """1 is greedy search."""
     alpha: float = 0.6
     """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
@@ -65,7 +65,7 @@ class BeamConfig:
     at_max_length: Literal["finished_first", "by_score"] = "finished_first"
     """Hypotheses of beam search that the bound on the length cut come out where there are not enough finished ones, or
     where their score is higher, as in transformers, for outputs that shall be the same as there."""
-    n_best: int = 1
+    n_best: Common[int] = 1
     """Outputs per source, best first; samples in the order in which they are drawn."""
     beam_groups: int = 1
     """Parts of the beam, each of which prefers other tokens than those before it (diverse beam search): for n_best outputs
@@ -90,12 +90,12 @@ class SamplingConfig:
     of neural text degeneration, for the nucleus.
     """
 
-    temperature: float = 1.0
+    temperature: Common[float] = 1.0
     """In sampling, logits are divided by it: below 1 safer, above 1 bolder; 0 always takes the likeliest token (greedy
     search)."""
-    top_k: int = 0
+    top_k: Common[int] = 0
     """In sampling, draw among the k likeliest tokens (more where some are equally likely); 0 = off."""
-    top_p: float = 1.0
+    top_p: Common[float] = 1.0
     """In sampling, draw among the fewest tokens that have this probability together; 1 = off."""
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from transduce.lazy import lazily
 
 if TYPE_CHECKING:
-    from transduce.config import at_least as at_least, within as within
+    from transduce.config import Common as Common, at_least as at_least, within as within
     from transduce.data.config import (
         Augmentation as Augmentation,
         FeatureConfig as FeatureConfig,

@@ -13,38 +13,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tyro.conf import AvoidSubcommands
-
-from transduce.arguments import HELP_ALL, call, showing
-from transduce.config import flatten, to_dict
+from transduce.arguments import HELP_ALL, call
+from transduce.config import to_dict
 from transduce.errors import InputError
 from transduce.exit import command_process, exit_code
 from transduce.experiment.config import AnyExperiment
 from transduce.experiment.fields import like_run, with_files
 from transduce.hub import PREFIX
 from transduce.threads import limit_omp_spin
-
-OFTEN = (
-    *("run", "corpus.data", "corpus.train_source", "corpus.train_target", "corpus.train_tsv", "corpus.source"),
-    *("corpus.target", "corpus.train", "corpus.valid_source", "corpus.valid_target", "corpus.valid"),
-    *(
-        "corpus.languages",
-        "corpus.directions",
-        "corpus.hold_out",
-        "corpus.test_source",
-        "corpus.test_target",
-        "corpus.test",
-        "corpus.target_column",
-    ),
-    *("start_from", "device", "training.max_updates", "training.max_minutes", "vocab_size"),
-    *("tokens_per_batch", "frames_per_batch", "batch_size", "features.n_features", "max_seconds"),
-    *("training.optim.peak_rate", "tokenizer", "validate_by", "model.d_model", "model.dropout", "training.patience"),
-    *("training.precision", "training.seed"),
-)
-"""Fields that are named most, the first ones before the others."""
-
-SHOWN = 16
-"""How many of them --help shows beside --help itself and the flags of FOOT: twenty in all; --help-all shows all."""
 
 FOOT = f"""
   --config FILE    read fields from a JSON or YAML file, such as a run's config.json; flags win over it
@@ -139,29 +115,16 @@ def choose(settings: Mapping[str, tuple[str, ExperimentT]], *, default: str, des
         near = get_close_matches(name, settings, n=1)
         way_out = f"did you mean {near[0]}?" if near else f"name one of {', '.join(settings)}"
         raise InputError(f"there is no setting {name!r}; {way_out}")
-    told, experiment = settings[name]
+    summary, experiment = settings[name]
     words, files, printing = _own_flags(words)
     start = _starting_run(words, with_files(experiment, files))
     experiment = with_files(like_run(experiment, start) if start else experiment, files)
-    full = "--help-all" in words
-    if full or {"-h", "--help"} & set(words):
-        there = flatten(to_dict(experiment))
-        often = [each for each in OFTEN if each in there][:SHOWN]
-        _print_fields(experiment if full else showing(experiment, often), f"{prog} {name}", told)
-        sys.exit(0)
-    experiment = _parsed(experiment, f"{prog} {name}", told, words)
-    if printing:
-        print(json.dumps(to_dict(experiment), indent=2))
-        sys.exit(0)
-    return experiment
-
-
-def _parsed(experiment: ExperimentT, prog: str, told: str, words: list[str]) -> ExperimentT:
     kind: Any = type(experiment)
-    found: ExperimentT = call(
-        kind, words, prog=prog, more="--help-all", default=experiment, description=told, config=(AvoidSubcommands,)
-    )
-    return found
+    chosen: ExperimentT = call(kind, words, prog=f"{prog} {name}", default=experiment, description=summary, foot=FOOT)
+    if printing:
+        print(json.dumps(to_dict(chosen), indent=2))
+        sys.exit(0)
+    return chosen
 
 
 def _own_flags(words: list[str]) -> tuple[list[str], list[Path], bool]:
@@ -203,10 +166,3 @@ def _print_settings(settings: Mapping[str, tuple[str, object]], prog: str, descr
     for name, (told, _) in settings.items():
         print(f"  {name:<{width}}{told}")
     print(f"\n{prog} NAME --help shows the flags that are used most.\n{FOOT}")
-
-
-def _print_fields(experiment: Any, prog: str, told: str) -> None:
-    try:
-        _parsed(experiment, prog, told, ["--help"])
-    finally:
-        print(FOOT)

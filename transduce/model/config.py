@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from transduce.config import at_least, check_choices, shown, within
+from transduce.config import Common, at_least, check_choices, shown, within
 from transduce.errors import InputError
 from transduce.model.front_ends import Frames as Frames, Tokens as Tokens
 
@@ -48,7 +48,7 @@ class TransformerConfig:
 
     encoder: StackConfig | None = None
     decoder: StackConfig | None = None
-    d_model: int = 512
+    d_model: Common[int] = 512
     """Width of the vectors between layers."""
     n_heads: int = 8
     """Attention heads of every layer."""
@@ -72,7 +72,7 @@ class TransformerConfig:
     Beltagy et al. (2020), Longformer; Jiang et al. (2023), Mistral 7B."""
     d_ff: int = 2048
     """Width inside the feed-forward."""
-    dropout: float = 0.1
+    dropout: Common[float] = 0.1
     """On every sublayer's output and on the sum of embedding and position (paper, section 5.4)."""
     attention_dropout: float = 0.0
     """On the attention weights; not in the paper, but in many systems after it. Linear attention

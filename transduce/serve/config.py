@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transduce.config import at_least, within
+from transduce.config import Common, at_least, within
 
 PER_CHARACTER, BESIDE = 12, 65_536
 """Bytes of a character at most, as JSON and forms escape it, and of the rest of a body."""
@@ -12,18 +12,18 @@ PER_CHARACTER, BESIDE = 12, 65_536
 class ServeConfig:
     """Bounds of a server; what is beyond is refused with an error that names the bound."""
 
-    batch: int = 128
+    batch: Common[int] = 128
     """Texts that a model computes at once; a segment of sound counts as 4, 128 new tokens as 1."""
     wait_ms: float = 5.0
     """Milliseconds that the first request of a batch waits for others."""
-    queue: int = 4
+    queue: Common[int] = 4
     """Batches that may wait for each model; further requests get status 429 and a time."""
-    deadline: float = 60.0
+    deadline: Common[float] = 60.0
     """Seconds after which a request without an answer gets status 503; also the time of an upload,
     and between two pieces of an answer."""
-    upload_mb: float = 25.0
+    upload_mb: Common[float] = 25.0
     """Megabytes of an upload."""
-    seconds: float = 600.0
+    seconds: Common[float] = 600.0
     """Seconds of sound in a request."""
     characters: int = 10_000
     """Characters of text in a request."""

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from transduce.config import at_least, within
+from transduce.config import Common, at_least, within
 from transduce.decode.config import BeamConfig, RulesConfig, SamplingConfig
 from transduce.errors import InputError
 
@@ -52,7 +52,7 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     split_length: int = 0
     """Longer texts, in tokens, are translated both as a whole and sentence by sentence, and the likelier of the two is
     taken; 0 = never. A training sets it to the length that 99 % of its texts do not exceed."""
-    max_seconds: float = 20.0
+    max_seconds: Common[float] = 20.0
     """Longer recordings are transcribed in segments: sound is cut in its pauses, vectors into equal parts. A training
     sets it to a little more than the longest recording that it had."""
     min_seconds: float = 0.0
@@ -65,13 +65,13 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
     no_speech_threshold: float = 0.0
     """Sound where the probability that nobody speaks is higher has a blank text, but for one with a prefix or required
     phrases; 0 = off. A Whisper, or a CTC head, tells it; elsewhere this is off. 1 makes no text blank, for JSON that shows it."""
-    ctc_weight: float = 0.0
+    ctc_weight: Common[float] = 0.0
     """Share of CTC in the score of a transcript; 0 = attention alone. Needs a model with a CTC head."""
     source_language: str = ""
     """The language of the lines, as a model of many languages calls it (eng_Latn, en, en_XX); where none is named, the run's."""
     target_language: str = ""
     """The language to write in such a model, or in one that was trained on several (recipes/translation.py multilingual)."""
-    shortlist: bool = False
+    shortlist: Common[bool] = False
     """Translate with the tokens that the run's table has for the source's, which is faster; `transduce shortlist` makes
     the table."""
     words: Literal["any", "known"] = "any"
@@ -164,9 +164,9 @@ class SearchConfig(RulesConfig, SamplingConfig, BeamConfig):
 class GenerationConfig(RulesConfig, SamplingConfig):
     """How to go on from a prompt."""
 
-    max_length: int = 256
+    max_length: Common[int] = 256
     """New tokens at most, an end included."""
-    beam_size: int = 1
+    beam_size: Common[int] = 1
     """More than 1: beam search, which draws nothing."""
     alpha: float = 0.6
     """In beam search, the exponent of the length penalty ((5 + length) / 6)^alpha, over new tokens."""
@@ -175,11 +175,11 @@ class GenerationConfig(RulesConfig, SamplingConfig):
     differ in more than a word. It divides beam_size."""
     diversity: float = 0.5
     """How strongly they do: what a token costs, in nats, for each text of an earlier group that has just taken it."""
-    seed: int = 0
+    seed: Common[int] = 0
     """Seed of all that is drawn."""
-    n: int = 1
+    n: Common[int] = 1
     """Texts per prompt; the n best ones in beam search."""
-    batch_size: int = 16
+    batch_size: Common[int] = 16
     """Texts at a time, or beams. It changes speed and memory, never the output."""
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from transduce.config import at_least, within
+from transduce.config import Common, at_least, within
 from transduce.errors import InputError
 
 
@@ -19,7 +19,7 @@ class OptimConfig:
     optimizer: Literal["adamw", "muon"] = "adamw"
     """muon: the linear maps of attention and feed-forward step along their momentum made orthogonal (Jordan et al.
     2024), at AdamW's rate (Liu et al. 2025), and AdamW steps for the rest."""
-    peak_rate: float = 7e-4
+    peak_rate: Common[float] = 7e-4
     """Learning rate at the end of the warm-up; the paper's own is (d_model * warmup_steps)^-0.5."""
     warmup_steps: int = 4000
     """Updates over which the rate rises from 0 to peak_rate."""
@@ -152,11 +152,11 @@ class LossConfig:
 class TrainingConfig:
     """How long to train, how to step, when to validate and what to keep."""
 
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    max_updates: int = 100_000
+    optim: Common[OptimConfig] = field(default_factory=OptimConfig)
+    max_updates: Common[int] = 100_000
     """Updates of the whole training, at most; schedules end there. More of them for a run that has ended go on from its newest checkpoint, at the rate that a schedule of the new
     length has there. For a schedule of its own, begin another run that starts from it: --start-from RUN --run NEW."""
-    max_minutes: float | None = None
+    max_minutes: Common[float | None] = None
     """Stop after this much wall time: updates, waiting for data, validations and checkpoints, summed over all parts of
     a resumed training. The schedule ends by then (OptimConfig.rate), and a validation that would not end by then waits
     until the training is over. This is the only field that makes a result depend on the machine's speed, and only

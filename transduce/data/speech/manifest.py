@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from transduce.config import within
+from transduce.config import Common, within
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import (
     decode_line,
@@ -195,13 +195,13 @@ def split(
 class Manifests:
     """Recordings for training, validation and test, each in a manifest."""
 
-    data: Path | None = None
+    data: Common[Path | None] = None
     """The folder to which the manifests' names are relative."""
-    train: Path = Path("train.tsv")
+    train: Common[Path] = Path("train.tsv")
     """Recordings to train on."""
-    valid: Path | None = None
+    valid: Common[Path | None] = None
     """None: validation is taken out of the training recordings, see hold_out."""
-    test: Path | None = Path("test.tsv")
+    test: Common[Path | None] = Path("test.tsv")
     """Recordings for the finished model alone; None: no test."""
     target_column: str = "text"
     """The column that the model writes: any column, for example a translation."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from transduce.config import at_least
+from transduce.config import Common, at_least
 from transduce.data.text.base_tokenizer import tag_of
 from transduce.data.text.lines import table_files
 from transduce.data.text.parallel_text import LargeText, PairFiles, ParallelText
@@ -110,11 +110,11 @@ class Folder(Corpus):
     """Parallel text as SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz in one folder, the layout of
     Multi30k."""
 
-    data: Path | None = None
+    data: Common[Path | None] = None
     """The folder."""
-    source: str = "en"
+    source: Common[str] = "en"
     """The language that goes in: the ending of its files."""
-    target: str = "de"
+    target: Common[str] = "de"
     """The language that comes out."""
     train: str = "train"
     """Training files are named so, SPLIT.LANGUAGE or SPLIT.LANGUAGE.gz."""
@@ -132,21 +132,21 @@ class Files(Corpus):
     """Parallel text in files of any name: two per split, one TSV of source, tab, target, or Parquet
     and Arrow files."""
 
-    train_source: Path | None = None
+    train_source: Common[Path | None] = None
     """Training text, one sentence a line, plain or .gz."""
-    train_target: Path | None = None
+    train_target: Common[Path | None] = None
     """Its translation, line by line."""
     train_tsv: Path | None = None
     """Tab-separated pairs of source and target, instead of the two files."""
-    valid_source: Path | None = None
+    valid_source: Common[Path | None] = None
     """Validation text, which tells how good a checkpoint is."""
-    valid_target: Path | None = None
+    valid_target: Common[Path | None] = None
     """Its translation."""
     valid_tsv: Path | None = None
     """Tab-separated pairs, instead of the two files."""
-    test_source: Path | None = None
+    test_source: Common[Path | None] = None
     """Test text, which only the finished model sees; it may be left out."""
-    test_target: Path | None = None
+    test_target: Common[Path | None] = None
     """Its translation."""
     test_tsv: Path | None = None
     """Tab-separated pairs, instead of the two files."""
@@ -228,7 +228,7 @@ class Directions:
     section 4.2, for the temperature.
     """
 
-    data: Path | None = None
+    data: Common[Path | None] = None
     """The folder."""
     languages: tuple[str, ...] = ()
     """The endings of the files, such as en de fr."""

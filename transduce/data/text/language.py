@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Integer
 
-from transduce.config import within
+from transduce.config import Common, within
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import read_lines
 from transduce.data.text.shards import Stream, open_shards, smallest_type
@@ -114,9 +114,9 @@ class PlainText:
 class TextFiles(PlainText):
     """Text in files of any name."""
 
-    train: tuple[Path, ...] = ()
+    train: Common[tuple[Path, ...]] = ()
     """Files to train on, plain or .gz."""
-    valid: tuple[Path, ...] = ()
+    valid: Common[tuple[Path, ...]] = ()
     """Files to validate on."""
 
     def texts(self) -> tuple[list[str], list[str]]:
@@ -137,7 +137,7 @@ class TextFiles(PlainText):
 class OneText(PlainText):
     """One text, whose end is the validation text."""
 
-    data: Path | None = None
+    data: Common[Path | None] = None
     """The folder of the text."""
     name: str = "input.txt"
     """The text's file in it, plain or .gz."""
@@ -167,7 +167,7 @@ class Shards:
     """A folder of shards, as scripts/corpora/make_shards.py writes it: train-*.bin, valid-*.bin and
     the tokenizer."""
 
-    data: Path | None = None
+    data: Common[Path | None] = None
     """The folder."""
     verify: bool = False
     """Whether to compare all bytes with their checksums first."""
