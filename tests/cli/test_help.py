@@ -105,7 +105,7 @@ def test_help_is_short_and_has_what_is_used_most(capsys, monkeypatch):
     }
     for name, others in {
         "translate": {"--scores", "--alignments", "--interactive", "--shortlist"},
-        "transcribe": {"--word-times", "--stream", "--microphone", "--max-seconds"},
+        "transcribe": {"--word-times", "--stream", "--max-seconds"},
     }.items():
         shown = set(re.findall(r"(?m)^│ (--[a-z-]+)", pages[name]))
         assert common | others <= shown and "--coverage-penalty" not in shown and "--help-all" in pages[name]

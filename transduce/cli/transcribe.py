@@ -117,7 +117,7 @@ class Live:
     stream: Common[bool] = False
     """Print every segment as soon as it is transcribed, in the order of the sound, to follow a long recording: in text a
     line each, in json an object each. The texts are the same."""
-    microphone: Common[bool] = False
+    microphone: bool = False
     """Record until Enter or Ctrl-C, then transcribe that. Needs sounddevice (pip install '.[microphone]' in a clone)."""
 
     def check(self, files: Sequence[Path], columns: Columns, division: Division) -> None:
