@@ -136,7 +136,7 @@ async def wyoming_port(state: ServerState, listening: socket.socket) -> AsyncIte
             next(each for each in conversations if each not in busy).cancel()
         conversation = _Conversation(state)
         timeout = partial(anyio.fail_after, state.config.deadline)
-        with suppress(TimeoutError, OSError, EOFError, asyncio.CancelledError):
+        with suppress(OSError, asyncio.CancelledError):
             try:
                 while True:
                     with timeout():
@@ -148,6 +148,8 @@ async def wyoming_port(state: ServerState, listening: socket.socket) -> AsyncIte
                         with timeout():
                             await async_write_event(answer, writer)
                     busy.discard(task)
+            except (OSError, EOFError):  # too late, or disconnected
+                pass
             except (AttributeError, KeyError, TypeError) as error:
                 await refuse(InputError(f"an event lacks {error}, or has it wrong; correct it"), reader, writer)
             except Exception as error:

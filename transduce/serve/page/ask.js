@@ -6,13 +6,13 @@ export function useToken(text) {
   token = text;
 }
 
-/** The response to a request; an Error says what the server said, and has its status. */
-export async function ask(path, how = {}) {
-  const headers = new Headers(how.headers);
+/** The response to a request; an Error has the server's message and status. */
+export async function ask(path, options = {}) {
+  const headers = new Headers(options.headers);
   if (token) headers.set("Authorization", `Bearer ${token}`);
   let response;
   try {
-    response = await fetch(path, { ...how, headers });
+    response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Error("The server cannot be reached; it may have ended, or the network is away.");
@@ -24,9 +24,9 @@ export async function ask(path, how = {}) {
   return response;
 }
 
-export async function askJSON(path, body, how = {}) {
+export async function askJSON(path, body, options = {}) {
   const posted = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
-  return (await ask(path, body ? { ...posted, ...how } : how)).json();
+  return (await ask(path, body ? { ...posted, ...options } : options)).json();
 }
 
 /** The objects of a stream of server-sent events. */
@@ -48,14 +48,14 @@ export async function* events(response) {
 
 /** An element with attributes (functions are listeners) and children, texts among them. */
 export function h(tag, attributes = {}, ...children) {
-  const found = tag.startsWith("svg:")
+  const element = tag.startsWith("svg:")
     ? document.createElementNS("http://www.w3.org/2000/svg", tag.slice(4)) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (typeof value === "function") found.addEventListener(name, value);
-    else if (value !== false && value !== undefined) found.setAttribute(name, value === true ? "" : value);
+    if (typeof value === "function") element.addEventListener(name, value);
+    else if (value !== false && value !== undefined) element.setAttribute(name, value === true ? "" : value);
   }
-  found.append(...children);
-  return found;
+  element.append(...children);
+  return element;
 }
 
 /** One stop for the Tab key among the items: arrows, Home and End go from one to the next. */
@@ -85,27 +85,27 @@ export function sendByKey(form) {
 }
 
 /**
- * Run the work of a panel: one at a time, for a new one ends the last. Its status tells what happens and what goes wrong
- * ("error"); what can be seen anyway is only told aloud, by screen readers ("aloud").
+ * Run the work of a panel, one at a time: a new one aborts the last. The panel's status shows progress and errors
+ * ("error"); a text of the kind "aloud" is for screen readers alone.
  */
 export function worker(panel) {
   const status = panel.querySelector(".status");
   let last;
-  const say = (text, how = "") => {
-    status.className = `status ${how}`;
+  const say = (text, kind = "") => {
+    status.className = `status ${kind}`;
     status.textContent = text;
   };
-  const work = async (what) => {
+  const work = async (task) => {
     last?.abort();
-    const own = last = new AbortController();
-    const tell = (text, how) => own === last && say(text, how);
+    const controller = last = new AbortController();
+    const tell = (text, kind) => controller === last && say(text, kind);
     panel.setAttribute("aria-busy", "true");
     try {
-      await what(own.signal, tell);
+      await task(controller.signal, tell);
     } catch (error) {
       if (error.name !== "AbortError") tell(error.message, "error");
     } finally {
-      if (own === last) panel.removeAttribute("aria-busy");
+      if (controller === last) panel.removeAttribute("aria-busy");
     }
   };
   return { work, say, stop: () => last?.abort() };
@@ -115,7 +115,7 @@ export function fill(select, runs) {
   select.replaceChildren(...runs.map((run) => h("option", { value: run.name }, title(run))));
 }
 
-/** A run as one chooses it: its name, and what it translates. */
+/** The name of a run, and the languages that it translates. */
 export function title(run) {
   return run.source ? `${run.name}: ${language(run.source)} to ${language(run.target)}` : run.name;
 }

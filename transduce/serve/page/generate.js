@@ -1,4 +1,4 @@
-// A language model: a text that goes on from a prompt, as it comes.
+// A language model: the text that continues a prompt, as it comes.
 
 import { ask, events, fill, h, sendByKey, worker } from "./ask.js";
 
@@ -29,9 +29,9 @@ export function start(panel, runs, limits) {
       written.replaceChildren(h("span", { class: "prompt" }, prompt.value), text);
       const body = { model: run.value, prompt: prompt.value, temperature: Number(temperature.value),
         max_tokens: Number(tokens.value), stream: true };
-      const how = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
+      const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
       try {
-        for await (const event of events(await ask("v1/completions", how))) {
+        for await (const event of events(await ask("v1/completions", options))) {
           if (event.error) throw new Error(event.error.message);
           text.data += event.choices[0].text;
           reason = event.choices[0].finish_reason;

@@ -1,4 +1,4 @@
-// The page: what the server has decides which tabs there are.
+// The page, with a tab for each task of the server's runs.
 
 import { askJSON, h, roving, useToken } from "./ask.js";
 import * as generate from "./generate.js";
@@ -17,7 +17,7 @@ async function open() {
     show(info);
   } catch (error) {
     const locked = error.status === 401;
-    trouble.hidden = locked && form.hidden; // at first it is only asked for
+    trouble.hidden = locked && form.hidden; // at first the token is only requested
     trouble.textContent = locked ? "This is not the server's token." : error.message;
     if (locked) form.hidden = false;
     if (locked) find("token-text").focus();
@@ -32,19 +32,19 @@ function show({ runs, ...limits }) {
   if (speakers.length) speech.start(find("transcribe"), speakers, translators, limits);
   if (writers.length) generate.start(find("generate"), writers, limits);
   opened.runs = run.start(find("runs"), runs);
-  const there = Object.keys(NAMES).filter((name) => name === "runs" || runs.some((each) => each.does === name));
-  const tabs = there.map((name) => h("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": name,
+  const names = Object.keys(NAMES).filter((name) => name === "runs" || runs.some((each) => each.does === name));
+  const tabs = names.map((name) => h("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": name,
     click: () => choose(name) }, NAMES[name]));
   find("tabs").replaceChildren(...tabs);
   roving(find("tabs"), tabs);
   const choose = (name) => {
-    tabs.forEach((tab, i) => tab.setAttribute("aria-selected", String(there[i] === name)));
-    there.forEach((each) => { find(each).hidden = each !== name; });
+    tabs.forEach((tab, i) => tab.setAttribute("aria-selected", String(names[i] === name)));
+    names.forEach((each) => { find(each).hidden = each !== name; });
     history.replaceState(null, "", `#${name}`);
     opened[name]?.();
   };
-  const asked = location.hash.slice(1);
-  choose(there.includes(asked) ? asked : there[0]);
+  const wanted = location.hash.slice(1);
+  choose(names.includes(wanted) ? wanted : names[0]);
 }
 
 find("token").addEventListener("submit", (event) => {

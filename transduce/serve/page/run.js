@@ -1,4 +1,4 @@
-// The record of a training: learning curves, scores, and what samples became by and by.
+// The record of a training: learning curves, scores, and samples over time.
 
 import { askJSON, fill, h, worker } from "./ask.js";
 
@@ -98,7 +98,7 @@ function scoreTable(scores) {
     h("thead", {}, header("data", "measure", "score", ...(bounded ? ["95 % interval"] : []))), h("tbody", {}, ...rows)));
 }
 
-/** A sample, and its outputs; words that the reference does not have in this order are marked. */
+/** A sample and its outputs; words that are not in the reference, in this order, are marked. */
 function history({ source, reference, outputs }, compare) {
   const rows = outputs.map(([update, text]) => h("tr", {}, h("th", { scope: "row" }, number(update)),
     h("td", {}, ...(compare ? marked(text, reference) : [text]))));
@@ -114,13 +114,13 @@ function marked(text, reference) {
   for (let i = words.length - 1; i >= 0; i--)
     for (let j = right.length - 1; j >= 0; j--)
       common[i][j] = words[i] === right[j] ? 1 + common[i + 1][j + 1] : Math.max(common[i + 1][j], common[i][j + 1]);
-  const found = [];
+  const parts = [];
   let j = 0;
   words.forEach((word, i) => {
     while (j < right.length && words[i] !== right[j] && common[i][j + 1] >= common[i + 1][j] && common[i][j + 1] === common[i][j]) j++;
     const hit = j < right.length && word === right[j];
     if (hit) j++;
-    found.push(hit ? word : h("mark", {}, word), " ");
+    parts.push(hit ? word : h("mark", {}, word), " ");
   });
-  return found;
+  return parts;
 }

@@ -1,9 +1,9 @@
-// Speech to text: a recording or a file, its wave form, its words, and what they are in another language.
+// Speech to text: a recording or a file, its wave form, its words, and their translation.
 
 import { ask, fill, h, roving, title, worker } from "./ask.js";
 import { translated } from "./translate.js";
 
-const RATE = 16000; // hertz of what is recorded and drawn
+const RATE = 16000; // hertz, of recordings and drawings
 
 export function start(panel, runs, translators, limits) {
   const [run, onward, file] = ["run", "onward", "file"].map((name) => panel.querySelector(`#transcribe-${name}`));
@@ -15,28 +15,28 @@ export function start(panel, runs, translators, limits) {
   onward.append(...translators.map((each) => h("option", { value: each.name }, title(each))), h("option", { value: "" }, "No"));
   panel.querySelector("#onward").hidden = !translators.length;
 
-  const hear = (blob, recorded = false) => work(async (signal, tell) => {
+  const transcribe = (blob, recorded = false) => work(async (signal, tell) => {
     tell("Listening ...");
     player = new Player(await decoded(blob));
     results.replaceChildren(h("div", { class: "card" }, ...player.parts));
     player.draw();
     const info = runs.find((each) => each.name === run.value);
-    const found = await transcribed(info, recorded && player.sound ? wav(player.sound) : blob, signal);
-    results.firstChild.append(...spoken(found, player));
-    tell(found.text ? `Heard: ${found.text}` : "There are no words in it.", "aloud");
-    if (!onward.value || !found.text) return;
-    const lines = found.segments.map((segment) => segment.text).join("\n");
+    const transcript = await transcribed(info, recorded && player.sound ? wav(player.sound) : blob, signal);
+    results.firstChild.append(...wordButtons(transcript, player));
+    tell(transcript.text ? `Heard: ${transcript.text}` : "There are no words in it.", "aloud");
+    if (!onward.value || !transcript.text) return;
+    const lines = transcript.segments.map((segment) => segment.text).join("\n");
     const best = await translated(onward.value, lines, 1, signal, results, false);
-    tell(`Heard: ${found.text} Translated: ${best.join(" ")}`, "aloud");
+    tell(`Heard: ${transcript.text} Translated: ${best.join(" ")}`, "aloud");
   });
 
   new ResizeObserver(() => player?.draw()).observe(results);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => player?.draw());
-  file.addEventListener("change", () => file.files.length && hear(file.files[0]));
+  file.addEventListener("change", () => file.files.length && transcribe(file.files[0]));
   panel.addEventListener("dragover", (event) => event.preventDefault());
   panel.addEventListener("drop", (event) => {
     event.preventDefault();
-    if (event.dataTransfer.files.length) hear(event.dataTransfer.files[0]);
+    if (event.dataTransfer.files.length) transcribe(event.dataTransfer.files[0]);
   });
 
   let recorder;
@@ -47,7 +47,7 @@ export function start(panel, runs, translators, limits) {
       recorder = await recording(limits.seconds, (blob) => {
         recorder = undefined;
         pressed(false);
-        hear(blob, true);
+        transcribe(blob, true);
       });
       pressed(true);
       say("Recording ... Stop it when you have spoken.");
@@ -61,7 +61,7 @@ export function start(panel, runs, translators, limits) {
   };
 }
 
-/** A recorder that hears the microphone until it is stopped, or for so many seconds; then it hands the sound over. */
+/** A recorder of the microphone, until it is stopped or for so many seconds; then `done` gets the sound. */
 async function recording(seconds, done) {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
   const recorder = new MediaRecorder(stream);
@@ -113,8 +113,8 @@ async function transcribed(run, blob, signal) {
   return (await ask("v1/audio/transcriptions", { method: "POST", body, signal })).json();
 }
 
-/** Words to choose, each of which one then hears; whole segments, where nobody knows when words were said. */
-function spoken({ words, segments, text }, player) {
+/** Buttons that play each word; whole segments, where the times of words are unknown. */
+function wordButtons({ words, segments, text }, player) {
   const parts = words?.length ? words : segments.map((each) => ({ ...each, word: each.text }));
   if (!text) return [h("p", { class: "hint" }, "(no words)")];
   const readout = h("p", { class: "readout" }, "Choose a word to hear it; arrow keys go from one to the next.");

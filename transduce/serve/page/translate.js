@@ -1,9 +1,9 @@
-// A translator: its n best for every line, and where its decoder looked.
+// A translator: the n best translations of every line, and the decoder's attention.
 
 import { askJSON, fill, h, roving, sendByKey, worker } from "./ask.js";
 
 const AT_A_TIME = 4;
-const PAUSE = 500; // milliseconds without a key, after which what is typed is translated
+const PAUSE = 500; // milliseconds without a key, after which the text is translated
 
 export function start(panel, runs) {
   const form = panel.querySelector("form");
@@ -16,8 +16,8 @@ export function start(panel, runs) {
     clearTimeout(timer);
     say(aloud ? "Translating ..." : "");
     results.replaceChildren();
-    const found = await translated(run.value, text.value, Number(n.value), signal, results);
-    if (aloud) say(`Translated: ${found.join(" ")}`, "aloud");
+    const best = await translated(run.value, text.value, Number(n.value), signal, results);
+    if (aloud) say(`Translated: ${best.join(" ")}`, "aloud");
   });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -30,7 +30,7 @@ export function start(panel, runs) {
   });
 }
 
-/** The best translation of every line; each is shown in its place as soon as it is there, pictures perhaps folded up. */
+/** The best translation of every line; each is shown as soon as it comes, its attention map open or folded. */
 export async function translated(run, text, nBest, signal, results, open = true) {
   const lines = text.split(/\r\n|\r|\n/).filter((line) => line.trim());
   const places = lines.map((line) => h("article", { class: "card" }, h("p", { class: "source" }, line)));
@@ -61,7 +61,7 @@ function ranked(outputs, open) {
   return [h("ol", { class: "ranked", role: "list", "aria-label": "Translations, the best first, with their scores" }, ...rows), looks];
 }
 
-/** Cross-attention as a table: a row for each token that was written, dark where the decoder looked for it. */
+/** Cross-attention as a table: a row for each target token, dark at source tokens with large weights. */
 function picture({ attention }) {
   if (!attention) return h("p", { class: "hint" }, "There is no picture of this one: it is blank, very long, or of several runs.");
   const { source, target, weights, layer } = attention;
@@ -70,13 +70,13 @@ function picture({ attention }) {
   const readout = h("p", { class: "readout" }, "Point at a field, or go there with the arrow keys.");
   const cells = [];
   const rows = weights.map((row, t) => h("tr", {}, heads[t], ...row.map((weight, s) => {
-    const told = `${shown(target[t])} looks at ${shown(source[s])}: ${Math.round(100 * weight)} %`;
+    const label = `${shown(target[t])} looks at ${shown(source[s])}: ${Math.round(100 * weight)} %`;
     const look = () => {
       heads.forEach((each, i) => each.classList.toggle("on", i === t));
       columns.forEach((each, i) => each.classList.toggle("on", i === s));
-      readout.textContent = told;
+      readout.textContent = label;
     };
-    const cell = h("td", { "aria-label": told, pointermove: look, pointerdown: look, focus: look });
+    const cell = h("td", { "aria-label": label, pointermove: look, pointerdown: look, focus: look });
     cell.style.setProperty("--weight", weight);
     cells.push(cell);
     return cell;
