@@ -44,7 +44,7 @@ def create_app(
         hosts: names of the server that requests may have in their header Host; any, if empty.
         wyoming: a listening socket for clients of the Wyoming protocol.
     """
-    state = ServerState(runs, config or ServeConfig(), token)
+    state = ServerState(runs, config or ServeConfig(), token, hosts)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -61,18 +61,11 @@ def create_app(
         for run in runs:
             await asyncio.to_thread(run.engine.join)
 
-    def check_host(request: Request) -> None:
-        """Refuse pages that reach this machine by a name of their own (DNS rebinding)."""
-        host = request.headers.get("host", "")
-        if host and hosts and re.sub(r":\d*$", "", host).strip("[]").lower() not in hosts:
-            rule = f"Host must be one of {', '.join(hosts)}"
-            raise HTTPException(400, f"{rule}, but it is {host[:80]!r}; with --token-file it may be any")
-
     app = FastAPIOffline(  # /docs with its scripts, which FastAPI itself takes from elsewhere
         redoc_url=None,
         title="transduce",
         version=version("transduce"),
-        dependencies=[Depends(check_host)],
+        dependencies=[Depends(_check_host)],
         lifespan=lifespan,
         description="Translation, speech to text, and text generation.",
     )
@@ -86,6 +79,14 @@ def create_app(
     for each in (router, audio.router, audio.whisper, libretranslate.router, completions.router, page.router):
         app.include_router(each)
     return app
+
+
+def _check_host(request: Request, state: State) -> None:
+    """Refuse pages that reach this machine by a name of their own (DNS rebinding)."""
+    host = request.headers.get("host", "")
+    if host and state.hosts and re.sub(r":\d*$", "", host).strip("[]").lower() not in state.hosts:
+        rule = f"Host must be one of {', '.join(state.hosts)}"
+        raise HTTPException(400, f"{rule}, but it is {host[:80]!r}; with --token-file it may be any")
 
 
 async def _answer_error(request: Request, exception: Exception) -> Response:

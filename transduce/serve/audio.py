@@ -110,7 +110,8 @@ async def translations(sound: Sound) -> Response:
 
 
 async def _answer(sound: Upload, task: str) -> Response:
-    body, samples = sound.body, sound.samples
+    body = sound.body
+    samples = sound.samples
     if body.stream:
         request = _request(samples, sound.run.task, Details(), stream=True)
         return events(_deltas(sound.run.engine.submit(request)))

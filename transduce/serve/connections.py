@@ -91,7 +91,8 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Let the timer run until the head of a request is whole."""
-        timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
+        timer = self.timeout_keep_alive_task
+        self.timeout_keep_alive_task = None
         super().data_received(data)
         if timer and self.idle and not self.timeout_keep_alive_task:
             self.timeout_keep_alive_task = timer

@@ -139,7 +139,8 @@ class Pace:
         if not self._batches:
             return 0.0
         sizes, seconds = zip(*self._batches, strict=True)
-        size, time = fmean(sizes), fmean(seconds)
+        size = fmean(sizes)
+        time = fmean(seconds)
         try:
             slope = min(max(0.0, linear_regression(sizes, seconds).slope), time / size)
         except StatisticsError:  # batches of one size
@@ -297,7 +298,8 @@ class Engine(threading.Thread):
         """
         streams = {request for request in self._jobs.values() if request.stream}
         batch_runs = len(streams) < len(self._jobs)
-        batch, others = list[_Input](), list[_Input]()
+        batch = list[_Input]()
+        others = list[_Input]()
         groups = [batch]
         cost = 0
         for each in self._queue:

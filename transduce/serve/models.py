@@ -64,7 +64,8 @@ def _in_languages(translator: Translator, languages: Languages) -> Translator:
     Raises:
         InputError: it knows no such language.
     """
-    source, target = translator.source_tokenizer, translator.tokenizer
+    source = translator.source_tokenizer
+    target = translator.tokenizer
     decoding = translator.decoding
     is_tagged = len(source.tagged_languages) > 1 and not source.opening
     named = decoding
@@ -196,7 +197,8 @@ def truncate_at_stop(text: str, stops: Sequence[str]) -> str:
 
 def _generate(generator: TextGenerator, request: GenerationRequest, prompts: list[Prompt]) -> Pieces:
     """Yield the n texts of every prompt as one piece, or the pieces of one text and its Ending."""
-    config, stops = request.config, request.stops
+    config = request.config
+    stops = request.stops
     if request.stream:
         (prompt,) = prompts
         pieces = generator.stream(
@@ -222,7 +224,8 @@ def _generate(generator: TextGenerator, request: GenerationRequest, prompts: lis
 
 def _until_stop(pieces: Generator[str, None, Output], stops: Sequence[str]) -> Iterator[str | Ending]:
     """Yield the pieces before the first stop string, then the Ending; hold back what may begin one."""
-    text, n_sent = "", 0
+    text = ""
+    n_sent = 0
     n_held = max((len(stop) - 1 for stop in stops), default=0)
     output = None
     while output is None:

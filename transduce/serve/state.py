@@ -41,8 +41,9 @@ class BearerToken(HTTPBearer):
 class ServerState:
     """The state that all endpoints share."""
 
-    def __init__(self, runs: Sequence[Served[Any]], config: ServeConfig, token: str) -> None:
+    def __init__(self, runs: Sequence[Served[Any]], config: ServeConfig, token: str, hosts: Sequence[str]) -> None:
         self.runs = runs
+        self.hosts = hosts
         self.config = config
         self.token = BearerToken(token)
         self.metrics = CollectorRegistry()

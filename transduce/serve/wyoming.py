@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from importlib.metadata import version
 
@@ -44,16 +44,54 @@ class _BoundedReader(asyncio.StreamReader):
 
 
 class _Conversation:
-    """The sound that one client has sent so far."""
+    """A connection, and the sound that its client has sent so far."""
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.state = state
+        self.reader = reader
+        self.writer = writer
+        self.busy = False
+        """Whether an event is being answered."""
         self.model = ANY_MODEL
         self.audio = bytearray()
         self.form = (0, 0, 0)
         """Rate, width and channels of the first chunk, which all have."""
 
-    async def answer(self, event: Event) -> Event | None:
+    async def run(self) -> None:
+        """Answer events until the client leaves, is too late or sends a wrong one."""
+        timeout = partial(anyio.fail_after, self.state.config.deadline)
+        with closing(self.writer), suppress(OSError, EOFError, asyncio.CancelledError):
+            try:
+                while True:
+                    with timeout():
+                        event = await async_read_event(self.reader)
+                    if event is None:
+                        return
+                    self.busy = True
+                    if answer := await self._answer(event):
+                        with timeout():
+                            await async_write_event(answer, self.writer)
+                    self.busy = False
+            except (OSError, EOFError):  # too late, or disconnected
+                raise
+            except (AttributeError, KeyError, TypeError) as error:
+                await self._refuse(InputError(f"an event lacks {error}, or has it wrong; correct it"))
+            except Exception as error:
+                await self._refuse(error)
+
+    async def _refuse(self, error: Exception) -> None:
+        """Send the error, and read on for a while: a client may read only when it has sent all."""
+        refusal = http_error(error)
+        await async_write_event(Error(refusal.detail, str(refusal.status_code)).event(), self.writer)
+        n_bytes = 0
+        while n_bytes < self.state.config.upload_mb * 1e6:
+            with anyio.fail_after(1.0):
+                chunk = await self.reader.read(65_536)
+            if not chunk:
+                return
+            n_bytes += len(chunk)
+
+    async def _answer(self, event: Event) -> Event | None:
         """The answer to an event, if it has one.
 
         Raises:
@@ -111,51 +149,17 @@ def _info(state: ServerState) -> Info:
 @asynccontextmanager
 async def wyoming_port(state: ServerState, listening: socket.socket) -> AsyncIterator[None]:
     """Answer the clients of a socket; at the end, questions that are whole are still answered."""
-    conversations = dict[asyncio.Task[None], None]()  # a set in the order of their beginning
-    busy = set[asyncio.Task[None]]()
+    conversations = dict[asyncio.Task[None], _Conversation]()
     max_bytes = round(state.config.upload_mb * 1e6)
-
-    async def refuse(error: Exception, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send the error, and read on for a while: a client may read only when it has sent all."""
-        refusal = http_error(error)
-        await async_write_event(Error(refusal.detail, str(refusal.status_code)).event(), writer)
-        n_bytes = 0
-        while n_bytes < max_bytes:
-            with anyio.fail_after(1.0):
-                chunk = await reader.read(65_536)
-            if not chunk:
-                break
-            n_bytes += len(chunk)
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task
-        conversations[task] = None
+        conversations[task] = _Conversation(state, reader, writer)
         task.add_done_callback(conversations.pop)
         if len(conversations) > MAX_CONVERSATIONS:
-            next(each for each in conversations if each not in busy).cancel()
-        conversation = _Conversation(state)
-        timeout = partial(anyio.fail_after, state.config.deadline)
-        with suppress(OSError, asyncio.CancelledError):
-            try:
-                while True:
-                    with timeout():
-                        event = await async_read_event(reader)
-                    if event is None:
-                        break
-                    busy.add(task)
-                    if answer := await conversation.answer(event):
-                        with timeout():
-                            await async_write_event(answer, writer)
-                    busy.discard(task)
-            except (OSError, EOFError):  # too late, or disconnected
-                pass
-            except (AttributeError, KeyError, TypeError) as error:
-                await refuse(InputError(f"an event lacks {error}, or has it wrong; correct it"), reader, writer)
-            except Exception as error:
-                await refuse(error, reader, writer)
-        busy.discard(task)
-        writer.close()
+            next(each for each in conversations if not conversations[each].busy).cancel()
+        await conversations[task].run()
 
     def protocol() -> asyncio.StreamReaderProtocol:
         return asyncio.StreamReaderProtocol(_BoundedReader(max_bytes), converse)
@@ -165,6 +169,7 @@ async def wyoming_port(state: ServerState, listening: socket.socket) -> AsyncIte
         yield
     finally:
         server.close()
-        for task in conversations.keys() - busy:
-            task.cancel()
+        for task, conversation in conversations.items():
+            if not conversation.busy:
+                task.cancel()
         await asyncio.gather(*conversations, return_exceptions=True)
