@@ -53,28 +53,26 @@ def attend(
             float32 = (x.float() for x in (query, key, value))
             heads = attend(*float32, key_lengths=key_lengths, causal=causal, window=window, dropout=dropout)
             return heads.to(query.dtype)
-    n_queries = query.size(2)
+    n_queries, groups = query.size(2), query.size(1) // key.size(1)
     if window is not None and causal and key_lengths is None:  # no query sees earlier keys
         key, value = (x[:, :, -(n_queries + window - 1) :] for x in (key, value))
     n_keys = key.size(2)
-    if window is not None and n_keys <= window:
-        window = None
-    groups = query.size(1) // key.size(1)
+    window = None if window is None or n_keys <= window else window
     few = on_cpu and not training and n_queries <= 16 and not dropout
     if causal and n_queries == n_keys and key_lengths is None and window is None and not few:
         return F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=groups > 1
         )
     visible = _visible(n_queries, n_keys, key_lengths, causal and n_queries > 1, window, query.device)
-    if groups > 1:  # heads that share keys fold into the queries: no copies, and every kernel can
-        query = query.reshape(query.size(0), key.size(1), groups * n_queries, -1)
-        if visible is not None and visible.size(-2) > 1:
-            visible = torch.cat([visible] * groups, dim=-2)
+    # heads that share keys fold into the queries, which copies nothing and suits every kernel
+    if groups > 1 and visible is not None and visible.size(-2) > 1:
+        visible = torch.cat([visible] * groups, dim=-2)
+    query = query.unflatten(1, (-1, groups)).flatten(2, 3)
     if few:
         heads = _attend_few(query, key, value, visible)
     else:
         heads = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout)
-    return heads.reshape(heads.size(0), -1, n_queries, heads.size(-1)) if groups > 1 else heads
+    return heads.unflatten(2, (groups, n_queries)).flatten(1, 2)
 
 
 def _attend_few(query: Queries, key: Keys, value: Keys, visible: Visible | None) -> Queries:

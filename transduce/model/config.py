@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from transduce.config import Common, at_least, check_choices, shown, within
+from transduce.config import Common, at_least, check_choices, divides, shown, within
 from transduce.errors import InputError
 from transduce.model.front_ends import Frames as Frames, Tokens as Tokens
 
@@ -174,12 +174,9 @@ class TransformerConfig:
         self._check_encoder()
 
     def _check_attention(self) -> None:
-        if self.head_width is None and self.d_model % self.n_heads:
-            raise InputError(f"n_heads must divide d_model, but n_heads={self.n_heads} and d_model={self.d_model}")
-        if self.n_heads % self.kv_heads:
-            raise InputError(
-                f"n_kv_heads must divide n_heads, but n_kv_heads={self.n_kv_heads} and n_heads={self.n_heads}"
-            )
+        if self.head_width is None:
+            divides(d_model=self.d_model, n_heads=self.n_heads)
+        divides(n_heads=self.n_heads, n_kv_heads=self.kv_heads)
         if self.n_experts:
             within(f"[1, {self.n_experts}]", experts_per_token=self.experts_per_token)
 
@@ -188,8 +185,8 @@ class TransformerConfig:
             low, high, n = self.rotary_bands
             if not 0 < low < high or n < 1:
                 raise InputError(f"rotary_bands must be 0 < low < high and n >= 1, but they are {low}, {high} and {n}")
-        stacks = (stack for stack in (self.encoder, self.decoder) if stack is not None)
-        rotary = "rotary" in (self.positions, *(stack.positions for stack in stacks))
+        kinds = {self.positions, *(stack.positions for stack in (self.encoder, self.decoder) if stack)}
+        rotary = "rotary" in kinds
         if rotary and self.d_head % 2:
             raise InputError(
                 f"rotary positions need heads of an even width, but theirs is {self.d_head}; set head_width"
