@@ -13,7 +13,6 @@ import torch
 
 import transduce
 from tests.runs import LITTLE, random_run
-from transduce.checkpoints import average, weights_path
 from transduce.config import differences, flatten, from_dict, to_dict
 from transduce.data.speech.features import FeatureConfig, FeatureExtractor, VectorConfig, VectorReader
 from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
@@ -89,16 +88,6 @@ def test_missing_weights_are_told(tmp_path):
     )
 
 
-def test_the_newest_checkpoint_stands_in_for_the_finished_model(tmp_path):
-    for update in (20, 100, 3):
-        (tmp_path / "checkpoints" / f"{update:08d}").mkdir(parents=True)
-        (tmp_path / "checkpoints" / f"{update:08d}" / "model.safetensors").write_bytes(b"")
-    (tmp_path / "checkpoints" / ".00000200.tmp").mkdir()
-    assert weights_path(tmp_path) == tmp_path / "checkpoints" / "00000100" / "model.safetensors"
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    assert weights_path(tmp_path) == tmp_path / "model.safetensors"
-
-
 def test_weights_that_do_not_fit_are_told_one_by_one(tmp_path):
     model = saved(tmp_path, tiny())
     weights = {name: p.detach() for name, p in model.named_parameters()}
@@ -139,50 +128,6 @@ def test_tokenizers_come_back_one_for_both_sides_or_two(tmp_path, joint):
     assert run.experiment == {"a": {"b": 1}}
     assert (run.source_tokenizer is run.target_tokenizer) == joint
     assert (run.source_tokenizer.model, run.target_tokenizer.model) == (one.model, other.model)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_an_average_is_the_mean(tmp_path, dtype):
-    rng = np.random.default_rng(1)
-    arrays = [{"a": rng.normal(size=(3, 2)), "b": rng.normal(size=5) * 1e3} for _ in range(3)]
-    paths = [tmp_path / f"{i}.safetensors" for i in range(3)]
-    rounded = []
-    for path, some in zip(paths, arrays, strict=True):
-        tensors = {name: torch.from_numpy(array).to(dtype) for name, array in some.items()}
-        safetensors.torch.save_file(tensors, path)
-        rounded.append({name: tensor.double().numpy() for name, tensor in tensors.items()})
-    mean = average(paths)
-    for name in ("a", "b"):
-        want = np.mean([some[name] for some in rounded], axis=0)
-        assert mean[name].dtype == dtype
-        np.testing.assert_array_equal(mean[name].numpy(), want.astype(mean[name].numpy().dtype))
-
-
-def test_a_damaged_checkpoint_is_not_averaged(tmp_path):
-    paths = [tmp_path / name / "model.safetensors" for name in ("00000001", "00000002")]
-    for path in paths:
-        write_directory(
-            path.parent, lambda at: safetensors.numpy.save_file({"a": np.zeros(2)}, at / "model.safetensors")
-        )
-    average(paths)
-    paths[1].write_bytes(paths[1].read_bytes()[:-1] + b"?")  # another number
-    with pytest.raises(ValueError) as caught:
-        average(paths)
-    assert str(caught.value) == (
-        f"a checkpoint must be as it was written, but {paths[1]} is damaged; remove {paths[1].parent}, and use the others"
-    )
-
-
-def test_nothing_and_strangers_have_no_average(tmp_path):
-    with pytest.raises(ValueError) as caught:
-        average([])
-    assert str(caught.value) == "an average needs at least one checkpoint, but there is none"
-    one, other = tmp_path / "1.safetensors", tmp_path / "2.safetensors"
-    safetensors.numpy.save_file({"a": np.zeros(2)}, one)
-    safetensors.numpy.save_file({"b": np.zeros(2)}, other)
-    with pytest.raises(ValueError) as caught:
-        average([one, other])
-    assert str(caught.value) == f"checkpoints to average must have the same names, but {one} and {other} differ"
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
