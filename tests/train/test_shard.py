@@ -160,7 +160,7 @@ def test_sums_and_norms_are_those_of_all_parts():
         return (
             names,
             numbers.tolist(),
-            parallel.n_tokens(10 + rank),
+            parallel.divisor(10 + rank),
             norm,
             parallel.model.weight.grad.flatten().tolist(),
         )

@@ -1,4 +1,4 @@
-"""The configuration of a training: how long, how to step, at which rate. It is read without torch."""
+"""The configuration of a training and of its losses; it is read without torch."""
 
 import math
 from dataclasses import dataclass, field
@@ -17,21 +17,22 @@ class OptimConfig:
     """
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """muon: the linear maps of attention and feed-forward step along their momentum made orthogonal (Jordan et al.
-    2024), at AdamW's rate (Liu et al. 2025), and AdamW steps for the rest."""
+    """muon: the linear maps of attention and feed-forward step along their momentum made orthogonal
+    (Jordan et al. 2024), at AdamW's rate (Liu et al. 2025), and AdamW steps for the rest."""
     peak_rate: Common[float] = 7e-4
     """Learning rate at the end of the warm-up; the paper's own is (d_model * warmup_steps)^-0.5."""
     warmup_steps: int = 4000
     """Updates over which the rate rises from 0 to peak_rate."""
     schedule: Literal["inverse_sqrt", "cosine", "polynomial", "constant"] = "inverse_sqrt"
-    """After the warm-up: fall with 1 / sqrt(update); along half a cosine, or with (1 - progress)^power, down to final_rate at
-    the end of the training; or stay."""
+    """After the warm-up: fall with 1 / sqrt(update); along half a cosine, or with (1 -
+    progress)^power, down to final_rate at the end of the training; or stay."""
     final_rate: float = 0.0
     """Where cosine and polynomial end."""
     power: float = 1.0
     """Exponent of the polynomial; 1 is a straight line (Devlin et al. 2019, BERT)."""
     cooldown: float = 0.0
-    """Share of the training, at its end, over which the rate falls in a straight line to 0, whatever the schedule."""
+    """Share of the training, at its end, over which the rate falls in a straight line to 0,
+    whatever the schedule."""
     betas: tuple[float, float] = (0.9, 0.98)
     """Adam's decay rates of the gradient's mean and of its square."""
     eps: float = 1e-9
@@ -41,31 +42,35 @@ class OptimConfig:
     clip_norm: float = 1.0
     """Largest norm of the gradient; 0 = no clipping."""
     layer_decay: float = 1.0
-    """Layer-wise rates for a run that starts from another one: each layer's rate is that of the layer above it times
-    this (0.385 in the paper). The output is on top, and the embeddings are below the first layer; encoder and decoder
-    count each by themselves. Source: Howard and Ruder (2018), ULMFiT, section 3.2, "discriminative fine-tuning"."""
+    """Layer-wise rates for a run that starts from another one: each layer's rate is that of the
+    layer above it times this (0.385 in the paper). The output is on top, and the embeddings are
+    below the first layer; encoder and decoder count each by themselves. Source: Howard and Ruder
+    (2018), ULMFiT, section 3.2, "discriminative fine-tuning"."""
 
     def __post_init__(self) -> None:
         within("(0, inf)", peak_rate=self.peak_rate, eps=self.eps, power=self.power)
         within(f"[0, {self.peak_rate}]", final_rate=self.final_rate)
         within("[0, 1]", cooldown=self.cooldown)
         within("(0, 1]", layer_decay=self.layer_decay)
-        at_least(0, warmup_steps=self.warmup_steps, clip_norm=self.clip_norm, weight_decay=self.weight_decay)
+        at_least(0, warmup_steps=self.warmup_steps, clip_norm=self.clip_norm)
+        at_least(0, weight_decay=self.weight_decay)
 
     def rate(self, update: int, max_updates: int, *, done: float = 0.0) -> float:
         """Learning rate of this update; the first is 1, the last max_updates.
 
-        Cosine, polynomial and cooldown follow the progress of the training, which is the larger of update / max_updates and `done`:
-        so a training that another limit ends before max_updates has cooled down by then, too. The warm-up and
-        inverse_sqrt follow the update.
+        Cosine, polynomial and cooldown follow the progress of the training, which is the larger of
+        update / max_updates and `done`: so a training that another limit ends before max_updates
+        has cooled down by then, too. The warm-up and inverse_sqrt follow the update.
 
         Args:
-            done: the share of that other limit that is used up, such as minutes / max_minutes; 1 is the end.
+            done: the share of that other limit that is used up, such as minutes / max_minutes; 1 is
+            the end.
 
-        Source: the cosine is Loshchilov and Hutter (2017), equation 5, without restarts; the cooldown, Zhai et al.
-        (2022), Scaling vision transformers.
+        Source: the cosine is Loshchilov and Hutter (2017), equation 5, without restarts; the
+        cooldown, Zhai et al. (2022), Scaling vision transformers.
         """
-        at = max(float(update), min(done, 1.0) * max_updates)  # the update at which the training would be as far
+        # the update at which the training would be as far
+        at = max(float(update), min(done, 1.0) * max_updates)
         rate = self._scheduled(update, at, max_updates)
         left, cooldown = max_updates - at, self.cooldown * max_updates
         return rate * max(0, left) / cooldown if cooldown and left < cooldown else rate
@@ -76,14 +81,15 @@ class OptimConfig:
             rate *= math.sqrt(warmup / max(update, warmup))
         elif self.schedule in ("cosine", "polynomial") and max_updates > warmup:
             done = min(1.0, max(0.0, (at - warmup) / (max_updates - warmup)))
-            left = (1 + math.cos(math.pi * done)) / 2 if self.schedule == "cosine" else (1 - done) ** self.power
+            cosine = (1 + math.cos(math.pi * done)) / 2
+            left = cosine if self.schedule == "cosine" else (1 - done) ** self.power
             rate = self.final_rate + (self.peak_rate - self.final_rate) * left
         return min(rate, self.peak_rate * update / warmup) if update < warmup else rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAConfig:
-    """Low-rank adaptation: W + alpha / rank * B A is trained instead of W, with thin matrices A and B, and W is frozen.
+    """Low-rank adaptation: W + alpha / rank * B A, with thin matrices A and B; W is frozen.
 
     Source: Hu et al. (2021), LoRA: Low-rank adaptation of large language models.
     """
@@ -93,8 +99,8 @@ class LoRAConfig:
     alpha: float = 16.0
     """alpha / rank is the factor of the change."""
     maps: tuple[str, ...] = ("q", "v")
-    """Which linear maps: q, k, v and output of attention, wide and narrow of feed-forwards, ctc; or by more of their
-    name, such as decoder.*.q or cross.v."""
+    """Which linear maps: q, k, v and output of attention, wide and narrow of feed-forwards, ctc; or
+    by more of their name, such as decoder.*.q or cross.v."""
     train: tuple[str, ...] = ()
     """Parts of the model that are trained as they are beside it, such as target_input or ctc."""
 
@@ -107,8 +113,8 @@ def refuse_both(consistency: float, n_teachers: int) -> None:
     """Raise InputError where a batch would pass twice, and teachers predict it."""
     if consistency and n_teachers:
         raise InputError(
-            f"a batch passes twice, or teachers predict it, but consistency={consistency} and there are {n_teachers} "
-            "teachers; leave one of them out"
+            f"a batch passes twice, or teachers predict it, but consistency={consistency} and there "
+            f"are {n_teachers} teachers; leave one of them out"
         )
 
 
@@ -154,58 +160,69 @@ class TrainingConfig:
 
     optim: Common[OptimConfig] = field(default_factory=OptimConfig)
     max_updates: Common[int] = 100_000
-    """Updates of the whole training, at most; schedules end there. More of them for a run that has ended go on from its newest checkpoint, at the rate that a schedule of the new
-    length has there. For a schedule of its own, begin another run that starts from it: --start-from RUN --run NEW."""
+    """Number of updates of the training, at most; schedules end there. Raising it on a finished run
+    resumes from the newest checkpoint, at the rate that a schedule of the new length has there. For
+    a schedule of its own, begin another run that starts from it: --start-from RUN --run NEW."""
     max_minutes: Common[float | None] = None
-    """Stop after this much wall time: updates, waiting for data, validations and checkpoints, summed over all parts of
-    a resumed training. The schedule ends by then (OptimConfig.rate), and a validation that would not end by then waits
-    until the training is over. This is the only field that makes a result depend on the machine's speed, and only
-    where minutes / max_minutes comes to exceed update / max_updates."""
+    """Stop after this much wall time: updates, waiting for data, validations and checkpoints,
+    summed over all parts of a resumed training. The schedule ends by then (OptimConfig.rate), and a
+    validation that would not end by then waits until the training is over. This is the only field
+    that makes a result depend on the machine's speed, and only where minutes / max_minutes comes to
+    exceed update / max_updates."""
     data_workers: int = 0
-    """Processes that make batches, augmented recordings for example; 0: a thread of this one. The batches are the same."""
+    """Processes that make batches, augmented recordings for example; 0: a thread of this one. The
+    batches are the same."""
     accumulate: int = 1
     """Batches per update, of all processes together."""
     label_smoothing: float = 0.1
     """Share of the target's probability that is spread over all tokens (paper, section 5.4)."""
     consistency: float = 0.0
-    """Weight of the divergence between two passes of each batch with different dropout, whose predictions should agree
-    (R-Drop, Liang et al. 2021; 2.5 is their 5). It takes twice the time and memory of a batch; 0: one pass."""
+    """Weight of the divergence between two passes of each batch with different dropout, whose
+    predictions should agree (R-Drop, Liang et al. 2021; 2.5 is their 5). It takes twice the time
+    and memory of a batch; 0: one pass."""
     teachers: tuple[Path, ...] = ()
-    """Runs that read and write the same as this one: beside the targets, it learns what they predict in the mean, token by
-    token (Hinton et al. 2015; Kim and Rush 2016). A teacher takes about a third of its own training's time."""
+    """Runs that read and write the same as this one: beside the targets, it learns what they
+    predict in the mean, token by token (Hinton et al. 2015; Kim and Rush 2016). A teacher takes
+    about a third of its own training's time."""
     distillation: float = 0.5
-    """Share of what teachers predict in the loss, where there are any; the rest is that of the targets."""
+    """Share of what teachers predict in the loss, where there are any; the rest is that of the
+    targets."""
     freeze: tuple[str, ...] = ()
     """Parts of the model that keep their weights, such as encoder or decoder.layers.0."""
     lora: LoRAConfig = field(default_factory=LoRAConfig)
-    """Low-rank changes of linear maps are trained instead of all weights, and merged into what is saved."""
+    """Low-rank changes of linear maps are trained instead of all weights, and merged into what is
+    saved."""
     precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
-    """bf16: autocast, in updates and validations; weights and optimizer stay in float32. fp16: the same for GPUs without
-    bf16, with a loss scale that halves where a gradient overflows, which skips the update, and doubles after 2,000 good
-    ones; such a skip counts for max_skipped where the scale is below 1. auto: bf16 where the hardware has instructions
-    for it, fp32 elsewhere."""
+    """bf16: autocast, in updates and validations; weights and optimizer stay in float32. fp16: the
+    same for GPUs without bf16, with a loss scale that halves where a gradient overflows, which
+    skips the update, and doubles after 2,000 good ones; such a skip counts for max_skipped where
+    the scale is below 1. auto: bf16 where the hardware has instructions for it, fp32 elsewhere."""
     compile: bool = False
     """torch.compile; needs a C++ compiler on a CPU."""
     compile_layers: bool = False
-    """torch.compile of every layer by itself, instead: layers of one kind share what is compiled."""
+    """torch.compile of every layer by itself, instead: layers of one kind share what is
+    compiled."""
     shard: bool = False
-    """Each process of torchrun holds a part of the weights, gradients and moments, and not all of them (FSDP): for models
-    that do not fit one device otherwise. Validations need room for the weights alone, whole."""
+    """Each process of torchrun holds a part of the weights, gradients and moments, and not all of
+    them (FSDP): for models that do not fit one device otherwise. Validations need room for the
+    weights alone, whole."""
     static_shapes: bool = False
-    """Every batch has the same shape: compiled code is compiled for this shape alone, and on a GPU cuDNN may compute the
-    attention."""
+    """Every batch has the same shape: compiled code is compiled for this shape alone, and on a GPU
+    cuDNN may compute the attention."""
     validate_every: int = 1000
     """Updates between validations; each makes a checkpoint."""
     save_every_minutes: float | None = None
-    """A checkpoint also after so many minutes without one, where validations are far apart: a crash costs no more."""
+    """A checkpoint also after so many minutes without one, where validations are far apart: a crash
+    costs no more."""
     patience: int | None = None
     """Stop after this many validations without a better score."""
     ema: float = 0.0
-    """Decay of an exponential moving average of the weights, such as 0.999, which may become the finished model; early on
-    it is (1 + update) / (10 + update) where that is less. 0: none. Source: Polyak and Juditsky (1992)."""
+    """Decay of an exponential moving average of the weights, such as 0.999, which may become the
+    finished model; early on it is (1 + update) / (10 + update) where that is less. 0: none. Source:
+    Polyak and Juditsky (1992)."""
     keep_last: int = 5
-    """The newest checkpoints that are kept; the one before the newest is in any case. Their mean may become the
-    finished model, as may that of the best ones."""
+    """The newest checkpoints that are kept; the one before the newest is in any case. Their mean
+    may become the finished model, as may that of the best ones."""
     keep_best: int = 5
     """The best checkpoints that are kept."""
     max_skipped: int = 20
@@ -214,9 +231,10 @@ class TrainingConfig:
     """Seed of initial weights, order and dropout."""
 
     def __post_init__(self) -> None:
-        at_least(1, max_updates=self.max_updates, accumulate=self.accumulate, validate_every=self.validate_every)
-        at_least(1, keep_last=self.keep_last, keep_best=self.keep_best, max_skipped=self.max_skipped)
-        at_least(1, patience=self.patience)
+        at_least(1, max_updates=self.max_updates, accumulate=self.accumulate)
+        at_least(1, validate_every=self.validate_every, patience=self.patience)
+        at_least(1, keep_last=self.keep_last, keep_best=self.keep_best)
+        at_least(1, max_skipped=self.max_skipped)
         at_least(0, seed=self.seed)
         within("[0, 1000]", data_workers=self.data_workers)
         within("(0, inf)", max_minutes=self.max_minutes, save_every_minutes=self.save_every_minutes)
@@ -239,6 +257,6 @@ class TrainingConfig:
         for name, value in other.items():
             if value:
                 raise InputError(
-                    f"shard goes with AdamW over all weights, not compiled, but shard=True and {name}={value}; leave one "
-                    "of the two away"
+                    "shard goes with AdamW over all weights, not compiled, but shard=True and "
+                    f"{name}={value}; leave one of the two away"
                 )

@@ -60,11 +60,11 @@ class World:
         return self.rank == 0
 
     def check(self, config: TrainingConfig) -> None:
-        """Raise InputError where so many processes cannot share a training of this configuration."""
+        """Raise InputError where so many processes cannot share such a training."""
         if config.accumulate < self.size:
             raise InputError(
-                f"an update must have a batch for every process, but accumulate={config.accumulate} "
-                f"and there are {self.size} processes; give --training.accumulate {self.size}, by "
+                "an update must have a batch for every process, but "
+                f"accumulate={config.accumulate} and there are {self.size} processes; give --training.accumulate {self.size}, by "
                 f"which an update has {self.size / config.accumulate:g} x as many tokens; make "
                 "batches smaller by as much, or raise the rate"
             )

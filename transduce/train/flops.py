@@ -6,12 +6,19 @@ import torch
 
 from transduce.errors import InputError
 
-PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12}
+PEAKS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "B200": 2250e12,
+    "L40S": 362e12,
+}
 """Dense bf16 operations a second, from NVIDIA's data sheets, by part of the device's name."""
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Dense bf16 operations a second that a GPU can do at most; None for devices that are not in PEAKS."""
+    """Return the peak of a GPU in dense bf16 operations a second; None: it is not in PEAKS."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -25,12 +32,13 @@ def full_speed(device: torch.device, flops_per_token: float | None) -> float | N
 
 
 def flops_per_token(model: Any) -> float:
-    """Floating-point operations of training a decoder alone on one token of a full context: 6 N + 12 L d T.
+    """Operations of training a decoder on one token of a full context: 6 N + 12 L d T.
 
-    With linear attention, the width of a head stands for T: each token is added to a state, and reads it.
+    With linear attention, the width of a head stands for T: each token is added to a state, and
+    reads it.
 
-    N counts the parameters that a token is multiplied with: not the tables that are only looked up, nor the experts
-    that a token does not visit. T is max_positions.
+    N counts the parameters that a token is multiplied with: not the tables that are only looked up,
+    nor the experts that a token does not visit. T is max_positions.
 
     Args:
         model: a Transformer (model/transformer.py).

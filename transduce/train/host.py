@@ -1,4 +1,4 @@
-"""What the host does beside the device: it reads numbers late, and hears of Ctrl-C."""
+"""The host beside the device: it copies numbers asynchronously, and handles Ctrl-C."""
 
 import signal
 import threading
@@ -12,16 +12,17 @@ from torch import Tensor, cuda
 class HostCopy:
     """Asynchronous device-to-host copy: logging never drains the stream.
 
-    On a GPU the numbers go into pinned memory, with an event behind them in the stream; `tolist` waits for that event
-    alone. A plain `Tensor.tolist` would wait for all work that was queued by the time of its call.
+    On a GPU the numbers go into pinned memory, with an event behind them in the stream; `tolist`
+    waits for that event alone. `Tensor.tolist` would wait for everything queued before its call.
     """
 
     def __init__(self, numbers: Float[Tensor, " n"]) -> None:
         self.numbers = numbers.to("cpu", non_blocking=True)
-        self.arrived = cuda.current_stream(numbers.device).record_event() if numbers.is_cuda else None
+        stream = cuda.current_stream(numbers.device) if numbers.is_cuda else None
+        self.arrived = None if stream is None else stream.record_event()
 
     def tolist(self) -> list[float]:
-        """The numbers, once they have arrived."""
+        """Return the numbers, once they have arrived."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.numbers.tolist()
@@ -32,16 +33,16 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
-        self._before: dict[signal.Signals, Any] = {}
+        self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is threading.main_thread():  # the only one that may set handlers
+        if threading.current_thread() is threading.main_thread():  # others may set no handlers
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._request)
+                self._handlers[number] = signal.signal(number, self._request)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
     def _request(self, number: int, frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ IGNORE = -100
 """A target without a prediction: as in data/batch.py, and in torch's own losses."""
 
 CHUNK = {"cpu": 256, "cuda": 4096}
-"""Positions whose logits exist at once, by device: few enough for a CPU's caches, enough for a GPU."""
+"""Positions whose logits exist at once: few enough for a CPU's caches, enough for a GPU."""
 
 
 class _ChunkedLoss(torch.autograd.Function):

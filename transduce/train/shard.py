@@ -1,4 +1,4 @@
-"""Training what does not fit one device: every process keeps a part of each weight, gradient and moment (FSDP).
+"""Sharded training (FSDP): each process has a part of every weight, gradient and moment.
 
 Source: Rajbhandari et al. (2020), ZeRO, stage 3; Zhao et al. (2023), PyTorch FSDP.
 """
@@ -18,59 +18,64 @@ from transduce.train.parallel import DataParallel
 
 
 class ShardedDataParallel(DataParallel):
-    """Every process has a part of all weights; each layer is made whole for as long as it computes.
+    """Every process has a part of all weights; a layer is gathered while it computes.
 
-    What is in no layer, such as embeddings, is whole from the beginning of a forward pass to the end of the backward
-    pass. All processes run equally many of them, for in each of them they exchange weights and gradients. So all batches of an
-    update must use the same weights, as they do in every objective here.
+    Weights outside of layers, such as embeddings, are gathered from the beginning of a forward
+    pass to the end of the backward pass. Each pass exchanges weights and gradients, so all
+    processes run equally many, and all batches of an update must use the same weights, as in every
+    objective here.
 
-    A validation needs room for the weights alone, whole, but not for gradients and moments. So does the beginning. Under
-    autocast a forward pass leaves a copy of all weights in bf16, until the backward pass has used it.
+    A validation, and the beginning, need room for all weights, but not for gradients and moments.
+    Under autocast a forward pass leaves a copy of all weights in bf16 for the backward pass.
     """
 
     def __init__(self, objective: Objective, world: World, clock: Callable[[], float]) -> None:
-        from torch.distributed.device_mesh import init_device_mesh  # with what follows two seconds
+        from torch.distributed.device_mesh import init_device_mesh  # both take two seconds
         from torch.distributed.fsdp import fully_shard
 
         super().__init__(objective, world, clock)
-        layers = [module for name, module in self.model.named_modules() if LAYER.fullmatch(f"{name}.")]
+        modules = self.model.named_modules()
+        layers = [module for name, module in modules if LAYER.fullmatch(f"{name}.")]
         mesh = init_device_mesh(next(self.model.parameters()).device.type, (world.size,))
         self.parts: list[Any] = [fully_shard(module, mesh=mesh) for module in (*layers, objective)]
         self.root = self.parts[-1]
         for part, before in zip(self.parts, [self.root, *self.parts], strict=False):
-            part.set_gradient_divide_factor(1.0)  # the loss is divided by the tokens of all processes
+            part.set_gradient_divide_factor(1.0)  # losses are divided by the tokens of all
             part.set_force_sum_reduction_for_comms(True)
-            # by default that is what ran before, which after a validation differs between processes
+            # the default is the order of the last pass, which a validation changes in one process
             part.set_modules_to_backward_prefetch([before])
-        self.root._get_fsdp_state()._lazy_init()  # else the first module that runs is the root, a layer in a validation
+        # else the first module that runs becomes the root: a layer, in a validation
+        self.root._get_fsdp_state()._lazy_init()
 
     def share(self, group: Sequence[int]) -> Sequence[int]:
-        """The batches of an update that this process computes, and the first where others have one more."""
-        own = list(self.world.share(group))
-        return own if len(own) == -(-len(group) // self.world.size) else [*own, group[0]]
+        """Return this process's batches; the first of all instead of one that it lacks."""
+        shared = list(self.world.share(group))
+        most = math.ceil(len(group) / self.world.size)
+        return shared if len(shared) == most else [*shared, group[0]]
 
-    def n_tokens(self, own: int) -> float:
-        """How many tokens all processes have in an update, of which this one has `own`."""
-        return self.world.all_reduce_sum(own)[0]
+    def divisor(self, n_tokens: int) -> float:
+        """Return the number of tokens that all processes have in an update."""
+        return self.world.all_reduce_sum(n_tokens)[0]
 
     def exchange(self, names: list[str], numbers: Tensor, stop: bool) -> tuple[list[str], Tensor]:
-        """Make sums those of all processes, and agree on what comes next, as in DataParallel; gradients are so by now."""
+        """Sum losses as in DataParallel; FSDP has summed the gradients."""
         numbers = torch.cat([numbers, self._decisions(numbers, stop)])
         self.world.all_reduce(numbers)
         return names, numbers
 
     def clip(self, limit: float) -> Tensor:
-        """As in DataParallel, by the norm of the whole gradient."""
+        """Scale the gradient as in DataParallel, by the norm of all parts."""
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
         square = nn.utils.get_total_norm(gradients).square()[None]
         self.world.all_reduce(square)
         norm = square[0].sqrt()
-        torch._foreach_mul_(gradients, ((limit or math.inf) / (norm + 1e-6)).clamp(max=1.0))
+        factor = ((limit or math.inf) / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, factor)
         return norm
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """While open, every process has all weights, and may compute as much or as little as it likes."""
+    def unsharded(self) -> Iterator[None]:
+        """While open, every process has all weights, and may run any number of passes."""
         for part in self.parts:
             part.set_reshard_after_forward(False, recurse=False)
             part.unshard()
@@ -83,35 +88,35 @@ class ShardedDataParallel(DataParallel):
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds; all of it where it is not sharded."""
+    """Return the part of a tensor that this process has: all of it, unless it is sharded."""
     part: Tensor = cast(Any, tensor).to_local() if _is_sharded(tensor) else tensor
     return part
 
 
 def gathered(tensors: Mapping[str, Tensor], *, keep: bool = True) -> dict[str, Tensor]:
-    """The tensors, and those that are sharded whole and on the CPU, gathered one by one. All processes call it.
+    """Gather sharded tensors on the CPU, one by one; all processes must call it.
 
     Args:
-        keep: whether this process wants them; otherwise it gets nothing.
+        keep: whether this process gets the result; the others get nothing.
     """
-    found = {}
+    result = {}
     for name, tensor in tensors.items():
-        whole = cast(Any, tensor.detach()).full_tensor() if _is_sharded(tensor) else None
+        full = cast(Any, tensor.detach()).full_tensor().cpu() if _is_sharded(tensor) else tensor
         if keep:
-            found[name] = tensor if whole is None else whole.cpu()
-    return found
+            result[name] = full
+    return result
 
 
-def parts_like(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, but of those that `own` has sharded, in the same shape, the parts that this process holds."""
-    found = dict(tensors)
-    for name, like in own.items():
-        if _is_sharded(like) and name in found and found[name].shape == like.shape:
+def parts_like(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Shard the tensors whose targets, of the same name and shape, are sharded."""
+    result = dict(tensors)
+    for name, target in targets.items():
+        if _is_sharded(target) and name in result and result[name].shape == target.shape:
             from torch.distributed.tensor import DTensor, distribute_tensor
 
-            assert isinstance(like, DTensor)
-            found[name] = distribute_tensor(found[name], like.device_mesh, like.placements, src_data_rank=None)
-    return found
+            assert isinstance(target, DTensor)
+            result[name] = distribute_tensor(result[name], target.device_mesh, target.placements, src_data_rank=None)
+    return result
 
 
 def _is_sharded(tensor: Tensor) -> bool:

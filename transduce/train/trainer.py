@@ -145,7 +145,8 @@ class Trainer:
         if len(batches) < self.world.size:
             raise InputError(
                 f"every process must have a batch, but there are {self.world.size} processes and "
-                f"the data has {len(batches)} batches; start fewer processes or make batches smaller"
+                f"the data has {len(batches)} batches; start fewer processes or make batches "
+                "smaller"
             )
         size = self.config.accumulate
         starts = range(self.progress.batch, len(batches), size)
@@ -197,7 +198,7 @@ class Trainer:
         self.model.train()
         counted = len(group) - idle
         n_tokens = sum(batch.n_tokens for batch in group[:counted])
-        divisor = self.parallel.n_tokens(n_tokens)
+        divisor = self.parallel.divisor(n_tokens)
         scale = self.scaler.scale(torch.ones(1, device=self.device))
         losses = []
         for i, batch in enumerate(group):
@@ -276,7 +277,7 @@ class Trainer:
         )
 
     def _check_weights(self) -> None:
-        """Raise FloatingPointError unless all weights, of which a checkpoint is made, are finite."""
+        """Raise FloatingPointError unless all weights are finite: they become a checkpoint."""
         finite = [local(p).isfinite().all() for p in self.model.parameters()]
         if self.world.all_reduce_sum(float(~torch.stack(finite).all()))[0]:
             raise self._diverged(f"weights must be finite, but after update {self.progress.update} some are not")
@@ -305,7 +306,7 @@ class Trainer:
         """Validate the weights as they are; nothing is logged or saved."""
         self.model.eval()
         # parametrize.cached: LoRA's sums are computed once
-        with self.parallel.whole(), torch.no_grad(), self._precision(), parametrize.cached():
+        with self.parallel.unsharded(), torch.no_grad(), self._precision(), parametrize.cached():
             return self.validate(self.model)
 
     def _precision(self) -> torch.autocast:
