@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decode.config import BeamConfig
@@ -56,16 +56,8 @@ def concatenate(parts: Sequence[Hypotheses]) -> Hypotheses:
     return Hypotheses(*(torch.cat(column, dim=1) for column in columns))
 
 
-class Growth(NamedTuple):
-    """Hypotheses after one more token."""
-
-    active: Hypotheses
-    """Best first."""
-    finished: Hypotheses
-    parent: Int[Tensor, "A K"]
-    """The hypothesis of the same sentence that each active one continues."""
-    done: Bool[Tensor, " A"]
-    """Whether all places for finished ones are taken, and no active one has a better score than any of them."""
+Growth = tuple[Hypotheses, Hypotheses, Int[Tensor, "A K"]]
+"""Active hypotheses after one more token, best first; finished ones; and the ones that the active ones continue."""
 
 
 def grow(
@@ -98,10 +90,7 @@ def grow(
     finished = finished.gather(finished.score.topk(size).indices)
     rank = going.score if bias is None else going.score - bias / penalty
     chosen = rank.topk(size).indices
-    active = going.gather(chosen)
-    by_score = coverage is None and bias is None
-    best = active.score[:, 0] if by_score else active.log_prob.amax(dim=1) / penalty  # more may yet be covered
-    return Growth(active, finished, parent.gather(1, chosen), best <= finished.score[:, -1])
+    return going.gather(chosen), finished, parent.gather(1, chosen)
 
 
 class Beams:
@@ -148,7 +137,12 @@ class Beams:
         """
         first_row = offset.size(1) * torch.arange(len(offset), device=offset.device)[:, None]
         penalty = length_penalty(self.length + 1, self.config.alpha, self.config.length_offset)
-        self.active, self.finished, parent, self.done = self.grown(scores, offset, penalty, coverage)
+        self.active, self.finished, parent = self.grown(scores, offset, penalty, coverage)
+        # a group is done when no active hypothesis beats its worst finished one; coverage may only add penalties
+        log_prob, score = (
+            each.unflatten(1, (self.config.beam_groups, -1)) for each in (self.active.log_prob, self.finished.score)
+        )
+        self.done = (log_prob.amax(dim=2) / penalty <= score[:, :, -1]).all(dim=1)
         if self.config.early_stopping:
             self.done = (self.finished.score > -math.inf).all(dim=1)
             unused = (self.done & (self.max_lengths > self.length))[:, None]

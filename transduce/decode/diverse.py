@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from transduce.decode.beams import Beams, Growth, concatenate, grow
+from transduce.decode.beams import Beams, Growth, Hypotheses, concatenate, grow
 from transduce.decode.topk import Continuations, top_k
 
 
@@ -24,36 +24,27 @@ class DiverseBeams(Beams):
         """The groups after one more token, one after the other."""
         table = scores.view(*offset.shape, -1)
         taken = torch.zeros_like(table[:, 0])
-        grown: list[Growth] = []
+        active, finished, parents = list[Hypotheses](), list[Hypotheses](), list[Tensor]()
         for group in self.groups:
             rows = group if offset.size(1) > 1 else slice(0, 1)  # all begin as one
-            active = self.active[:, rows]
+            past = self.active[:, rows]
             cost = self.config.diversity * taken
             rivals = (table[:, rows] - cost[:, None]).flatten(0, 1)
             log_prob, token, parent = top_k(rivals, offset[:, rows], 2 * (group.stop - group.start))
             bias = cost.gather(1, token)
-            if grown:
-                ended = concatenate([each.finished for each in grown])
-                same = (active.append(parent, token)[:, :, None] == ended.tokens[:, None]).all(dim=3)
+            if finished:
+                ended = concatenate(finished)
+                same = (past.append(parent, token)[:, :, None] == ended.tokens[:, None]).all(dim=3)
                 log_prob = log_prob.masked_fill((same & (ended.score > -math.inf)[:, None]).any(dim=2), -math.inf)
-            growth = grow(
-                active,
-                self.finished[:, group],
-                Continuations(log_prob + bias, token, parent),
-                self.eos_id,
-                penalty,
-                None if coverage is None else coverage[:, rows],
-                bias,
-            )
-            exists = (growth.active.log_prob > -math.inf).to(taken.dtype)
-            taken = taken.scatter_add(1, growth.active.tokens[:, :, -1], exists)
-            grown.append(growth._replace(parent=rows.start + growth.parent))
-        return Growth(
-            concatenate([each.active for each in grown]),
-            concatenate([each.finished for each in grown]),
-            torch.cat([each.parent for each in grown], dim=1),
-            torch.stack([each.done for each in grown]).all(dim=0),
-        )
+            continuations = Continuations(log_prob + bias, token, parent)
+            covered = None if coverage is None else coverage[:, rows]
+            new = grow(past, self.finished[:, group], continuations, self.eos_id, penalty, covered, bias)
+            exists = (new[0].log_prob > -math.inf).to(taken.dtype)
+            taken = taken.scatter_add(1, new[0].tokens[:, :, -1], exists)
+            active.append(new[0])
+            finished.append(new[1])
+            parents.append(rows.start + new[2])
+        return concatenate(active), concatenate(finished), torch.cat(parents, dim=1)
 
     def assign_slots(self, parents: Tensor) -> Tensor:
         """Leave the hypotheses in the places of their groups."""

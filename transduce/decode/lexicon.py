@@ -53,9 +53,8 @@ class Lexicon:
         rows = [row for row in range(len(tokens)) if sentences[row // n_rows] not in free]
         if rows:
             index = ids_tensor(rows, scores.device)
-            ruled_out = torch.zeros_like(scores, dtype=torch.bool)
-            ruled_out[index] = self.ruled_out(tokens[index].tolist()).to(scores.device)
-            scores.masked_fill_(ruled_out, -torch.inf)
+            ruled_out = self.ruled_out(tokens[index].tolist()).to(scores.device)
+            scores[index] = scores[index].masked_fill(ruled_out, -torch.inf)
         return scores
 
 

@@ -61,6 +61,8 @@ class Decoder(Protocol):
 
     def project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]: ...
 
+    def projection(self, ids: Int[Tensor, " U"]) -> Any: ...
+
 
 class ModelScorer:
     """The scorer of one model; a step costs one position.

@@ -1,7 +1,7 @@
 """A vocabulary for every batch: the tokens that translations of its source tokens may need, and no others."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -53,21 +53,13 @@ class ShortlistScorer(ModelScorer):
 
     Args:
         ids: in ascending order.
-        project: a decoder's states to logits of these tokens.
     """
 
-    def __init__(
-        self,
-        model: Decoder,
-        memory: object,
-        ids: Int[Tensor, " U"],
-        allowed: Bool[Tensor, "B U"],
-        project: Callable[[Float[Tensor, "N D"]], Float[Tensor, "N U"]],
-    ) -> None:
+    def __init__(self, model: Decoder, memory: object, ids: Int[Tensor, " U"], allowed: Bool[Tensor, "B U"]) -> None:
         super().__init__(model, memory)
         self.ids = ids
         self.forbidden = ~allowed
-        self.project = project
+        self.project = model.projection(ids)
 
     def step(self, tokens: Tokens) -> Float[Tensor, "N U"]:
         logits = self.project(self.states(self.ids[tokens]))

@@ -93,10 +93,9 @@ def search_sources(
         return _search_shortlist(models[0], memories[0], ids, bounds, config, tokenizer, resources.shortlist)
     check_suppressed(config, tokenizer)
     prompts = bounds.new_tensor(prompt).expand(len(bounds), -1)
-    (eos,) = tokenizer.required("eos_id")
     constraints = Constraints(
         bounds,
-        eos_id=eos,
+        eos_id=tokenizer.required("eos_id")[0],
         suppressed=tokenizer.suppressed,
         config=config,
         prompts=prompts,
@@ -215,7 +214,7 @@ def _search_shortlist(
     assert memory.lengths is not None
     bos, eos = tokenizer.required("bos_id", "eos_id")
     ids, allowed = shortlist.choose(source, memory.lengths)
-    scorer = ShortlistScorer(model, memory, ids, allowed, model.projection(ids))
+    scorer = ShortlistScorer(model, memory, ids, allowed)
     names: list[int] = ids.tolist()
     numbers = {name: i for i, name in enumerate(names)}
     prompts = bounds.new_full((len(bounds), 1), numbers[bos])
@@ -305,8 +304,9 @@ def chosen(outputs: list[Output], config: SearchConfig) -> list[Output]:
         return outputs
     if not config.sample:
         outputs = list({tuple(output.tokens): output for output in outputs}.values())
-    ranked = minimum_bayes_risk(outputs, config.mbr, sampled=config.sample)
-    best = [replace(output, score=score) for output, score in ranked]
+    texts = [output.text for output in outputs]
+    ranked = minimum_bayes_risk(texts, [output.log_prob for output in outputs], config.mbr, sampled=config.sample)
+    best = [replace(outputs[i], score=score) for i, score in ranked]
     return (best + best[-1:] * config.n_best)[: config.n_best]
 
 
