@@ -25,7 +25,7 @@ from transduce.model.config import StackConfig, Tokens, TransformerConfig
 from transduce.model.size import INFERENCE, TRAINING, check_fits
 from transduce.model.transformer import Transformer
 from transduce.report.page import write_reports
-from transduce.run import Run, load_model, load_run, on_disk, open_run
+from transduce.run import Run, load_run, on_disk, open_run, read_model
 from transduce.tasks.load import same_features
 from transduce.train.config import LossConfig
 from transduce.train.distributed import COLLECTIVE, leave, world
@@ -120,7 +120,8 @@ def token_losses(
     """
     teachers = []
     for path in x.training.teachers:
-        run, teacher = teacher_run(path), load_model(path, student.device).requires_grad_(False)
+        run = teacher_run(path)
+        teacher = read_model(on_disk(path), run.model, student.device).requires_grad_(False)
         if differing := _differing(run, student.config, source_tokenizer, target_tokenizer, feature_extractor):
             raise InputError(
                 f"a teacher must do what its student does, with the same tokens and features, but {path} has {differing}; train "

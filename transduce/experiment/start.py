@@ -13,7 +13,7 @@ from transduce.errors import InputError
 from transduce.files import weights_of
 from transduce.model.config import Tokens, TransformerConfig
 from transduce.model.transformer import Transformer
-from transduce.run import CONFIG, load_model, load_run
+from transduce.run import CONFIG, Run, load_run, on_disk, read_model
 
 TABLES = {
     "source_input.weight": "source",
@@ -128,10 +128,11 @@ def take_weights(
     Raises:
         InputError: the directory is no run with weights, or none of them fits.
     """
-    other = load_model(directory)
+    run = load_run(directory)
+    other = read_model(on_disk(directory), run.model, "cpu")
     old_weights: dict[str, Tensor] = other.state_dict()  # what is shared, under each of its names
     weights = weights_of(model)
-    sides = _vocabularies(model, other, directory, source_tokenizer, target_tokenizer)
+    sides = _vocabularies(model.config, run, source_tokenizer, target_tokenizer)
     notes: dict[str, str] = {}
     taken = set()
     for name, new in weights.items():
@@ -178,22 +179,19 @@ def _take(name: str, new: Tensor, old: Tensor, side: Vocabularies | None) -> str
 
 
 def _vocabularies(
-    model: Transformer,
-    other: Transformer,
-    directory: Path,
+    config: TransformerConfig,
+    run: Run,
     source_tokenizer: Tokenizer | None,
     target_tokenizer: Tokenizer | None,
 ) -> dict[str, Vocabularies]:
     """The sides of which both tokenizers are known."""
-    run = load_run(directory)
     sides = {}
     for side, old, new in (
         ("source", run.source_tokenizer, source_tokenizer),
         ("target", run.target_tokenizer, target_tokenizer),
     ):
         if old is not None and new is not None:
-            old_size, new_size = (_size(x.config, side, tokenizer) for x, tokenizer in ((other, old), (model, new)))
-            sides[side] = Vocabularies(old, old_size, new, new_size)
+            sides[side] = Vocabularies(old, _size(run.model, side, old), new, _size(config, side, new))
     return sides
 
 

@@ -140,6 +140,6 @@ def is_part(name: str) -> bool:
     return ".parametrizations." in name
 
 
-def whole(name: str) -> str:
-    """The weight that a part belongs to."""
+def merged_name(name: str) -> str:
+    """The name of the weight that a part belongs to."""
     return name.split(".parametrizations.")[0] + ".weight"

@@ -27,7 +27,7 @@ from transduce.files import (
     weights_of,
     write_directory,
 )
-from transduce.train.adapt import is_part, merged, whole
+from transduce.train.adapt import is_part, merged, merged_name
 from transduce.train.shard import gathered, parts_like
 
 NEEDED = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -218,7 +218,7 @@ class Store:
         weights = read_weights(path / "model.safetensors")
         if (path / "lora.safetensors").is_file():
             weights |= read_weights(path / "lora.safetensors")
-            for name in {whole(part) for part in weights if is_part(part)}:
+            for name in {merged_name(part) for part in weights if is_part(part)}:
                 del weights[name]
         set_weights(model, parts_like(weights_of(model), weights), str(path / "model.safetensors"))
         if ema:
