@@ -3,7 +3,7 @@
     python scripts/bench large_text FOLDER --data MULTI30K
 
 Makes, once, 1,048,576 pairs by repeating Multi30k with one word in ten replaced, which the recipe reads and tokenizes as
-it does any text. Its shard is then repeated, with one id in ten replaced, until there are `--pairs`. Runs of both texts
+it does any text. Its ids are then repeated, with one in ten replaced, until there are `--pairs`. Runs of both texts
 take turns, each a process of its own: seconds and CPU seconds from the start of the command to the end of the first
 update, of a new run and of one that goes on amid the text; memory of its own at most; target tokens per second from the
 third update to the last.
@@ -50,25 +50,22 @@ def make_text(data: Path, folder: Path) -> None:
         (folder / f"large.{language}").write_text("\n".join(large) + "\n")
 
 
-def make_shards(cache: Path, n_pairs: int) -> None:
-    """More shards like the one that the recipe has made, until there are so many pairs."""
-    (finished,) = cache.glob("*/*/shards.json")
-    first, rng = finished.parent / json.loads(finished.read_text())[0], np.random.default_rng(SEED)
-    header = json.loads(first.with_suffix(".json").read_text())
-    ids, offsets = np.fromfile(first, dtype=header["dtype"]), first.with_suffix(".offsets").read_bytes()
-    ends = np.frombuffer(offsets, dtype="<i8")[1:] - 1
-    names = [first.name]
-    while len(names) * SHARD < n_pairs:
-        path = first.with_name(f"{len(names):05d}.bin")
-        names.append(path.name)
-        if path.exists():
-            continue
-        other = np.where(rng.random(len(ids)) < 0.1, rng.permutation(ids), ids)
-        other[ends] = ids[ends]  # each side ends as it did
-        other.tofile(path)
-        path.with_suffix(".offsets").write_bytes(offsets)
-        path.with_suffix(".json").write_text(json.dumps(header))
-    finished.write_text(json.dumps(names) + "\n")
+def repeat_ids(cache: Path, n_pairs: int) -> None:
+    """Append the ids of the text, with one in ten replaced, until there are so many pairs."""
+    (path,) = cache.glob("*/*.ids")
+    offsets = np.fromfile(path.with_suffix(".offsets"), "<i8")[: 2 * SHARD + 1]
+    ids = np.fromfile(path, "<u2", count=offsets[-1])
+    times = -(-n_pairs * 2 // (len(offsets) - 1))
+    rng = np.random.default_rng(SEED)
+    with path.open("r+b") as file:
+        file.seek(ids.nbytes)
+        for _ in range(1, times):
+            other = np.where(rng.random(len(ids)) < 0.1, rng.permutation(ids), ids)
+            other[offsets[1:] - 1] = ids[offsets[1:] - 1]  # each side ends as it did
+            file.write(other.tobytes())
+        file.truncate()
+    repeated = [offsets[1:] + i * len(ids) for i in range(times)]
+    np.concatenate([[0], *repeated]).tofile(path.with_suffix(".offsets"))
 
 
 def train(folder: Path, size: str, run: str, updates: int) -> dict[str, Any]:
@@ -135,23 +132,23 @@ def main() -> None:
     if sys.argv[1:2] == ["--inside"]:
         return inside(float(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where text, shards and runs go, about 3 GB")
+    parser.add_argument("folder", type=Path, help="where text, ids and runs go, about 3 GB")
     parser.add_argument("--data", type=Path, required=True, help="Multi30k")
     parser.add_argument("--pairs", type=int, default=20 * SHARD)
     parser.add_argument("--updates", type=int, default=20, help="of each process")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--prepare", action="store_true", help="only make the shards")
+    parser.add_argument("--prepare", action="store_true", help="only make the ids")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     if not (asked.folder / "large.de").is_file():
         make_text(asked.data, asked.folder)
-    if not list(asked.folder.glob("cache/*/*/shards.json")):
+    if not list(asked.folder.glob("cache/*/*.ids")):
         started = time.monotonic()
         train(asked.folder, "large", "prepared", 3)
         print(
             f"{SHARD:,} pairs read and tokenized, to the first update: {time.monotonic() - started:.0f} s", flush=True
         )
-    make_shards(asked.folder / "cache", asked.pairs)
+    repeat_ids(asked.folder / "cache", asked.pairs)
     if asked.prepare:
         return
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}

@@ -119,24 +119,53 @@ def test_a_text_of_one_pool_stays_in_memory(tmp_path, n, kind):
 
 
 def test_what_was_made_once_is_not_made_again(files, tmp_path, monkeypatch):
-    """Neither is the text read nor encoded, unless it changes; where a kill left no offsets, it is encoded again."""
+    """Neither is the text read nor encoded, unless it changes; an interruption costs a block."""
     calls = []
     encode = pairs_module._encode
-    monkeypatch.setattr(pairs_module, "_encode", lambda text, *rest: calls.append(text) or encode(text, *rest))
+    monkeypatch.setattr(pairs_module, "_encode", lambda block, *rest: calls.append(len(block)) or encode(block, *rest))
     cache = tmp_path / "cache"
-    first = [batch.target_out.tolist() for batch in stored(files, cache).epoch(1)]
-    assert [batch.target_out.tolist() for batch in stored(files, cache).epoch(1)] == first
-    assert len(calls) == 1
-    (offsets,) = cache.glob("*/*.offsets")
-    offsets.unlink()
-    assert [batch.target_out.tolist() for batch in stored(files, cache).epoch(1)] == first
-    assert len(calls) == 2
+    stored(files, cache)
+    assert calls == [64, 64, 64, N - 3 * 64]
+    stored(files, cache)
+    assert sum(calls) == N
     monkeypatch.setattr(parallel, "_survey", lambda *_: pytest.fail("the text was read again"))
     stored(files, cache)
-    assert len(calls) == 2
+    assert sum(calls) == N
     files.train_source.write_text(files.train_source.read_text() + "\n")
     with pytest.raises(pytest.fail.Exception):
         stored(files, cache)
+
+
+@pytest.mark.parametrize("torn", ["neither", "ids", "offsets", "an odd offset", "half a number", "all offsets"])
+def test_an_interrupted_preparation_goes_on_behind_its_last_block(files, tmp_path, monkeypatch, torn):
+    """Whatever of the two files is on the disk: the result is that of one pass."""
+    stored(files, tmp_path / "straight")
+    (whole,) = (tmp_path / "straight").glob("*/*.ids")
+    encode, calls = pairs_module._encode, []
+
+    def interrupted(block, *rest):
+        calls.append(len(block))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return encode(block, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pairs_module, "_encode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stored(files, tmp_path / "cut")
+    (partial,) = (tmp_path / "cut").glob("*/*.partial")
+    file = partial if torn == "ids" else partial.with_suffix(".offsets")
+    content = file.read_bytes()
+    n_lost = {"neither": 0, "an odd offset": 8, "half a number": 4, "all offsets": len(content)}.get(torn, 200)
+    file.write_bytes(content[: len(content) - n_lost])
+    again = []
+    monkeypatch.setattr(pairs_module, "_encode", lambda block, *rest: again.append(len(block)) or encode(block, *rest))
+    stored(files, tmp_path / "cut")
+    (path,) = (tmp_path / "cut").glob("*/*.ids")
+    for suffix in (".ids", ".offsets"):
+        assert path.with_suffix(suffix).read_bytes() == whole.with_suffix(suffix).read_bytes()
+    least, most = (0, 0) if torn == "neither" else (128, 128) if torn == "all offsets" else (1, 127)
+    assert least <= sum(again) - (N - 128) <= most
 
 
 def test_the_files_of_a_large_text_are_those_of_its_ids_in_memory(files, tmp_path):
@@ -157,7 +186,7 @@ def test_offsets_of_other_ids_are_refused(files, tmp_path):
         with pytest.raises(ValueError) as error:
             stored(files, tmp_path / "cache")
         assert str(error.value) == (
-            f"{path} must end with the number of ids in {path.stem}.ids, but does not; remove both"
+            f"{path} must end with the number of ids in {path.stem}.ids, but does not; remove both files"
         )
 
 

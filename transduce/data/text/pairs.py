@@ -2,23 +2,23 @@
 epoch."""
 
 import hashlib
-import io
 import json
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from io import BufferedIOBase
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
+from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 from jaxtyping import Bool, Int, Integer
 
 from transduce.data.batch import Epoch, Row, pair_epoch
 from transduce.data.text.base_tokenizer import Tokenizer
 from transduce.data.text.lines import lines_fingerprint
-from transduce.data.text.parallel_text import BLOCK, POOL, LargeText, ParallelText, blocks
+from transduce.data.text.parallel_text import BLOCK, POOL, LargeText, Pair, ParallelText, blocks
 from transduce.data.text.shards import smallest_type
 from transduce.errors import InputError
-from transduce.files import write_file, writing_whole
 from transduce.progress import Bar
 
 FEWER = 32
@@ -68,7 +68,9 @@ class TextPairs:
         self.seed = seed
         (self.bos_id,) = target_tokenizer.required("bos_id")
         self._ids, self._offsets = encode_pairs(text, source_tokenizer, target_tokenizer)
-        lengths = np.diff(self._offsets).reshape(-1, 2)
+        sizes = np.empty(len(self._offsets) - 1, dtype=np.int32)  # half the memory of offsets
+        np.subtract(self._offsets[1:], self._offsets[:-1], out=sizes, casting="same_kind")
+        lengths = sizes.reshape(-1, 2)
         longest = lengths.max(axis=1)
         self._short: Bool[np.ndarray, " n"] = longest <= max_length
         self.n_pairs = int(self._short.sum())
@@ -151,58 +153,73 @@ text_pairs = TextPairs
 def encode_pairs(
     text: Text, source: Tokenizer, target: Tokenizer
 ) -> tuple[Integer[np.ndarray, " _"], Int[np.ndarray, " _"]]:
-    """The ids of a text, and their offsets: row 2i is the source of pair i, row 2i + 1 its target,
-    each with EOS.
+    """The ids of a text end to end, each side with EOS, and the offsets of the sides.
 
-    Offsets are where each row begins, and the end of the last one. Of a large text both are files
-    in its folder, which are made once: their names are a hash of the tokenizers, of the languages
-    that these are set to, and of what validation holds out. The file of offsets is written last, so
-    that there is none where the ids are not whole.
+    The source of pair i begins at offset 2i and its target at 2i + 1; the last offset is the end.
+    Of a large text, ids and offsets are files in its folder, which are made once: their name is a
+    hash of the tokenizers, of the languages that these are set to, and of the pairs that validation
+    holds out.
 
     Raises:
         InputError: all of the text is held out, or the files do not belong together.
     """
     kind = smallest_type(max(source.vocab_size, target.vocab_size))
     if isinstance(text, ParallelText):
-        memory = io.BytesIO()
-        offsets = _encode(text, source, target, kind, memory)
-        return np.frombuffer(memory.getvalue(), kind), offsets
+        parts = [_encode(block, source, target, kind) for block in blocks(text, BLOCK)]
+        ids, lengths = map(np.concatenate, zip(*parts, strict=True))
+        return ids, np.concatenate([[0], np.cumsum(lengths)])
     languages = [side.with_eos(side.encode(["A"])) for side in (source, target)]  # a tag is no part of a model
     key = source.model + target.model + json.dumps([sorted(text.held_out), languages]).encode()
     path = text.folder / f"{hashlib.sha256(key).hexdigest()[:16]}.ids"
+    if not path.is_file():
+        with FileLock(path.with_suffix(".lock")):
+            _write_ids(path, text, source, target, kind)
     end = path.with_suffix(".offsets")
-    if not (path.is_file() and end.is_file()):
-        with writing_whole(path) as file:
-            offsets = _encode(text, source, target, kind, file)
-        write_file(end, offsets.tobytes())
-    offsets = np.fromfile(end, "<i8")
-    if not len(offsets) % 2 or offsets[-1] * kind.itemsize != path.stat().st_size:
-        raise InputError(f"{end} must end with the number of ids in {path.name}, but does not; remove both")
+    offsets = np.memmap(end, "<i8", mode="r") if end.is_file() and end.stat().st_size else np.zeros(2, "<i8")
+    if len(offsets) % 2 == 0 or path.stat().st_size != offsets[-1] * kind.itemsize:
+        raise InputError(f"{end} must end with the number of ids in {path.name}, but does not; remove both files")
     return np.memmap(path, kind, mode="r"), offsets
 
 
-def _encode(
-    text: Text, source: Tokenizer, target: Tokenizer, kind: np.dtype, file: BufferedIOBase
-) -> Int[np.ndarray, " _"]:
-    """Write the ids of a text to a file, and return their offsets."""
-    offsets = [np.zeros(1, dtype="<i8")]
-    in_memory = isinstance(text, ParallelText)
-    n = len(text) if isinstance(text, ParallelText) else text.n_pairs
-    with Bar(desc="tokenizing", total=n, unit="pair", unit_scale=True, disable=in_memory) as bar:
-        for block in blocks(text, BLOCK):
-            sides = zip(*block, strict=True)
-            encoded = (
-                tokenizer.with_eos(tokenizer.encode(side))
-                for tokenizer, side in zip((source, target), sides, strict=True)
-            )
-            rows = [*chain.from_iterable(zip(*encoded, strict=True))]
-            ends = offsets[-1][-1] + np.cumsum([len(row) for row in rows])
-            file.write(np.fromiter(chain.from_iterable(rows), kind).tobytes())
-            offsets.append(ends)
+def _write_ids(path: Path, text: LargeText, source: Tokenizer, target: Tokenizer, kind: np.dtype) -> None:
+    """Write the ids and offsets of a text, block by block; after an interruption, go on behind the
+    last one."""
+    if path.is_file():  # another process of the training has written it meanwhile
+        return
+    partial = path.with_suffix(".partial")
+    end = path.with_suffix(".offsets")
+    progress = Bar(desc="tokenizing", total=text.n_pairs, unit="pair", unit_scale=True)
+    with partial.open("ab") as ids_file, end.open("ab") as offsets_file, progress as bar:
+        offsets = np.fromfile(end, "<i8")
+        n_sides = np.searchsorted(offsets * kind.itemsize, ids_file.tell(), side="right") - 1  # in both files
+        n = max(0, int(n_sides)) // 2
+        offsets = offsets[: 2 * n + 1] if len(offsets) else np.zeros(1, "<i8")
+        ids_file.truncate(offsets[-1] * kind.itemsize)
+        offsets_file.truncate(0)
+        offsets_file.write(offsets.tobytes())
+        bar.update(n)
+        for block in blocks(islice(text, n, None), BLOCK):
+            ids, lengths = _encode(block, source, target, kind)
+            offsets = offsets[-1] + np.cumsum(lengths)
+            for file, numbers in ((ids_file, ids), (offsets_file, offsets)):
+                file.write(numbers.tobytes())
+                file.flush()
+                os.fsync(file.fileno())
             bar.update(len(block))
-    if len(offsets) == 1:
-        raise InputError("a training needs pairs besides those held out, but there are none; hold out fewer")
-    return np.concatenate(offsets)
+        if not ids_file.tell():
+            raise InputError("a training needs pairs besides those held out, but there are none; hold out fewer")
+    partial.rename(path)
+
+
+def _encode(
+    pairs: list[Pair], source: Tokenizer, target: Tokenizer, kind: np.dtype
+) -> tuple[Integer[np.ndarray, " _"], Integer[np.ndarray, " _"]]:
+    """The ids of source, target, source, ... end to end, each with EOS, and their lengths."""
+    sides = zip((source, target), zip(*pairs, strict=True), strict=True)
+    encoded = (tokenizer.with_eos(tokenizer.encode(texts)) for tokenizer, texts in sides)
+    rows = [*chain.from_iterable(zip(*encoded, strict=True))]
+    lengths = np.array([len(row) for row in rows], dtype="<i8")
+    return np.fromiter(chain.from_iterable(rows), kind, count=lengths.sum()), lengths
 
 
 def permuted(indices: Int[np.ndarray, " m"], n: int, seed: tuple[int, ...]) -> Int[np.ndarray, " m"]:
