@@ -46,27 +46,12 @@ def create_app(
     """
     state = ServerState(runs, config or ServeConfig(), token, hosts)
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        for run in runs:
-            run.engine.start()
-        async with AsyncExitStack() as stack:
-            if wyoming:
-                from transduce.serve.wyoming import wyoming_port
-
-                await stack.enter_async_context(wyoming_port(state, wyoming))
-            yield
-        for run in runs:
-            run.engine.stop()
-        for run in runs:
-            await asyncio.to_thread(run.engine.join)
-
     app = FastAPIOffline(  # /docs with its scripts, which FastAPI itself takes from elsewhere
         redoc_url=None,
         title="transduce",
         version=version("transduce"),
         dependencies=[Depends(_check_host)],
-        lifespan=lifespan,
+        lifespan=partial(_lifespan, state, wyoming),
         description="Translation, speech to text, and text generation.",
     )
     app.state.server = state
@@ -79,6 +64,24 @@ def create_app(
     for each in (router, audio.router, audio.whisper, libretranslate.router, completions.router, page.router):
         app.include_router(each)
     return app
+
+
+@asynccontextmanager
+async def _lifespan(state: ServerState, wyoming: socket.socket | None, app: FastAPI) -> AsyncIterator[None]:
+    """Start the engines, and stop them when the requests that wait are answered."""
+    engines = [run.engine for run in state.runs]
+    for engine in engines:
+        engine.start()
+    async with AsyncExitStack() as stack:
+        if wyoming:
+            from transduce.serve.wyoming import wyoming_port
+
+            await stack.enter_async_context(wyoming_port(state, wyoming))
+        yield
+    for engine in engines:
+        engine.stop()
+    for engine in engines:
+        await asyncio.to_thread(engine.join)
 
 
 def _check_host(request: Request, state: State) -> None:
