@@ -22,9 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transduce.errors import InputError
 from transduce.serve import audio, completions, libretranslate, page
 from transduce.serve.config import ServeConfig
-from transduce.serve.errors import error_body, http_error
+from transduce.serve.http import TOKEN, ServerState, State, error_body, http_error
 from transduce.serve.models import Served
-from transduce.serve.state import TOKEN, ServerState, State
 
 
 def create_app(

@@ -16,12 +16,21 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from transduce.data.speech.audio import audio_blocks
 from transduce.errors import InputError
-from transduce.serve.body import body_schema, read_body
 from transduce.serve.config import ServeConfig
 from transduce.serve.engine import Request
-from transduce.serve.errors import Json, OpenAIError, PlainError, events, responses
+from transduce.serve.http import (
+    TOKEN,
+    Json,
+    OpenAIError,
+    PlainError,
+    ServerState,
+    State,
+    body_schema,
+    events,
+    read_body,
+    responses,
+)
 from transduce.serve.models import Served
-from transduce.serve.state import TOKEN, ServerState, State
 from transduce.tasks.formats import HEAD, WRITE
 from transduce.tasks.request import Details
 from transduce.tasks.transcribe import Transcriber
@@ -81,7 +90,7 @@ class Upload:
 async def upload(http: fastapi.Request, state: State) -> Upload:
     """A dependency that reads and decodes a sound file, whose memory it releases then."""
     async with state.upload_memory(http):
-        body = await read_body(http, AudioBody, state.config.upload_bytes)
+        body = await read_body(http, state, AudioBody, state.config.upload_bytes)
         run = find_transcriber(state, body.model)
         if body.word_times and not run.task.model.config.ctc:
             raise HTTPException(400, f"times of words come from CTC, but {run.name} has none; leave them out")

@@ -10,12 +10,10 @@ from fastapi import APIRouter, Depends, HTTPException
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field, model_validator
 
-from transduce.serve.body import body, body_schema, check_bound
 from transduce.serve.config import ServeConfig
 from transduce.serve.engine import Request
-from transduce.serve.errors import Json, OpenAIError, events, responses
+from transduce.serve.http import TOKEN, Json, OpenAIError, State, body, body_schema, check_bound, events, responses
 from transduce.serve.models import Ending, GenerationRequest, Prompt, Served, ending, truncate_at_stop
-from transduce.serve.state import TOKEN, State
 from transduce.tasks.config import GenerationConfig
 from transduce.tasks.generate import Generator
 from transduce.tasks.search import last_position

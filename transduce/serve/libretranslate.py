@@ -7,11 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, HTTPException
 from pydantic import BaseModel, Field
 
-from transduce.serve.body import body, body_schema, check_bound
 from transduce.serve.engine import Request
-from transduce.serve.errors import Json, PlainError, responses
+from transduce.serve.http import TOKEN, Json, PlainError, ServerState, State, body, body_schema, check_bound, responses
 from transduce.serve.models import Languages, Served, TranslationRequest
-from transduce.serve.state import TOKEN, ServerState, State
 from transduce.tasks.translate import Translator
 
 NAMES = dict(

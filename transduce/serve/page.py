@@ -9,11 +9,9 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from transduce.report.record import Record, record
-from transduce.serve.body import body, body_schema, check_bound
 from transduce.serve.engine import Request
-from transduce.serve.errors import PlainError, responses
+from transduce.serve.http import TOKEN, PlainError, State, body, body_schema, check_bound, responses
 from transduce.serve.models import VERBS, Languages, Served, TranslationRequest
-from transduce.serve.state import TOKEN, State
 from transduce.tasks.seq2seq import Alignment
 from transduce.tasks.transcribe import Transcriber
 from transduce.tasks.translate import Translator

@@ -18,8 +18,7 @@ from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info
 
 from transduce.errors import InputError
 from transduce.serve.audio import ANY_MODEL, Samples, check_seconds, find_transcriber, transcribe
-from transduce.serve.errors import http_error
-from transduce.serve.state import ServerState
+from transduce.serve.http import ServerState, http_error
 from transduce.tasks.transcribe import Transcriber
 
 MAX_CONVERSATIONS = 16
