@@ -218,8 +218,11 @@ class Echo(Job):
     UNIT = "line"
     CHUNK = 500
 
-    def load(self):
-        return lambda start, items, progress: workers.Rows("".join(f"{item}\n" for item in items))
+    def loaded(self, task=""):
+        return None
+
+    def rows(self, task, start, items, progress):
+        return workers.Rows("".join(f"{item}\n" for item in items))
 
 
 @pytest.mark.parametrize("output", [None, "out"])

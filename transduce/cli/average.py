@@ -7,7 +7,7 @@ BEFORE = "model.before.safetensors"
 
 
 def average_checkpoints(run: OwnRun, *, last: Count = None, best: Count = None, output: OptionalFile = None) -> None:
-    """Make the mean of checkpoints the run's finished model; the one before is kept as model.before.safetensors.
+    """Make the mean of checkpoints the run's finished model; the one before becomes model.before.safetensors.
 
     Args:
         last: Average this many newest checkpoints.
@@ -28,7 +28,7 @@ def average_checkpoints(run: OwnRun, *, last: Count = None, best: Count = None, 
     chosen = there[-count:] if last is not None else sorted(there, key=lambda each: -each[1])[:count]
     if not 1 <= count <= len(there):
         raise InputError(
-            f"an average takes 1 to all checkpoints, but {count} were asked for and {run} has {len(there)}"
+            f"an average takes 1 to all checkpoints, but --last or --best is {count}, and {run} has {len(there)}"
         )
     target = output or run / WEIGHTS
     replaced = target == run / WEIGHTS and target.is_file()
@@ -37,4 +37,4 @@ def average_checkpoints(run: OwnRun, *, last: Count = None, best: Count = None, 
     write_file(target, serialize(average([path / WEIGHTS for path, _ in chosen])))
     print(f"{target}: mean of the updates {', '.join(str(int(path.name)) for path, _ in chosen)}")
     if replaced:
-        print(f"the model before is kept as {run / BEFORE}")
+        print(f"the model before is in {run / BEFORE}")

@@ -274,6 +274,12 @@ def read_phrases(path: Path) -> tuple[str, ...]:
     return tuple(phrase for line in read_side(path) if (phrase := line.removesuffix("\r")).strip())
 
 
+def check_stdin(paths: Sequence[Path]) -> None:
+    """Raise InputError where - stands for several files."""
+    if (n := list(paths).count(STDIN)) > 1:
+        raise InputError(f"standard input can be read once, but - stands for {n} files; name the others")
+
+
 def side_name(path: Path) -> str:
     """What messages call a file."""
     return "standard input" if path == STDIN else str(path)

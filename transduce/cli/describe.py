@@ -1,17 +1,13 @@
 """`transduce describe RUN`: what a run directory holds."""
 
-from typing import Annotated
-
-from tyro.conf import arg
-
-from transduce.cli.common import Run
+from transduce.cli.common import Flag, Run
 
 SCREEN = 36
-"""Lines that are shown unless all are asked for."""
+"""Lines that are shown without --all."""
 
 
-def describe(run: Run, *, all: Annotated[bool, arg(help_behavior_hint="")] = False) -> None:
-    """Tell what a run directory holds: scores first, then model, tokenizers and training, within a screen.
+def describe(run: Run, *, all: Flag = False) -> None:
+    """Describe a run directory: scores first, then model, tokenizers and training, within a screen.
 
     Args:
         all: Show every field.
@@ -23,22 +19,20 @@ def describe(run: Run, *, all: Annotated[bool, arg(help_behavior_hint="")] = Fal
     from transduce.report.card import facts, fields_of, scores, shown_first
     from transduce.run import load_run, on_disk
 
-    run = on_disk(run)
-    kept = load_run(run)
-    weights = weights_path(run)
-    tensors = read_weights(weights)
-    told = [
-        *(f"{label}: {score}" for label, score in scores(run)),
-        f"{run}: {sum(t.numel() for t in tensors.values()):,} parameters in {weights.relative_to(run)}",
-        *facts(kept),
-        f"computed on CPUs: C++, where there is a compiler{by_layers(kept.model)}",
-        f"checkpoints: {', '.join(str(int(path.name)) for path in checkpoints(run)) or 'none'}",
+    directory = on_disk(run)
+    contents = load_run(directory)
+    weights = weights_path(directory)
+    n_parameters = sum(tensor.numel() for tensor in read_weights(weights).values())
+    lines = [
+        *(f"{label}: {score}" for label, score in scores(directory)),
+        f"{directory}: {n_parameters:,} parameters in {weights.relative_to(directory)}",
+        *facts(contents),
+        f"computed on CPUs: C++, where there is a compiler{by_layers(contents.model)}",
+        f"checkpoints: {', '.join(str(int(path.name)) for path in checkpoints(directory)) or 'none'}",
     ]
-    fields = fields_of(kept)
-    first = fields if all else dict(list(shown_first(fields).items())[: SCREEN - len(told) - 1])
-    for line in told:
-        print(line)
-    for name, value in first.items():
-        print(f"  {name} = {shown(value)}")
-    if left := len(fields) - len(first):
-        print(f"and {left} more fields: transduce describe {run} --all")
+    fields = fields_of(contents)
+    first = fields if all else dict(list(shown_first(fields).items())[: SCREEN - len(lines) - 1])
+    lines += [f"  {name} = {shown(value)}" for name, value in first.items()]
+    if n_more := len(fields) - len(first):
+        lines.append(f"and {n_more} more fields: transduce describe {directory} --all")
+    print("\n".join(lines))

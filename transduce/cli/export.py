@@ -6,39 +6,38 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from transduce.cli.common import check_new
+from transduce.cli.common import OwnRun, check_new
 from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 
-Ours = Annotated[Path, arg(metavar="RUN", help="A run directory.")]
-Theirs = Annotated[Path, arg(metavar="DIRECTORY", help="The new directory.")]
+Theirs = Positional[Annotated[Path, arg(metavar="DIRECTORY", help="The new directory.")]]
 
 
-def export(
-    run: Positional[Ours],
-    directory: Positional[Theirs],
-    *,
-    to: Literal["ctranslate2", "gpt2", "llama", "marian", "onnx"],
-) -> None:
+def export(run: OwnRun, directory: Theirs, *, to: Literal["ctranslate2", "gpt2", "llama", "marian", "onnx"]) -> None:
     """Write the model of a run, with its tokenizers, as a directory that another library loads.
 
     Args:
-        to: ctranslate2 for ctranslate2.Translator, or, of a language model, ctranslate2.Generator (pip install
-            '.[ctranslate2]' in a clone). For from_pretrained of transformers gpt2, llama, which gives a Qwen2 or Qwen3 where
-            their parts are needed, or marian. onnx (the extra onnx) for onnxruntime and others: the encoder and a step of the decoder. The code that runs them is in docs/models_in_and_out.md.
+        to: ctranslate2 for ctranslate2.Translator, or, of a language model, ctranslate2.Generator (pip
+            install '.[ctranslate2]' in a clone). For from_pretrained of transformers gpt2, llama, which
+            gives a Qwen2 or Qwen3 where their parts are needed, or marian. onnx (the extra onnx) for
+            onnxruntime and others: the encoder and a step of the decoder. The code that runs them is in
+            docs/models_in_and_out.md.
     """
     from transduce.config import to_dict
     from transduce.run import load_model, load_run
     from transduce.tasks.load import own_decoding
 
     check_new(directory)
-    found, model = load_run(run), load_model(run)
-    source, target, lacking = found.source_tokenizer, found.target_tokenizer, ""
+    contents = load_run(run)
+    model = load_model(run)
+    source = contents.source_tokenizer
+    target = contents.target_tokenizer
+    lacking = ""
     if target is None:
         raise InputError(f"a model is exported with its tokenizer, but {run} has none; copy the whole run directory")
-    decoding = found.experiment.get("decoding", {})
-    if found.model.encoder is not None:
-        decoding = to_dict(own_decoding(run, found))
+    decoding = contents.experiment.get("decoding", {})
+    if contents.model.encoder is not None:
+        decoding = to_dict(own_decoding(run, contents))
     if to == "ctranslate2":
         from transduce.interop.ctranslate2 import export_ctranslate2
 
@@ -50,11 +49,8 @@ def export(
     elif to == "marian":
         from transduce.interop.marian import export_marian
 
-        lacking = (
-            ""
-            if export_marian(model, directory, source=source, target=target, decoding=decoding)
-            else "SentencePiece models"
-        )
+        if not export_marian(model, directory, source=source, target=target, decoding=decoding):
+            lacking = "SentencePiece models"
     else:
         from transduce.interop.language_models import export_gpt2, export_llama
 
@@ -62,6 +58,6 @@ def export(
         (export_gpt2 if to == "gpt2" else export_llama)(model, directory, tokenizer=known)
         lacking = "" if known else "byte-level BPE" if to == "gpt2" else "a tokenizer.json"
     if lacking:
-        told = f"{to} has {lacking}, so the {type(target).__name__} of {run} was not written"
-        print(f"transduce: {told}", file=sys.stderr)
+        tokenizer = f"the {type(target).__name__} of {run}"
+        print(f"transduce: {to} has {lacking}, so {tokenizer} was not written", file=sys.stderr)
     print(directory)

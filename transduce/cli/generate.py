@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
@@ -33,7 +32,7 @@ from transduce.cli.common import (
 from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Division, Job, carry_out, stream
 from transduce.cli.output import open_output
-from transduce.cli.workers import Progress, Rows, Work
+from transduce.cli.workers import Progress, Rows
 from transduce.config import Common, from_dict
 from transduce.data.text.lines import lines_fingerprint
 from transduce.errors import InputError
@@ -125,7 +124,7 @@ def generate(
     decoding = overridden(_own_decoding(run, machine), generation.settings, generation.forbid)
     job = Generation(run=run, machine=machine, decoding=decoding, output=output)
     if given.interactive or output.stream:
-        generator = job.generator()
+        generator: Generator = job.loaded()
         if given.interactive:
             return interact(lambda prompt, number: job.print_texts(generator, [prompt], sys.stdout, number))
         with open_output(division.output, files) as out:
@@ -160,23 +159,15 @@ def _own_decoding(runs: Path, machine: Machine) -> GenerationConfig:
 class Generation(Job):
     """Prompts to go on from."""
 
+    TASK = "transduce.tasks.generate:Generator"
     UNIT = "prompt"
     CHUNK = 1000
 
     decoding: GenerationConfig
     output: GenerationOutput
 
-    def generator(self) -> Generator:
-        """Load the model."""
-        from transduce.tasks.generate import Generator
-
-        return self.machine.load(Generator, self.run)
-
-    def load(self) -> Work:
-        """Load the model."""
-        return partial(self._rows, self.generator())
-
-    def _rows(self, generator: Generator, start: int, items: list[str | InputError], progress: Progress) -> Rows:
+    def rows(self, generator: Generator, start: int, items: list[str | InputError], progress: Progress) -> Rows:
+        """Go on from prompts."""
         prompts = [_encodable(generator, checked(item), start + i) for i, item in enumerate(items)]
         texts = generator.generate(prompts, self.decoding, first_prompt=start, token_scores=self.output.token_scores)
         progress(len(prompts), 0)
@@ -241,12 +232,13 @@ def score_perplexity(
     from transduce.tasks.perplexity import strided_windows
 
     text = "".join(f"{line}\n" for line in read_side(file))
-    found = load_run(run := local(run))
-    if found.model.encoder is not None or found.target_tokenizer is None:
-        machine.load(Generator, run)  # it says what is wrong
-    assert found.target_tokenizer is not None
+    run = local(run)
+    contents = load_run(run)
+    if contents.model.encoder is not None or contents.target_tokenizer is None:
+        machine.load(Generator, run)  # raises
+    assert contents.target_tokenizer is not None
     batches, figures = strided_windows(
-        found.model, found.target_tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens
+        contents.model, contents.target_tokenizer, text, window=window, stride=stride, batch_tokens=batch_tokens
     )
     digest = lines_fingerprint([text])
     job = Measurement(run=run, machine=machine, figures=figures, text=digest, batch_tokens=batch_tokens)
@@ -257,26 +249,22 @@ def score_perplexity(
 class Measurement(Job):
     """Batches of windows to predict; a row has the nats of one, in digits that lose nothing."""
 
+    TASK = "transduce.tasks.generate:Generator"
     UNIT = "batch"
     CHUNK = 16
 
     figures: Perplexity
-    """Whose nats are to be found."""
+    """The figures without the nats, which this job measures."""
     text: str
-    """A hash of it."""
+    """A hash of the text."""
     batch_tokens: int
 
     def name(self, item: object) -> str:
-        """Nothing: text and sizes say what the batches are."""
+        """Empty: text and sizes decide the batches."""
         return ""
 
-    def load(self) -> Work:
-        """Load the model."""
-        from transduce.tasks.generate import Generator
-
-        return partial(self._rows, self.machine.load(Generator, self.run))
-
-    def _rows(self, generator: Generator, start: int, batches: list[StridedWindows], progress: Progress) -> Rows:
+    def rows(self, generator: Generator, start: int, batches: list[StridedWindows], progress: Progress) -> Rows:
+        """Sum the nats of every batch."""
         rows = []
         for batch in batches:
             rows.append(f"{batch.nats(generator.model)!r}\n")

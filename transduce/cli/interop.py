@@ -8,9 +8,6 @@ from tyro.conf import Positional, arg
 from transduce.cli.common import check_new
 from transduce.errors import InputError
 
-Theirs = Annotated[Path, arg(metavar="HF_DIRECTORY", help="A directory as transformers' save_pretrained makes it.")]
-Ours = Annotated[Path, arg(metavar="RUN", help="A run directory.")]
-
 
 def import_run(
     words: Positional[Annotated[tuple[str, ...], arg(metavar="[KIND] HF_DIRECTORY RUN", help_behavior_hint="")]],
@@ -38,8 +35,8 @@ def import_run(
     check_new(run)
     model, source, target, decoding, features = read_run(directory, settings)
     experiment = {"imported": settings.model_type} | ({"decoding": decoding} if decoding else {})
-    how = GenerationConfig if model.config.encoder is None else SearchConfig
-    from_dict(how, decoding, f"what {directory} says of searching")
+    kind = GenerationConfig if model.config.encoder is None else SearchConfig
+    from_dict(kind, decoding, f"the search in {directory}")
     save_run(run, Run(model.config, experiment, source, target, features))
     save_weights(run / WEIGHTS, model)
     print(f"{run}: {sum(p.numel() for p in model.parameters()):,} parameters, {target.vocab_size} tokens")

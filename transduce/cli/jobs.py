@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -27,7 +29,7 @@ from transduce.cli.parts import (
     share_of_environment,
     write_rows,
 )
-from transduce.cli.workers import Chunk, Rows, Work, results
+from transduce.cli.workers import Chunk, Progress, Rows, Work, results
 from transduce.config import Common, at_least, to_dict
 from transduce.data.text.lines import lines_fingerprint
 from transduce.errors import InputError
@@ -45,15 +47,26 @@ class Job(ABC):
     machine: Machine
     lm: Path | None = None
 
+    TASK: ClassVar[str] = ""
+    """The module and class of the run, such as transduce.tasks.translate:Translator."""
     UNIT: ClassVar[str]
     """What progress counts."""
     UNUSABLE: ClassVar[str] = "inputs could not be used"
     CHUNK: ClassVar[int]
     """How much is done, and then written, at a time, as `cost` counts it."""
 
-    @abstractmethod
+    def loaded(self, task: str = "") -> Any:
+        """Load the run as a TASK."""
+        module, _, name = (task or self.TASK).partition(":")
+        return self.machine.load(getattr(import_module(module), name), self.run, self.lm)
+
     def load(self) -> Work:
-        """Load the model; the result turns a chunk of inputs into rows."""
+        """Load the run; the result turns a chunk of inputs into rows."""
+        return partial(self.rows, self.loaded())
+
+    @abstractmethod
+    def rows(self, task: Any, start: int, items: list[Any], progress: Progress) -> Rows:
+        """Turn inputs into rows; `start` came before the first one."""
 
     def name(self, item: Any) -> str:
         """The identity of an input."""

@@ -1,7 +1,7 @@
 """`transduce score likelihood` and `transduce rerank`: the probabilities that a run gives to given outputs."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, repeat
@@ -11,12 +11,21 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from transduce.arguments import Group
-from transduce.cli.common import STDIN, Lines, Machine, Runs, checked, each_run, local, side_name
+from transduce.cli.common import Lines, Machine, Runs, check_stdin, checked, each_run, local, side_name
 from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.workers import Progress, Rows, Work
 from transduce.data.speech.manifest import manifest_audio
 from transduce.errors import InputError
 from transduce.tasks.formats import plain_tokens
+
+Kind = Literal["text", "speech", "language model"]
+"""What a run was trained on."""
+
+TASKS = {
+    "language model": "transduce.tasks.generate:Generator",
+    "speech": "transduce.tasks.transcribe:Transcriber",
+    "text": "transduce.tasks.translate:Translator",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,22 +77,21 @@ def score_likelihood(
         format: text: log-probability, a tab, number of tokens. json: an object per line, with the log-probability of
             every token.
     """
-    _check_stdin(files)
+    check_stdin(files)
     if len(files) not in (1, 2):
         raise InputError(f"likelihood takes SRC and HYP, or of a language model HYP alone, but got {len(files)} files")
-    from transduce.run import load_run
-
-    run, alone = local(run), len(files) == 1
-    if alone and load_run(each_run(run)[0]).model.encoder is not None:
+    run = local(run)
+    kind = _kind(run)
+    if len(files) == 1 and kind != "language model":
         raise InputError(
             f"likelihood takes SRC and HYP of a run with an encoder, as {run} is, but got one file; name both"
         )
-    sound = not alone and _takes_sound(run)
-    texts, inputs = Lines(files[-1]), None if alone else _inputs(files[0], sound)
+    texts = Lines(files[-1])
+    inputs = None if len(files) == 1 else _inputs(files[0], kind)
     if inputs is not None and (n := _length(inputs)) != (n_texts := _length(texts)):
         raise InputError(f"every input has one given text, but there are {n} inputs and {n_texts} texts")
     settings = languages.settings()
-    job = Likelihood(run=run, machine=machine, alone=alone, sound=sound, languages=settings, format=format)
+    job = Likelihood(run=run, machine=machine, kind=kind, languages=settings, format=format)
     carry_out(job, Given(texts, inputs), division, inputs=files)
 
 
@@ -97,7 +105,7 @@ def rerank(
     machine: Group[Machine],
     division: Group[Division],
 ) -> None:
-    """Choose among n outputs of every input by what another run thinks of them: where it is too slow to search with.
+    """Choose among n outputs of every input by the scores of another run: where it is too slow to search with.
 
     The score of an output is --own-weight times the score that the list has, plus --weight times the run's (its
     log-probability over its length penalty). What cannot be scored is named on stderr and gives blank lines; the exit
@@ -107,19 +115,19 @@ def rerank(
         source: What was translated; sound by names or manifest.
         lists: As translate --n-best N --scores writes it: score, tab, text; N lines for each line of SRC.
     """
-    _check_stdin([source, lists])
+    check_stdin([source, lists])
     run = local(run)
-    sound = _takes_sound(run)
+    kind = _kind(run)
     texts = Lines(lists)
-    inputs = _inputs(source, sound)
+    inputs = _inputs(source, kind)
     n = _list_length(texts, inputs, side_name(lists), side_name(source))
     settings = languages.settings(backwards=weighing.backwards)
-    job = Reranking(run=run, machine=machine, sound=sound, languages=settings, weighing=weighing)
+    job = Reranking(run=run, machine=machine, kind=kind, languages=settings, weighing=weighing)
     carry_out(job, Given(texts, inputs, n), division, inputs=[source, lists])
 
 
 Item = tuple[Any, list[str | InputError]]
-"""An input and the texts that are given for it; an error stands for a line that is not UTF-8."""
+"""An input and its given texts; an error stands for a line that is not UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -133,70 +141,65 @@ class Given:
     def __iter__(self) -> Iterator[Item]:
         texts = iter(self.texts)
         for each in repeat("") if self.inputs is None else self.inputs:
-            if not (some := list(islice(texts, self.n))):
+            group = list(islice(texts, self.n))
+            if not group:
                 return
-            yield each, some
+            yield each, group
 
 
 @dataclass(frozen=True, kw_only=True)
 class Likelihood(Job):
-    """Texts that are given, to score."""
+    """Given texts to score."""
 
     UNIT = "line"
     UNUSABLE = "lines could not be scored"
     CHUNK = 2000
 
-    alone: bool = False
-    """Whether the texts have no inputs, as those of a language model."""
-    sound: bool = False
-    """Whether the inputs are sound."""
+    kind: Kind
     languages: dict[str, str] = field(default_factory=dict)
     format: Literal["text", "json"] = "text"
 
     def cost(self, item: Item) -> int:
         """Texts; the frames of a sound need the memory of twenty."""
-        return len(item[1]) * (20 if self.sound else 1)
+        return len(item[1]) * (20 if self.kind == "speech" else 1)
 
     def state(self, item: Item) -> str:
-        """How long a sound file is."""
-        return str(Path(item[0]).stat().st_size) if self.sound and Path(item[0]).is_file() else ""
+        """The length of a sound file."""
+        return str(Path(item[0]).stat().st_size) if self.kind == "speech" and Path(item[0]).is_file() else ""
 
     def load(self) -> Work:
-        """Load the model, and check the settings with no text at all."""
-        from transduce.tasks.generate import Generator
-        from transduce.tasks.transcribe import Transcriber
-        from transduce.tasks.translate import Translator
+        """Load the run, and check the settings with no text at all."""
+        task = self.loaded(TASKS[self.kind])
+        self.scored(task, [])
+        return partial(self.rows, task)
 
-        kind: Any = Generator if self.alone else Transcriber if self.sound else Translator
-        loaded = self.machine.load(kind, self.run)
-        self.scored(loaded, [])
-        return partial(self._rows, loaded)
-
-    def _rows(self, loaded: Any, start: int, items: list[Item], progress: Progress) -> Rows:
-        found = _each(partial(self.scored, loaded), items)
-        errors = [f"{self.UNIT} {i}: {each}" for i, each in enumerate(found, start + 1) if isinstance(each, InputError)]
+    def rows(self, task: Any, start: int, items: list[Item], progress: Progress) -> Rows:
+        results = _each(partial(self.scored, task), items)
         progress(len(items), 0)
-        rows = (self.row(each, len(texts)) for each, (_, texts) in zip(found, items, strict=True))
-        return Rows("".join(rows), tuple(errors))
+        errors = [(i, each) for i, each in enumerate(results, start + 1) if isinstance(each, InputError)]
+        rows = (self.row(each, len(texts)) for each, (_, texts) in zip(results, items, strict=True))
+        return Rows("".join(rows), tuple(f"{self.UNIT} {i}: {error}" for i, error in errors))
 
-    def scored(self, loaded: Any, items: list[Item]) -> list[Any]:
-        """What the run says of every item.
+    def scored(self, task: Any, items: list[Item]) -> list[Any]:
+        """The result of every item.
 
         Raises:
             InputError: one of them cannot be scored.
         """
-        inputs, texts = [checked(given) for given, _ in items], [checked(text) for _, (text,) in items]
-        return loaded.score(texts) if self.alone else loaded.score(inputs, texts, **self.languages)
+        inputs = [checked(given) for given, _ in items]
+        texts = [checked(text) for _, (text,) in items]
+        if self.kind == "language model":
+            return list(task.score(texts))
+        return list(task.score(inputs, texts, **self.languages))
 
-    def row(self, found: Any, n: int) -> str:
+    def row(self, result: Any, n: int) -> str:
         """What is written of an item of n texts."""
+        error = isinstance(result, InputError)
         if self.format == "text":
-            return "\n" if isinstance(found, InputError) else f"{found.log_prob:.4f}\t{len(found.tokens)}\n"
-        plain: dict[str, object]
-        if isinstance(found, InputError):
-            plain = {"log_prob": None, "tokens": [], "error": str(found)}
-        else:
-            plain = {"log_prob": found.log_prob, "tokens": plain_tokens(found)}
+            return "\n" if error else f"{result.log_prob:.4f}\t{len(result.tokens)}\n"
+        plain: dict[str, object] = {"log_prob": None, "tokens": [], "error": str(result)}
+        if not error:
+            plain = {"log_prob": result.log_prob, "tokens": plain_tokens(result)}
         return json.dumps(plain, ensure_ascii=False) + "\n"
 
 
@@ -209,7 +212,7 @@ class Reranking(Likelihood):
 
     weighing: Weighing
 
-    def scored(self, loaded: Any, items: list[Item]) -> list[Any]:
+    def scored(self, task: Any, items: list[Item]) -> list[Any]:
         """The lists, the best output first.
 
         Raises:
@@ -219,9 +222,9 @@ class Reranking(Likelihood):
 
         inputs = [checked(given) for given, _ in items]
         rows = [[_scored(checked(text)) for text in texts] for _, texts in items]
-        lists = [[Output(text, score=score) for score, text in some] for some in rows]
+        lists = [[Output(text, score=score) for score, text in row] for row in rows]
         weighing = self.weighing
-        return loaded.rerank(
+        reranked = task.rerank(
             inputs,
             lists,
             weight=weighing.weight,
@@ -229,18 +232,19 @@ class Reranking(Likelihood):
             backwards=weighing.backwards,
             **self.languages,
         )
+        return list(reranked)
 
-    def row(self, found: Any, n: int) -> str:
+    def row(self, result: Any, n: int) -> str:
         """What is written of a list of n outputs."""
-        if isinstance(found, InputError):
+        if isinstance(result, InputError):
             return "\n" * (n if self.weighing.all else 1)
         if not self.weighing.all:
-            return f"{found[0].text}\n"
-        return "".join(f"{output.score:.4f}\t{output.text}\n" for output in found)
+            return f"{result[0].text}\n"
+        return "".join(f"{output.score:.4f}\t{output.text}\n" for output in result)
 
 
 def _each(scored: Callable[[list[Item]], list[Any]], items: list[Item]) -> list[Any]:
-    """What comes of every item, or its error: halves of a list with an error are tried by themselves."""
+    """The result of every item, or its error: halves of a list with an error are tried by themselves."""
     try:
         return scored(items)
     except InputError as error:
@@ -250,19 +254,21 @@ def _each(scored: Callable[[list[Item]], list[Any]], items: list[Item]) -> list[
         return _each(scored, items[:half]) + _each(scored, items[half:])
 
 
-def _takes_sound(run: Path) -> bool:
+def _kind(runs: Path) -> Kind:
     from transduce.run import load_run
 
-    return load_run(each_run(run)[0]).feature_extractor is not None
+    run = load_run(each_run(runs)[0])
+    if run.model.encoder is None:
+        return "language model"
+    return "text" if run.feature_extractor is None else "speech"
 
 
-def _inputs(source: Path, sound: bool) -> Iterable[Any]:
-    """What flows in."""
-    return manifest_audio(source) if sound and source.suffix == ".tsv" else Lines(source)
+def _inputs(source: Path, kind: Kind) -> Iterable[Any]:
+    return manifest_audio(source) if kind == "speech" and source.suffix == ".tsv" else Lines(source)
 
 
 def _list_length(texts: Lines, inputs: Iterable[Any], name: str, source: str) -> int:
-    """How many texts belong to each input.
+    """The number of texts of each input.
 
     Raises:
         InputError: they differ, or the first line has no score.
@@ -295,10 +301,6 @@ def _scored(line: str) -> tuple[float, str]:
         return float(score if tab else "no tab"), text
     except ValueError as error:
         raise InputError(
-            f"a line of a list is a score, a tab and a text, as translate --n-best 5 --scores writes it, but it is {line!r:.60}"
+            "a line of a list is a score, a tab and a text, as translate --n-best 5 --scores writes it, "
+            f"but it is {line!r:.60}"
         ) from error
-
-
-def _check_stdin(files: Sequence[Path]) -> None:
-    if (n := list(files).count(STDIN)) > 1:
-        raise InputError(f"standard input can be read once, but - stands for {n} files; name the others")

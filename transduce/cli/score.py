@@ -10,7 +10,7 @@ from sacrebleu.metrics import CHRF
 from tyro.conf import Positional, arg
 
 from transduce.arguments import Group
-from transduce.cli.common import STDIN, OptionalFile, read_side, side_name
+from transduce.cli.common import OptionalFile, check_stdin, read_side, side_name
 from transduce.config import within
 from transduce.data.text.lines import split_table
 from transduce.errors import InputError
@@ -54,7 +54,7 @@ Reference = Positional[
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What every score can be asked for."""
+    """Options of every score."""
 
     paired: Annotated[Path | None, arg(metavar="OTHER_HYP", help_behavior_hint="")] = None
     """Another system's output, to compare HYP with."""
@@ -64,7 +64,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationOptions(Options):
-    """What a score of translations can be asked for."""
+    """Options of scores of translations."""
 
     lowercase: bool = False
     """Ignore case."""
@@ -72,7 +72,7 @@ class TranslationOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class BleuOptions(TranslationOptions):
-    """What BLEU can be asked for."""
+    """Options of BLEU."""
 
     tokenize: Annotated[Tokenization | None, arg(help_behavior_hint="(default: by the script of REF)")] = None
     """How words are separated: 13a where spaces do it, zh for Chinese, char for any script without spaces; ja-mecab and
@@ -81,7 +81,7 @@ class BleuOptions(TranslationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChrfOptions(TranslationOptions):
-    """What chrF can be asked for."""
+    """Options of chrF."""
 
     word_order: int = 0
     """Longest word n-grams that count beside characters; 2 gives chrF++."""
@@ -89,7 +89,7 @@ class ChrfOptions(TranslationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptOptions(Options):
-    """What an error rate can be asked for."""
+    """Options of error rates."""
 
     normalize: bool = False
     """Ignore case, punctuation (but for apostrophes inside words) and the width of letters and spaces: lower case,
@@ -180,9 +180,9 @@ def _score_transcripts(
     if scoring.report is not None:
         ids = [f", {key}" for key in table.get("id", [])] or [""] * rate.n
         names = [f"line {i}{key}" for i, key in enumerate(ids, start=1)]
-        found = error_report(rate.aligned, names, unit=rate.unit)
-        beginning = f"{rate}\n{_extent(rate, scoring.resamples)}\n\n"
-        scoring.report.write_text(beginning + found, encoding="utf-8", newline="\n")
+        errors = error_report(rate.aligned, names, unit=rate.unit)
+        head = f"{rate}\n{_extent(rate, scoring.resamples)}\n\n"
+        scoring.report.write_text(head + errors, encoding="utf-8", newline="\n")
 
 
 def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list[Path]:
@@ -193,8 +193,7 @@ def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list
             `transcribe` that are not a text a line.
     """
     systems = [hypotheses, *([scoring.paired] if scoring.paired else [])]
-    if (n := [*systems, *others].count(STDIN)) > 1:
-        raise InputError(f"standard input can be read once, but - stands for {n} files; name the others")
+    check_stdin([*systems, *others])
     for path in systems:
         kind = Path(path.name.removesuffix(".gz")).suffix
         if kind.lower() in (".json", ".jsonl", ".srt", ".tsv"):
@@ -208,29 +207,30 @@ def _systems(hypotheses: Path, scoring: Options, others: Sequence[Path]) -> list
 def _print_score(
     measure: Measure, systems: Sequence[Path], references: Sequence[Path], rights: Sequence[Lines], resamples: int
 ) -> Score:
-    """Score one system, or compare two, and print what was found; the score of the first system comes back."""
+    """Score one system, or compare two; print and return the score of the first."""
     sides = [*map(read_side, systems), *rights]
     check_lines(dict(zip(map(side_name, [*systems, *references]), sides, strict=True)))
     if len(systems) == 1:
         score = measure(*sides, resamples=resamples)
         print(f"{score}\n{_extent(score, resamples)}")
         return score
-    found = measure.compare(*sides, resamples=resamples)
-    for score, path in zip((found.system, found.other), systems, strict=True):
+    comparison = measure.compare(*sides, resamples=resamples)
+    for score, path in zip((comparison.system, comparison.other), systems, strict=True):
         print(f"{score}  {side_name(path)}")
-    print(f"{_extent(found.system, resamples)}\n{_verdict(found, measure)}")
-    return found.system
+    print(f"{_extent(comparison.system, resamples)}\n{_verdict(comparison, measure)}")
+    return comparison.system
 
 
 def _extent(score: Score, resamples: int) -> str:
     return score.extent + (f"; in brackets the 95 % interval, {resamples} bootstrap resamples" if resamples else "")
 
 
-def _verdict(found: Comparison, measure: Measure) -> str:
+def _verdict(comparison: Comparison, measure: Measure) -> str:
+    p = comparison.p_value
     return (
-        f"difference {found.difference:+.2f} {found.system.name} ({measure.better} is better), p = {found.p_value:.4f}\n"
+        f"difference {comparison.difference:+.2f} {comparison.system.name} ({measure.better} is better), p = {p:.4f}\n"
         f"If both systems were equally good, the choice of lines alone would give such a lead in "
-        f"{100 * found.p_value:.1f} % of test sets (paired bootstrap, one-sided).\n"
+        f"{100 * p:.1f} % of test sets (paired bootstrap, one-sided).\n"
         f"Below 0.025, the difference is significant at the usual two-sided 5 % level."
     )
 

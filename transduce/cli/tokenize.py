@@ -23,8 +23,8 @@ def tokenize(
     """
     from transduce.run import load_run
 
-    found = load_run(run)
-    tokenizer = found.source_tokenizer if source else found.target_tokenizer
+    contents = load_run(run)
+    tokenizer = contents.source_tokenizer if source else contents.target_tokenizer
     if tokenizer is None:
         raise InputError(f"tokens need a tokenizer, but {run} has none for its {'source' if source else 'target'}")
     lines = checked_lines(*files or [STDIN])

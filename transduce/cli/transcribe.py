@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +29,7 @@ from transduce.cli.common import (
 from transduce.cli.jobs import Division, Job, carry_out
 from transduce.cli.output import first_few
 from transduce.cli.translate import check_token_scores
-from transduce.cli.workers import Progress, Rows, Work
+from transduce.cli.workers import Progress, Rows
 from transduce.config import Common
 from transduce.data.speech.manifest import manifest_audio
 from transduce.data.speech.microphone import check_microphone, record
@@ -180,10 +179,9 @@ def _stream(job: "Transcription", files: Sequence[Audio]) -> None:
     Raises:
         SystemExit: with 1, at the end, if some files could not be used.
     """
-    from transduce.tasks.transcribe import Transcriber
     from transduce.tasks.transcript import Transcript
 
-    transcriber = job.machine.load(Transcriber, job.run, job.lm)
+    transcriber: Transcriber = job.loaded()
     n_bad = 0
     n_cues = 0
     format = job.output.format
@@ -208,6 +206,7 @@ def _stream(job: "Transcription", files: Sequence[Audio]) -> None:
 class Transcription(Job):
     """Sound files to transcribe, or lines of lists of them with columns."""
 
+    TASK = "transduce.tasks.transcribe:Transcriber"
     UNIT = "segment"
     UNUSABLE = "files could not be transcribed"
     CHUNK = 10_000_000  # bytes: five minutes of most WAV files, more where sound is compressed
@@ -231,12 +230,6 @@ class Transcription(Job):
         path = str(item) if isinstance(item, Path) else str(item).partition("\t")[0]
         return os.path.getsize(path) if os.path.isfile(path) else 0  # Path.is_file raises for a name that is too long
 
-    def load(self) -> Work:
-        """Load the transcriber."""
-        from transduce.tasks.transcribe import Transcriber
-
-        return partial(self._rows, self.machine.load(Transcriber, self.run, self.lm))
-
     def read(self, transcriber: Transcriber, files: Sequence[Audio], start: int = 0) -> Iterator[Sound]:
         """Read sounds one after the other; `start` came before the first one."""
         if not self.columns:
@@ -244,7 +237,9 @@ class Transcription(Job):
         sounds, prefixes, phrases = self.columns.split([str(line) for line in files])
         return transcriber.read(sounds, self.decoding, prefix=prefixes, require=phrases, first_sound=start)
 
-    def _rows(self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress) -> Rows:
+    def rows(self, transcriber: Transcriber, start: int, files: list[Audio], progress: Progress) -> Rows:
+        """Transcribe sounds."""
+
         def read() -> Iterator[Sound]:
             for sound in self.read(transcriber, files, start):
                 if not sound.request.part:

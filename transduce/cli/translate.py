@@ -4,7 +4,6 @@ import json
 import logging
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -26,7 +25,7 @@ from transduce.cli.common import (
 )
 from transduce.cli.interactive import check_interactive, interact
 from transduce.cli.jobs import Division, Job, carry_out, stream
-from transduce.cli.workers import Progress, Rows, Work
+from transduce.cli.workers import Progress, Rows
 from transduce.config import Common
 from transduce.errors import InputError
 from transduce.tasks.config import SearchConfig
@@ -154,6 +153,7 @@ def check_token_scores(token_scores: bool, format: str) -> None:
 class Translation(Job):
     """Lines to translate, each a text or the error that there is in place of one."""
 
+    TASK = "transduce.tasks.translate:Translator"
     UNIT = "line"
     UNUSABLE = "lines could not be translated"
     CHUNK = 2000
@@ -162,13 +162,8 @@ class Translation(Job):
     output: TranslationOutput
     columns: Columns
 
-    def load(self) -> Work:
-        """Load the translator."""
-        from transduce.tasks.translate import Translator
-
-        return partial(self._rows, self.machine.load(Translator, self.run, self.lm))
-
-    def _rows(self, translator: "Translator", start: int, items: list[str | InputError], progress: Progress) -> Rows:
+    def rows(self, translator: "Translator", start: int, items: list[str | InputError], progress: Progress) -> Rows:
+        """Translate lines."""
         lines = [item if isinstance(item, str) else "" for item in items]
         errors = [item if isinstance(item, InputError) else None for item in items]
         for i, line in enumerate(lines):

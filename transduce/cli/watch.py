@@ -25,7 +25,7 @@ def watch(run: OwnRun, *, port: int = 8080) -> None:
     """
     within("[0, 65535]", port=port)
     report = Report(run)
-    report.page()  # what is no run is told now
+    report.page()  # raises now where this is no run
     with listening_on(HOST, port) as listening, Server((HOST, port), partial(Handler, report), False) as server:
         server.socket.close()
         server.socket = listening
@@ -57,7 +57,8 @@ class Report:
 
         files = [self.run / name for name in (METRICS, SAMPLES, "test.json", "validation.json")]
         with self.lock:
-            state = [(found.st_mtime_ns, found.st_size) for found in (path.stat() for path in files if path.exists())]
+            status = [path.stat() for path in files if path.exists()]
+            state = [(each.st_mtime_ns, each.st_size) for each in status]
             if not self.last or state != self.state:
                 self.last, self.state = page(self.run).encode("utf-8", "replace"), state
             return self.last
