@@ -30,21 +30,23 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of every sentence, best score first.
 
-    Every step weighs the 2 * beam_size likeliest continuations of a sentence. A continuation that ends counts if it is
-    among the best beam_size. A sentence is done when it has beam_size finished hypotheses and its best active one,
-    scored at its present length, beats none of them; or at its own bound, where active hypotheses fill the places that
-    finished ones left free. Done sentences leave the batch.
+    Every step weighs the 2 * beam_size likeliest continuations of a sentence. A continuation that
+    ends counts if it is among the best beam_size. A sentence is done when it has beam_size finished
+    hypotheses and its best active one, scored at its present length, beats none of them; or at its
+    own bound, where active hypotheses fill the places that finished ones left free. Done sentences
+    leave the batch.
 
     Args:
         scorer: begins with one row per sentence, and has seen all of the prompt but the last token.
         prompts: the tokens before the output, at least BOS, on the device of the search.
         required: the phrases that each output must hold.
-        coverage: the coverage of each row that the scorer has seen; it is never above 0, and is added to the scores of
-            its continuations with the weight `config.coverage_penalty`.
+        coverage: the coverage of each row that the scorer has seen; it is never above 0, and is
+            added to the scores of its continuations with the weight `config.coverage_penalty`.
 
     Raises:
         InputError: there are groups and required phrases.
-    Source: Wu et al. (2016), section 7, for the penalties; transformers' generate for the rule to stop.
+    Source: Wu et al. (2016), section 7, for the penalties; transformers' generate for the rule to
+    stop.
     """
     if required and config.beam_groups > 1:
         raise InputError(

@@ -45,7 +45,12 @@ class Hypotheses:
         """The hypotheses of each sentence; those with a score of -inf do not exist."""
         for columns in zip(self.tokens.tolist(), self.log_prob.tolist(), self.score.tolist(), strict=True):
             yield [
-                Hypothesis(row[: row.index(eos_id)] if eos_id in row else row, log_prob, score, eos_id in row)
+                Hypothesis(
+                    row[: row.index(eos_id)] if eos_id in row else row,
+                    log_prob,
+                    score,
+                    eos_id in row,
+                )
                 for row, log_prob, score in zip(*columns, strict=True)
             ]
 
@@ -57,7 +62,8 @@ def concatenate(parts: Sequence[Hypotheses]) -> Hypotheses:
 
 
 Growth = tuple[Hypotheses, Hypotheses, Int[Tensor, "A K"]]
-"""Active hypotheses after one more token, best first; finished ones; and the ones that the active ones continue."""
+"""Active hypotheses after one more token, best first; finished ones; and the ones that the active
+ones continue."""
 
 
 def grow(
@@ -69,10 +75,11 @@ def grow(
     coverage: Float[Tensor, "A k"] | None = None,
     bias: Float[Tensor, "A n"] | None = None,
 ) -> Growth:
-    """Append one token. A continuation that ends counts if it is among the first ones, as many as may finish.
+    """Append one token; a continuation that ends counts if it is among the best beam_size.
 
     Args:
-        continuations: sorted by their log-probability less `bias`, by which the active ones are chosen.
+        continuations: sorted by their log-probability less `bias`, by which the active ones are
+            chosen.
         penalty: of the new length.
         coverage: what each hypothesis adds to the scores of its continuations.
     """
@@ -156,11 +163,11 @@ class Beams:
         return grow(self.active, self.finished, continuations, self.eos_id, penalty, coverage)
 
     def continuations(self, scores: Tensor, offset: Tensor) -> Continuations:
-        """The 2 * beam_size best, so that at least beam_size active hypotheses remain when others end."""
+        """The 2 * beam_size best: so beam_size active hypotheses remain when others end."""
         return top_k(scores, offset, 2 * self.config.beam_size)
 
     def retire(self) -> Places | None:
-        """Take out the sentences that are done or at their bound; the places of the others, or None for all."""
+        """Take out sentences that are done or at their bound; places of the others, if any left."""
         flags: list[bool] = (self.done | (self.max_lengths <= self.length)).tolist()  # the one host sync of a step
         if not any(flags):
             return None
@@ -175,13 +182,13 @@ class Beams:
         return rest
 
     def assign_slots(self, parents: Int[Tensor, "A K"]) -> Int[Tensor, "A K"]:
-        """Reorder the active hypotheses so that few rows of the scorer's caches move; their parents in that order."""
+        """Reorder the active hypotheses so that few rows of caches move; return their parents."""
         if self.length > 1 and parents.device.type == "cpu":
             self.active, parents = assign_slots(self.active, parents)
         return parents
 
     def best(self) -> list[list[Hypothesis]]:
-        """The n best of every sentence: finished ones, then active ones in the places left free; sorted."""
+        """The n best of every sentence, finished ones before active ones; sorted."""
         capacity = None if self.config.at_max_length == "by_score" else self.groups[0].stop
         best: dict[int, list[Hypothesis]] = {}
         for sentences, finished, active in self.results:
@@ -200,8 +207,8 @@ class Beams:
 def assign_slots(active: Hypotheses, parents: Int[Tensor, "A K"]) -> tuple[Hypotheses, Int[Tensor, "A K"]]:
     """The same hypotheses of every sentence in another order, and their parents.
 
-    The first of those that continue a row takes its place, so that C++ overwrites only rows of its cache that nothing
-    continues.
+    The first of those that continue a row takes its place, so that C++ overwrites only rows of its
+    cache that nothing continues.
     """
     if (cpp := library()) is None:
         return active, parents

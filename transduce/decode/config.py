@@ -14,8 +14,8 @@ STEEPEST = 100.0
 class RulesConfig:
     """Rules for the tokens of an output, in beam search, greedy search and sampling alike.
 
-    Source: Paulus et al. (2018), A deep reinforced model for abstractive summarization, section 2.5, for n-grams;
-    Keskar et al. (2019), CTRL, section 4.1, for the penalty.
+    Source: Paulus et al. (2018), A deep reinforced model for abstractive summarization, section
+    2.5, for n-grams; Keskar et al. (2019), CTRL, section 4.1, for the penalty.
     """
 
     min_length: int = 0
@@ -23,8 +23,8 @@ class RulesConfig:
     no_repeat_ngram: Common[int] = 0
     """No n-gram of this many new tokens comes out twice, where outputs go in circles; 0 = off."""
     repetition_penalty: float = 1.0
-    """Logits of tokens that came before, in a prompt or after it, are divided by it, negative ones multiplied: a softer
-    way out of circles, 1.2 say; 1 = off."""
+    """Logits of tokens that came before, in a prompt or after it, are divided by it, negative ones
+    multiplied: a softer way out of circles, 1.2 say; 1 = off."""
     renormalize: bool = False
     """In beam search, the probability of forbidden tokens is shared among the others."""
     suppress: tuple[int, ...] = ()
@@ -32,7 +32,8 @@ class RulesConfig:
     suppress_first: tuple[int, ...] = ()
     """Ids of tokens that do not come first; that of the end may be among them."""
     forbid: tuple[str, ...] = ()
-    """Phrases that no output holds, not even inside of a word; a space at either end is the end of a word."""
+    """Phrases that no output holds, not even inside of a word; a space at either end is the end of
+    a word."""
 
     def __post_init__(self) -> None:
         at_least(0, min_length=self.min_length, no_repeat_ngram=self.no_repeat_ngram)
@@ -47,8 +48,9 @@ class RulesConfig:
 class BeamConfig:
     """Beam search.
 
-    Source: Wu et al. (2016), Google's neural machine translation system, section 7, for both penalties; Vijayakumar et
-    al. (2018), Diverse beam search for improved description of complex scenes, for groups (Hamming diversity).
+    Source: Wu et al. (2016), Google's neural machine translation system, section 7, for both
+    penalties; Vijayakumar et al. (2018), Diverse beam search for improved description of complex
+    scenes, for groups (Hamming diversity).
     """
 
     beam_size: Common[int] = 5
@@ -56,22 +58,26 @@ class BeamConfig:
     alpha: float = 0.6
     """Exponent of the GNMT length penalty ((5 + length) / 6)^alpha; 0 ranks by log-probability."""
     length_offset: float = 5.0
-    """k in the length penalty ((k + length) / (k + 1))^alpha: 5 is GNMT's, and 0 with alpha = 1 ranks by the mean
-    log-probability of a token, as transformers and fairseq do."""
+    """k in the length penalty ((k + length) / (k + 1))^alpha: 5 is GNMT's, and 0 with alpha = 1
+    ranks by the mean log-probability of a token, as transformers and fairseq do."""
     early_stopping: bool = False
-    """A beam search is over when beam_size hypotheses have ended, though a better one might come, as in transformers."""
+    """A beam search is over when beam_size hypotheses have ended, though a better one might come,
+    as in transformers."""
     coverage_penalty: float = 0.0
-    """Weight of the coverage penalty in beam search (beta; 0.2, say), where outputs leave out parts of the source; 0 = off."""
+    """Weight of the coverage penalty in beam search (beta; 0.2, say), where outputs leave out parts
+    of the source; 0 = off."""
     at_max_length: Literal["finished_first", "by_score"] = "finished_first"
-    """Hypotheses of beam search that the bound on the length cut come out where there are not enough finished ones, or
-    where their score is higher, as in transformers, for outputs that shall be the same as there."""
+    """Hypotheses of beam search that the bound on the length cut come out where there are not
+    enough finished ones, or where their score is higher, as in transformers, for outputs that shall
+    be the same as there."""
     n_best: Common[int] = 1
     """Outputs per source, best first; samples in the order in which they are drawn."""
     beam_groups: int = 1
-    """Parts of the beam, each of which prefers other tokens than those before it (diverse beam search): for n_best outputs
-    that differ in more than a word. It divides beam_size."""
+    """Parts of the beam, each of which prefers other tokens than those before it (diverse beam
+    search): for n_best outputs that differ in more than a word. It divides beam_size."""
     diversity: float = 0.5
-    """Penalty of a token, in nats, for each hypothesis of an earlier group that has just taken it."""
+    """Penalty of a token, in nats, for each hypothesis of an earlier group that has just taken
+    it."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -84,17 +90,18 @@ class BeamConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How logits are changed before a token is drawn; the fields apply in the order temperature, k, p.
+    """Changes of logits before a token is drawn, in the order temperature, k, p.
 
-    Source: Fan et al. (2018), Hierarchical neural story generation, for top-k; Holtzman et al. (2020), The curious case
-    of neural text degeneration, for the nucleus.
+    Source: Fan et al. (2018), Hierarchical neural story generation, for top-k; Holtzman et al.
+    (2020), The curious case of neural text degeneration, for the nucleus.
     """
 
     temperature: Common[float] = 1.0
-    """In sampling, logits are divided by it: below 1 safer, above 1 bolder; 0 always takes the likeliest token (greedy
-    search)."""
+    """In sampling, logits are divided by it: below 1 safer, above 1 bolder; 0 always takes the
+    likeliest token (greedy search)."""
     top_k: Common[int] = 0
-    """In sampling, draw among the k likeliest tokens (more where some are equally likely); 0 = off."""
+    """In sampling, draw among the k likeliest tokens (more where some are equally likely); 0 =
+    off."""
     top_p: Common[float] = 1.0
     """In sampling, draw among the fewest tokens that have this probability together; 1 = off."""
 

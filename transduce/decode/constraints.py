@@ -18,7 +18,8 @@ from transduce.errors import InputError
 NO_RULES = RulesConfig()
 
 LEAST = -1e4
-"""The log-probability of what must come although a model thinks it impossible: not -inf, so that something comes out."""
+"""The log-probability of what must come although a model thinks it impossible: not -inf, so that
+something comes out."""
 
 
 @dataclass
@@ -57,10 +58,10 @@ class Constraints:
     def scores(
         self, scorer: Scorer, last: Tokens, tokens: Int[Tensor, "N L"], sentences: Sequence[int]
     ) -> tuple[Scores, Float[Tensor, " N"]]:
-        """Append the last token to every row; scores of the next in float32 or wider, and their normalizer.
+        """Append the last token to every row; scores of the next, and their normalizer.
 
-        The difference is what a token adds to its hypothesis. Forbidden tokens have -inf; the others are not
-        renormalized unless the rules say so. See `Rule` for the arguments.
+        The difference is what a token adds to its hypothesis. Forbidden tokens have -inf; the
+        others are not renormalized unless the rules say so. See `Rule` for the arguments.
         """
         scores = self.penalize(at_least_float32(scorer.step(last)), tokens, sentences)
         normalizer = scores.new_zeros(len(scores)) if scorer.additive else log_sum_exp(scores)
@@ -105,7 +106,7 @@ class Constraints:
             )
 
     def _force(self, scores: Tensor, free: Tensor, tokens: Tensor, sentences: Sequence[int]) -> None:
-        """Leave rows inside of their prefix its tokens only; `free` has the scores without any rule."""
+        """Leave rows inside of their prefix its tokens; `free` has the scores without rules."""
         n_rows = len(tokens) // len(sentences)
         for row, written in enumerate(tokens.tolist()):
             prefix = self.prefixes[sentences[row // n_rows]]
@@ -116,8 +117,3 @@ class Constraints:
                 impossible = bool((ruled == -math.inf).all())
                 scores[row] = -math.inf
                 scores[row, ids] = free[row, ids].clamp_min(LEAST) if impossible else ruled
-
-
-def length_bounds(lengths: Int[Tensor, " B"], ratio: float, extra: int, *, limit: int) -> Int[Tensor, " B"]:
-    """The most tokens of an output for sources of these lengths: ratio * length + extra, but never above `limit`."""
-    return ((lengths * ratio).long() + extra).clamp(max=limit)

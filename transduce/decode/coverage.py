@@ -11,7 +11,7 @@ from transduce.taps import Taps
 
 
 class CoverageScorer(ModelScorer):
-    """A model's scorer that also sums up its cross-attention, by one layer and the mean of its heads.
+    """A model's scorer that also sums up the cross-attention of one layer, over its heads.
 
     Args:
         layer: the number of the decoder's layer, from 0.
@@ -37,7 +37,8 @@ class CoverageScorer(ModelScorer):
     def coverage(self) -> Float[Tensor, " N"]:
         """The sum over source positions of log(min(1, all attention to it so far)).
 
-        Source: Wu et al. (2016), Google's neural machine translation system, section 7, equation 14.
+        Source: Wu et al. (2016), Google's neural machine translation system, section 7, equation
+        14.
         """
         attention = self.attention.clamp(torch.finfo(torch.float32).tiny, 1.0)
         return attention.log().masked_fill(self.padding, 0.0).sum(dim=1)

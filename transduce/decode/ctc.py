@@ -1,4 +1,4 @@
-"""CTC prefix scores: the probability that a transcript begins with these tokens, whatever the alignment."""
+"""CTC prefix scores: the probability that a transcript begins with these tokens."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from transduce.decode.scorer import Places, Scores, Tokens
 
 @dataclass(frozen=True)
 class Prefixes:
-    """N prefixes of transcripts; natural logs of the probability that frames 1 ... j spell each, j = 0 ... S."""
+    """N prefixes: natural logs of the probability that frames 1 ... j spell each."""
 
     log_p_nonblank: Float[Tensor, "N j"]
     """Summed over the alignments whose frame j is the prefix's last token."""
@@ -34,21 +34,24 @@ class Prefixes:
 
 
 class CTCPrefixScorer:
-    """A scorer of CTC alone: log p(next token | prefix), summed over all alignments, for B sentences.
+    """A scorer of CTC alone: log p(next token | prefix), summed over all alignments.
 
-    The recursions over frames are linear, so cumulative sums solve them; and alpha does not depend on the next token, so
-    one matrix product scores the whole vocabulary. Nothing loops over frames, and no token is left out; but with logits
-    in float32, a continuation less likely than e^-87 may count as impossible.
+    The recursions over frames are linear, so cumulative sums solve them; and alpha does not depend
+    on the next token, so one matrix product scores the whole vocabulary. Nothing loops over frames,
+    and no token is left out; but with logits in float32, a continuation less likely than e^-87 may
+    count as impossible.
 
     Args:
         logits: finite, over vocabulary and blank, at every source position.
         lengths: real source positions of each sentence; without, all are.
         eos_id: gets the probability that the transcript ends here, for CTC itself knows no EOS.
         blank_id: an id that no transcript contains; it never comes next.
-        least: the least log-probability of any other token, where a transcript must hold what CTC may find impossible.
+        least: the least log-probability of any other token, where a transcript must hold what CTC
+            may find impossible.
 
-    Source: Graves et al. (2006), Connectionist temporal classification, section 3.2, for prefix probabilities;
-    Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition, algorithm 2.
+    Source: Graves et al. (2006), Connectionist temporal classification, section 3.2, for prefix
+    probabilities; Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech
+    recognition, algorithm 2.
     """
 
     additive = True
@@ -122,19 +125,19 @@ class CTCPrefixScorer:
         return Prefixes(log_p_nonblank, log_p_blank, (phi + token.diff()).logsumexp(dim=1), tokens)
 
     def _before(self, alpha: Float[Tensor, "N j"]) -> Float[Tensor, "N S"]:
-        """The columns before each frame, j = 0 ... S - 1, with -inf from the sentence's length on."""
+        """The columns before each frame, with -inf from the sentence's length on."""
         beams = len(alpha) // self.n_sentences
         return alpha[:, :-1].masked_fill(self.padding.repeat_interleave(beams, dim=0), -math.inf)
 
     def _cumulative(self, tokens: Tokens) -> Float[Tensor, "N j"]:
-        """The log-probability that frames 1 ... j are all the row's token; in float64, for its differences."""
+        """The log-probability that frames 1 ... j are all the row's token, in float64."""
         index = tokens.view(self.n_sentences, 1, -1).expand(-1, self.log_probs.size(1), -1)
         frames = self.log_probs.gather(2, index).transpose(1, 2).flatten(0, 1)
         return F.pad(frames.double().cumsum(dim=1), (1, 0))
 
 
 def _recursion(phi: Float[Tensor, "N S"], cumulative: Float[Tensor, "N j"]) -> Float[Tensor, "N j"]:
-    """The x of x(j) = (x(j - 1) + phi(j - 1)) * p(j) with x(0) = 0, in logs; `cumulative` is the running product of p."""
+    """The x of x(j) = (x(j-1) + phi(j-1)) p(j), x(0) = 0, in logs; `cumulative`: products of p."""
     x = cumulative[:, 1:] + (phi - cumulative[:, :-1]).logcumsumexp(dim=1)
     return F.pad(x, (1, 0), value=-math.inf)
 

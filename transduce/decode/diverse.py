@@ -1,4 +1,4 @@
-"""Diverse beam search: groups of a beam, each of which prefers other tokens than those before it."""
+"""Diverse beam search: groups of a beam that prefer other tokens than earlier groups."""
 
 import math
 
@@ -10,14 +10,15 @@ from transduce.decode.topk import Continuations, top_k
 
 
 class DiverseBeams(Beams):
-    """Beams in groups, each of which searches with its share of the beam; a sentence is done when all of them are.
+    """Beams in groups, each with its share of the beam; a sentence is done when all of them are.
 
-    A continuation counts as if it was less likely by `diversity` for each active hypothesis of an earlier group that
-    has just taken the same token. Diversity changes the selection, not the final score. A group does not end with a
-    text of an earlier group (in the paper and in transformers it may, and one output comes twice): it goes on to
-    another one.
+    A continuation counts as if it was less likely by `diversity` for each active hypothesis of an
+    earlier group that has just taken the same token. Diversity changes the selection, not the final
+    score. A group does not end with a text of an earlier group (in the paper and in transformers it
+    may, and one output comes twice): it goes on to another one.
 
-    Source: Vijayakumar et al. (2018), Diverse beam search for improved description of complex scenes.
+    Source: Vijayakumar et al. (2018), Diverse beam search for improved description of complex
+    scenes.
     """
 
     def grown(self, scores: Tensor, offset: Tensor, penalty: float, coverage: Tensor | None) -> Growth:

@@ -13,8 +13,8 @@ class Hypothesis:
     tokens: list[int]
     """Without BOS and EOS."""
     log_prob: float
-    """Natural log of the product over all tokens, EOS included where it was reached; nan where it was not computed.
-    Where the scorer is additive, the sum of its scores."""
+    """Natural log of the product over all tokens, EOS included where it was reached; nan where it
+    was not computed. Where the scorer is additive, the sum of its scores."""
     score: float
     """log_prob / length_penalty, by which beam search ranks."""
     finished: bool
@@ -22,7 +22,7 @@ class Hypothesis:
 
 
 def length_penalty(length: int, alpha: float, offset: float = 5.0) -> float:
-    """((offset + length) / (offset + 1)) ** alpha; `length` counts EOS. alpha = 0 compares plain log-probabilities.
+    """((offset + length) / (offset + 1)) ** alpha; `length` counts EOS, and alpha = 0 is off.
 
     Source: Wu et al. (2016), Google's neural machine translation system, section 7.
     """
@@ -30,7 +30,7 @@ def length_penalty(length: int, alpha: float, offset: float = 5.0) -> float:
 
 
 def loops(hypothesis: Hypothesis) -> bool:
-    """Whether the search was cut, or a span comes three times in a row or more, LOOP tokens in all."""
+    """Whether it was cut, or a span comes three times in a row or more, in LOOP tokens."""
     tokens = hypothesis.tokens
     return not hypothesis.finished or any(
         _longest_repetition(tokens, period) >= max(3 * period, LOOP) for period in range(1, len(tokens) // 3 + 1)

@@ -1,4 +1,4 @@
-"""Several scorers as one: ensembles of models, joint CTC/attention search, a language model beside (shallow fusion)."""
+"""Several scorers as one: ensembles, joint CTC/attention search, shallow fusion."""
 
 from collections.abc import Sequence
 
@@ -9,19 +9,22 @@ from transduce.errors import InputError
 
 
 def combined(scorers: Sequence[tuple[float, Scorer]]) -> Scorer:
-    """The weighted sum of the scorers' log-probabilities as one scorer; one of weight 0 is not computed.
+    """The weighted sum of log-probabilities as one scorer; weight 0 is not computed.
 
-    Equal weights that sum to 1 make the ensemble whose probability is the geometric mean of its members'; 1 - w for
-    attention and w for CTC is joint CTC/attention search, where the frames check attention's freedom to skip and
-    repeat; a model at 1 and a language model at less is shallow fusion. One scorer at 1 is returned as it is.
+    Equal weights that sum to 1 make the ensemble whose probability is the geometric mean of its
+    members'; 1 - w for attention and w for CTC is joint CTC/attention search, where the frames
+    check attention's freedom to skip and repeat; a model at 1 and a language model at less is
+    shallow fusion. One scorer at 1 is returned as it is.
 
     Args:
         scorers: pairs of weight and scorer, of one vocabulary and of the same sentences.
 
     Raises:
-        InputError: a weight is negative, all are 0, or the scorers have not the same number of sentences.
-    Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech recognition; Gulcehre et
-    al. (2015), On using monolingual corpora in neural machine translation, section 4.1, for shallow fusion.
+        InputError: a weight is negative, all are 0, or the scorers have not the same number of
+            sentences.
+    Source: Watanabe et al. (2017), Hybrid CTC/attention architecture for end-to-end speech
+    recognition; Gulcehre et al. (2015), On using monolingual corpora in neural machine translation,
+    section 4.1, for shallow fusion.
     """
     weights = [weight for weight, _ in scorers]
     sizes = [scorer.n_sentences for _, scorer in scorers]

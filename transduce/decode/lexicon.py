@@ -1,4 +1,4 @@
-"""The words that an output may be made of, in any tokens; and those of a run, in a file to which one may add others."""
+"""The words that an output may be made of, in any tokens; a run has a file of them."""
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache, partial
@@ -21,8 +21,8 @@ FILE = "lexicon.txt"
 class Lexicon:
     """Outputs are made of these words, with spaces between them.
 
-    Source: Graves and Jaitly (2014), Towards end-to-end speech recognition with recurrent neural networks, section 4,
-    for a search that is restricted to a dictionary.
+    Source: Graves and Jaitly (2014), Towards end-to-end speech recognition with recurrent neural
+    networks, section 4, for a search that is restricted to a dictionary.
 
     Args:
         words: in UTF-8, each without a space.
@@ -36,7 +36,7 @@ class Lexicon:
         self._ruled_out_behind = lru_cache(maxsize=4096)(self._ruled_out)
 
     def ruled_out(self, rows: Sequence[Sequence[int]]) -> Bool[Tensor, "N V"]:
-        """For every row of tokens, the tokens behind which it could not go on to words of the lexicon."""
+        """For every row of tokens, those behind which it could not go on to known words."""
         return torch.stack([self._ruled_out_behind(self.vocabulary.text(row).rpartition(b" ")[2]) for row in rows])
 
     def rule(self, free: Collection[int] = ()) -> Rule:
@@ -80,7 +80,7 @@ def lexicon(tokenizer: Tokenizer, words: tuple[str, ...]) -> Lexicon:
 
 
 def save_lexicon(directory: Path, words: Iterable[str]) -> None:
-    """Write the words into a run directory, one in each line, unless it has some, as a user may have added to them."""
+    """Write the words into a run directory, one in each line, unless it has a lexicon."""
     if words and not (directory / FILE).exists():
         write_file(directory / FILE, "".join(f"{word}\n" for word in words))
 

@@ -1,4 +1,4 @@
-"""N-gram models with backoff, from ARPA files: the log-probability of every next token of every row."""
+"""N-gram models with backoff, from ARPA files."""
 
 import math
 from collections import defaultdict
@@ -13,7 +13,8 @@ from transduce.decode.scorer import Places, Scores, Tokens
 from transduce.errors import InputError
 
 MISSING = -100.0
-"""Log 10 of the probability of tokens that are no words, where the model has no <unk>; it is KenLM's."""
+"""Log 10 of the probability of tokens that are no words, where the model has no <unk>; it is
+KenLM's."""
 
 CACHED = 512
 """Pasts whose next tokens are in memory."""
@@ -22,8 +23,8 @@ CACHED = 512
 class NGrams:
     """An n-gram model whose words are the tokens of a tokenizer.
 
-    <s> and </s> are its BOS and EOS; tokens that are no words of the model are <unk>. p(w | c) is that of the n-gram
-    c w if the model has it, else backoff(c) p(w | c without its first word).
+    <s> and </s> are its BOS and EOS; tokens that are no words of the model are <unk>. p(w | c) is
+    that of the n-gram c w if the model has it, else backoff(c) p(w | c without its first word).
 
     Args:
         lines: of an ARPA file.
@@ -32,16 +33,27 @@ class NGrams:
 
     Raises:
         InputError: it is no ARPA file, or its words are other ones.
-    Source: Katz (1987), Estimation of probabilities from sparse data; Stolcke (2002), SRILM, for the format.
+    Source: Katz (1987), Estimation of probabilities from sparse data; Stolcke (2002), SRILM, for
+    the format.
     """
 
     def __init__(
-        self, lines: Iterable[str], tokens: Sequence[str], *, bos_id: int, eos_id: int, device: torch.device | str
+        self,
+        lines: Iterable[str],
+        tokens: Sequence[str],
+        *,
+        bos_id: int,
+        eos_id: int,
+        device: torch.device | str,
     ) -> None:
         self.bos_id = bos_id
         self.device = device
         self.unknown = len(tokens)
-        words = {word: i for i, word in enumerate(tokens)} | {"<s>": bos_id, "</s>": eos_id, "<unk>": self.unknown}
+        words = {word: i for i, word in enumerate(tokens)} | {
+            "<s>": bos_id,
+            "</s>": eos_id,
+            "<unk>": self.unknown,
+        }
         self.order = 0
         self.backoffs: dict[tuple[int, ...], float] = {}
         following: dict[tuple[int, ...], dict[int, float]] = defaultdict(dict)
@@ -68,7 +80,7 @@ class NGrams:
         self._row = lru_cache(maxsize=CACHED)(self._log_probs)
 
     def log_probs(self, past: Int[Tensor, "N L"]) -> Scores:
-        """The log-probabilities of every next token after these; BOS is one of them where they begin a text."""
+        """The log-probabilities of every next token after these, BOS included."""
         past = torch.where(torch.isin(past.cpu(), self.absent), self.unknown, past.cpu())
         rows = [self._row(tuple(ids)) for ids in past.tolist()]
         return torch.stack(rows)[:, : self.unknown].to(self.device)
@@ -120,7 +132,8 @@ def _read(lines: Iterable[str], words: dict[str, int]) -> Iterator[tuple[tuple[i
 class NGramScorer:
     """A scorer of an n-gram model for B sentences, each of which begins with BOS.
 
-    The first step begins, whatever token it is given; the tokens that the model can look back on are stored.
+    The first step begins, whatever token it is given; the tokens that the model can look back on
+    are stored.
     """
 
     additive = True
@@ -131,7 +144,7 @@ class NGramScorer:
         self.past = torch.empty(n_sentences, 0, dtype=torch.long, device=ngrams.device)
 
     def step(self, tokens: Tokens) -> Scores:
-        """Append one token to every row, but at first only begin, with BOS; log-probabilities of the next."""
+        """Append one token to every row, at first BOS; log-probabilities of the next."""
         new = tokens if self.past.size(1) else torch.full_like(tokens, self.ngrams.bos_id)
         self.past = torch.cat((self.past, new[:, None]), dim=1)[:, -max(1, self.ngrams.order - 1) :]
         return self.ngrams.log_probs(self.past)

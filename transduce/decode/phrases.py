@@ -48,8 +48,9 @@ class Prefix:
 def text_prefix(tokenizer: Tokenizer, text: str) -> Prefix | None:
     """A text as the beginning of an output; None for no text.
 
-    The words before the last one are cut as in training, as it is these tokens that the model knows; the last word may
-    be cut in any way, and go on, for whoever types may be in the middle of it. A space behind it ends it.
+    The words before the last one are cut as in training, as it is these tokens that the model
+    knows; the last word may be cut in any way, and go on, for whoever types may be in the middle of
+    it. A space behind it ends it.
 
     Raises:
         InputError: not all of it has a token.
@@ -93,7 +94,7 @@ class Forbidden:
 
 @lru_cache(maxsize=4)
 def forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...], size: int = 0) -> Forbidden:
-    """The phrases as they stand, and as the tokenizer normalizes them, for a vocabulary of `size` tokens or more."""
+    """The phrases as they stand, and as the tokenizer normalizes them."""
     strings = {phrase.encode() for phrase in phrases}
     for phrase in phrases:
         try:

@@ -1,4 +1,4 @@
-"""Phrases that the output of each sentence must hold, in any tokens, and the beam search that sees to it."""
+"""Phrases that outputs must hold, in any tokens, and the beam search that sees to it."""
 
 import sys
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from transduce.errors import InputError
 class Required:
     """Phrases that the output of each sentence must hold, and the progress of hypotheses with them.
 
-    Progress is the bytes of complete phrases, and of the longest beginning of another one at the end of the hypothesis
-    from where tokens can complete it. Such a token always exists; a hypothesis that takes the one of most progress each
-    time completes all phrases.
+    Progress is the bytes of complete phrases, and of the longest beginning of another one at the
+    end of the hypothesis from where tokens can complete it. Such a token always exists; a
+    hypothesis that takes the one of most progress each time completes all phrases.
 
     Args:
         phrases: those of each sentence.
@@ -69,7 +69,7 @@ class Required:
         return torch.from_numpy(np.stack(progress))
 
     def _progress(self, states: tuple[tuple[bytes, int], ...]) -> np.ndarray:
-        """The progress behind every token, from the state in every phrase, or -1 where it is complete."""
+        """The progress behind every token, from the state in every phrase; -1: complete."""
         complete = begun = np.zeros(len(self.vocabulary.surfaces), dtype=np.int64)
         for phrase, state in states:
             matcher, useful = self._matchers[phrase]
@@ -93,11 +93,13 @@ def required(tokenizer: Tokenizer, phrases: Sequence[Sequence[str]]) -> Required
 class RequiredBeams(Beams):
     """Beams in which only hypotheses with all required phrases may end.
 
-    The places of a sentence are shared out among banks of progress, from none to all: one for the best of each bank,
-    then one for the second best of each, and so on; and the furthest of all always has one.
+    The places of a sentence are shared out among banks of progress, from none to all: one for the
+    best of each bank, then one for the second best of each, and so on; and the furthest of all
+    always has one.
 
-    Source: Post and Vilar (2018), Fast lexically constrained decoding with dynamic beam allocation; Hu et al. (2019),
-    Improved lexically constrained decoding for translation and monolingual rewriting, for the batch.
+    Source: Post and Vilar (2018), Fast lexically constrained decoding with dynamic beam allocation;
+    Hu et al. (2019), Improved lexically constrained decoding for translation and monolingual
+    rewriting, for the batch.
     """
 
     def __init__(self, required: Required, config: BeamConfig, constraints: Constraints, n_sentences: int) -> None:
@@ -124,9 +126,10 @@ class RequiredBeams(Beams):
         return Continuations(best, index % vocab_size, (index // vocab_size).clamp_max(n_rows - 1))
 
     def _allowed(self, total: Tensor, complete: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-        """Leave out incomplete ends, and at a sentence's bound all that is incomplete if anything is complete.
+        """Leave out incomplete ends; at the bound, all that is incomplete if anything is complete.
 
-        A sentence may end incomplete if nothing of it has ended, and the rules leave it nothing but ends.
+        A sentence may end incomplete if nothing of it has ended, and the rules leave it nothing but
+        ends.
         """
         unfinished = self.finished.score[:, 0] == -torch.inf
         stuck = unfinished & (total.masked_fill(ends, -torch.inf) == -torch.inf).all(dim=1)
@@ -140,7 +143,7 @@ class RequiredBeams(Beams):
 def share_out(
     total: Float[Tensor, "A M"], progress: Tensor, ends: Tensor, bank: Tensor, beam_size: int
 ) -> tuple[Tensor, Tensor]:
-    """The beam_size best ends, and beam_size continuations that go on, bank by bank: their values and places.
+    """Values and places of the beam_size best ends, and of as many that go on, bank by bank.
 
     Args:
         total: log-probability of every continuation; the others are of its shape.

@@ -1,4 +1,4 @@
-"""Rules for the next token; a user's own is one more function of this kind, as transformers' LogitsProcessor is."""
+"""Rules for the next token: functions, as transformers' LogitsProcessor; add your own."""
 
 import math
 from collections.abc import Sequence
@@ -19,14 +19,15 @@ class Rule(Protocol):
     Args:
         scores: of the next token of every hypothesis.
         tokens: the new tokens of every hypothesis, of equal number.
-        sentences: numbers of the sentences, each of which has len(tokens) / len(sentences) neighbouring rows.
+        sentences: numbers of the sentences, each of which has len(tokens) / len(sentences)
+            neighbouring rows.
     """
 
     def __call__(self, scores: Scores, tokens: Int[Tensor, "N L"], sentences: Sequence[int]) -> Scores: ...
 
 
 def config_rules(config: RulesConfig, eos_id: int | None, device: torch.device) -> list[Rule]:
-    """The rules of a configuration that are off by default; phrases need a vocabulary (`Forbidden`)."""
+    """The rules of a configuration; those of phrases need a vocabulary (`Forbidden`)."""
     rules: list[Rule] = []
     if config.suppress:
         rules.append(partial(suppress, ids_tensor(config.suppress, device)))
@@ -59,7 +60,8 @@ def min_length(n: int, eos_id: int, scores: Tensor, tokens: Tensor, sentences: S
 def no_repeat_ngram(n: int, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> Tensor:
     """No n-gram comes twice.
 
-    Source: Paulus et al. (2018), A deep reinforced model for abstractive summarization, section 2.5 (there n = 3).
+    Source: Paulus et al. (2018), A deep reinforced model for abstractive summarization, section 2.5
+    (there n = 3).
     """
     length = tokens.size(1)
     if length < n:

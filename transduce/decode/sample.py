@@ -1,4 +1,4 @@
-"""Sampling: the next token drawn from the model's distribution, or from its likeliest part; or greedy search."""
+"""Sampling from a model's distribution, or from its likeliest part; and greedy search."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,8 @@ from transduce.decode.topk import log_sum_exp, top_k
 from transduce.errors import InputError
 
 COLDEST = 1e-6
-"""Logits divided by less would not be finite; by this, all but the likeliest token have no probability left."""
+"""Logits divided by less would not be finite; by this, all but the likeliest token have no
+probability left."""
 
 PLAIN = SamplingConfig()
 GREEDY = SamplingConfig(temperature=0.0)
@@ -41,7 +42,7 @@ def next_tokens(logits: Scores, config: SamplingConfig, uniform: Float[Tensor, "
 
 
 def nucleus(probs: Scores, top_p: float) -> Scores:
-    """The fewest tokens that have the probability top_p together, at their old ratios; of equal ones, the first."""
+    """The fewest tokens that have the probability top_p together, at their old ratios."""
     ordered, index = probs.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered  # of the likelier tokens
     before[:, 0] = -1.0  # rounding never leaves none
@@ -50,7 +51,7 @@ def nucleus(probs: Scores, top_p: float) -> Scores:
 
 
 def draw(probs: Scores, uniform: Float[Tensor, " N"]) -> Tokens:
-    """The first token of each row up to which the probabilities exceed `uniform`, never one of probability 0."""
+    """The first token of each row up to which the probabilities exceed `uniform`."""
     up_to = probs.double().cumsum(-1)
     total = up_to[:, -1:].contiguous()
     level = torch.minimum(uniform.double()[:, None] * total, total.nextafter(torch.zeros_like(total)))
@@ -59,12 +60,13 @@ def draw(probs: Scores, uniform: Float[Tensor, " N"]) -> Tokens:
 
 @dataclass
 class Sampler:
-    """n hypotheses of every sentence, token by token; at temperature 0 it is greedy search, and n = 1.
+    """n samples of every sentence, token by token; at temperature 0, greedy search.
 
     `run` returns them all. For tokens as they come, call `step` while any hypothesis is `running`.
 
-    A sample's random numbers are the first ones of its own generator, one a token: it does not depend on its
-    neighbours, and a longer one begins like the shorter one. Hypotheses that have ended leave the batch.
+    A sample's random numbers are the first ones of its own generator, one a token: it does not
+    depend on its neighbours, and a longer one begins like the shorter one. Hypotheses that have
+    ended leave the batch.
 
     Raises:
         InputError: rngs are not n for each sentence.
@@ -75,13 +77,16 @@ class Sampler:
     prompts: Int[Tensor, "B P"]
     """The tokens before the output, at least BOS."""
     constraints: Constraints
-    """Suppressed tokens leave their probability to the others; without an EOS no step waits for the device."""
+    """Suppressed tokens leave their probability to the others; without an EOS no step waits for the
+    device."""
     sampling: SamplingConfig = PLAIN
     rngs: Sequence[np.random.Generator] = ()
-    """n for every sentence: hypothesis k of sentence b is number b * n + k. None is needed at temperature 0."""
+    """n for every sentence: hypothesis k of sentence b is number b * n + k. None is needed at
+    temperature 0."""
     score: BeamConfig | None = None
-    """The length penalty of the score. None: neither log_prob, which is of the scorer's own distribution (under the
-    repetition penalty), nor score is computed, which saves one pass over the vocabulary a step."""
+    """The length penalty of the score. None: neither log_prob, which is of the scorer's own
+    distribution (under the repetition penalty), nor score is computed, which saves one pass over
+    the vocabulary a step."""
     ends: Callable[[int, int], bool] | None = None
     """Called with the number of a hypothesis and its new token: whether it ends there."""
 
@@ -154,7 +159,7 @@ class Sampler:
         self.scorer.keep(rows)
 
     def run(self) -> list[Hypothesis]:
-        """Step until all have ended; hypotheses in order, without scores (nan) unless they are computed."""
+        """Step until all have ended; hypotheses in order, with scores of nan if not computed."""
         while self.running:
             self.step()
         penalties = self.score or BeamConfig(alpha=0.0)

@@ -18,7 +18,7 @@ Places = Int[Tensor, " M"]
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Scores continuations of N = B * beams rows, sentence by sentence: rows b*beams ... (b+1)*beams-1 are b's.
+    """Scores continuations of N = B * beams rows, of which neighbours are one sentence's.
 
     Search begins with one row per sentence, N = B, and widens to beams with its first `reorder`.
     """
@@ -26,10 +26,11 @@ class Scorer(Protocol):
     n_sentences: int
     """B, the sentences still being searched."""
     additive: bool
-    """True: a hypothesis scores the sum of what `step` returned. False: those are logits, and search normalizes."""
+    """True: a hypothesis scores the sum of what `step` returned. False: those are logits, and
+    search normalizes."""
 
     def step(self, tokens: Tokens) -> Scores:
-        """Append one token to every row; return the scores of the next, which the search may overwrite."""
+        """Append one token to every row; scores of the next, which search may overwrite."""
 
     def reorder(self, rows: Places) -> None:
         """Let row m go on from the past of row rows[m]; rows may repeat and be left out."""
@@ -68,10 +69,11 @@ class ModelScorer:
     """The scorer of one model; a step costs one position.
 
     Args:
-        memory: the encoder's output for B sentences, for a model with an encoder. The first step projects it into the
-            cache and lets go of it.
-        prompts: B rows of one length. The first step reads them, whatever tokens it is given; without them, it reads
-            the first tokens of the search. A language model beside a translation model gets its own BOS so.
+        memory: the encoder's output for B sentences, for a model with an encoder. The first step
+            projects it into the cache and lets go of it.
+        prompts: B rows of one length. The first step reads them, whatever tokens it is given;
+            without them, it reads the first tokens of the search. A language model beside a
+            translation model gets its own BOS so.
 
     Raises:
         InputError: there is neither a memory nor a prompt.

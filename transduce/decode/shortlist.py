@@ -1,4 +1,4 @@
-"""A vocabulary for every batch: the tokens that translations of its source tokens may need, and no others."""
+"""A vocabulary for every batch: the tokens that its translations may need."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ FILE = "shortlist.safetensors"
 class Shortlist:
     """The target tokens that may translate a source token.
 
-    Source: Jean et al. (2015), On using very large target vocabulary for neural machine translation, section 3.3.
+    Source: Jean et al. (2015), On using very large target vocabulary for neural machine
+    translation, section 3.3.
 
     Args:
         table: the likeliest target tokens of every source token.
@@ -36,7 +37,7 @@ class Shortlist:
     def choose(
         self, source: Int[Tensor, "B S"], lengths: Int[Tensor, " B"]
     ) -> tuple[Int[Tensor, " U"], Bool[Tensor, "B U"]]:
-        """The tokens of a batch in ascending order, and which of them each sentence may use, whatever its neighbours."""
+        """The tokens of a batch in ascending order, and which of them each sentence may use."""
         real = torch.arange(source.size(1), device=source.device) < lengths[:, None]
         tokens = self.table[source].masked_fill(~real[:, :, None], int(self.always[0])).flatten(1)
         ids = torch.cat((tokens.flatten(), self.always)).unique()
@@ -49,7 +50,8 @@ class Shortlist:
 class ShortlistScorer(ModelScorer):
     """The scorer of one model over a batch's own vocabulary: token i of the search is ids[i].
 
-    Tokens that a sentence may not use score -inf, so that its scores are those of a vocabulary of its own.
+    Tokens that a sentence may not use score -inf, so that its scores are those of a vocabulary of
+    its own.
 
     Args:
         ids: in ascending order.
@@ -81,7 +83,7 @@ def learn_shortlist(
     n: int = 20,
     frequent: int = 200,
 ) -> Shortlist:
-    """A table from parallel text: the n likeliest translations of every source token, and the most frequent tokens.
+    """A table from parallel text: n translations of every source token, and frequent tokens.
 
     The beginning and the end of a text are always allowed.
     """

@@ -16,11 +16,12 @@ class Timestamps:
     """The rule that tokens of time come in pairs, around every segment of text, and never go back.
 
     Args:
-        timestamp_begin_id: the token of 0 seconds. Tokens of later times follow it; the one before it stands for none.
+        timestamp_begin_id: the token of 0 seconds. Tokens of later times follow it; the one before
+            it stands for none.
         eos_id: the end; tokens of text have lower ids.
 
-    Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision, section 4.5; rules of its
-    program.
+    Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision,
+    section 4.5; rules of its program.
     """
 
     def __init__(self, timestamp_begin_id: int, eos_id: int) -> None:
@@ -50,7 +51,7 @@ class Timestamps:
         return scores
 
     def segments(self, tokens: list[int]) -> list[tuple[float, float | None, list[int]]]:
-        """Each segment of text: its start and end in seconds, and its tokens; None: the end of the sound."""
+        """Start, end (seconds; None: that of the sound) and tokens of each segment of text."""
         segments: list[tuple[float, float | None, list[int]]] = []
         start = 0.0
         text = list[int]()

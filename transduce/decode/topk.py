@@ -1,4 +1,4 @@
-"""The best tokens of many rows, in C++ on a CPU, where nothing is sorted and no second table of the vocabulary's size is made."""
+"""The best tokens of many rows, in C++ on a CPU without a sort or a second table."""
 
 import math
 from ctypes import CDLL

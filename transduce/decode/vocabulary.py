@@ -1,8 +1,8 @@
 """What tokens write, as bytes (UTF-8), and tries of byte strings that tokens walk through.
 
-Phrases are compared as bytes, so every way to spell one counts, and a token may write the end of a phrase and more. A
-text is seen between two spaces, which it does not hold itself: a phrase that begins or ends with a space stands at the
-beginning or the end of a word.
+Phrases are compared as bytes, so every way to spell one counts, and a token may write the end of a
+phrase and more. A text is seen between two spaces, which it does not hold itself: a phrase that
+begins or ends with a space stands at the beginning or the end of a word.
 """
 
 from bisect import bisect_left
@@ -49,9 +49,10 @@ class Vocabulary:
         return self.ordered[first:last]
 
     def ways(self, text: bytes) -> list[list[int]]:
-        """For every place in a text, and its end, the tokens that may come next if all of it shall be written.
+        """For every place in a text, and its end, the tokens that may come next to write all of it.
 
-        The last one may write more. Where there is none, but before the end, the rest cannot be written.
+        The last one may write more. Where there is none, but before the end, the rest cannot be
+        written.
         """
         ways: list[list[int]] = [[] for _ in text]
         for start in reversed(range(len(text))):
@@ -105,7 +106,8 @@ class Trie:
         self.column = np.full(256, len(alphabet))
         self.column[alphabet] = range(len(alphabet))
         self.next = np.full((len(self.children) + 1, len(alphabet) + 1), self.nowhere, dtype=np.int32)
-        """By state and column of a byte, the state that follows; the last row and column lead nowhere."""
+        """By state and column of a byte, the state that follows; the last row and column lead
+        nowhere."""
         for state, children in enumerate(self.children):
             self.next[state, self.column[list(children)]] = list(children.values())
         self.is_end = np.zeros(len(self.next), dtype=bool)
@@ -120,7 +122,7 @@ class Trie:
         return state
 
     def walk(self, state: int, tokens: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
-        """For every token behind this state: the new state, and whether a string ended in the token."""
+        """For every token: the state behind it, and whether a string ended in it."""
         states = np.full(len(tokens.surfaces), state, dtype=np.int32)
         ended = np.zeros(len(states), dtype=bool)
         for ids, column in tokens.columns:
@@ -130,7 +132,7 @@ class Trie:
 
 
 class Matcher(Trie):
-    """Finds strings in what tokens write: a state is the longest end of a text with which a string begins.
+    """Finds strings in texts: a state is the longest end of a text with which one begins.
 
     Source: Aho and Corasick (1975), Efficient string matching.
     """

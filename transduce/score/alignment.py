@@ -1,4 +1,4 @@
-"""Hypothesis against reference, token by token, by jiwer: counts of errors, and a report of them."""
+"""Hypothesis against reference, token by token: counts and a report of errors."""
 
 import math
 from collections import Counter
@@ -23,7 +23,7 @@ CHUNK = 10_000
 
 
 class Errors(NamedTuple):
-    """The edits that turn the reference into the hypothesis, in tokens; `hits` are equal on both sides."""
+    """The edits that turn the reference into the hypothesis, in tokens."""
 
     substitutions: int = 0
     insertions: int = 0
@@ -42,7 +42,7 @@ class Errors(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Percent of the reference; without one, 0 where nothing was inserted, and infinite where something was."""
+        """Percent of the reference; without one, infinite if anything was inserted, else 0."""
         if self.n_reference == 0:
             return math.inf if self.insertions else 0.0
         return 100 * self.total / self.n_reference
@@ -62,10 +62,11 @@ def all_errors(parts: Iterable[Errors]) -> Errors:
 
 
 def align(hypotheses: Sequence[str], references: Sequence[str], *, unit: Unit = "word") -> WordOutput | CharacterOutput:
-    """Align every line with the fewest errors (Levenshtein distance, by jiwer); several such alignments may exist.
+    """Align every line with the fewest errors (Levenshtein distance, by jiwer).
 
-    Words and phones are what white space separates. Characters are Unicode code points, and a space between words is
-    one of them; white space counts as one space however wide it is, and as none at the ends of a line.
+    Words and phones are what white space separates. Characters are Unicode code points, and a space
+    between words is one of them; white space counts as one space however wide it is, and as none at
+    the ends of a line.
     """
     process = jiwer.process_characters if unit == "char" else jiwer.process_words
     rights, outputs = ([" ".join(line.split()) for line in lines] for lines in (references, hypotheses))
@@ -97,11 +98,12 @@ def error_report(
     most: int = 50,
     worst: int | None = None,
 ) -> str:
-    """Every utterance with errors, aligned by jiwer, the worst first; then jiwer's table of the frequent errors.
+    """Utterances with errors, aligned, the worst first; then a table of the frequent errors.
 
     Args:
         names: of the utterances, one for each.
-        most: how many different substitutions, insertions and deletions are listed; neighbouring ones count as one.
+        most: how many different substitutions, insertions and deletions are listed; neighbouring
+            ones count as one.
         worst: how many utterances are shown; None: all that have errors.
     """
     errors = [count_errors(chunks) for chunks in aligned.alignments]

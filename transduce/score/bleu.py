@@ -25,8 +25,8 @@ CHUNK = 200
 class TranslationMeasure(Measure):
     """A corpus measure of sacrebleu for plain, untokenized text; case counts unless `lowercase`.
 
-    Further lists of references are further translations, line by line. The bootstrap is sacrebleu's, with its seed:
-    12345, or the environment's SACREBLEU_SEED.
+    Further lists of references are further translations, line by line. The bootstrap is
+    sacrebleu's, with its seed: 12345, or the environment's SACREBLEU_SEED.
 
     Source: Post (2018), A call for clarity in reporting BLEU scores; Koehn (2004) for the interval.
     """
@@ -64,7 +64,7 @@ class TranslationMeasure(Measure):
         return str(signature)
 
     def interval(self, values: Values) -> tuple[float, float]:
-        """The interval of sacrebleu: as wide as that of the percentiles, but centred on the mean."""
+        """The interval of sacrebleu, as wide as that of percentiles, but around the mean."""
         mean, half = estimate_ci(values)
         return float(mean - half), float(mean + half)
 
@@ -85,7 +85,7 @@ class BleuMeasure(TranslationMeasure):
         return BLEU(lowercase=self.lowercase, tokenize=self.tokenize or "13a")
 
     def with_references(self, references: Sequence[Lines]) -> "BleuMeasure":
-        """BLEU with the tokenization of these references, and a warning where none of them is long enough.
+        """BLEU with the tokenization of these references; warn if none is long enough.
 
         Raises:
             InputError: this tokenization needs a library that is not installed.
@@ -106,7 +106,7 @@ class BleuMeasure(TranslationMeasure):
 
 
 def _ter(*, lowercase: bool) -> TER:
-    """TER in which case counts as it does in BLEU; the sacrebleu command ignores case by default."""
+    """TER in which case counts as in BLEU; the sacrebleu command ignores it by default."""
     return TER(case_sensitive=not lowercase)
 
 

@@ -10,8 +10,8 @@ SEED = 12345
 def resampled_sums(statistics: Float[np.ndarray, "U K"], resamples: int, seed: int | None) -> Float[np.ndarray, "R K"]:
     """The sums of the lines' statistics over draws of as many lines with replacement.
 
-    One draw at a time is in memory, as counts: how often lines with these statistics were drawn. The same number of
-    lines and seed give the same draws, which are those of sacrebleu.
+    One draw at a time is in memory, as counts: how often lines with these statistics were drawn.
+    The same number of lines and seed give the same draws, which are those of sacrebleu.
 
     Source: Efron (1979), Bootstrap methods.
     """
@@ -25,8 +25,8 @@ def resampled_sums(statistics: Float[np.ndarray, "U K"], resamples: int, seed: i
 def p_value(difference: float, leads: Float[np.ndarray, " R"]) -> float:
     """The probability of such a difference, or a larger one, between two equally good systems.
 
-    It is the share of draws whose absolute lead exceeds the mean absolute lead by more than the difference, with one
-    draw added to both, as in sacrebleu; 1 where there is no difference.
+    It is the share of draws whose absolute lead exceeds the mean absolute lead by more than the
+    difference, with one draw added to both, as in sacrebleu; 1 where there is no difference.
 
     Args:
         difference: between the scores of two systems on the whole test set.

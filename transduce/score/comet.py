@@ -1,4 +1,4 @@
-"""COMET by unbabel-comet, imported on first use: a trained model judges source, output and reference."""
+"""COMET by unbabel-comet: a trained model judges source, output and reference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Scores, comparisons of two systems, and measures: statistics of every line, and the value of their sums."""
+"""Scores, comparisons, and measures: statistics of every line, and a value of their sums."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Values = Float[np.ndarray, " k"]
 
 @dataclass(frozen=True)
 class Score:
-    """A score over `n` lines; `low` and `high` end its 95 % interval and are None where none was computed."""
+    """A score over `n` lines; `low` and `high` end its 95 % interval, if it has one."""
 
     name: str
     value: float
@@ -41,7 +41,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two systems on the same lines; `p_value` is one-sided: the chance of such a lead between equally good ones."""
+    """Two systems on the same lines; p is one-sided: the chance of such a lead between equals."""
 
     system: Score
     other: Score
@@ -76,7 +76,7 @@ class Measure(ABC):
         return SEED
 
     def with_sources(self, sources: Lines | None) -> "Measure":
-        """The measure for outputs of these sources, None being sound: itself, where sources are not read."""
+        """The measure for outputs of these sources (None: sound); itself, if it reads none."""
         return self
 
     def with_references(self, references: Sequence[Lines]) -> "Measure":
@@ -137,7 +137,7 @@ class Measure(ABC):
         *more: Lines,
         resamples: int = 1000,
     ) -> Comparison:
-        """Test whether two systems differ by more than the choice of lines explains: paired bootstrap.
+        """Test by paired bootstrap whether two systems differ by more than the choice of lines.
 
         Raises:
             InputError: as for a score, or `resamples` is below 100.
@@ -180,7 +180,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def check_lines(sides: Mapping[str, Lines]) -> None:
-    """Check that line k of one side can belong to line k of every other; the keys name the sides in the error.
+    """Check that line k of one side can belong to line k of every other; keys name sides.
 
     Raises:
         InputError: a side is one string or empty, or the numbers of lines differ.

@@ -16,7 +16,8 @@ SCRIPTS: dict[Tokenization, str] = {
     "ko-mecab": "\u1100-\u11ff\u3130-\u318f\uac00-\ud7af",
     "char": "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf",
 }
-"""Letters of Chinese; of Japanese alone; of Korean; of Thai, Lao, Tibetan, Burmese, Khmer, Tai Le and Tai Tham."""
+"""Letters of Chinese; of Japanese alone; of Korean; of Thai, Lao, Tibetan, Burmese, Khmer, Tai Le
+and Tai Tham."""
 
 LETTERS = {name: re.compile(f"[{span}]") for name, span in SCRIPTS.items()}
 
@@ -31,11 +32,13 @@ LIBRARIES: dict[Tokenization, tuple[str, str]] = {
 def tokenization(texts: Iterable[str]) -> Tokenization:
     """The tokenization for references of this script.
 
-    13a where words are separated by spaces; zh for Chinese; ja-mecab and ko-mecab for Japanese and Korean where their
-    libraries are installed, else char; char for other scripts without spaces between words. The majority of the letters
-    decides; text with at least one kana in ten such letters is Japanese.
+    13a where words are separated by spaces; zh for Chinese; ja-mecab and ko-mecab for Japanese and
+    Korean where their libraries are installed, else char; char for other scripts without spaces
+    between words. The majority of the letters decides; text with at least one kana in ten such
+    letters is Japanese.
 
-    Source: the choices that sacrebleu makes by target language (Post 2018); char for Thai as in WAT (Nakazawa et al. 2021).
+    Source: the choices that sacrebleu makes by target language (Post 2018); char for Thai as in WAT
+    (Nakazawa et al. 2021).
     """
     counts = dict.fromkeys(SCRIPTS, 0)
     n_letters = 0

@@ -11,10 +11,11 @@ from transduce.score.wer import cer, wer
 
 
 def utilities(measure: str, texts: Sequence[str]) -> Float[np.ndarray, "n n"]:
-    """Row i, column j: the measure of text i against text j; an error rate is negative, so more is better.
+    """Row i, column j: the measure of text i against text j; error rates are negative.
 
-    BLEU and chrF are sacrebleu's of one sentence, BLEU with the n-grams that a short one has (effective order). Errors
-    are counted in percent of the reference, of which a blank one has one token.
+    BLEU and chrF are sacrebleu's of one sentence, BLEU with the n-grams that a short one has
+    (effective order). Errors are counted in percent of the reference, of which a blank one has one
+    token.
     """
     n = len(texts)
     if measure in ("bleu", "chrf"):

@@ -20,7 +20,7 @@ APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ`´", "'"))
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorRate(Score):
-    """Errors in percent of the reference, over `n` utterances; lower is better, and more than 100 is possible."""
+    """Errors in percent of the reference, over `n` utterances; more than 100 is possible."""
 
     unit: Unit
     utterances: list[Errors] = field(repr=False)
@@ -31,7 +31,7 @@ class ErrorRate(Score):
 
     @property
     def aligned(self) -> WordOutput | CharacterOutput:
-        """The alignment of every utterance, computed anew: that of many utterances takes much memory."""
+        """The alignment of every utterance, computed anew, as it takes much memory."""
         return align(self.hypotheses, self.references, unit=self.unit)
 
     @property
@@ -53,7 +53,7 @@ class ErrorRate(Score):
         )
 
     def by_group(self, labels: Sequence[str]) -> dict[str, list[Errors]]:
-        """The errors of the utterances by their labels; the group with the highest rate stands first.
+        """The errors of the utterances by their labels, the group with the highest rate first.
 
         Raises:
             InputError: there are more labels than utterances, or fewer.
@@ -93,10 +93,11 @@ class ErrorRate(Score):
 class ErrorRateMeasure(Measure):
     """Substitutions, insertions and deletions in percent of the tokens of the reference.
 
-    A blank hypothesis is all deletions; tokens beside a blank reference are insertions. Bootstrap draws without a token
-    in the reference are left out of the interval.
+    A blank hypothesis is all deletions; tokens beside a blank reference are insertions. Bootstrap
+    draws without a token in the reference are left out of the interval.
 
-    Source: Bisani and Ney (2004), Bootstrap estimates for confidence intervals in ASR performance evaluation.
+    Source: Bisani and Ney (2004), Bootstrap estimates for confidence intervals in ASR performance
+    evaluation.
     """
 
     higher_is_better: bool = False
@@ -167,8 +168,9 @@ class ErrorRateMeasure(Measure):
 def normalized(text: str) -> str:
     """Text without inaudible differences: case, punctuation, the width of letters and spaces.
 
-    Unicode NFKC and lower case; every punctuation mark becomes a space, except that apostrophes inside a word stay
-    (’, ‘, ʼ, ` and ´ all become '); white space is squeezed. Accents, digits and symbols such as $ stay.
+    Unicode NFKC and lower case; every punctuation mark becomes a space, except that apostrophes
+    inside a word stay (’, ‘, ʼ, ` and ´ all become '); white space is squeezed. Accents, digits and
+    symbols such as $ stay.
     """
     text = unicodedata.normalize("NFKC", text.translate(APOSTROPHES)).translate(APOSTROPHES)
     text = unicodedata.normalize("NFKC", text.lower())
@@ -177,11 +179,12 @@ def normalized(text: str) -> str:
 
 
 def english_normalizer() -> Callable[[str], str]:
-    """Whisper's normalization of English: case, punctuation, fillers, contractions, numbers, British spelling.
+    """Whisper's normalization of English: case, punctuation, fillers, numbers, spelling.
 
     Raises:
         InputError: the library whisper-normalizer is not installed.
-    Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision, appendix C.
+    Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision,
+    appendix C.
     """
     try:
         from whisper_normalizer.english import EnglishTextNormalizer
