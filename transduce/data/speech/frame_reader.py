@@ -149,9 +149,8 @@ def make_feature_extractor(
     paths = [r.audio for r in recordings if r.seconds <= max_seconds]
     errors = cache.fill(paths, plain, workers=workers)
     if len(errors) == len(set(paths)):
-        reason = next(iter(errors.values()), "there are none")
-        if recordings and not errors:
-            reason = f"of {len(recordings)} recordings none lasts {max_seconds:g} s or less"
+        none = f"of {len(recordings)} recordings none lasts {max_seconds:g} s or less"
+        reason = next(iter(errors.values()), none if recordings else "there are none")
         raise InputError(f"normalize={config.normalize} needs training data that can be used, but none can: {reason}")
     log_mels = (cache.get(path, plain) for path in paths if path not in errors)
     usable = (log_mel for log_mel in log_mels if config.seconds(len(log_mel)) <= max_seconds + ROUNDING)

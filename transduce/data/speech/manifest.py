@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -176,7 +177,8 @@ def split(
         InputError: there is one speaker or recording only, or `share` is not between 0 and 1.
     """
     within("(0, 1)", share=share)
-    names = [r.speaker if unit == "speakers" else r.id for r in recordings]
+    name_of = attrgetter("speaker" if unit == "speakers" else "id")
+    names = [*map(name_of, recordings)]
     groups = sorted(set(names)) if unit == "speakers" else names
     if len(groups) < 2:
         other = "hold out recordings (hold_out=recordings)" if unit == "speakers" else "look at leave_out"
@@ -185,10 +187,8 @@ def split(
         )
     n = min(max(round(share * len(groups)), 1), len(groups) - 1)
     held_out = {groups[i] for i in np.random.default_rng(seed).permutation(len(groups))[:n]}
-    train, valid = (
-        [r for r, name in zip(recordings, names, strict=True) if (name in held_out) is out] for out in (False, True)
-    )
-    return train, valid
+    valid = [r for r in recordings if name_of(r) in held_out]
+    return [r for r in recordings if name_of(r) not in held_out], valid
 
 
 @dataclass(frozen=True, kw_only=True)
