@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from transduce.cli.main import main
-from transduce.interop.families import FAMILIES
 from transduce.interop.settings import SETTINGS
 
 
@@ -16,15 +15,11 @@ def test_help_and_page_name_every_kind(capsys):
     with pytest.raises(SystemExit):
         main(["import", "--help"])
     told = re.findall(r"\w+", capsys.readouterr().out)
-    for kind in FAMILIES:
+    for kind in SETTINGS:
         assert kind in told and f"`{kind}`" in page
 
 
-def test_every_family_has_settings():
-    assert FAMILIES.keys() == SETTINGS.keys()
-
-
-ALL = " or ".join(map(repr, FAMILIES))
+ALL = " or ".join(map(repr, SETTINGS))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from transduce.cli.main import main
 from transduce.errors import InputError
 from transduce.files import read_json, read_weights
 from transduce.interop.config_json import read_settings
-from transduce.interop.families import FAMILIES, read_model
+from transduce.interop.families import read_model
 from transduce.interop.settings import SETTINGS
 
 pytestmark = pytest.mark.usefixtures("transformers")
@@ -230,7 +230,7 @@ WRITTEN_OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", SETTINGS)
 def test_defaults_are_those_of_transformers(kind):
     import transformers
 

@@ -22,16 +22,17 @@ def import_run(
     from transduce.config import from_dict
     from transduce.files import save_weights
     from transduce.interop.config_json import read_settings
-    from transduce.interop.families import FAMILIES, read_run
+    from transduce.interop.families import read_run
+    from transduce.interop.settings import SETTINGS
     from transduce.run import WEIGHTS, Run, save_run
     from transduce.tasks.config import GenerationConfig, SearchConfig
 
     if len(words) not in (2, 3):
         raise InputError(f"import takes [KIND] HF_DIRECTORY RUN, but got {' '.join(words) or 'nothing'}")
     directory, run = map(Path, words[-2:])
-    if unknown := {*words[:-2]} - {*FAMILIES}:
-        raise InputError(f"KIND must be one of {', '.join(FAMILIES)}, but it is {unknown.pop()!r}")
-    settings = read_settings(directory, words[:-2] or FAMILIES)
+    if unknown := {*words[:-2]} - {*SETTINGS}:
+        raise InputError(f"KIND must be one of {', '.join(SETTINGS)}, but it is {unknown.pop()!r}")
+    settings = read_settings(directory, words[:-2] or SETTINGS)
     check_new(run)
     model, source, target, decoding, features = read_run(directory, settings)
     experiment = {"imported": settings.model_type} | ({"decoding": decoding} if decoding else {})

@@ -13,7 +13,7 @@ from transduce.data.text.sentencepiece_bpe import SentencePieceTokenizer
 from transduce.errors import InputError
 from transduce.files import write_file
 from transduce.interop.config_json import read_settings, their_settings
-from transduce.interop.encoder_decoder import piece_tokenizer, read_model as read_model
+from transduce.interop.encoder_decoder import piece_tokenizer, read_model
 from transduce.interop.generation import (
     GENERATION,
     Generation,

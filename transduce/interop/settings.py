@@ -20,7 +20,11 @@ class Settings:
         dataclass(frozen=True, kw_only=True)(cls)
 
 
-class GPT2Settings(Settings):
+class LanguageModelSettings(Settings):
+    """Of all decoders alone."""
+
+
+class GPT2Settings(LanguageModelSettings):
     """Of GPT-2."""
 
     n_positions: int
@@ -40,7 +44,7 @@ class GPT2Settings(Settings):
     eos_token_id: tuple[int, ...] = (50256,)
 
 
-class LlamaLikeSettings(Settings):
+class LlamaLikeSettings(LanguageModelSettings):
     """What Llama and the models like it have in common."""
 
     hidden_size: int
@@ -122,7 +126,7 @@ class OlmoSettings(LlamaLikeSettings):
     eos_token_id: tuple[int, ...] = (50279,)
 
 
-class OPTSettings(Settings):
+class OPTSettings(LanguageModelSettings):
     """Of OPT."""
 
     hidden_size: int
@@ -140,7 +144,7 @@ class OPTSettings(Settings):
     layer_norm_elementwise_affine: bool = True
 
 
-class XGLMSettings(Settings):
+class XGLMSettings(LanguageModelSettings):
     """Of XGLM."""
 
     d_model: int

@@ -195,42 +195,43 @@ def _read_features(directory: Path) -> FeatureSettings:
 
 
 def _whisper_tokenizer(directory: Path, generation: WhisperGeneration, vocab_size: int) -> ImportedTokenizer:
-    """Byte-level BPE, in which tokens of time are no text; English is transcribed where nothing else is said."""
+    """Byte-level BPE, in which tokens of time are no text; by default, English is transcribed."""
     plain = json.loads(JSONTokenizer.load(directory).model)
     for token in plain["added_tokens"]:
         token["special"] = token["special"] or MARK.fullmatch(token["content"]) is not None
     ids = {token["content"]: token["id"] for token in plain["added_tokens"]}
-    names = [PLAIN]
-    languages = {name.strip("<|>"): i for name, i in generation.lang_to_id.items()}
+    names = [START, PLAIN]
+    languages: dict[str, int] = {}
     if vocab_size >= 51865 if generation.is_multilingual is None else generation.is_multilingual:
-        language, task = generation.language, generation.task
-        if language is None and task is None:
-            language, task = _forced(directory, generation, {i: name for name, i in ids.items()})
-        language = (language or "en").strip("<|>").lower()
-        words = NAMES.split()
-        language = dict(zip(words[::2], words[1::2], strict=True)).get(language.replace(" ", "_"), language)
+        languages = {name.strip("<|>"): i for name, i in generation.lang_to_id.items()}
+        language, task = _language_and_task(directory, generation, ids)
         if languages and language not in languages:
             raise refusal(directory, "language", f"one of {', '.join(languages)}", language)
-        names = [f"<|{language}|>", f"<|{(task or 'transcribe').strip('<|>')}|>", PLAIN]
-    else:
-        languages = {}
-    if missing := [name for name in (START, *names) if name not in ids]:
-        raise InputError(f"{directory} must have the tokens {' '.join((START, *names))}, but it has no {missing[0]}")
+        names = [START, f"<|{language}|>", f"<|{task}|>", PLAIN]
+    if missing := [name for name in names if name not in ids]:
+        raise InputError(f"{directory} must have the tokens {' '.join(names)}, but it has no {missing[0]}")
     end = JSONTokenizer(json.dumps(plain).encode()).required("eos_id")[0]
     return ImportedTokenizer.of(
         {"tokenizer": plain},
         size=vocab_size,
         special={"bos": ids[START], "eos": end, "pad": end, "unk": end},
-        opening=[ids[name] for name in names],
+        opening=[ids[name] for name in names[1:]],
         languages=languages,
         place="first",
     )
 
 
-def _forced(directory: Path, generation: WhisperGeneration, names: dict[int, str]) -> tuple[str | None, str | None]:
-    """The tokens of language and task, as older directories have them."""
-    pairs = generation.forced_decoder_ids
-    if any(i is not None and i not in names for _, i in pairs):
-        raise refusal(directory, "forced_decoder_ids", "pairs of a place and an id of this vocabulary", pairs)
-    forced = {place: names[i] for place, i in pairs if i is not None}
-    return forced.get(1), forced.get(2)
+def _language_and_task(directory: Path, generation: WhisperGeneration, ids: dict[str, int]) -> tuple[str, str]:
+    """The code of the language and the task; older directories have them as pairs of a place and an id."""
+    language, task = generation.language, generation.task
+    if language is None and task is None:
+        names = {i: name for name, i in ids.items()}
+        pairs = generation.forced_decoder_ids
+        if any(i is not None and i not in names for _, i in pairs):
+            raise refusal(directory, "forced_decoder_ids", "pairs of a place and an id of this vocabulary", pairs)
+        forced = {place: names[i] for place, i in pairs if i is not None}
+        language, task = forced.get(1), forced.get(2)
+    language = (language or "en").strip("<|>").lower()
+    words = NAMES.split()
+    codes = dict(zip(words[::2], words[1::2], strict=True))
+    return codes.get(language.replace(" ", "_"), language), (task or "transcribe").strip("<|>")
