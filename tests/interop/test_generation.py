@@ -33,7 +33,7 @@ CONFIG = {"eos_token_id": 2, "num_beams": 7, "min_length": None, "hidden_size": 
 def read(directory: Path, **settings: object) -> Generation:
     (directory / "config.json").write_text(json.dumps(CONFIG))
     (directory / "generation_config.json").write_text(json.dumps(settings))
-    return read_generation(directory, SETTINGS, Generation)
+    return read_generation(directory, SETTINGS)
 
 
 def test_every_setting_of_transformers_is_known(tmp_path):
@@ -59,7 +59,7 @@ def test_what_nothing_knows_is_named_and_config_json_is_read_where_there_is_no_o
     assert read(tmp_path, chat_format="x", _from_model_config=True) == Generation(eos_token_id=(2,))
     assert caplog.messages == [f"{tmp_path}/generation_config.json has chat_format, which nothing here knows: not read"]
     (tmp_path / "generation_config.json").unlink()
-    assert read_generation(tmp_path, SETTINGS, Generation) == Generation(eos_token_id=(2,), num_beams=7)
+    assert read_generation(tmp_path, SETTINGS) == Generation(eos_token_id=(2,), num_beams=7)
 
 
 @pytest.mark.parametrize(

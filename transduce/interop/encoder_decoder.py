@@ -74,7 +74,7 @@ def read_run(directory: Path, settings: BARTSettings) -> Imported:
     Source: Fan et al. (2021), M2M-100; NLLB team (2022); Lewis et al. (2020), BART; Liu et al. (2020), mBART.
     """
     model = read_model(directory, settings)
-    generation = read_generation(directory, settings, Generation)
+    generation = read_generation(directory, settings)
     source, target = _tokenizers(directory, generation, settings.vocab_size)
     n_forced = 1 if target.opens_by_language else len(target.opening)
     return Imported(model, source, target, read_decoding(directory, generation, settings.vocab_size, n_forced=n_forced))

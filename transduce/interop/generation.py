@@ -6,19 +6,18 @@ A setting that would change outputs, and has no equal here, is refused by its na
 import json
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from transduce.errors import InputError
 from transduce.files import read_json
 from transduce.interop.config_json import CONFIG, known_fields
-from transduce.interop.settings import EncoderDecoderSettings, Settings
+from transduce.interop.settings import EncoderDecoderSettings, Settings, WhisperSettings
 from transduce.model.config import TransformerConfig
 
 GENERATION = "generation_config.json"
 
-AnyGeneration = TypeVar("AnyGeneration", bound="Generation")
 logger = logging.getLogger("transduce")
 
 
@@ -48,6 +47,14 @@ class Generation:
     temperature: float = 1.0
     top_k: int = 50
     top_p: float = 1.0
+    # of Whisper
+    is_multilingual: bool | None = None
+    language: str | None = None
+    task: str | None = None
+    lang_to_id: dict[str, int] = field(default_factory=dict)
+    forced_decoder_ids: tuple[tuple[int, int | None], ...] = ()
+    """Language and task as older directories have them: places in the output and ids."""
+    return_timestamps: bool = False
 
     @property
     def end_id(self) -> int:
@@ -59,21 +66,11 @@ class Generation:
         return {"bos": self.decoder_start_token_id, "eos": self.end_id, "pad": self.pad_token_id, "unk": unk}
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhisperGeneration(Generation):
-    """The same of a Whisper, whose outputs begin with a language and a task."""
-
-    is_multilingual: bool | None = None
-    language: str | None = None
-    task: str | None = None
-    lang_to_id: dict[str, int] = field(default_factory=dict)
-    forced_decoder_ids: tuple[tuple[int, int | None], ...] = ()
-    """Language and task as older directories have them: places in the output and ids."""
-    return_timestamps: bool = False
-
-
 IN_CONFIG = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_decoder_ids")
 """The settings that config.json gives where generation_config.json leaves them out."""
+
+OF_WHISPER = ("forced_decoder_ids", "return_timestamps")
+"""The settings that mean something to a Whisper, and are refused in other models."""
 
 RULES = {
     "no_repeat_ngram_size": "no_repeat_ngram",
@@ -161,18 +158,16 @@ WITHOUT_EFFECT = {
 """Settings that say how outputs are computed, not what they are."""
 
 
-def read_generation(directory: Path, settings: Settings, kind: type[AnyGeneration]) -> AnyGeneration:
+def read_generation(directory: Path, settings: Settings) -> Generation:
     """Read generation_config.json, or, in older directories without one, such settings in config.json.
 
     Args:
         settings: those of config.json.
-        kind: the settings that the model knows.
 
     Raises:
         InputError: a setting has no equal here, or an encoder-decoder model has several ends of texts.
     """
-    names = {each.name for each in fields(kind)}
-    known = {*names, *NEUTRAL, *DRAWN, *WITHOUT_EFFECT}
+    known = {*vars(Generation()), *NEUTRAL, *DRAWN, *WITHOUT_EFFECT}
     path = directory / GENERATION
     config = read_json(directory / CONFIG)
     stored = read_json(path) if path.is_file() else {name: config[name] for name in known if name in config}
@@ -180,12 +175,13 @@ def read_generation(directory: Path, settings: Settings, kind: type[AnyGeneratio
     if unknown := [name for name in stored if name not in known]:
         logger.warning("%s has %s, which nothing here knows: not read", path, ", ".join(sorted(unknown)))
     config |= vars(settings)
-    inherited = {name: config[name] for name in IN_CONFIG if name in config and name in names}
+    inherited = {name: config[name] for name in IN_CONFIG if name in config}
     plain = inherited | stored
     for name, value in (NEUTRAL | (DRAWN if plain.get("do_sample") else {})).items():
-        if name not in names and plain.get(name, value) != value:
+        own = name in OF_WHISPER and isinstance(settings, WhisperSettings)
+        if not own and plain.get(name, value) != value:
             raise refusal(directory, name, json.dumps(value), plain[name])
-    generation = known_fields(kind, plain, path)
+    generation = known_fields(Generation, plain, path)
     if isinstance(settings, EncoderDecoderSettings):
         ends = generation.eos_token_id
         single = len(ends) == 1 and settings.eos_token_id == ends

@@ -20,7 +20,7 @@ from transduce.data.text.json_tokenizer import JSONTokenizer
 from transduce.errors import InputError
 from transduce.files import copy_weights
 from transduce.interop.config_json import CONFIG, known_fields, our_config, our_fields, require_value, their_settings
-from transduce.interop.generation import Generation, read_generation, read_sampling
+from transduce.interop.generation import read_generation, read_sampling
 from transduce.interop.names import GPT2, LLAMA, OPT, PHI3, XGLM, named_weights
 from transduce.interop.pretrained import (
     TOKENIZER,
@@ -180,7 +180,7 @@ def read_run(directory: Path, settings: Settings) -> Imported:
         InputError: as `read_model`; or there is no tokenizer, or nothing in it ends texts as config.json says.
     """
     model = read_model(directory, settings)
-    generation = read_generation(directory, settings, Generation)
+    generation = read_generation(directory, settings)
     if isinstance(settings, GPT2Settings):
         tokenizer: Tokenizer = _gpt2_tokenizer(directory, settings)
     else:

@@ -16,7 +16,6 @@ from transduce.interop.config_json import read_settings, their_settings
 from transduce.interop.encoder_decoder import piece_tokenizer, read_model
 from transduce.interop.generation import (
     GENERATION,
-    Generation,
     generation_settings,
     read_decoding,
     read_generation,
@@ -82,7 +81,7 @@ def read_run(directory: Path, settings: MarianSettings) -> Imported:
         InputError: the model has parts that a Transformer here lacks, or a file is missing or does not fit it.
     """
     model = read_model(directory, settings)
-    generation = read_generation(directory, settings, Generation)
+    generation = read_generation(directory, settings)
     starts = (generation.pad_token_id, generation.end_id)
     require_settings(
         directory,

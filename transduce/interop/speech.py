@@ -20,7 +20,7 @@ from transduce.errors import InputError
 from transduce.files import read_json
 from transduce.interop.config_json import known_fields, our_config, our_fields, require_equal, require_value
 from transduce.interop.encoder_decoder import piece_tokenizer
-from transduce.interop.generation import Generation, WhisperGeneration, read_decoding, read_generation, refusal
+from transduce.interop.generation import Generation, read_decoding, read_generation, refusal
 from transduce.interop.names import SPEECH2TEXT, WHISPER
 from transduce.interop.pretrained import TOKENIZER, Imported, read_optional
 from transduce.interop.settings import Speech2TextSettings, SpeechSettings, WhisperSettings
@@ -143,7 +143,7 @@ def _whisper(directory: Path, settings: SpeechSettings) -> Imported:
         )
     model = read_model(directory, settings)
     size = settings.vocab_size
-    generation = read_generation(directory, settings, WhisperGeneration)
+    generation = read_generation(directory, settings)
     tokenizer = _whisper_tokenizer(directory, generation, size)
     timestamps = generation.return_timestamps
     n_given = 1 + len(tokenizer.opening) - timestamps
@@ -169,7 +169,7 @@ def _speech2text(directory: Path, settings: SpeechSettings) -> Imported:
         normalize="utterance" if plain.do_ceptral_normalize else "none",
     )
     model = read_model(directory, settings)
-    generation = read_generation(directory, settings, Generation)
+    generation = read_generation(directory, settings)
     if read_optional(directory / TOKENIZER).get("do_upper_case"):
         raise InputError(f"do_upper_case must be False, but in {directory} it is True")
     forced = generation.forced_bos_token_id
@@ -194,7 +194,7 @@ def _read_features(directory: Path) -> FeatureSettings:
     return settings
 
 
-def _whisper_tokenizer(directory: Path, generation: WhisperGeneration, vocab_size: int) -> ImportedTokenizer:
+def _whisper_tokenizer(directory: Path, generation: Generation, vocab_size: int) -> ImportedTokenizer:
     """Byte-level BPE, in which tokens of time are no text; by default, English is transcribed."""
     plain = json.loads(JSONTokenizer.load(directory).model)
     for token in plain["added_tokens"]:
@@ -221,7 +221,7 @@ def _whisper_tokenizer(directory: Path, generation: WhisperGeneration, vocab_siz
     )
 
 
-def _language_and_task(directory: Path, generation: WhisperGeneration, ids: dict[str, int]) -> tuple[str, str]:
+def _language_and_task(directory: Path, generation: Generation, ids: dict[str, int]) -> tuple[str, str]:
     """The code of the language and the task; older directories have them as pairs of a place and an id."""
     language, task = generation.language, generation.task
     if language is None and task is None:
