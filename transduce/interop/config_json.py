@@ -1,6 +1,7 @@
-"""config.json in and out: settings of transformers are fields of a TransformerConfig under other names.
+"""config.json in and out: its settings are fields of a TransformerConfig under other names.
 
-config.json leaves out settings that have their defaults, and anybody may have written it. So it is read in one place.
+config.json leaves out settings that have their defaults, and anybody may have written it. So it is
+read in one place.
 """
 
 from collections.abc import Collection, Iterable
@@ -26,7 +27,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Our name of each activation that transformers and a Transformer here both have, by the name in transformers."""
+"""Our name of each activation that both have, by the name in transformers."""
 
 FIELDS = {
     "n_embd": "d_model",
@@ -127,8 +128,8 @@ def read_settings(directory: Path, kinds: Iterable[str] = SETTINGS) -> Settings:
         kinds: The values that model_type may have.
 
     Raises:
-        InputError: the directory holds another kind of model, a setting has another type, or it would silently give
-            other numbers here.
+        InputError: the directory holds another kind of model, a setting has another type, or it
+            would silently give other numbers here.
     """
     plain = read_json(directory / CONFIG)
     kind = plain.get("model_type")
@@ -169,7 +170,7 @@ def require_value(settings: object, name: str, allowed: Collection[Any], directo
 
 
 def require_equal(settings: object, one: str, other: str, directory: Path, way_out: str = "") -> None:
-    """Raise InputError unless two settings, for which a Transformer here has a single field, are equal."""
+    """Raise InputError unless two settings are equal; here, one field stands for both."""
     values = getattr(settings, one), getattr(settings, other)
     if values[0] != values[1]:
         raise InputError(f"{one} must equal {other}, but in {directory} they are {values[0]} and {values[1]}{way_out}")

@@ -1,7 +1,8 @@
-"""Write models for CTranslate2, an engine in C++ for translation and text generation: weights, vocabularies, tokenizers.
+"""Write models for CTranslate2, an engine in C++ for translation and text generation.
 
-Its attention and feed-forward have the layout of ours, so no number changes. Positions are written as a table with
-max_positions rows, since the sinusoids that it makes by itself are all sines, then all cosines.
+Its attention and feed-forward have the layout of ours, so no number changes. Positions are written
+as a table with max_positions rows, since the sinusoids that it makes by itself are all sines, then
+all cosines.
 """
 
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ CARRIED = {
 
 
 def export_ctranslate2(model: Transformer, directory: Path, *, source: Tokenizer | None, target: Tokenizer) -> None:
-    """Write a directory that ctranslate2.Translator loads, or, of a decoder alone, ctranslate2.Generator.
+    """Write what ctranslate2.Translator loads, or ctranslate2.Generator for a decoder alone.
 
     The tokenizers' own files are beside it, under the names that a run has for them.
 
@@ -94,8 +95,9 @@ def write_ctranslate2(
 
     Args:
         source: the names of the encoder's tokens; None: those of the decoder.
-        settings: of CTranslate2's config.json: which of the names are bos_token, eos_token and unk_token, "" where there
-            is none, and, of a model with an encoder, decoder_start_token and add_source_eos.
+        settings: of CTranslate2's config.json: which of the names are bos_token, eos_token and
+            unk_token, "" where there is none, and, of a model with an encoder, decoder_start_token
+            and add_source_eos.
 
     Raises:
         InputError: as for `export_ctranslate2`.

@@ -1,6 +1,7 @@
-"""Read encoder-decoder models of text as transformers saves them: those that come from fairseq, and Marian's weights.
+"""Read encoder-decoder models of text as transformers saves them; most come from fairseq.
 
-They are M2M-100, NLLB, BART, mBART, Pegasus and Blenderbot. The numbers stay the same.
+They are M2M-100, NLLB, BART, mBART, Pegasus and Blenderbot, and the weights of Marian. The numbers
+stay the same.
 """
 
 import json
@@ -28,12 +29,14 @@ LANGUAGE = re.compile("[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")
 """What tags of languages look like in NLLB and mBART: eng_Latn, en_XX."""
 
 M2M100 = {
-    "m2m100": "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu "
-    "hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd "
-    "si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu",
+    "m2m100": "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
+    "gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml "
+    "mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th "
+    "tl tn tr uk ur uz vi wo xh yi yo zh zu",
     "wmt21": "en ha is ja cs ru zh de",
 }
-"""The languages of M2M-100 and of its models for WMT21 (`language_codes`), in the order of their tags, which no file has."""
+"""Languages in the order of their tags, which no file has, by `language_codes`: of M2M-100 and of
+its models for WMT21."""
 
 
 def read_model(directory: Path, settings: BARTSettings) -> Transformer:
@@ -66,12 +69,14 @@ def read_model(directory: Path, settings: BARTSettings) -> Transformer:
 
 
 def read_run(directory: Path, settings: BARTSettings) -> Imported:
-    """Read a model and its tokenizer: tokenizer.json, or sentencepiece.bpe.model and vocab.json of M2M-100.
+    """Read a model and its tokenizer.
 
     Raises:
-        InputError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
-            safetensors; or a file of the tokenizer is missing or does not fit the model.
-    Source: Fan et al. (2021), M2M-100; NLLB team (2022); Lewis et al. (2020), BART; Liu et al. (2020), mBART.
+        InputError: the directory holds another kind of model, one with parts that a Transformer
+            here lacks, or no safetensors; or a file of the tokenizer is missing or does not fit the
+            model.
+    Source: Fan et al. (2021), M2M-100; NLLB team (2022); Lewis et al. (2020), BART; Liu et al.
+    (2020), mBART.
     """
     model = read_model(directory, settings)
     generation = read_generation(directory, settings)
@@ -84,7 +89,7 @@ class Vocabulary(NamedTuple):
     """What the files say of the tokens of both sides."""
 
     make: Callable[..., ImportedTokenizer]
-    """Makes a tokenizer of these tokens; its other arguments are those of `ImportedTokenizer.of`."""
+    """Makes a tokenizer of these tokens from the other arguments of `ImportedTokenizer.of`."""
     unk_id: int | None
     special_ids: set[int]
     languages: dict[str, int]
@@ -158,9 +163,10 @@ def _tokenizers(directory: Path, generation: Generation, size: int) -> tuple[Imp
 
 
 def _without_ids_from(size: int, plain: dict[str, Any]) -> dict[str, Any]:
-    """A tokenizer.json without added tokens for which a model has no vector, and without the token right behind its last one.
+    """A tokenizer.json without the tokens for which a model has no vector.
 
-    So bart-large-cnn has no vector for <mask>. More tokens than these would be those of another model.
+    These are added tokens, and the one right behind its last one.     So bart-large-cnn has no
+    vector for <mask>. More tokens than these would be those of another model.
     """
     beyond = {token["content"] for token in plain["added_tokens"] if token["id"] >= size}
     if isinstance(vocab := plain["model"]["vocab"], dict):
@@ -208,7 +214,7 @@ def piece_tokenizer(
 
 
 def read_table(path: Path, size: int) -> list[str]:
-    """The pieces by id of a vocab.json, which has an id for each piece; "" for ids of the `size` that it does not name.
+    """The pieces of a vocab.json by their ids, which are below `size`; "" where there is none.
 
     Raises:
         InputError: it is something else, or has an id beyond.

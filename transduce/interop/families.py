@@ -1,4 +1,4 @@
-"""Read a directory as transformers' save_pretrained writes it: the settings in its config.json say which module does."""
+"""Read a directory as transformers' save_pretrained writes it, by the module for its settings."""
 
 from pathlib import Path
 
@@ -13,7 +13,8 @@ def read_model(directory: Path) -> Transformer:
     """Read config.json and the weights, in one file or in shards, as a model in evaluation mode.
 
     Raises:
-        InputError: the directory holds a model that cannot be read, or one with parts that a Transformer here lacks.
+        InputError: the directory holds a model that cannot be read, or one with parts that a
+            Transformer here lacks.
     """
     settings = read_settings(directory)
     if isinstance(settings, LanguageModelSettings):
@@ -31,7 +32,8 @@ def read_run(directory: Path, settings: Settings) -> Imported:
         settings: those of config.json, which `read_settings` gives.
 
     Raises:
-        InputError: as `read_model`; or a file of the tokenizer is missing or does not fit the model.
+        InputError: as `read_model`; or a file of the tokenizer is missing or does not fit the
+            model.
     """
     if isinstance(settings, LanguageModelSettings):
         return language_models.read_run(directory, settings)

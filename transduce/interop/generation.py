@@ -1,4 +1,6 @@
-"""generation_config.json in and out: settings of transformers' generate as fields of SearchConfig or GenerationConfig.
+"""generation_config.json in and out: how transformers' generate searches or samples.
+
+Its settings become fields of SearchConfig, or, of a decoder alone, of GenerationConfig.
 
 A setting that would change outputs, and has no equal here, is refused by its name.
 """
@@ -159,13 +161,14 @@ WITHOUT_EFFECT = {
 
 
 def read_generation(directory: Path, settings: Settings) -> Generation:
-    """Read generation_config.json, or, in older directories without one, such settings in config.json.
+    """Read generation_config.json, or, in older directories, its settings in config.json.
 
     Args:
         settings: those of config.json.
 
     Raises:
-        InputError: a setting has no equal here, or an encoder-decoder model has several ends of texts.
+        InputError: a setting has no equal here, or an encoder-decoder model has several ends of
+            texts.
     """
     known = {*vars(Generation()), *NEUTRAL, *DRAWN, *WITHOUT_EFFECT}
     path = directory / GENERATION
@@ -197,7 +200,7 @@ def refusal(directory: Path, name: str, rule: str, value: object) -> InputError:
 
 
 def require_settings(directory: Path, generation: Generation, *checks: tuple[str, str, bool]) -> None:
-    """Raise InputError unless all checks hold; each has a setting, its rule, and whether it holds."""
+    """Raise InputError unless all checks hold: a setting, its rule, and whether it holds."""
     for name, rule, holds in checks:
         if not holds:
             raise refusal(directory, name, rule, getattr(generation, name))
@@ -212,15 +215,17 @@ def read_decoding(
     n_forced: int = 0,
     n_positions: int | None = None,
 ) -> dict[str, Any]:
-    """How an encoder-decoder model is searched, as transformers' generate does it: fields of SearchConfig.
+    """The fields of SearchConfig by which an encoder-decoder model is searched as in `generate`.
 
-    Where no max_length is named, lengths are bounded as always here: transformers would cut after 20 tokens. Its
-    n-grams begin with the first tokens, and an end that is forced at max_length is counted; here they are not.
+    Where no max_length is named, lengths are bounded as always here: transformers would cut after
+    20 tokens. Its n-grams begin with the first tokens, and an end that is forced at max_length is
+    counted; here they are not.
 
     Args:
         n_given: tokens that stand before every output there, the first one included.
         n_forced: tokens that every output is made to begin with. Transformers counts them.
-        n_positions: tokens that an output may have at most, those given included, where max_length does not count those.
+        n_positions: tokens that an output may have at most, those given included, where max_length
+            does not count those.
 
     Raises:
         InputError: a setting has no equal here.
@@ -265,7 +270,7 @@ def _check_search(directory: Path, generation: Generation, beam: bool) -> None:
 
 
 def read_sampling(directory: Path, generation: Generation, config: TransformerConfig) -> dict[str, Any]:
-    """How a decoder alone goes on from a prompt, as transformers' generate does it: fields of GenerationConfig.
+    """The fields of GenerationConfig by which a decoder alone goes on as in `generate`.
 
     Raises:
         InputError: a setting has no equal here.
@@ -323,7 +328,7 @@ def _read_rules(directory: Path, generation: Generation, vocab_size: int) -> dic
 
 
 def generation_settings(decoding: dict[str, Any], suppressed: Collection[int]) -> dict[str, Any]:
-    """The rules of a run, and, where it searches as transformers does, its search, as generation_config.json has them.
+    """Translate the rules of a run, and its search, if it searches as transformers does.
 
     Args:
         decoding: fields of SearchConfig.

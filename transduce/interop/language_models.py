@@ -1,7 +1,7 @@
-"""Read and write decoders alone as transformers saves them: GPT-2, Llama and the models like it, OPT and XGLM.
+"""Read and write language models as transformers saves them: GPT-2, Llama and others, OPT, XGLM.
 
-No number changes. GPT-2's linear maps (class "Conv1D" in transformers) store their matrices transposed. OPT and XGLM come
-from fairseq, and their layers are those of its BART.
+No number changes. GPT-2's linear maps (class "Conv1D" in transformers) store their matrices
+transposed. OPT and XGLM come from fairseq, and their layers are those of its BART.
 """
 
 import json
@@ -67,9 +67,10 @@ def read_model(directory: Path, settings: Settings) -> Transformer:
 
     Raises:
         InputError: the model has parts that a Transformer here lacks, or there are no weights.
-    Source: Radford et al. (2019), GPT-2; Touvron et al. (2023), LLaMA; Yang et al. (2024), Qwen2; Yang et al. (2025),
-    Qwen3; Jiang et al. (2023), Mistral 7B; Gemma team (2024), Gemma; Abdin et al. (2024), Phi-3; Groeneveld et al.
-    (2024), OLMo; Zhang et al. (2022), OPT; Lin et al. (2022), XGLM; file format of transformers' save_pretrained.
+    Source: Radford et al. (2019), GPT-2; Touvron et al. (2023), LLaMA; Yang et al. (2024), Qwen2;
+    Yang et al. (2025), Qwen3; Jiang et al. (2023), Mistral 7B; Gemma team (2024), Gemma; Abdin et
+    al. (2024), Phi-3; Groeneveld et al. (2024), OLMo; Zhang et al. (2022), OPT; Lin et al. (2022),
+    XGLM; file format of transformers' save_pretrained.
     """
     if isinstance(settings, OPTSettings):
         return _read_opt(directory, settings)
@@ -106,7 +107,7 @@ def _our_config(settings: Settings, directory: Path) -> TransformerConfig:
 
 
 def _rotation(settings: LlamaLikeSettings, directory: Path) -> dict[str, Any]:
-    """How positions rotate; older files have rope_theta beside rope_scaling, newer ones rope_parameters."""
+    """How positions rotate: older files have rope_scaling, newer ones rope_parameters."""
     rope = settings.rope_parameters or settings.rope_scaling or {}
     ours = {"rotary_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -156,7 +157,7 @@ def _read_opt(directory: Path, settings: OPTSettings) -> Transformer:
 
 
 def _unproject(weights: dict[str, Tensor], settings: OPTSettings, directory: Path) -> dict[str, Tensor]:
-    """Multiply a narrow table by the maps between it and the layers, which gives one for the input, one for the output."""
+    """Multiply a narrow table by the maps before and behind the layers."""
     if settings.tie_word_embeddings:
         weights = share_table(weights, TABLES, directory)
     size = settings.vocab_size
@@ -174,10 +175,11 @@ def _unproject(weights: dict[str, Tensor], settings: OPTSettings, directory: Pat
 
 
 def read_run(directory: Path, settings: Settings) -> Imported:
-    """Read a model, its tokenizer (tokenizer.json, or vocab.json and merges.txt) and how prompts go on.
+    """Read a model, its tokenizer and how prompts go on.
 
     Raises:
-        InputError: as `read_model`; or there is no tokenizer, or nothing in it ends texts as config.json says.
+        InputError: as `read_model`; or there is no tokenizer, or nothing in it ends texts as
+            config.json says.
     """
     model = read_model(directory, settings)
     generation = read_generation(directory, settings)
@@ -199,10 +201,11 @@ def _gpt2_tokenizer(directory: Path, settings: GPT2Settings) -> JSONTokenizer:
 
 
 def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> Tokenizer:
-    """The tokenizer.json, in which nothing but what begins and ends this model's texts is special by its name.
+    """The tokenizer.json, whose only special tokens are those that begin and end texts.
 
-    A vocabulary of a family names more tokens so than one model uses: those of chats, say, which no text shows. Where
-    the names do not say what begins and ends texts, the tokenizer has the ids beside it.
+    A vocabulary of a family names more tokens so than one model uses: those of chats, say, which no
+    text shows. Where the names do not say what begins and ends texts, the tokenizer has the ids
+    beside it.
 
     Args:
         ends: what ends texts; of several, the one that tokenizer_config.json names, else the first.
@@ -239,12 +242,13 @@ def _text_tokenizer(directory: Path, ends: tuple[int, ...], vocab_size: int) -> 
 
 
 def export_gpt2(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None) -> None:
-    """Write a directory that GPT2LMHeadModel.from_pretrained reads: config.json, model.safetensors, tokenizer.json.
+    """Write a directory that GPT2LMHeadModel.from_pretrained reads.
 
     In a model without biases, zeros take their places.
 
     Raises:
-        InputError: the model is not a GPT-2; the message lists the fields that differ from a GPT-2's.
+        InputError: the model is not a GPT-2; the message lists the fields that differ from a
+            GPT-2's.
     """
     config = model.config
     check_decoder_alone(config, "GPT-2")
@@ -267,9 +271,10 @@ def export_gpt2(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer
 
 
 def export_llama(model: Transformer, directory: Path, *, tokenizer: JSONTokenizer | None = None) -> None:
-    """Write what from_pretrained of LlamaForCausalLM reads, or of Qwen2, Qwen3 or Mistral, if it has their parts.
+    """Write what LlamaForCausalLM reads, or Qwen2, Qwen3 or Mistral, if it has their parts.
 
-    Embeddings that the model multiplies by sqrt(d_model) are so multiplied, and stand beside the output table.
+    Embeddings that the model multiplies by sqrt(d_model) are so multiplied, and stand beside the
+    output table.
 
     Raises:
         InputError: the model is none of them; the message lists the fields that differ.

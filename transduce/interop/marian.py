@@ -1,4 +1,4 @@
-"""Read and write Marian translation models (opus-mt) as transformers saves them. The numbers stay the same."""
+"""Read and write Marian translation models (opus-mt) as transformers saves them."""
 
 import json
 from copy import deepcopy
@@ -64,8 +64,8 @@ def import_marian(directory: Path) -> Marian:
     """Read config.json and the weights, in one file or in shards, of a MarianMTModel.
 
     Raises:
-        InputError: the directory holds another kind of model, one with parts that a Transformer here lacks, or no
-            weights.
+        InputError: the directory holds another kind of model, one with parts that a Transformer
+            here lacks, or no weights.
     Source: Junczys-Dowmunt et al. (2018), Marian; file format of transformers' save_pretrained.
     """
     settings = read_settings(directory, ["marian"])
@@ -75,10 +75,12 @@ def import_marian(directory: Path) -> Marian:
 
 
 def read_run(directory: Path, settings: MarianSettings) -> Imported:
-    """Read a MarianMTModel with its MarianTokenizer: source.spm, target.spm, vocab.json and perhaps target_vocab.json.
+    """Read a MarianMTModel with its MarianTokenizer: source.spm, target.spm, vocab.json and perhaps
+    target_vocab.json.
 
     Raises:
-        InputError: the model has parts that a Transformer here lacks, or a file is missing or does not fit it.
+        InputError: the model has parts that a Transformer here lacks, or a file is missing or does
+            not fit it.
     """
     model = read_model(directory, settings)
     generation = read_generation(directory, settings)
@@ -106,7 +108,8 @@ def export_marian(
     target: Tokenizer,
     decoding: dict[str, Any] | None = None,
 ) -> bool:
-    """Write what MarianMTModel.from_pretrained reads, and, with SentencePiece, MarianTokenizer.from_pretrained.
+    """Write what MarianMTModel.from_pretrained reads, and, with SentencePiece,
+    MarianTokenizer.from_pretrained.
 
     Args:
         source: of the encoder; the same as `target` where both sides share one.
@@ -195,7 +198,7 @@ def _write_tokenizers(directory: Path, source: Tokenizer, target: Tokenizer, max
 
 
 def sentencepiece_of(tokenizer: Tokenizer) -> bytes | None:
-    """The SentencePiece model of a tokenizer of ours, or of one that came with a Marian; None: it is another kind."""
+    """The SentencePiece model of a tokenizer; None: it is of another kind."""
     if isinstance(tokenizer, ImportedTokenizer):
         return tokenizer.sentencepiece()
     return tokenizer.model if isinstance(tokenizer, SentencePieceTokenizer) else None

@@ -1,4 +1,4 @@
-"""Names of tensors in the files of other libraries, by ours: one table per family, for reading and for writing."""
+"""Names of tensors in other libraries: one table per family, for reading and for writing."""
 
 import re
 
@@ -9,7 +9,8 @@ from transduce.model.linear import FusedLinear, split_rows
 from transduce.model.transformer import Transformer
 
 Names = dict[str, str]
-"""By the name of a parameter, or of a module, or of one map of a fused module, its name there. {} is a layer's number."""
+"""By the name of a parameter, or of a module, or of one map of a fused module, its name there. {}
+is a layer's number."""
 
 GPT2: Names = {
     "target_input.weight": "transformer.wte.weight",
@@ -121,8 +122,8 @@ CTRANSLATE2: Names = {
 def named_weights(model: Transformer, names: Names) -> dict[str, Tensor]:
     """The parameters of a model under the names of a family; they share memory with the model's.
 
-    Rows that only fill up a table of tokens are left out. A table that is tied stands under each of its names. GPT-2's
-    linear maps are stored transposed.
+    Rows that only fill up a table of tokens are left out. A table that is tied stands under each of
+    its names. GPT-2's linear maps are stored transposed.
     """
     theirs: dict[str, Tensor] = {}
     n_rows = {"target_input.weight": model.vocab_size, "output": model.vocab_size}

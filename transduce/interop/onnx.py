@@ -1,4 +1,4 @@
-"""Write models as ONNX: the encoder, and one step of the decoder with its cache, for any runtime that reads ONNX."""
+"""Write models as ONNX: the encoder, and one step of the decoder with its cache."""
 
 import warnings
 from collections.abc import Collection
@@ -119,15 +119,18 @@ def export_onnx(
     target: Tokenizer,
     suppress: Collection[int] = (),
 ) -> None:
-    """Write step.onnx, of a model with an encoder encoder.onnx, and config.json with what a search needs to know.
+    """Write step.onnx, of a model with an encoder encoder.onnx, and config.json with what a search
+    needs to know.
 
     Args:
         suppress: ids that the run never writes, beside those that have no text.
 
-    Batches and lengths may have any size, up to the model's max_positions where positions come from a table.
+    Batches and lengths may have any size, up to the model's max_positions where positions come from
+    a table.
 
     Raises:
-        InputError: the library onnx is not installed, or the model has no decoder, or parts that are not written.
+        InputError: the library onnx is not installed, or the model has no decoder, or parts that
+            are not written.
     """
     config = model.config
     check_tokens(config, "ONNX")

@@ -1,4 +1,4 @@
-"""Directories as transformers' save_pretrained writes them: settings in config.json, weights in safetensors files."""
+"""Directories as transformers' save_pretrained writes them, and what formats can express."""
 
 import json
 from collections.abc import Collection
@@ -30,7 +30,8 @@ class Imported(NamedTuple):
     source_tokenizer: Tokenizer | None
     target_tokenizer: Tokenizer
     decoding: dict[str, Any]
-    """How the model is searched by default: fields of SearchConfig, or, of a decoder alone, of GenerationConfig."""
+    """How the model is searched by default: fields of SearchConfig, or, of a decoder alone, of
+    GenerationConfig."""
     feature_extractor: FeatureExtractor | None = None
     """How sound becomes frames, where the source is no text."""
 
@@ -75,7 +76,8 @@ def check_same(stored: TransformerConfig, config: TransformerConfig, free: set[s
     """Raise InputError unless the configuration of a model is the one that another format stores.
 
     Args:
-        free: the fields that may differ, beside those of `TRAINING` and those that say how tables are stored.
+        free: the fields that may differ, beside those of `TRAINING` and those that say how tables
+            are stored.
         name: of the format.
     """
     free = free | TRAINING | {"tie", "decoder.input.multiple"}
@@ -88,8 +90,8 @@ def check_carried(config: TransformerConfig, carried: Collection[str], name: str
     """Raise InputError where a model has a part that another format cannot express.
 
     Args:
-        carried: the fields that the format has; those of `TRAINING` may have any value, too, and all others must have
-            their defaults. Both halves have the same kind of positions.
+        carried: the fields that the format has; those of `TRAINING` may have any value, too, and
+            all others must have their defaults. Both halves have the same kind of positions.
         name: of the format.
     """
     for half in ("encoder", "decoder"):

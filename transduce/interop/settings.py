@@ -1,4 +1,4 @@
-"""The settings in config.json that are read, by model_type, with the types and the defaults of transformers."""
+"""The settings of config.json by model_type, with the types and defaults of transformers."""
 
 from dataclasses import dataclass
 from typing import Any

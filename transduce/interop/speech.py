@@ -1,7 +1,8 @@
-"""Read Whisper and Speech2Text models as transformers saves them. The numbers stay the same; names and order change.
+"""Read Whisper and Speech2Text models as transformers saves them. The numbers stay the same; names
+and order change.
 
-As in Marian's models (see encoder_decoder.py), position vectors are all sines, then all cosines; so everything that reads from the
-residual stream or writes to it is reordered.
+As in Marian's models (see encoder_decoder.py), position vectors are all sines, then all cosines; so
+everything that reads from the residual stream or writes to it is reordered.
 """
 
 import json
@@ -29,24 +30,28 @@ from transduce.model.inputs import ConvolvedInput
 from transduce.model.transformer import Transformer
 
 START, PLAIN = "<|startoftranscript|>", "<|notimestamps|>"
-"""What stands first before every transcript of a Whisper, and last before one without times. Between them one of many
-languages has the language of the speech, and what to do."""
+"""What stands first before every transcript of a Whisper, and last before one without times.
+Between them one of many languages has the language of the speech, and what to do."""
 
 MARK = re.compile(r"<\|.*\|>")
 """Whisper's tokens that are no text: those of time, too."""
 
 NAMES = (
-    "english en chinese zh german de spanish es russian ru korean ko french fr japanese ja portuguese pt turkish tr polish pl "
-    "catalan ca dutch nl arabic ar swedish sv italian it indonesian id hindi hi finnish fi vietnamese vi hebrew he ukrainian uk "
-    "greek el malay ms czech cs romanian ro danish da hungarian hu tamil ta norwegian no thai th urdu ur croatian hr bulgarian "
-    "bg lithuanian lt latin la maori mi malayalam ml welsh cy slovak sk telugu te persian fa latvian lv bengali bn serbian sr "
-    "azerbaijani az slovenian sl kannada kn estonian et macedonian mk breton br basque eu icelandic is armenian hy nepali ne "
-    "mongolian mn bosnian bs kazakh kk albanian sq swahili sw galician gl marathi mr punjabi pa sinhala si khmer km shona sn "
-    "yoruba yo somali so afrikaans af occitan oc georgian ka belarusian be tajik tg sindhi sd gujarati gu amharic am yiddish yi "
-    "lao lo uzbek uz faroese fo haitian_creole ht pashto ps turkmen tk nynorsk nn maltese mt sanskrit sa luxembourgish lb "
-    "myanmar my tibetan bo tagalog tl malagasy mg assamese as tatar tt hawaiian haw lingala ln hausa ha bashkir ba javanese jw "
-    "sundanese su cantonese yue burmese my valencian ca flemish nl haitian ht letzeburgesch lb pushto ps panjabi pa moldavian "
-    "ro moldovan ro sinhalese si castilian es mandarin zh"
+    "english en chinese zh german de spanish es russian ru korean ko french fr japanese ja "
+    "portuguese pt turkish tr polish pl catalan ca dutch nl arabic ar swedish sv italian it "
+    "indonesian id hindi hi finnish fi vietnamese vi hebrew he ukrainian uk greek el malay ms "
+    "czech cs romanian ro danish da hungarian hu tamil ta norwegian no thai th urdu ur croatian "
+    "hr bulgarian bg lithuanian lt latin la maori mi malayalam ml welsh cy slovak sk telugu te "
+    "persian fa latvian lv bengali bn serbian sr azerbaijani az slovenian sl kannada kn estonian "
+    "et macedonian mk breton br basque eu icelandic is armenian hy nepali ne mongolian mn bosnian "
+    "bs kazakh kk albanian sq swahili sw galician gl marathi mr punjabi pa sinhala si khmer km "
+    "shona sn yoruba yo somali so afrikaans af occitan oc georgian ka belarusian be tajik tg "
+    "sindhi sd gujarati gu amharic am yiddish yi lao lo uzbek uz faroese fo haitian_creole ht "
+    "pashto ps turkmen tk nynorsk nn maltese mt sanskrit sa luxembourgish lb myanmar my tibetan "
+    "bo tagalog tl malagasy mg assamese as tatar tt hawaiian haw lingala ln hausa ha bashkir ba "
+    "javanese jw sundanese su cantonese yue burmese my valencian ca flemish nl haitian ht "
+    "letzeburgesch lb pushto ps panjabi pa moldavian ro moldovan ro sinhalese si castilian es "
+    "mandarin zh"
 )
 """The English names of Whisper's languages, each before its code."""
 
@@ -74,8 +79,8 @@ def read_model(directory: Path, settings: SpeechSettings) -> Transformer:
 
     Raises:
         InputError: the model has parts that a Transformer here lacks, or there are no weights.
-    Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision; Wang et al. (2020),
-    fairseq S2T; file format of transformers' save_pretrained.
+    Source: Radford et al. (2022), Robust speech recognition via large-scale weak supervision; Wang
+    et al. (2020), fairseq S2T; file format of transformers' save_pretrained.
     """
     require_value(settings, "tie_word_embeddings", [True], directory)
     if settings.d_model % 2:
@@ -222,7 +227,7 @@ def _whisper_tokenizer(directory: Path, generation: Generation, vocab_size: int)
 
 
 def _language_and_task(directory: Path, generation: Generation, ids: dict[str, int]) -> tuple[str, str]:
-    """The code of the language and the task; older directories have them as pairs of a place and an id."""
+    """The code of the language, and the task; older directories have pairs of a place and an id."""
     language, task = generation.language, generation.task
     if language is None and task is None:
         names = {i: name for name, i in ids.items()}

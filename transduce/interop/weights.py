@@ -1,8 +1,9 @@
 """Weights of models of transformers: safetensors or pickles in, a Transformer out.
 
-Sinusoidal positions are all sines, then all cosines there, while in the paper and here sines and cosines alternate. But
-the order of the d_model dimensions is only a convention: when everything that reads from the residual stream or writes
-to it is reordered, the outputs stay the same. So reading reorders the weights, and the model needs no change.
+Sinusoidal positions are all sines, then all cosines there, while in the paper and here sines and
+cosines alternate. But the order of the d_model dimensions is only a convention: when everything
+that reads from the residual stream or writes to it is reordered, the outputs stay the same. So
+reading reorders the weights, and the model needs no change.
 """
 
 import re
@@ -41,14 +42,16 @@ UNNEEDED = (
     ".attn.masked_bias",
     ".rotary_emb.inv_freq",
 )
-"""Endings of the names of tensors that a file may hold although a model here computes them, or holds them once."""
+"""Endings of the names of tensors that a file may hold although a model here computes them, or
+holds them once."""
 
 
 def read_tensors(directory: Path, prefix: str = "model.") -> dict[str, Tensor]:
     """Read the weights by name, from one file or from the shards that an index lists.
 
     Args:
-        prefix: What the names of all but the heads begin with. A file of a model without a head lacks it.
+        prefix: What the names of all but the heads begin with. A file of a model without a head
+            lacks it.
 
     Raises:
         InputError: there is no file of weights, or it is damaged.
@@ -77,7 +80,7 @@ def _shards(index: Path) -> list[str]:
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """Read tensors by name from a pickle, of which nothing is run: torch refuses all but tensors and plain data."""
+    """Read tensors by name from a pickle, of which nothing is run."""
     mapped = zipfile.is_zipfile(regular(path))  # older files can only be read whole
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -106,11 +109,12 @@ def fill_transformer(
 
     Args:
         names: Those of the family.
-        optional: What is found in names that a file may lack: biases that begin as zeros, norms that begin as ones.
+        optional: What is found in names that a file may lack: biases that begin as zeros, norms
+            that begin as ones.
 
     Raises:
-        InputError: a name is missing or unknown, a shape differs, tied tables differ, a number is not finite, or
-            positions are not the sinusoids that the configuration says.
+        InputError: a name is missing or unknown, a shape differs, tied tables differ, a number is
+            not finite, or positions are not the sinusoids that the configuration says.
     """
     check_fits(config, torch.device("cpu"))
     model = blank_transformer(config)
@@ -137,7 +141,8 @@ def fill_transformer(
 
 
 def share_table(weights: dict[str, Tensor], names: list[str], directory: Path) -> dict[str, Tensor]:
-    """The same weights, where a tied table has all of its names; a file may store it under one of them.
+    """The same weights, where a tied table has all of its names; a file may store it under one of
+    them.
 
     Raises:
         InputError: tables under two of the names differ.
@@ -164,7 +169,8 @@ def _check_sinusoids(directory: Path, table: Tensor, kind: Sinusoids) -> None:
 
 
 def residual_order(d_model: int, sinusoids: Sinusoids = "paper") -> Int[Tensor, " D"]:
-    """Our dimension i of the residual stream is their dimension order[i]: sine 0, cosine 0, sine 1, cosine 1, ...
+    """Our dimension i of the residual stream is their dimension order[i]: sine 0, cosine 0, sine 1,
+    cosine 1, ...
 
     Of an odd width, the last is a sine of the paper, and 0 in tensor2tensor.
     """
@@ -177,7 +183,8 @@ def residual_order(d_model: int, sinusoids: Sinusoids = "paper") -> Int[Tensor, 
 
 
 WRITES = re.compile(r"(norm|attention\.output|cross\.output|narrow)\.(weight|bias)$")
-"""The parameters with a row for each dimension of the residual stream; most others have a column for each."""
+"""The parameters with a row for each dimension of the residual stream; most others have a column
+for each."""
 
 
 @torch.no_grad()
