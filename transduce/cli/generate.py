@@ -166,6 +166,12 @@ class Generation(Job):
     decoding: GenerationConfig
     output: GenerationOutput
 
+    def loaded(self, task: str = "") -> Generator:
+        """Load the run; a flag goes before the run's own setting, also with a default value."""
+        generator: Generator = super().loaded(task)
+        generator.decoding = self.decoding
+        return generator
+
     def rows(self, generator: Generator, start: int, items: list[str | InputError], progress: Progress) -> Rows:
         """Go on from prompts."""
         prompts = [_encodable(generator, checked(item), start + i) for i, item in enumerate(items)]
